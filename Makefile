@@ -12,7 +12,8 @@ MXNET := $(shell $(PYTHON) -c 'import sys; print(",mxnet" if sys.version_info < 
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --maxprocesses 24 --dist loadgroup
 
-unexport PYTHONDONTWRITEBYTECODE# each process of the tests would compile them again
+# With this variable set, each process of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo quick test test-ci test-all check docs bench mutation mutation-changed testbed clean system
 .NOTPARALLEL:

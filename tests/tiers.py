@@ -22,7 +22,7 @@ def tiered(
     """All cases for `parametrize`: `make test` runs some that have every pair of values, .ci/run every three.
 
     `key(case)` are the values that are combined. With `name` a case is one argument of the test, called `name(case)`.
-    Where a case is dear, `make test` has only each value of `few(case)`, and .ci/run the pairs, too.
+    Where a case is expensive, `make test` has only each value of `few(case)`, and .ci/run the pairs, too.
     """
     keys = [tuple(key(case)) for case in cases]
     assert len(set(keys)) == len(keys), "two cases have the same values"

@@ -12,8 +12,9 @@ TOGETHER_SECONDS = 1.0  # from the first host's failure in the preparation to th
 FINISH_SECONDS = 0.5
 ANSWER_SECONDS = 3.0  # for an agent's answer, after grace and KILL
 AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher: then an agent ends the job on its host
-# For another agent in the place of a lost one, which ends the job on its host. A busy host needs seconds to start it. A
-# host that has not reported the agent's end is probably down, which may have taken SILENCE_SECONDS to notice.
+# For starting another agent in the place of a lost one, to end the job there. A busy host needs seconds for that.
+# The second limit is for a host that has not reported the agent's end: it is probably down, and noticing this may have
+# taken SILENCE_SECONDS already.
 RECONNECT_SECONDS, RECONNECT_LOST_SECONDS = 10.0, 3.5
 SILENCE_SECONDS = 9.5  # without a message from an agent: then it counts as lost
 

@@ -61,7 +61,7 @@ class ServedStore(KVStore):
     def pull(self, key, out, priority=0, wait=True):
         (reply,) = self.core.pull(0, self._numbers[key], 0, self._clocks[key])
         np.copyto(out, reply.buffer.array)
-        self.core.release(reply)
+        reply.release()
         return Handle(0, "", 1.0)
 
     def optimizer_states(self):

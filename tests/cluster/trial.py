@@ -220,7 +220,7 @@ class Trial:
         for name in outcome.gone:
             for folder in self._private_folders(name):
                 outcome.folders.append(f"{name}:{folder}")
-                shutil.rmtree(folder)  # as the next trial would find it
+                shutil.rmtree(folder)  # the next trial must not find it
 
     def _await_launcher(self, ended: threading.Event) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

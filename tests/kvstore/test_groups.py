@@ -57,7 +57,7 @@ def pulled(core, worker, clock):
     """The values of the one reply to a pull."""
     (reply,) = core.groups.pull(worker, 0, clock, 0.0, 0)
     assert (reply.key, reply.slice, reply.clock) == (GROUP, 0, clock)
-    core.release(reply)
+    reply.release()
     return [array.tolist() for array in reply.buffer.arrays]
 
 
@@ -177,7 +177,7 @@ def test_a_push_of_one_of_its_slices_ends_the_lockstep():
     (reply,) = push_alone(core, 1, 1, 1, [2.0] * 3) + core.pull(0, 1, 0, 1)
     assert list(core.groups.in_lockstep()) == []
     assert reply.buffer.array.tolist() == [3.0] * 3
-    core.release(reply)
+    reply.release()
     push_alone(core, 1, 0, 1, [4.0] * 5)
     (work,) = pushed(core, 0, 2, 1.0) + pushed(core, 1, 2, 1.0)
     assert run(core, [work]) == []
@@ -191,7 +191,7 @@ def test_a_group_whose_lockstep_never_lasts_is_pushed_one_by_one():
         assert len(actions) == (1 if clock <= group.MAX_SHORT else 2)
         run(core, actions)
         core.pull(0, 0, 0, clock)
-        core.release(core.pull(0, 0, 0, clock)[0])
+        core.pull(0, 0, 0, clock)[0].release()
     run(core, pushed(core, 0, clock + 1, 99.0))
     assert core.slices()[1, 0].value.array.tolist() == [99.0] * 3
 
@@ -216,7 +216,7 @@ def test_a_worker_that_keeps_what_it_reads_does_not_get_more_and_more_values():
         train(clock, reads=True)
     assert len(kept) == MAX_LOOSE and not list(core.groups.in_lockstep())
     for reply in kept:
-        core.release(reply)
+        reply.release()
     for clock in range(clocks.stop, clocks.stop + 2):
         train(clock, reads=False)
     assert len(list(core.groups.in_lockstep())) == 1, "it has released them"
@@ -229,7 +229,7 @@ def test_a_lockstep_that_lasts_may_begin_as_often_as_it_ends():
         assert len(actions := pushed(core, 0, clock, clock)) == 1
         run(core, actions)
         if clock % group.LASTING == 0:
-            core.release(core.pull(0, 0, 0, clock)[0])
+            core.pull(0, 0, 0, clock)[0].release()
             assert not list(core.groups.in_lockstep())
 
 
@@ -267,7 +267,7 @@ def test_a_pull_from_before_the_first_clock_is_refused():
 def pulled_alone(core):
     replies = [core.pull(0, key, 0, 1)[0] for key in (0, 1)]
     for reply in replies:
-        core.release(reply)
+        reply.release()
     return [float(reply.buffer.array[0]) for reply in replies]
 
 
@@ -327,7 +327,7 @@ def test_a_value_that_is_read_is_not_written():
     for value, reply in kept:
         arrays = reply.buffer.arrays if reply.key == GROUP else [reply.buffer.array]
         assert all(set(array.tolist()) == {value} for array in arrays)
-        core.release(reply)
+        reply.release()
 
 
 def test_hosts_are_added_in_order_and_the_mean_is_taken():

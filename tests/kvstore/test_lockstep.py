@@ -203,7 +203,7 @@ class Schedule:
                 actions += self.twin.done(action)
             else:
                 self.expected[self.described(action, action.key, action.clock, action.buffer)] += 1
-                self.twin.release(action)
+                action.release()
 
     def described(self, reply, key, clock, buffer):
         return reply.worker, key, clock, reply.staleness, str(buffer.array.dtype), buffer.array.tobytes()
@@ -264,7 +264,7 @@ class Schedule:
             reply, parts, texts = self.unread.pop(self.random.randrange(len(self.unread)))
             assert [self.described(reply, *part) for part in parts] == texts, "a value changed while it was read"
             self.seen["loosely read"] += isinstance(reply.of, Lockstep) and reply.of.dissolved
-            self.core.release(reply)
+            reply.release()
 
     def rest(self):
         """Something that is done when no work is in progress."""

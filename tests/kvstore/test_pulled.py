@@ -51,7 +51,7 @@ def core_of(make_step=Noting, workers=2, slices=((0, 2),)):
 
 def pull(core, worker, clock):
     (reply,) = core.pull(worker, 0, 0, clock)
-    core.release(reply)
+    reply.release()
     return reply.buffer.array.tolist()
 
 

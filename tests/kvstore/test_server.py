@@ -81,7 +81,7 @@ def test_sums_do_not_depend_on_order_delay_or_repetition(workers, seed):
                 seen[place] = value
                 if reply.clock < rounds:
                     send(reply.worker, reply.key)
-            core.release(reply)
+            reply.release()
 
     for place in clock:
         send(*place)
@@ -117,7 +117,7 @@ def test_a_value_that_is_being_sent_is_never_written():
         push(core, 0, 0, clock, [10 * clock] * 5)
         push(core, 1, 0, clock, [10 * clock] * 5)
         assert slow.buffer.array.tolist() == [2.0] * 5
-    core.release(slow)
+    slow.release()
 
 
 def test_asynchronous_steps_never_touch_a_value_that_is_being_sent():
@@ -126,7 +126,7 @@ def test_asynchronous_steps_never_touch_a_value_that_is_being_sent():
     before = reply.buffer.array.copy()
     push(core, 1, 0, 1, [1] * 5, rate=0.5)
     assert np.array_equal(reply.buffer.array, before)
-    core.release(reply)
+    reply.release()
     (after,) = core.pull(0, 0, 0, 0)
     assert after.buffer.array.tolist() == [-0.5] * 5
 
@@ -137,7 +137,7 @@ def test_bounded_staleness_delays_only_fast_workers(staleness):
     for clock in range(1, staleness + 1):
         push(core, 0, 0, clock, [1] * 5, rate=1.0)
         (reply,) = core.pull(0, 0, 0, clock)
-        core.release(reply)
+        reply.release()
     push(core, 0, 0, staleness + 1, [1] * 5, rate=1.0)
     assert core.pull(0, 0, 0, staleness + 1) == []
     released = push(core, 1, 0, 1, [1] * 5, rate=1.0)
@@ -325,7 +325,7 @@ def test_memory_is_reused(compression):
             received.append(buffer.array)  # keeps its address from being another one's later
             replies = run(core, core.push(worker, 0, 0, clock, -1.0, buffer))
             for reply in replies + core.pull(worker, 0, 0, clock):
-                core.release(reply)
+                reply.release()
         if clock == 5:
             settled = list(taken)
     assert taken == settled
@@ -344,7 +344,7 @@ def test_memory_of_steps_is_reused():
     for clock in range(1, 51):
         (reading,) = core.pull(1, 0, 0, 0)
         push(core, 0, 0, clock, [1] * 5, rate=1.0)
-        core.release(reading)
+        reading.release()
         if clock == 5:
             settled = list(taken)
     assert taken == settled
@@ -394,7 +394,7 @@ def test_a_fast_asynchronous_worker_may_run_far_ahead(kind, staleness):
     for clock in range(1, 2 * MAX_LAG):
         push(core, 0, 0, clock, [1] * 5, rate=1.0)
         (reply,) = core.pull(0, 0, 0, clock)
-        core.release(reply)
+        reply.release()
     core.finish(1)
     assert reply.buffer.array[0] == 1 - 2 * MAX_LAG
 
@@ -474,7 +474,7 @@ def test_the_residual_of_a_sum_is_sent_with_a_later_one():
         push(core, 1, 0, clock, coded([0] * 5))
         (reply,) = core.pull(0, 0, 0, clock)
         found.append(decode(kind, reply.buffer.array, 5).tolist())
-        core.release(reply)
+        reply.release()
     assert found == [[0] * 5, [2, 0, 0, 0, -2]]
 
 
@@ -500,13 +500,13 @@ def test_the_coded_value_of_a_round_stays_while_the_next_is_made():
     for worker in range(2):
         push(core, worker, 0, 1, coded([1] * 5))
     for reply in core.pull(0, 0, 0, 1):
-        core.release(reply)
+        reply.release()
     (work,) = pushed(core, 0, 0, 2, coded([-1] * 5)) + pushed(core, 1, 0, 2, coded([-1] * 5))
     (late,) = core.pull(1, 0, 0, 1)
     work.run()
     assert decode(kind, late.buffer.array, 5).tolist() == [2.0] * 5
     core.done(work)
-    core.release(late)
+    late.release()
     (reply,) = core.pull(1, 0, 0, 2)
     assert decode(kind, reply.buffer.array, 5).tolist() == [-2.0] * 5
 
@@ -542,7 +542,7 @@ def test_a_values_staleness_counts_the_steps_of_others_since_the_last_pull(other
             push(core, 1, 0, (clock - 1) * others + each + 1, [1] * 5, rate=1.0)
         push(core, 0, 0, clock, [1] * 5, rate=1.0)
         (reply,) = core.pull(0, 0, 0, clock)
-        core.release(reply)
+        reply.release()
         staleness.append(reply.staleness)
     assert staleness == [others, others]
 

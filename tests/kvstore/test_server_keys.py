@@ -96,7 +96,7 @@ def test_a_round_of_one_workers_key_is_its_push():
     assert [(reply.worker, reply.buffer.array.tolist()) for reply in (early, late)] == [(0, [1, 2, 3]), (2, [1, 2, 3])]
     assert (early.waited, late.waited) == (4.0, 0.0), "the pull waited for the worker that pushes"
     for reply in (early, late):
-        core.release(reply)
+        reply.release()
     assert run(core, core.pull(0, 0, 0, 2)) == []
     (second,) = push(core, 1, 0, 2, [4, 5, 6])
     assert second.buffer.array.tolist() == [4, 5, 6]
@@ -125,10 +125,10 @@ def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
                 reply = held.pop(draw.randrange(len(held)))
                 assert reply.buffer.array.tolist() == [reply.clock] * 3
                 got[reply.worker] = reply.clock
-                core.release(reply)
+                reply.release()
         assert min(got.values()) > 3
         for reply in held:
-            core.release(reply)
+            reply.release()
         slice_ = core.slices()[0, 0]
         assert len(slice_.spare["value"]) <= 3, "buffers are used again"
 

@@ -141,6 +141,7 @@ def test_reads_have_a_timeout_and_an_end(talk):
         pass
     assert talk.channel.read(SECONDS) == b"", "the end stays"
     assert talk.channel.close() in ("was killed by a signal", "was lost with its connection")
+    assert talk.channel.ended
 
 
 def test_writes_after_the_end_fail(talk):
@@ -170,7 +171,7 @@ def test_a_killed_connection_is_named(talk):
         pass
     how = talk.channel.close()
     assert time.monotonic() - began < 5
-    assert how.startswith("was lost with its connection (")
+    assert how.startswith("was lost with its connection (") and not talk.channel.ended
     with pytest.raises(OSError):
         talk.send(do="beat")
     wait_for(lambda: talk.pid not in living(), "the end of the agent, whose input has ended")

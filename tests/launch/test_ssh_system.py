@@ -198,15 +198,15 @@ def connected(folder: Path, text: str, **more: object) -> SystemChannel:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "words", "ended"),
     [
-        ("echo one >&2; echo two >&2; exit 255", "was lost with its connection (two)"),
-        ("exit 255", "was killed by a signal"),
-        ("echo one >&2; echo two >&2; exit 3", "exited with 3: two"),
-        ("exit 0", "exited with 0"),
+        ("echo one >&2; echo two >&2; exit 255", "was lost with its connection (two)", False),
+        ("exit 255", "was killed by a signal", True),
+        ("echo one >&2; echo two >&2; exit 3", "exited with 3: two", True),
+        ("exit 0", "exited with 0", True),
     ],
 )
-def test_how_an_agent_ended_is_told_by_its_ssh(tmp_path, text, words):
+def test_how_an_agent_ended_is_told_by_its_ssh(tmp_path, text, words, ended):
     channel = connected(tmp_path, f'read line; echo "got $line"; {text}')
     data = channel.read(SECONDS)
     channel.write(b"it\n")
@@ -214,6 +214,7 @@ def test_how_an_agent_ended_is_told_by_its_ssh(tmp_path, text, words):
         data += more
     assert data == HELLO + b"got it\n"
     assert channel.close() == channel.close() == words
+    assert channel.ended is ended
     with pytest.raises(OSError):
         channel.write(b"x")
 
@@ -221,7 +222,7 @@ def test_how_an_agent_ended_is_told_by_its_ssh(tmp_path, text, words):
 def test_closing_ends_ssh_and_what_it_has_started(tmp_path):
     channel = connected(tmp_path, f"sleep 300 & echo $! $$ > {tmp_path}/pids; wait")
     pids = wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split(), "its pids")
-    assert channel.close() == "did not answer and was cut off"
+    assert channel.close() == "did not answer and was cut off" and not channel.ended
     wait_for(lambda: not {int(pid) for pid in pids} & living().keys(), "the end of both")
     with pytest.raises(OSError):
         channel.write(b"x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from typing import TypeVar
 
 from dmltrain.kvstore.server.lockstep import GROUP, Parts
 from dmltrain.kvstore.server.reply import Reply
@@ -11,6 +12,8 @@ from dmltrain.kvstore.server.unread import Unread
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.outbox import Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+
+Item = TypeVar("Item")
 
 
 class Answers:
@@ -26,7 +29,7 @@ class Answers:
         """Queue a value for `send`. Call this with the lock held."""
         outbox = self.outboxes.get(reply.worker)
         if outbox is None:
-            return _release(reply)
+            return reply.release()
         shared = outbox.link.own_arena is not None and self._unread.lend(reply)
         frame = _shared(reply) if shared else _copied(reply)
         if not shared:
@@ -36,12 +39,8 @@ class Answers:
     def send(self) -> None:
         """Send the queued values, also those of other threads. Call this without the lock: it may be a system call."""
         frames = defaultdict(list)
-        while self._replies:
-            try:
-                outbox, frame = self._replies.popleft()
-            except IndexError:  # another thread has taken the last one
-                break
-            frames[outbox].append(frame)
+        while (reply := next_of(self._replies)) is not None:
+            frames[reply[0]].append(reply[1])
         for outbox, batch in frames.items():
             outbox.put_all(batch)
 
@@ -50,20 +49,24 @@ class Answers:
         with self._lock:
             for key, index, offset in wire.parse_release(payload):
                 read = (GROUP, key) if header.kind == Kind.RELEASE_GROUP else (key, index)
-                _release(self._unread.released(worker, *read, offset))
+                self._unread.released(worker, *read, offset).release()
 
     def release_all(self, worker: int) -> None:
         """The worker reads nothing any more. Call this with the lock held."""
         for reply in self._unread.left(worker):
-            _release(reply)
+            reply.release()
 
     def _sent(self, reply: Reply) -> None:
         with self._lock:
-            _release(reply)
+            reply.release()
 
 
-def _release(reply: Reply) -> None:
-    reply.of.release(reply.buffer)
+def next_of(items: deque[Item]) -> Item | None:
+    """The first item, which is removed; None if there is none, as another thread may have taken the last one."""
+    try:
+        return items.popleft()
+    except IndexError:
+        return None
 
 
 def _shared(reply: Reply) -> Frame:

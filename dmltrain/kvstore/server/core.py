@@ -307,10 +307,6 @@ class ServerCore:
             reply for (key, index), slice_ in self._slices.items() for reply in self._answer(key, index, slice_, now)
         ]
 
-    def release(self, reply: Reply) -> None:
-        """The reply has been read, or its worker has left: its buffer may be reused."""
-        reply.of.release(reply.buffer)
-
     def overdue(self, now: float) -> str:
         """The straggler diagnosis of all slices; see Stragglers."""
         alone = {id: slice_ for id, slice_ in self._slices.items() if slice_.lockstep is None}
@@ -383,7 +379,7 @@ class ServerCore:
         pulled = slice_.pulled.get(pushes[-1].worker)
         if pulled is not None:
             pulled.readers += 1
-        return slice_.new_work(id, hosts, target, coded, scratch, pulled, now)
+        return slice_.work_class(id, slice_, hosts, slice_.step, target, coded, scratch, pulled, now)
 
     def _answer(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
         if not slice_.waiting or (slice_.work is not None and slice_.work.target is slice_.value):

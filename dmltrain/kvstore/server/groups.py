@@ -28,18 +28,6 @@ class Core(Protocol):
 
     workers: Workers
 
-    def push(
-        self,
-        worker: int,
-        key: int,
-        index: int,
-        clock: int,
-        rate: float,
-        data: Buffer,
-        now: float = ...,
-        age: float = ...,
-    ) -> list[Action]: ...
-
     def push_to(
         self,
         slice_: ServerSlice,
@@ -51,10 +39,6 @@ class Core(Protocol):
         data: Buffer,
         now: float,
         age: float,
-    ) -> list[Action]: ...
-
-    def pull(
-        self, worker: int, key: int, index: int, clock: int, now: float = ..., priority: int = ...
     ) -> list[Action]: ...
 
     def pull_of(
@@ -109,6 +93,12 @@ class Groups:
         """Of all groups."""
         return (lockstep for lockstep in self._locksteps.values() if not lockstep.dissolved)
 
+    def _alone(self, id: tuple[int, int]) -> ServerSlice:
+        """A member that is now pushed or pulled alone."""
+        slice_ = self.slices[id]
+        slice_.leave_group()
+        return slice_
+
     def _lockstep(self, group: Group) -> Lockstep | None:
         lockstep = self._locksteps.get(group)
         return lockstep if lockstep and not lockstep.dissolved else None
@@ -147,11 +137,11 @@ class Groups:
         if lockstep := self._begun(group):
             lockstep.adopt(data)
             return self.core.push_to(lockstep, worker, *group.ids[0], clock, rate, data, now, age)
-        return [
-            action
-            for place, (id, further) in enumerate(zip(group.ids, group.differences, strict=True))
-            for action in self.core.push(worker, *id, clock + further, rate, data.part(place), now, age)
-        ]
+        actions = []
+        for place, (id, further) in enumerate(zip(group.ids, group.differences, strict=True)):
+            slice_, part = self._alone(id), data.part(place)
+            actions += self.core.push_to(slice_, worker, *id, clock + further, rate, part, now, age)
+        return actions
 
     def pull(self, worker: int, number: int, clock: int, now: float, priority: int) -> list[Action]:
         """ServerCore.pull of all members; `clock` is that of the first."""
@@ -163,7 +153,7 @@ class Groups:
         return [
             action
             for id, further in zip(group.ids, group.differences, strict=True)
-            for action in self.core.pull(worker, *id, clock + further, now, priority)
+            for action in self.core.pull_of(self._alone(id), worker, *id, clock + further, now, priority)
         ]
 
 

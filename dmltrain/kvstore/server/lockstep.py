@@ -159,17 +159,9 @@ class Lockstep(ServerSlice):
     def name_for(self, worker: int, key: int, index: int) -> tuple[int, int]:
         return GROUP, self.group.numbers[worker]
 
-    def new_work(
-        self,
-        id: tuple[int, int],
-        hosts: list[list[Push]],
-        target: Buffer,
-        coded: Buffer | None,
-        scratch: Buffer | None,
-        pulled: Buffer | None,
-        began: float,
-    ) -> Work:
-        return _GroupWork(id, self, hosts, self.step, target, coded, scratch, pulled, began)
+    @property
+    def work_class(self) -> type[Work]:
+        return _GroupWork
 
     def _own(self, parts: list[Buffer]) -> Parts:
         made = of_members(self.group, parts)

@@ -10,7 +10,7 @@ from dmltrain.kvstore.server.slice import Buffer, ServerSlice, Work
 @dataclass(eq=False, slots=True)
 class Reply:
     """The value for `worker`'s pull of (key, slice) at `clock`; of a group: see Lockstep.name_for. Call
-    ServerCore.release once it is read."""
+    `release` once it is read."""
 
     worker: int
     key: int
@@ -23,6 +23,10 @@ class Reply:
     worked: float
     priority: int
     of: ServerSlice  # which gets the buffer back
+
+    def release(self) -> None:
+        """The value has been read, or its worker has left: its buffer may be reused."""
+        self.of.release(self.buffer)
 
 
 Action = Reply | Work

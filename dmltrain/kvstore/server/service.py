@@ -16,14 +16,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.server.answers import Answers
+from dmltrain.kvstore.server.answers import Answers, next_of
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.lockstep import Parts
@@ -48,7 +47,6 @@ QUIESCENT_SECONDS = 10.0  # time limit for work to end before a state is read
 BATCH = 16  # maximum of headers read together: with more, the first sums would begin later
 INLINE_BYTES = 1 << 16  # work on slices up to this size costs less than handing it to another thread
 
-Item = TypeVar("Item")
 Other = Callable[[Link, Header], tuple[bytes, memoryview | None]]
 Forward = Callable[[Sequence[Work]], None]
 
@@ -384,18 +382,11 @@ class Service:
         return found
 
 
-def _next(items: deque[Item]) -> Item | None:
-    try:
-        return items.popleft()
-    except IndexError:  # another thread has taken the last one
-        return None
-
-
 def _some(works: deque[Work]) -> list[Work]:
     """The next work, or several small ones."""
     some: list[Work] = []
     size = 0
-    while size < INLINE_BYTES and (work := _next(works)) is not None:
+    while size < INLINE_BYTES and (work := next_of(works)) is not None:
         some.append(work)
         size += work.target.nbytes
     return some

@@ -182,18 +182,10 @@ class ServerSlice:
         """The key and slice that a reply to this worker is about."""
         return key, index
 
-    def new_work(
-        self,
-        id: tuple[int, int],
-        hosts: list[list[Push]],
-        target: Buffer,
-        coded: Buffer | None,
-        scratch: Buffer | None,
-        pulled: Buffer | None,
-        began: float,
-    ) -> Work:
-        """Work on this slice; see Work."""
-        return Work(id, self, hosts, self.step, target, coded, scratch, pulled, began)
+    @property
+    def work_class(self) -> type[Work]:
+        """Of the work on it."""
+        return Work
 
     def put(self, value: Buffer, coded: Buffer | None) -> None:
         """Store the result of work."""

@@ -34,21 +34,39 @@ from dmltrain.report.run import Found, Values
 
 Numbers = dict[str, float]
 
+_MODEL = rb"(?:model version: -?\d{1,12}, )?"  # of later versions
+_LOSS = _MODEL + rb"loss(?::| =) "
+_NUMBER = rb"(" + record.NUMBER + rb")"
 _EVENT = re.compile(
-    SAID + rb"(?:Iteration (\d{1,9}), (?:model version: -?\d{1,12}, )?"
-    rb"(?:Testing net \(#(\d{1,4})\)|loss(?::| =) ("
-    + record.NUMBER
-    + rb"), time: ("
-    + record.NUMBER
-    + rb")"
+    SAID
+    + rb"(?:Iteration (\d{1,9}), (?:"
+    + _MODEL
+    + rb"Testing net \(#(\d{1,4})\)|"
+    + _LOSS
+    + _NUMBER
+    + rb", time: "
+    + _NUMBER
+    + record.END
+    + rb")|Test loss: "
+    + _NUMBER
+    + record.END
+    + rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = "
+    + _NUMBER
     + record.END
     + rb")"
-    rb"|Test loss: (" + record.NUMBER + rb")" + record.END + rb""
-    rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END + rb")"
 )
 _FIRST = re.compile(  # what is displayed first; with a time by PMLS-Caffe
-    SAID + rb"Iteration \d{1,9}(?:, (?:model version: -?\d{1,12}, )?loss(?::| =) " + record.NUMBER + rb"(, time: )"
-    rb"" + record.NUMBER + record.END + rb"|(?: \([^)\r\n]{0,80}\))?, loss = " + record.NUMBER + record.END + rb")"
+    SAID
+    + rb"Iteration \d{1,9}(?:, "
+    + _LOSS
+    + record.NUMBER
+    + rb"(, time: )"
+    + record.NUMBER
+    + record.END
+    + rb"|(?: \([^)\r\n]{0,80}\))?, loss = "
+    + record.NUMBER
+    + record.END
+    + rb")"
 )
 _HEADER = b"Iteration,time,loss,"
 _FIXED = 3  # columns
