@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cells import AGENT_SECONDS, CELLS, CUT_CELLS, CUTS, END_SECONDS, WAYS, Cell
+from tests.cluster.cells import AGENT_SECONDS, CELLS, CUT_CELLS, CUTS, END_SECONDS, WAYS, WORK_SECONDS, Cell
 from tests.cluster.conftest import NAME
 from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings
@@ -51,7 +51,7 @@ def trials(request: pytest.FixtureRequest, needs_testbed: None, tmp_path_factory
         """Once; again where a starved machine may be to blame: a cut that heals, as TCP's pause is a multiple of what
         was measured, and an end that came too late."""
         outcome = once(cell, "")
-        late = outcome.seconds is not None and outcome.seconds >= END_SECONDS
+        late = outcome.seconds is not None and outcome.seconds >= _limit(outcome)
         return once(cell, "-again") if late or (cell.fault == "healing link" and outcome.code) else outcome
 
     def once(cell: Cell, suffix: str) -> Outcome:
@@ -124,7 +124,11 @@ def test_a_fault(trials: Callable[[Cell], Outcome], cell: Cell):
 
 
 def _ends_in_time(outcome: Outcome) -> None:
-    assert outcome.seconds is not None and outcome.seconds < END_SECONDS, outcome
+    assert outcome.seconds is not None and outcome.seconds < _limit(outcome), outcome
+
+
+def _limit(outcome: Outcome) -> float:
+    return outcome.cut_seconds + WORK_SECONDS if outcome.cell.fault == "healing link" else END_SECONDS
 
 
 def _says_why(outcome: Outcome) -> None:
