@@ -11,7 +11,7 @@ import math
 import struct
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -52,6 +52,20 @@ def read(content: _Bytes) -> Mapping[str, Array]:
     return arrays
 
 
+def shapes(content: _Bytes) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of the arrays of an npz by name, without their elements. Raises ValueError like `read`."""
+    check(content)
+    found: dict[str, tuple[int, ...]] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as stream:
+                    found[member.filename.removesuffix(".npy")] = _header(stream)[0]
+    except Exception as error:  # zipfile and numpy raise many types of errors for damaged files
+        raise ValueError(f"not an archive of arrays: {str(error)[:200]}") from error
+    return found
+
+
 def _check_directory(content: _Bytes) -> None:
     """Check the table of contents before it is read: all readers find the same one, right before the end record."""
     end = content.rfind(b"PK\5\6", max(0, len(content) - 65_557))  # 22 bytes, and a comment of up to 65,535
@@ -73,13 +87,19 @@ def _check_directory(content: _Bytes) -> None:
 def _array(data: bytes) -> Array:
     """The array of a .npy file. Raises ValueError, or what numpy raises for a damaged header."""
     stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)  # type: ignore[no-untyped-call]
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"an array in version {version} of its format, expected 1.0 or 2.0")
-    header: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, by_columns, dtype = header(stream)
+    shape, by_columns, dtype = _header(stream)
     found, expected = len(data) - stream.tell(), math.prod(shape) * dtype.itemsize
     if dtype.kind not in "biuf" or min(shape, default=0) < 0 or found != expected:
         raise ValueError(f"{found} bytes of {str(dtype)[:50]} for {shape}, expected {expected} bytes of numbers")
     array = np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape, order="F" if by_columns else "C")
     return array.copy(order="K")
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and type of the array in a .npy file. Raises like `_array`."""
+    version = np.lib.format.read_magic(stream)  # type: ignore[no-untyped-call]
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array in version {version} of its format, expected 1.0 or 2.0")
+    read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(stream)
+    return shape, by_columns, dtype

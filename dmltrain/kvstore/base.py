@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,18 +211,26 @@ class KVStore:
 
     def load_residuals(self, residuals: dict[str, Array]) -> None:
         """Restore what `residuals` returned. Every worker must call it, after `init`. If the number of workers has
-        changed, worker 0 gets the sum of their residuals; if the number of servers has changed, those of the servers
-        are dropped. Raises UserError when they belong to another model."""
+        changed, worker 0 gets the sum of their residuals. Raises UserError when they belong to another model."""
 
     def save_optimizer_states(self, path: str) -> None:
-        """Write one file for each server, `path`.server-K. Each is written completely or not at all."""
-        for number, state in enumerate(self.optimizer_states()):
-            write_whole(Path(f"{path}.server-{number}"), state)
+        """Write one file for each server, `path`.server-K, and remove those of servers that an earlier job had in
+        addition. Each is written completely or not at all."""
+        states = self.optimizer_states()
+        for name, state in zip(_files_of_servers(path), states, strict=False):
+            write_whole(name, state)
+        for name in itertools.islice(_files_of_servers(path), len(states), None):
+            if not name.exists():
+                break
+            name.unlink()
 
     def load_optimizer_states(self, path: str) -> None:
-        """Worker 0 sends the servers what `save_optimizer_states` wrote; the others wait."""
-        names = [f"{path}.server-{number}" for number in range(self.num_servers)]
-        self.load_optimizer_state_bytes([read_state(name) for name in names])
+        """Worker 0 sends the servers what `save_optimizer_states` wrote, also in a job with more or fewer servers; the
+        others wait."""
+        names = _files_of_servers(path)
+        first = next(names)  # whose absence is an error
+        found = [first, *itertools.takewhile(Path.exists, names)]
+        self.load_optimizer_state_bytes([read_state(str(name)) for name in found])
 
     def measure_limits(self) -> str:
         """Measure the bandwidth of the network and of this host's memory, once before training, for `bound`. Every
@@ -288,3 +297,8 @@ def summed(value: Any) -> Array:
     if total.dtype not in FLOATS:
         raise UserError(f"kvstore: values must be float32 or float64, this one is {total.dtype.name}")
     return np.ascontiguousarray(total).reshape(-1)
+
+
+def _files_of_servers(path: str) -> Iterator[Path]:
+    """Of server 0, 1, ..., without end."""
+    return (Path(f"{path}.server-{number}") for number in itertools.count())

@@ -27,7 +27,8 @@ def test_every_element_is_on_one_server_and_loads_are_even(sizes, servers, slice
 
 
 @pytest.mark.parametrize(
-    "megabytes, servers, kibibytes", [(1.09, 2, 256), (25, 5, 256), (102, 5, 1024), (102, 1, 4096), (0.01, 1, 256)]
+    "megabytes, servers, kibibytes",
+    [(1.09, 2, 256), (5, 5, 256), (10, 5, 512), (25, 5, 1024), (102, 5, 1024), (102, 1, 4096), (0.01, 1, 256)],
 )
 def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibytes):
     loads = [0] * servers

@@ -1,10 +1,12 @@
 """Files of optimizer states: whole, or an error that names the file and what is missing."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from dmltrain.errors import UserError
+from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.state_file import read_state, write_whole
 
 
@@ -23,3 +25,18 @@ def test_a_state_that_cannot_be_written_or_read_is_named(tmp_path):
     assert os.listdir(tmp_path) == ["m.server-0"]
     with pytest.raises(UserError, match="m.server-1: No such file or directory; the optimizer's state was expected"):
         read_state(str(tmp_path / "m.server-1"))
+
+
+def test_states_of_servers_are_one_file_each_and_those_of_more_servers_go(tmp_path):
+    loaded = []
+    path = str(tmp_path / "states")
+    for states in ([b"a", b"b", b"c"], [b"d", b"e"]):
+        KVStore.save_optimizer_states(SimpleNamespace(optimizer_states=lambda states=states: states), path)
+        KVStore.load_optimizer_states(SimpleNamespace(load_optimizer_state_bytes=loaded.append), path)
+    assert loaded == [[b"a", b"b", b"c"], [b"d", b"e"]]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["states.server-0", "states.server-1"]
+
+
+def test_missing_states_of_servers_are_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"states.server-0: No such file.*one file for each server"):
+        KVStore.load_optimizer_states(SimpleNamespace(), str(tmp_path / "states"))

@@ -32,8 +32,7 @@ def pack(slices: Mapping[tuple[int, int], ServerSlice]) -> bytes:
 
 
 def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice]) -> None:
-    """Restore what `pack` returned. Raises Rejected if it belongs to another model or number of servers, or is
-    damaged."""
+    """Restore what `pack` returned, of the same slices. Raises Rejected if it is of others, or damaged."""
     states: dict[tuple[int, int], dict[str, Array]] = {}
     try:
         for name, array in npz.read(data).items():
@@ -44,9 +43,8 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
     weights = {id for id, slice_ in slices.items() if slice_.is_weight}
     if set(states) != weights:
         raise Rejected(
-            f"the optimizer state has {len(states)} slices, this server has {len(weights)}: load it with the model, "
-            "the number of servers and the version of dmltrain that saved it "
-            "(versions differ in how they divide keys into slices)"
+            f"the optimizer state has {len(states)} slices, this server has {len(weights)}: load it with the model "
+            "that it was saved with"
         )
     for id, fields in states.items():
         slice_, value, residual = slices[id], fields.pop("value", None), fields.pop("residual", None)

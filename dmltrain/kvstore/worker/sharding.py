@@ -6,6 +6,7 @@ number on a tie). So no server exceeds its share by more than one slice.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 MAX_BYTES = 4 << 20  # of a slice
 MIN_BYTES = 1 << 18  # of a slice of a key that is split; slices are multiples of it, and it of a codec's groups
 PART_BYTES = 1 << 20  # of a slice of a key that is on one server
-SLICES_PER_SERVER = 24  # at least, if the keys are large enough: for an even load, and so that transfers overlap
+SLICES_PER_SERVER = 24  # at least, of keys large enough for slices of FRAME_BYTES: so that transfers overlap
+FRAME_BYTES = 1 << 20  # of a slice for which the cost of a frame no longer matters
+EVEN = 6  # slices per server, at least, of smaller keys: for an even load
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ def cut_on(server: int, key: int, size: int, itemsize: int, slice_bytes: int = P
 
 def slice_size(total: int, servers: int) -> int:
     """Bytes of a slice, for keys with `total` bytes in all."""
-    wanted = -(-total // (SLICES_PER_SERVER * servers * MIN_BYTES)) * MIN_BYTES
-    return min(MAX_BYTES, max(MIN_BYTES, wanted))
+    wanted = max(total / (SLICES_PER_SERVER * servers), min(FRAME_BYTES, total / (EVEN * servers)))
+    return min(MAX_BYTES, max(MIN_BYTES, math.ceil(wanted / MIN_BYTES) * MIN_BYTES))
 
 
 def _elements(itemsize: int, slice_bytes: int) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from dmltrain.arrays import Array
-from dmltrain.errors import UserError
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport.wire import Header, Kind
-from dmltrain.kvstore.worker import residual
+from dmltrain.kvstore.worker import resharding, residual
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.server_link import ServerLink
@@ -39,14 +38,13 @@ class States:
         return [answer[0] for answer in answers]
 
     def load_servers(self, states: Sequence[bytes]) -> None:
-        if len(states) != len(self._servers):
-            raise UserError(
-                f"the optimizer's state was saved by a job with {len(states)} servers, this one has "
-                f"{len(self._servers)}: continue with -s {len(states)}"
-            )
+        """`states`: of all servers of the job that saved them, of which there may have been more or fewer. Raises
+        UserError."""
         self._member.barrier()  # before it, a slower worker may still have to pull the initial weights
         if self._rank == 0:
-            for server, state in zip(self._servers, states, strict=True):
+            ranges = [slice_.range for entry in self._entries if entry.is_weight for slice_ in entry.slices]
+            fitting = resharding.fit(states, ranges, len(self._servers))
+            for server, state in zip(self._servers, fitting, strict=True):
                 self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
         self._member.barrier()
         for entry in self._entries:
@@ -82,7 +80,7 @@ class States:
         if not slices:
             return
         residual.spread(slices, workers, lambda slice_: self._owned(slice_, len(workers)))
-        if len(servers) == len(self._servers) and of_servers:
+        if servers and of_servers:
             self.load_servers([array.tobytes() for array in servers])
 
     def _owned(self, slice_: WorkerSlice, workers: int) -> Iterable[int]:

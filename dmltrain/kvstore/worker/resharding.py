@@ -1,0 +1,106 @@
+"""Saved states of servers for another division of keys into slices: for another number of servers, or of a version that
+cut slices of another size. Pure.
+
+An optimizer that works on slices treats each element alone, so its arrays are joined by key and cut again. Its scalars,
+such as counts of steps, are those of the old slice in which a new one begins. server/optimizer_state.py has the format.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dmltrain import npz
+from dmltrain.arrays import Array
+from dmltrain.errors import UserError
+from dmltrain.kvstore.worker.sharding import Slice
+
+Fields = Mapping[str, Array]  # of one slice: "value", "momentum_buffer", ...
+
+
+def fit(states: Sequence[bytes], ranges: Sequence[Slice], servers: int) -> Sequence[bytes]:
+    """The states of `servers` servers for the slices `ranges` of all weights, from those that a job's servers saved.
+    They are returned as they are if they fit. Raises UserError if they are damaged or of another model."""
+    here = [[each for each in ranges if each.server == number] for number in range(servers)]
+    try:
+        if len(states) == servers and all(map(_has, states, here)):
+            return states
+        keys = {key: _Joined(key, slices) for key, slices in _by_key(states).items()}
+    except ValueError as error:
+        raise UserError(f"the optimizer's state cannot be read: {error}") from error
+    _check_model({key: joined.size for key, joined in keys.items()}, ranges)
+    return [_packed(keys, slices) for slices in here]
+
+
+def _has(state: bytes, slices: Sequence[Slice]) -> bool:
+    """Whether a server's state is of these slices."""
+    shapes = {name: shape for name, shape in npz.shapes(state).items() if name.endswith("/value")}
+    return shapes == {f"{each.key}/{each.index}/value": (each.length,) for each in slices}
+
+
+def _by_key(states: Sequence[bytes]) -> dict[int, dict[int, dict[str, Array]]]:
+    found: dict[int, dict[int, dict[str, Array]]] = defaultdict(lambda: defaultdict(dict))
+    for state in states:
+        for name, array in npz.read(state).items():
+            key, index, field = name.split("/", 2)
+            found[int(key)][int(index)][field] = array
+    return found
+
+
+class _Joined:
+    """One key's arrays, of all its saved slices."""
+
+    def __init__(self, key: int, slices: Mapping[int, Fields]) -> None:
+        self._slices = [slices[index] for index in sorted(slices)]
+        if sorted(slices) != list(range(len(slices))) or any("value" not in fields for fields in self._slices):
+            raise ValueError(f"a slice of key {key} is missing: load the states of all servers of the job")
+        self._ends = np.cumsum([fields["value"].size for fields in self._slices])
+        names = {name: array for fields in self._slices for name, array in fields.items()}
+        self._scalars = {name for name, array in names.items() if not array.shape}
+        self._arrays = {name: self._whole(name, array) for name, array in names.items() if array.shape}
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+        return int(self._ends[-1])
+
+    def _whole(self, name: str, example: Array) -> Array:
+        """A field of all slices; zeros for a slice that has made no step yet."""
+        parts = [
+            fields[name] if name in fields else np.zeros(fields["value"].size, example.dtype) for fields in self._slices
+        ]
+        if any(part.shape != fields["value"].shape for part, fields in zip(parts, self._slices, strict=True)):
+            raise ValueError(f"{name!r} has another length than the values")
+        return np.concatenate(parts)
+
+    def cut(self, start: int, length: int) -> dict[str, Array]:
+        """The fields of a new slice."""
+        old = self._slices[min(int(np.searchsorted(self._ends, start, "right")), len(self._slices) - 1)]
+        scalars = {name: old[name] for name in self._scalars if name in old}
+        return {name: array[start : start + length] for name, array in self._arrays.items()} | scalars
+
+
+def _check_model(sizes: Mapping[int, int], ranges: Sequence[Slice]) -> None:
+    expected: dict[int, int] = defaultdict(int)
+    for each in ranges:
+        expected[each.key] += each.length
+    if sizes != expected:
+        other = sorted(key for key in {*sizes, *expected} if sizes.get(key) != expected.get(key))
+        raise UserError(
+            f"the optimizer's state belongs to another model: it has {len(sizes)} keys, this job {len(expected)}; "
+            f"key {other[0]} has {sizes.get(other[0], 0)} elements there and {expected.get(other[0], 0)} here"
+        )
+
+
+def _packed(keys: Mapping[int, _Joined], slices: Sequence[Slice]) -> bytes:
+    arrays = {
+        f"{each.key}/{each.index}/{name}": array
+        for each in slices
+        for name, array in keys[each.key].cut(each.start, each.length).items()
+    }
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
