@@ -39,4 +39,4 @@ def test_states_of_servers_are_one_file_each_and_those_of_more_servers_go(tmp_pa
 
 def test_missing_states_of_servers_are_an_error(tmp_path):
     with pytest.raises(UserError, match=r"states.server-0: No such file.*one file for each server"):
-        KVStore.load_optimizer_states(SimpleNamespace(), str(tmp_path / "states"))
+        KVStore.load_optimizer_states(SimpleNamespace(load_optimizer_state_bytes=list), str(tmp_path / "states"))
