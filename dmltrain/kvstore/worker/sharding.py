@@ -45,7 +45,8 @@ def cut(
     with fewer bytes. `shares`: of each server, in any unit (default: equal); one with the share 0 gets nothing.
     """
     if slice_bytes is None:
-        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads))
+        even = EVEN if shares is None else SLICES_PER_SERVER  # a slow link is not to carry half a MiB too much
+        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads), even)
     ranges = [
         (key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
         for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
@@ -79,9 +80,9 @@ def cut_on(server: int, key: int, size: int, itemsize: int, slice_bytes: int = P
     ]
 
 
-def slice_size(total: int, servers: int) -> int:
-    """Bytes of a slice, for keys with `total` bytes in all."""
-    wanted = max(total / (SLICES_PER_SERVER * servers), min(FRAME_BYTES, total / (EVEN * servers)))
+def slice_size(total: int, servers: int, even: int = EVEN) -> int:
+    """Bytes of a slice, for keys with `total` bytes in all. `even`: slices per server, at least, of small keys."""
+    wanted = max(total / (SLICES_PER_SERVER * servers), min(FRAME_BYTES, total / (even * servers)))
     return min(MAX_BYTES, max(MIN_BYTES, math.ceil(wanted / MIN_BYTES) * MIN_BYTES))
 
 
