@@ -73,6 +73,7 @@ def test_a_slice_without_a_step_has_zeros_for_it():
         (lambda saved: states(ranges(2, 12, [7, 1, 20]), 2), r"another model: it has 3 keys, this job 4; key 3 has 0"),
         (lambda saved: states(ranges(2, 12, [7, 2, 20, 4]), 2), "key 1 has 2 elements there and 1 here"),
         (lambda saved: [], "another model: it has 0 keys"),
+        (lambda saved: [*saved, saved[0]], "slice . of key . is in two servers' states"),
     ],
 )
 def test_states_of_another_model_and_damaged_ones_are_named(change, words):

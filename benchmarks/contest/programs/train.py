@@ -58,7 +58,7 @@ class Ddp:
         if system.codec == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-            # by its name DDP refuses it with gloo, with which it works
+            # DDP refuses a hook of this name with gloo, but the hook itself works
             self.model.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
         elif system.codec == "powersgd":
             from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook

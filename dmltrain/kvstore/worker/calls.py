@@ -67,7 +67,8 @@ class Call:
                 by_link.setdefault(entry.ways[0].link, []).append(position)
         for link, positions in by_link.items():
             sizes = [self.entries[position].ways[0].slice.nbytes for position in positions]
-            most = sharding.MAX_BYTES if link.link.own_arena else sharding.slice_size(sum(sizes), 1)
+            small = sharding.slice_size(sum(sizes), 1, sharding.SLICES_PER_SERVER)
+            most = sharding.MAX_BYTES if link.link.own_arena else small
             for run in runs(positions, sizes, most):
                 if len(run) > 1:
                     self.together.append(Together(link, [self.entries[position] for position in run], run))

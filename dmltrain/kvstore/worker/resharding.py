@@ -46,7 +46,10 @@ def _by_key(states: Sequence[bytes]) -> dict[int, dict[int, dict[str, Array]]]:
     for state in states:
         for name, array in npz.read(state).items():
             key, index, field = name.split("/", 2)
-            found[int(key)][int(index)][field] = array
+            fields = found[int(key)][int(index)]
+            if field in fields:
+                raise ValueError(f"slice {index} of key {key} is in two servers' states: remove files of other jobs")
+            fields[field] = array
     return found
 
 

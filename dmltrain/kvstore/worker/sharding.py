@@ -14,9 +14,9 @@ from dataclasses import dataclass
 MAX_BYTES = 4 << 20  # of a slice
 MIN_BYTES = 1 << 18  # of a slice of a key that is split; slices are multiples of it, and it of a codec's groups
 PART_BYTES = 1 << 20  # of a slice of a key that is on one server
-SLICES_PER_SERVER = 24  # at least, of keys large enough for slices of FRAME_BYTES: so that transfers overlap
-FRAME_BYTES = 1 << 20  # of a slice for which the cost of a frame no longer matters
-EVEN = 6  # slices per server, at least, of smaller keys: for an even load
+SLICES_PER_SERVER = 24  # about, so that loads are even and transfers overlap
+FRAME_BYTES = 1 << 20  # smaller slices cost more CPU time per byte; to avoid them, a server gets fewer slices,
+FEWEST_SLICES = 6  # but about this many, unless they would be smaller than MIN_BYTES
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def cut(
     with fewer bytes. `shares`: of each server, in any unit (default: equal); one with the share 0 gets nothing.
     """
     if slice_bytes is None:
-        even = EVEN if shares is None else SLICES_PER_SERVER  # a slow link is not to carry half a MiB too much
-        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads), even)
+        fewest = FEWEST_SLICES if shares is None else SLICES_PER_SERVER  # unequal shares are met with small slices only
+        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads), fewest)
     ranges = [
         (key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
         for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
@@ -80,9 +80,9 @@ def cut_on(server: int, key: int, size: int, itemsize: int, slice_bytes: int = P
     ]
 
 
-def slice_size(total: int, servers: int, even: int = EVEN) -> int:
-    """Bytes of a slice, for keys with `total` bytes in all. `even`: slices per server, at least, of small keys."""
-    wanted = max(total / (SLICES_PER_SERVER * servers), min(FRAME_BYTES, total / (even * servers)))
+def slice_size(total: int, servers: int, fewest: int = FEWEST_SLICES) -> int:
+    """Bytes of a slice, for keys with `total` bytes in all. `fewest`: see FEWEST_SLICES."""
+    wanted = max(total / (SLICES_PER_SERVER * servers), min(FRAME_BYTES, total / (fewest * servers)))
     return min(MAX_BYTES, max(MIN_BYTES, math.ceil(wanted / MIN_BYTES) * MIN_BYTES))
 
 
