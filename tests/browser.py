@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.readable import readable
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -139,8 +140,7 @@ class Browser:
 
     def _read(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not readable([self._in], max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"the browser does not answer within {ANSWER_SECONDS:g} s")
             chunk = os.read(self._in, 1 << 20)
             if not chunk:

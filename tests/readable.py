@@ -15,8 +15,8 @@ def readable(files: Iterable[Any], seconds: float) -> list[Any]:
         return [key.fileobj for key, _ in selector.select(seconds)]
 
 
-def writable(file: Any) -> bool:
-    """Whether `file` can be written now."""
+def writable(file: Any, seconds: float = 0.0) -> bool:
+    """Whether `file` can be written within `seconds`."""
     with selectors.PollSelector() as selector:
         selector.register(file, selectors.EVENT_WRITE)
-        return bool(selector.select(0))
+        return bool(selector.select(seconds))

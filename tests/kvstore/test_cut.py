@@ -1,7 +1,6 @@
 """Links that the network has cut, by the kernel's counters: the decision with made samples, and real sockets."""
 
 import errno
-import select
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from dmltrain.kvstore.transport.cut import Sample, Stall
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch, host_names
 from dmltrain.kvstore.transport.link import Closed, Link
 from tests.kvstore.made import start
+from tests.readable import writable
 
 IDLE = Sample(0, 1000, 65536, 0, True)
 SENT = replace(IDLE, unacknowledged=3)
@@ -84,7 +84,7 @@ class Clock:
 
 
 def fill(sock):
-    while select.select([], [sock], [], 0.3)[1]:
+    while writable(sock, 0.3):
         sock.send(bytes(4096), socket.MSG_DONTWAIT)
 
 
