@@ -222,7 +222,7 @@ class KVStore:
         for name in itertools.islice(_files_of_servers(path), len(states), None):
             if not name.exists():
                 break
-            name.unlink(missing_ok=True)  # another worker may be as far
+            name.unlink(missing_ok=True)  # another worker may have removed it
 
     def load_optimizer_states(self, path: str) -> None:
         """Worker 0 sends the servers what `save_optimizer_states` wrote, also in a job with more or fewer servers; the

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 MAX_BYTES = 4 << 20  # of a slice
 MIN_BYTES = 1 << 18  # of a slice of a key that is split; slices are multiples of it, and it of a codec's groups
 PART_BYTES = 1 << 20  # of a slice of a key that is on one server
-SLICES_PER_SERVER = 24  # about, so that loads are even and transfers overlap
-FRAME_BYTES = 1 << 20  # smaller slices cost more CPU time per byte; to avoid them, a server gets fewer slices,
-FEWEST_SLICES = 6  # but about this many, unless they would be smaller than MIN_BYTES
+FRAME_BYTES = 1 << 20  # smaller slices cost more CPU time per byte
+SLICES_PER_SERVER = 24  # about, so that loads are even and transfers overlap; fewer of a small model, see `slice_size`
+FEWEST_SLICES = 6  # about, per server, of a small model
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def cut_on(server: int, key: int, size: int, itemsize: int, slice_bytes: int = P
 
 
 def slice_size(total: int, servers: int, fewest: int = FEWEST_SLICES) -> int:
-    """Bytes of a slice, for keys with `total` bytes in all. `fewest`: see FEWEST_SLICES."""
+    """Bytes of a slice, for keys with `total` bytes in all. A server gets about SLICES_PER_SERVER slices. Where these
+    would be smaller than FRAME_BYTES, it gets fewer, but about `fewest`."""
     wanted = max(total / (SLICES_PER_SERVER * servers), min(FRAME_BYTES, total / (fewest * servers)))
     return min(MAX_BYTES, max(MIN_BYTES, math.ceil(wanted / MIN_BYTES) * MIN_BYTES))
 
