@@ -59,7 +59,9 @@ class _Joined:
     def __init__(self, key: int, slices: Mapping[int, Fields]) -> None:
         self._slices = [slices[index] for index in sorted(slices)]
         if sorted(slices) != list(range(len(slices))) or any("value" not in fields for fields in self._slices):
-            raise ValueError(f"key {key} is incomplete: expected one file for each server of the job that saved it")
+            raise ValueError(
+                f"a slice of key {key} is missing: expected one file for each server of the job that saved it"
+            )
         self._ends = np.cumsum([fields["value"].size for fields in self._slices])
         names = {name: array for fields in self._slices for name, array in fields.items()}
         self._scalars = {name for name, array in names.items() if not array.shape}
