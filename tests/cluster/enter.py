@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 from typing import NoReturn
@@ -43,12 +44,20 @@ def enter(pid: int) -> None:
         fail(f"{folder}: {error.strerror} on this host; a folder in /tmp is seen there only if `up --share` names it")
 
 
-def become(argv: list[str]) -> NoReturn:
+def is_open_elsewhere(read: int, write: int) -> bool:
+    """Whether another process has the pipe's writing end; closes this process's."""
+    os.close(write)
+    hung_up = select.poll()
+    hung_up.register(read, 0)  # POLLHUP is always reported
+    return not hung_up.poll(0)
+
+
+def become(argv: list[str], parents_pipe: tuple[int, int]) -> NoReturn:
     """The child: the command, which dies with its parent."""
     if not os.isatty(0):
         os.setpgid(0, 0)  # else a signal to the group of both would come twice, once passed on
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != 0:  # a parent outside of the namespace is 0; a foster parent is not
+    if not is_open_elsewhere(*parents_pipe):  # the parent died before prctl, so no signal will come
         os._exit(FAULT)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITED_FOR)
@@ -85,9 +94,10 @@ def main(argv: list[str]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler; a caller who ignores it is obeyed
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
     enter(int(argv[0]))
+    pipe = os.pipe()
     child = os.fork()
     if child == 0:
-        become(argv[1:])
+        become(argv[1:], pipe)
     end_as(follow(child))
 
 

@@ -69,6 +69,16 @@ def test_what_ends_the_popen_ends_the_command(testbed: Testbed, login: OnHost, n
     wait_for(lambda: not testbed.processes(LOGIN), "the command ends")
 
 
+def test_a_popen_killed_while_the_command_starts_leaves_nothing(testbed: Testbed, login: OnHost):
+    for _ in range(20):
+        started = login.start(["sleep", "1005"])
+        while not testbed.command_pid(started):  # no pause: the window is between its fork and its exec
+            assert started.poll() is None
+        started.kill()
+        assert started.wait(20) == -signal.SIGKILL
+    wait_for(lambda: not testbed.processes(LOGIN), "every command ends")
+
+
 def test_a_commands_own_death_is_the_popens(testbed: Testbed, login: OnHost):
     started = login.start(["sleep", "1004"])
     os.kill(wait_for(lambda: testbed.command_pid(started), "the command starts"), signal.SIGKILL)
