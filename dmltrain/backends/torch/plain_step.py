@@ -62,10 +62,16 @@ def is_possible(optimizer: Optimizer) -> bool:
 def step(optimizer: Optimizer) -> None:
     """A step of an optimizer for which that `is_possible`, with its name in profiles as usual."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedulers' warning about the order of calls
-    with record_function(f"Optimizer.step#{type(optimizer).__name__}.step"), torch.no_grad():
-        plain = _plain(optimizer)
-        assert plain is not None  # see is_possible
+    plain = _plain(optimizer)
+    assert plain is not None  # see is_possible
+    with _named(f"Optimizer.step#{type(optimizer).__name__}.step"), torch.no_grad():
         plain(optimizer)
+
+
+def _named(name: str) -> contextlib.AbstractContextManager[Any]:
+    """This name in profiles. Without a profiler it costs nothing."""
+    profiling = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    return record_function(name) if profiling else contextlib.nullcontext()
 
 
 def _plain(optimizer: Optimizer) -> Callable[..., Any] | None:

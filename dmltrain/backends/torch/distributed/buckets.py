@@ -14,6 +14,8 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ
 
+MAX_PLACES = 8  # of results in memory, whose views are kept
+
 
 @dataclass(eq=False)
 class Bucket:
@@ -32,6 +34,7 @@ class Bucket:
     _weights: torch.Tensor | None = None
     _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
+    _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by address; see _views_of
 
     @property
     def device(self) -> torch.device:
@@ -150,7 +153,7 @@ class Bucket:
         written, unless they are to be `copied`."""
         total = self._result(handle)
         if factor == 1.0 and self.device.type == "cpu" and not copied:
-            return self._with_gradients(self._cut(_read_only(total)))
+            return self._with_gradients(self._views_of(total))
         self._take(total, factor)
         return self._with_gradients(self._views)
 
@@ -193,6 +196,17 @@ class Bucket:
         """Take the weights that have arrived in `pulled`."""
         if self._weights is not None and self._weights.device.type != "cpu":
             self._weights.copy_(torch.from_numpy(self.pulled), non_blocking=True)
+
+    def _views_of(self, total: Array) -> list[torch.Tensor]:
+        """The gradients in `total`, which must not be written. Results come to few places again and again, so their
+        views are kept; they keep the memory too, so that no other array gets its address."""
+        address = total.__array_interface__["data"][0]
+        views = self._results.get(address)
+        if views is None:
+            if len(self._results) == MAX_PLACES:
+                self._results.clear()
+            views = self._results[address] = self._cut(_read_only(total))
+        return views
 
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         views, offset = [], 0
