@@ -24,6 +24,11 @@ def words(sha256: str) -> list[float]:
     return [float(int(sha256[start : start + 8], 16)) for start in range(0, 8 * WORDS, 8)]
 
 
+def digest(numbers: Array) -> str:
+    """The inverse of `words`."""
+    return "".join(f"{int(number):08x}" for number in numbers)
+
+
 def different(table: Array) -> list[int]:
     """The workers whose row is not worker 0's."""
     return [int(worker) for worker in np.flatnonzero((table != table[0]).any(axis=1))]

@@ -16,9 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from dmltrain import agreement, bounded, checkpoint
+from dmltrain.arrays import Array
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.wholeness import Examined
+
+_SHOWN = 8  # digests in an error
 
 Load = Callable[[Path], object]
 
@@ -50,7 +53,7 @@ def read(source: Path, store: KVStore, log: Logger, load: Load | None = None) ->
     others = [worker for worker in agreement.different(table[:, 1:]) if worker not in without]
     if others:
         suspects = agreement.named(others) if without else agreement.suspects(table, others)
-        raise UserError(_differs(source, others, suspects, found))
+        raise UserError(_differs(source, table[:, 2:], others, suspects, found))
     if not without:
         return found.content
     if store.rank == 0:
@@ -79,12 +82,15 @@ def _of_another(source: Path, load: Load | None) -> Examined:
     return found
 
 
-def _differs(source: Path, others: list[int], suspects: str, found: Examined) -> str:
-    own = "" if found.damage else f" (this worker's {source.absolute()} has sha256 {found.digest[:12]}...)"
+def _differs(source: Path, digests: Array, others: list[int], suspects: str, found: Examined) -> str:
+    """The error of every worker. It names the digests of all, as the job may end with the words of only one worker."""
+    prefixes = [f"worker {worker}'s {agreement.digest(digests[worker])[:12]}..." for worker in [0, *others][:_SHOWN]]
+    more = ", ..." if len(others) >= _SHOWN else ""
+    own = "" if found.damage else f"; this worker read {source.absolute()}"
     return (
-        f"{agreement.named(others)} read another {source.name} than worker 0{own}: these files are whole, but not the "
-        f"same. Look at {suspects}, and remove the wrong files (a worker without one takes worker 0's copy), or choose "
-        "another --load-epoch"
+        f"{agreement.named(others)} read another {source.name} than worker 0 (sha256 of {', '.join(prefixes)}{more}"
+        f"{own}): these files are whole, but not the same. Look at {suspects}, and remove the wrong files (a worker "
+        "without one takes worker 0's copy), or choose another --load-epoch"
     )
 
 
