@@ -27,6 +27,7 @@ from dmltrain import (
     epochs,
     errors,
     fine_tuning,
+    heap,
     kvstore,
     loading,
     measure,
@@ -104,6 +105,7 @@ def train(options: Options, command: str) -> None:
             store.close()
             return
         run = prepare(options, store, command)
+        heap.keep_freed_memory()
         for epoch in range(run.start.epoch, run.plan.epochs):
             cost = epochs.train(run, epoch)
             divergence.check(run, epoch)

@@ -15,6 +15,7 @@ from collections.abc import Collection
 
 import torch
 
+from dmltrain import heap
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
@@ -56,6 +57,7 @@ def distribute(
     `parameter.grad` is the worker's own gradient after backward() (undefined where factors are sent), the sum or mean
     after `reduce_gradients()`, and undefined after `step()`.
     """
+    heap.keep_freed_memory()
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
     mode = Mode(average, overlap, defer)
