@@ -12,21 +12,27 @@ Without --hosts all workers are on this machine. With it they are on hosts of a 
 this machine's cores; each has a worker and, for dmltrain, a server. A step then takes at least 2(n-1)V/(nB), by a ring
 or by servers: V bytes of gradients, n hosts, and B the goodput that iperf3 measures in the same run. The system
 dmltrain-apart has its servers on as many hosts more. --slow-link gives one host a link of another rate, and then there
-is no bound.
+is no bound. MB are the bytes of a step in the busiest direction of any of these links, headers included.
 
 --pause and --by-layer sleep instead of computing, as a host does whose accelerator computes: --pause in one piece
 before each forward, where nothing but a deferred step can overlap; --by-layer in each layer's forward (1/3) and
 backward (2/3).
+
+--stragglers P:FACTOR makes a pause FACTOR times as long with a probability of P, for the same steps in each system.
+--freeze SECONDS:EVERY lets worker 1 sleep for SECONDS after every EVERY seconds of training. With dmltrain-async each
+worker trains at its own pace for as long as the turn of the first system took; its time of a step is that of the mean
+worker, and samples/s are those of all workers. All other systems end a turn when the last worker has made its steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contest import networks
@@ -35,6 +41,7 @@ from contest.team import Contest, Team, TeamFailed
 from contest.training_systems import SYSTEMS
 from report import facts, fail, installed, show
 from tables.ddp import report, table
+from tables.hosts import Traffic
 
 NETWORKS = "mlp:25:100,mlp:100:100,resnet-20"
 USUAL = "ddp,dmltrain,dmltrain-defer"
@@ -42,12 +49,14 @@ USUAL = "ddp,dmltrain,dmltrain-defer"
 
 @dataclass
 class Run:
-    """The turns of all systems with one network. goodput: bytes/s of each host, of each turn."""
+    """The turns of all systems with one network. goodput: bytes/s of each host, of each turn. traffic: on the links of
+    the workers' hosts, of each turn of each team; only on a test bed."""
 
     network: str
     bytes: int  # of its weights
     teams: list[Team]
     goodput: list[list[float]] = field(default_factory=list)
+    traffic: dict[str, list[Traffic]] = field(default_factory=dict)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -64,6 +73,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--rate", default="1gbit", help="of each host's link, each way (default %(default)s)")
     add("--slow-link", metavar="RATE", help="of the second host, each way, if other than --rate")
     add("--pause", type=float, default=0.0, metavar="SECONDS", help="of sleep before each forward (default: none)")
+    add("--stragglers", type=_pair, metavar="P:FACTOR", help="with a probability of P a pause is so many times as long")
+    add("--freeze", type=_pair, metavar="SECONDS:EVERY", help="worker 1 sleeps so long after every EVERY seconds")
     add("--by-layer", type=float, default=0.0, metavar="SECONDS", help="of sleep in all layers (default: none)")
     add("--repeats", type=int, default=5, help="turns of each system (default %(default)s)")
     add("--steps", type=int, default=10, help="timed steps of a turn (default %(default)s)")
@@ -72,6 +83,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     arguments.networks, arguments.systems = arguments.networks.split(","), arguments.systems.split(",")
     _check(parser, arguments)
     return arguments
+
+
+def _pair(text: str) -> tuple[float, float]:
+    try:
+        first, second = map(float, text.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected two numbers, such as 0.05:10") from None
+    return first, second
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -93,6 +112,20 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error("--slow-link and systems with servers on spare hosts need --hosts")
     if not 0 <= arguments.pause <= 60 or not 0 <= arguments.by_layer <= 60:
         parser.error("--pause and --by-layer must be 0 to 60 seconds")
+    _check_unequal(parser, arguments)
+
+
+def _check_unequal(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    probability, factor = arguments.stragglers or (0.0, 1.0)
+    if arguments.stragglers and not (0 <= probability <= 1 and 1 <= factor <= 100 and arguments.pause):
+        parser.error("--stragglers needs a probability of 0 to 1, a factor of 1 to 100, and a --pause above 0")
+    frozen, every = arguments.freeze or (0.0, 1.0)
+    if not 0 <= frozen <= 60 or not 0 < every <= 600:
+        parser.error("--freeze needs 0 to 60 seconds of sleep, and up to 600 seconds between")
+    if SYSTEMS[arguments.systems[0]].own_pace:
+        parser.error(
+            f"--systems: {arguments.systems[0]} trains for as long as the first system did, so it cannot be it"
+        )
 
 
 @contextmanager
@@ -100,6 +133,8 @@ def teams_of(arguments: argparse.Namespace, network: str, bed: Bed | None, folde
     """The started teams of all systems; they are ended in any case."""
     options = ["--network", network, "--batch", str(arguments.batch)]
     options += ["--pause", str(arguments.pause), "--by-layer", str(arguments.by_layer)]
+    for name, pair in (("--stragglers", arguments.stragglers), ("--freeze", arguments.freeze)):
+        options += [name, *map(str, pair)] if pair else []
     teams: list[Team] = []
     with ExitStack() as stack:
         for number, name in enumerate(arguments.systems):
@@ -123,9 +158,24 @@ def measure(arguments: argparse.Namespace, network: str, bed: Bed | None, folder
             if bed and not arguments.slow_link:
                 run.goodput.append(bed.goodput(2.0))
             for team in teams:
-                team.take_turn(arguments.warm_up, arguments.steps, untimed=arguments.warm_up)
+                before = Traffic.read(bed) if bed else None
+                made = _take_turn(arguments, team, teams[0])
+                if bed and before:
+                    run.traffic.setdefault(team.contest.system, []).append(Traffic.read(bed).since(before, made))
             print(f"{network}: turn {repeat + 1} of {arguments.repeats} done", file=sys.stderr)
         return run
+
+
+def _take_turn(arguments: argparse.Namespace, team: Team, first: Team) -> float:
+    """One turn; `first` has had its own. Returns the steps that the mean worker made, with those of the warm-up."""
+    if not SYSTEMS[team.contest.system].own_pace:
+        team.take_turn(arguments.warm_up, arguments.steps, untimed=arguments.warm_up)
+        return arguments.warm_up + arguments.steps
+    seconds = arguments.steps * first.blocks[-1].seconds
+    team.take_turn(arguments.warm_up, arguments.steps, untimed=arguments.warm_up, seconds=seconds)
+    mean = statistics.harmonic_mean([answer["seconds"][0] for answer in team.answers])
+    team.blocks[-1] = replace(team.blocks[-1], seconds=mean)
+    return statistics.fmean(answer["made"] for answer in team.answers)
 
 
 @contextmanager
@@ -162,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         "servers": arguments.hosts or arguments.servers,
         "rate": arguments.rate if arguments.hosts else None,
         "slow_link": arguments.slow_link,
-        **{name: getattr(arguments, name) for name in ("batch", "pause", "by_layer")},
+        **{name: getattr(arguments, name) for name in ("batch", "pause", "by_layer", "stragglers", "freeze")},
         "turns": {"repeats": arguments.repeats, "warm_up": arguments.warm_up, "steps": arguments.steps},
         **facts("ddp.py", argv, {"dmltrain": installed("dmltrain"), "torch": installed("torch")}),
     }

@@ -135,7 +135,8 @@ class Team:
         others = (busy_seconds() - busy - (self.cpu_seen - own)) / (self.clock_seen - start)
         slower = [max(step) for step in zip(*(answer["seconds"] for answer in answers), strict=True)]
         worked = sum(statistics.mean(answer["cpu_seconds"]) for answer in answers)
-        served = (self.cpu_seconds("server") - served) / (warm_up + steps)
+        made = statistics.mean(answer.get("made", warm_up + steps) for answer in answers)
+        served = (self.cpu_seconds("server") - served) / made
         self.blocks.append(Block(statistics.median(slower[warm_up:]), worked, served, max(0.0, others)))
 
     def start_step(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STALENESS = 10  # of dist_ssp, in steps
+
 
 @dataclass(frozen=True)
 class System:
@@ -18,10 +20,21 @@ class System:
     factors: bool = False
     links: bool = False
     apart: bool = False
+    kvstore: str = "dist_sync"
+
+    @property
+    def synchronous(self) -> bool:
+        """All workers have the same weights after each step."""
+        return self.kvstore == "dist_sync"
+
+    @property
+    def own_pace(self) -> bool:
+        """No worker waits for another."""
+        return self.kvstore == "dist_async"
 
     @property
     def lossy(self) -> bool:
-        return self.codec != "none" or self.factors
+        return self.codec != "none" or self.factors or not self.synchronous
 
 
 SYSTEMS = {
@@ -34,5 +47,7 @@ SYSTEMS = {
     "dmltrain-int8": System("dmltrain, int8", True, "int8", True),
     "dmltrain-links": System("dmltrain, shares by links", True, defer=True, links=True),
     "dmltrain-apart": System("dmltrain, spare hosts", True, defer=True, apart=True),
+    "dmltrain-ssp": System(f"dmltrain, dist_ssp, {STALENESS}", True, kvstore="dist_ssp"),
+    "dmltrain-async": System("dmltrain, dist_async", True, kvstore="dist_async"),
     "dmltrain-factors": System("dmltrain, sufficient factors", True, defer=True, factors=True),
 }

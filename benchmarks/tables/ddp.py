@@ -10,7 +10,7 @@ from contest.team import Team
 from contest.training_systems import SYSTEMS
 from report import spread
 
-from tables.hosts import TOO_MANY_CORES, UNEVEN, bound_seconds
+from tables.hosts import TOO_MANY_CORES, UNEVEN, Traffic, bound_seconds
 
 BASELINE = "ddp"
 
@@ -22,6 +22,7 @@ class Run(Protocol):
     bytes: int
     teams: list[Team]
     goodput: list[list[float]]
+    traffic: dict[str, list[Traffic]]
 
 
 def report(runs: Sequence[Run], about: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +36,10 @@ def _network(run: Run, about: dict[str, Any]) -> dict[str, Any]:
     bound = bound_seconds(about["workers"], run.bytes, goodput) if goodput else None
     turns = {team.contest.system: [block.seconds for block in team.blocks] for team in run.teams}
     digests = {team.contest.system: _digest(team) for team in run.teams}
-    rows = [_row(team, turns, digests, bound, about["workers"] * about["batch"]) for team in run.teams]
+    rows = [
+        {**_row(team, turns, digests, bound, about["workers"] * about["batch"]), **_traffic(run, team)}
+        for team in run.teams
+    ]
     return {
         "network": run.network,
         "bytes": run.bytes,
@@ -71,6 +75,11 @@ def _row(
     }
 
 
+def _traffic(run: Run, team: Team) -> dict[str, Any]:
+    turns = run.traffic.get(team.contest.system)
+    return {"busiest_link_bytes": spread([turn.busiest for turn in turns]) if turns else None}
+
+
 def _digest(team: Team) -> str | None:
     """Of all workers' weights after the last turn; None if they differ."""
     found = {answer["digest"] for answer in team.answers}
@@ -89,7 +98,7 @@ def _doubts(run: Run) -> list[str]:
             found.append(f"{team.contest.label}: others used {others:.2f} cores during its turns")
         if team.idle_cores() > TOO_MANY_CORES:
             found.append(f"{team.contest.label}: used {team.idle_cores():.2f} cores outside its turns")
-        if _digest(team) is None:
+        if SYSTEMS[team.contest.system].synchronous and _digest(team) is None:
             found.append(f"{team.contest.label}: its workers' weights differ")
     return found
 
@@ -100,6 +109,10 @@ def table(result: dict[str, Any]) -> str:
     where = f"hosts with links of {result['rate']}, each a worker and a server" if result["rate"] else "workers"
     where += f", but for one of {result['slow_link']}" if result["slow_link"] else ""
     sleeps = [f"{result[name]:g} s of sleep {what}" for name, what in SLEEPS.items() if result[name]]
+    if result["stragglers"]:
+        sleeps.append("{1:g} times as long with a probability of {0:g}".format(*result["stragglers"]))
+    if result["freeze"]:
+        sleeps.append("worker 1 sleeps for {:g} s after every {:g} s".format(*result["freeze"]))
     lines = [
         ", ".join([f"{result['workers']} {where}", f"{result['batch']} samples a worker", *sleeps])
         + f"; {turns['repeats']} turns of {turns['steps']} steps after {turns['warm_up']}",
@@ -119,8 +132,8 @@ def _lines(network: dict[str, Any]) -> list[str]:
     lower = f", bound 2(n-1)V/(nB) {bound * 1e3:.1f} ms at {network['goodput'] * 8e-6:.0f} Mbit/s" if bound else ""
     return [
         f"{network['network']}: {network['bytes'] / 1e6:.1f} MB{lower}",
-        f"{'ms a step':26}{'median':>9}{'min':>9}{'max':>9}{'x DDP':>8}{'samples/s':>11}{'CPU s':>8}{'bound/time':>12}"
-        f"  weights",
+        f"{'ms a step':26}{'median':>9}{'min':>9}{'max':>9}{'x DDP':>8}{'samples/s':>11}{'CPU s':>8}{'MB':>8}"
+        f"{'bound/time':>12}  weights",
         *map(_line, network["systems"]),
     ]
 
@@ -129,8 +142,9 @@ def _line(row: dict[str, Any]) -> str:
     seconds = "".join(f"{row['seconds'][name] * 1e3:9.1f}" for name in ("median", "min", "max"))
     ratio = f"{row['ratio_to_ddp']['median']:.2f}" if row["ratio_to_ddp"] else ""
     share = f"{row['share_of_bound']:.1%}" if row["share_of_bound"] else ""
+    megabytes = f"{row['busiest_link_bytes']['median'] / 1e6:.1f}" if row["busiest_link_bytes"] else ""
     weights = {None: "", True: "as DDP", False: "others"}[row["weights_as_ddp"]]
     return (
-        f"{row['label']:26}{seconds}{ratio:>8}{row['samples_per_second']:11.1f}{row['cpu_seconds']:8.3f}{share:>12}"
-        f"  {weights}"
+        f"{row['label']:26}{seconds}{ratio:>8}{row['samples_per_second']:11.1f}{row['cpu_seconds']:8.3f}{megabytes:>8}"
+        f"{share:>12}  {weights}"
     )

@@ -22,13 +22,13 @@ class Traffic:
 
     links: dict[str, tuple[int, int]]  # host -> bytes (received, sent)
     retransmits: float  # TCP segments, all hosts
-    steps: int = 1
+    steps: float = 1
 
     @staticmethod
     def read(bed: Bed) -> Traffic:
         return Traffic(bed.link_bytes(), bed.retransmits())
 
-    def since(self, before: Traffic, steps: int) -> Traffic:
+    def since(self, before: Traffic, steps: float) -> Traffic:
         """The traffic since `before`, which took `steps` steps."""
         links = {
             host: (got - before.links[host][0], sent - before.links[host][1])

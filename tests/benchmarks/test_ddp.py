@@ -32,6 +32,22 @@ def test_systems_train_and_plain_ones_get_the_weights_of_ddp():
     assert "mlp:0.4:8: 0.4 MB" in table and "DDP, PowerSGD" in table and "0.01 s of sleep in all layers" in table
 
 
+@pytest.mark.thorough
+def test_a_straggler_delays_synchronous_systems_and_one_of_own_pace_trains_as_long():
+    systems = ["ddp", "dmltrain", "dmltrain-ssp", "dmltrain-async"]
+    slow = ["--pause", "0.01", "--stragglers", "0.2:20", "--freeze", "0.5:0.2"]
+    given = ["--networks", "mlp:0.04:4", "--systems", ",".join(systems), *slow, "--format", "json"]
+    done = run("ddp.py", *given, "--repeats", "2", "--steps", "20", "--warm-up", "1", "--batch", "4", timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    rows = {row["system"]: row["seconds"]["median"] for row in result["networks"][0]["systems"]}
+    assert list(rows) == systems and not [doubt for doubt in result["doubts"] if "weights differ" in doubt]
+    assert rows["dmltrain-async"] < 0.9 * rows["ddp"], "one worker waits neither for the stragglers nor for the frozen"
+    assert rows["dmltrain"] > 0.01 * (1 + 0.2 * 19), "all wait for the slowest"
+    table = benchmark_module("tables.ddp").table(result)
+    assert "20 times as long with a probability of 0.2" in table and "sleeps for 0.5 s after every 0.2 s" in table
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -43,6 +59,10 @@ def test_systems_train_and_plain_ones_get_the_weights_of_ddp():
         (["--systems", "dmltrain-apart"], "need --hosts"),
         (["--batch", "0"], "at least 1"),
         (["--pause", "-1"], "0 to 60 seconds"),
+        (["--stragglers", "0.1"], "expected two numbers, such as 0.05:10"),
+        (["--stragglers", "0.1:10"], "a --pause above 0"),
+        (["--freeze", "2:0"], "up to 600 seconds between"),
+        (["--systems", "dmltrain-async,ddp"], "so it cannot be it"),
     ],
 )
 def test_mistakes_are_explained(arguments, said, capsys):
@@ -79,3 +99,22 @@ def test_alexnets_dense_layers_have_its_weights_and_sleep_where_it_convolves():
     made.module(torch.zeros(1, *made.sample)).sum().backward()
     assert time.perf_counter() - begun > 0.03
     assert all(parameter.grad is not None for parameter in made.module.parameters())
+
+
+def test_the_same_steps_straggle_in_each_system_and_one_host_freezes_in_time(monkeypatch):
+    unequal, slept = benchmark_module("contest.unequal"), []
+    monkeypatch.setattr(unequal.time, "sleep", slept.append)
+
+    def sleeps(rank, **freeze):
+        slept.clear()
+        worker = unequal.Unequal(rank, 0.1, 0.5, 10.0, freeze.get("freeze"))
+        for step in range(40):
+            worker.sleep(step, trained=step / 2)
+        return list(slept)
+
+    first = sleeps(0)
+    assert sleeps(0) == first != sleeps(1) and set(first) == {0.1, 1.0}
+    frozen = sleeps(1, freeze=(2.0, 8.0))
+    late = [step for step, (a, b) in enumerate(zip(sleeps(1), frozen, strict=True)) if b == pytest.approx(a + 2)]
+    assert late == [16, 32], "after 8 and 16 s"
+    assert sleeps(0, freeze=(2.0, 8.0)) == first

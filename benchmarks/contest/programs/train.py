@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -21,7 +22,8 @@ import torch.distributed
 from contest import networks
 from contest.loop import PIPE_VARIABLE, receive
 from contest.lossy import parameters
-from contest.training_systems import SYSTEMS, System
+from contest.training_systems import STALENESS, SYSTEMS, System
+from contest.unequal import Unequal
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,10 +76,12 @@ class Ddp:
 
 
 class Dmltrain:
-    """`distribute` with dist_sync."""
+    """`distribute`."""
 
     def __init__(self, module: torch.nn.Module, system: System, batch: int) -> None:
-        self.store = dmltrain.kvstore.create("dist_sync", server_shares="links" if system.links else None)
+        staleness = STALENESS if system.kvstore == "dist_ssp" else None
+        shares = "links" if system.links else None
+        self.store = dmltrain.kvstore.create(system.kvstore, staleness=staleness, server_shares=shares)
         self.rank = self.store.rank
         if system.codec != "none":
             self.store.set_gradient_compression(parameters(system.codec, self.store.num_workers))
@@ -108,29 +112,32 @@ def _choose_interface() -> None:
 
 
 class Training:
-    """One worker's steps. `pause`: seconds that it sleeps before each forward, as if an accelerator computed."""
+    """One worker's steps."""
 
-    def __init__(self, peer: Peer, made: networks.Made, batch: int, pause: float) -> None:
-        self.peer, self.pause, self.step = peer, pause, 0
+    def __init__(self, peer: Peer, made: networks.Made, batch: int, unequal: Unequal) -> None:
+        self.peer, self.unequal, self.step = peer, unequal, 0
+        self.trained = 0.0  # seconds of all turns before this one
         draw = torch.Generator().manual_seed(1000 + peer.rank)
         self.batches = [
             (torch.randn(batch, *made.sample, generator=draw), torch.randint(made.classes, (batch,), generator=draw))
             for _ in range(BATCHES)
         ]
 
-    def run(self, steps: int) -> tuple[float, float]:
-        """Seconds and CPU seconds of a step, means."""
-        begun, worked = time.perf_counter(), time.process_time()
-        for _ in range(steps):
+    def run(self, steps: float, seconds: float = math.inf) -> tuple[int, float, float]:
+        """Train until so many steps are made or so many seconds have passed. Returns the number of steps, and a step's
+        seconds and CPU seconds, means."""
+        begun, worked, first = time.perf_counter(), time.process_time(), self.step
+        while self.step - first < steps and (passed := time.perf_counter() - begun) < seconds:
+            self.unequal.sleep(self.step, self.trained + passed)
             self.take()
         self.peer.settle()
-        return (time.perf_counter() - begun) / steps, (time.process_time() - worked) / steps
+        made, passed = self.step - first, time.perf_counter() - begun
+        self.trained += passed
+        return made, passed / made, (time.process_time() - worked) / made
 
     def take(self) -> None:
         images, labels = self.batches[self.step % BATCHES]
         self.step += 1
-        if self.pause:
-            time.sleep(self.pause)
         loss = functional.cross_entropy(self.peer.model(images), labels)
         self.peer.optimizer.zero_grad()
         loss.backward()
@@ -149,12 +156,12 @@ def serve(training: Training) -> None:
     pipe = Connection(int(os.environ[PIPE_VARIABLE]))
     pipe.send_bytes(b"ready")
     while request := receive(pipe):
-        warm_up = request["untimed"]
-        timed = request["steps"] - warm_up
+        warm_up, limit = request["untimed"], request.get("seconds")
         if warm_up:
             training.run(warm_up)
-        seconds, cpu_seconds = training.run(timed)
+        made, seconds, cpu_seconds = training.run(*((math.inf, limit) if limit else (request["steps"] - warm_up,)))
         answer: dict[str, Any] = {"seconds": [seconds] * request["steps"], "cpu_seconds": [cpu_seconds]}
+        answer["made"] = warm_up + made
         pipe.send_bytes(json.dumps({**answer, "digest": training.digest()}).encode())
     training.peer.close()
 
@@ -166,6 +173,8 @@ def main() -> None:
     parser.add_argument("--network", required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--stragglers", type=float, nargs=2, default=(0.0, 1.0))
+    parser.add_argument("--freeze", type=float, nargs=2, default=None)
     parser.add_argument("--by-layer", type=float, default=0.0)
     arguments = parser.parse_args()
     system = SYSTEMS[arguments.mode]
@@ -173,7 +182,8 @@ def main() -> None:
         dmltrain.kvstore.create("dist_sync")  # serves the job and ends
     made = networks.make(arguments.network, arguments.by_layer)
     peer: Peer = (Dmltrain if system.servers else Ddp)(made.module, system, arguments.batch)
-    serve(Training(peer, made, arguments.batch, arguments.pause))
+    unequal = Unequal(peer.rank, arguments.pause, *arguments.stragglers, arguments.freeze)
+    serve(Training(peer, made, arguments.batch, unequal))
 
 
 if __name__ == "__main__":
