@@ -11,7 +11,8 @@ STALENESS = 10  # of dist_ssp, in steps
 class System:
     """A way to train with several workers. `codec`: what gradients are sent as. `lossy`: its weights are not those of
     plain gradients, bit for bit. `defer`: of dmltrain.distribute; `factors`: dense layers may send sufficient
-    factors. `links`: servers behind slow links hold less. `apart`: servers are on hosts of their own."""
+    factors. `links`: servers behind slow links hold less. `apart`: servers are on hosts of their own. `kvstore`: the
+    type of dmltrain's."""
 
     label: str
     servers: bool

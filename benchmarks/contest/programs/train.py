@@ -156,10 +156,11 @@ def serve(training: Training) -> None:
     pipe = Connection(int(os.environ[PIPE_VARIABLE]))
     pipe.send_bytes(b"ready")
     while request := receive(pipe):
-        warm_up, limit = request["untimed"], request.get("seconds")
+        warm_up, limit = request["untimed"], request.get("seconds", math.inf)
+        timed = request["steps"] - warm_up if limit == math.inf else math.inf
         if warm_up:
             training.run(warm_up)
-        made, seconds, cpu_seconds = training.run(*((math.inf, limit) if limit else (request["steps"] - warm_up,)))
+        made, seconds, cpu_seconds = training.run(timed, limit)
         answer: dict[str, Any] = {"seconds": [seconds] * request["steps"], "cpu_seconds": [cpu_seconds]}
         answer["made"] = warm_up + made
         pipe.send_bytes(json.dumps({**answer, "digest": training.digest()}).encode())
