@@ -5,45 +5,155 @@ Importing this package imports no framework. A plain PyTorch script needs three 
     import dmltrain
     optimizer = dmltrain.distribute(model, optimizer)
     dmltrain.rank(), dmltrain.num_workers()          # for the sampler
+
+One that can resume, and go on when workers are lost, has a state and a loader (examples/elastic_script.py)::
+
+    state = dmltrain.State(model=model, optimizer=optimizer, best=0.0)
+    loader = dmltrain.loader(dataset, batch_size=64, seed=1)
+    for epoch in state.epochs(10):
+        for images, labels in loader:
+            ...
+        state.save("checkpoint.pt")
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dmltrain.errors import UserError
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from dmltrain.backends.torch.distributed import DistributedOptimizer
     from dmltrain.env import Environment
-    from dmltrain.kvstore import KVStore
+    from dmltrain.loop import Loader
+    from dmltrain.loop import State as State
 
 __version__ = "0.4.0"
 
 
 def distribute(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, kvstore: str = "dist_sync", *, defer: bool = False
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    kvstore: str = "dist_sync",
+    *,
+    compression: str | Mapping[str, Any] = "none",
+    staleness: float | None = None,
+    local_steps: int | None = None,
+    outer_lr: float | None = None,
+    outer_momentum: float | None = None,
+    update_on_kvstore: bool | None = None,
+    factors: int = 0,
+    transport: str | None = None,
+    host_sum: str | None = None,
+    server_shares: str | None = None,
+    balance: bool = False,
+    defer: bool = False,
 ) -> DistributedOptimizer:
-    """Wrap `optimizer` so that each `step()` uses the mean of all workers' gradients.
+    """Wrap `optimizer` so that the workers of a job train one model; with dist_sync each `step()` uses the mean of all
+    workers' gradients.
 
-    Every worker starts from worker 0's weights. `kvstore` is one of dmltrain.kvstore.TYPES. Without `dmltrain-launch`
-    (no DMLC_ROLE in the environment) the script trains alone, as before. In a scheduler or server process this call
-    serves the job and then exits.
+    Every worker starts from worker 0's weights. Without `dmltrain-launch` (no DMLC_ROLE in the environment) the script
+    trains alone, as before, and the choices below are only checked. In a scheduler or server process this call serves
+    the job and then exits.
+
+    The choices of the training programs, under their names:
+
+    - `kvstore`: one of dmltrain.kvstore.TYPES.
+    - `compression` (`--gc-type`): of gradients to the servers and of sums back. One of dmltrain.kvstore.codec.TYPES, or
+      the type with its parameter: `{"type": "2bit", "threshold": 0.1}`, `{"type": "topk", "ratio": 0.01}`. A threshold
+      is in the unit of `parameter.grad` after `backward()`.
+    - `staleness`: of dist_ssp, how many steps a worker may be ahead of the slowest one (default: 3).
+    - `local_steps`, `outer_lr`, `outer_momentum`: of dist_local. Each `step()` is the worker's own. After so many of
+      them (default: 50) the workers' weights are averaged, by an outer optimizer with this rate and momentum
+      (dmltrain.kvstore.local_steps has the sources). Every worker must call `optimizer.synchronize()` before it
+      evaluates or saves.
+    - `update_on_kvstore`: whether dist_sync's optimizer runs on the servers (default: MXNET_UPDATE_ON_KVSTORE, or no).
+    - `factors`: lets dense layers send sufficient factors where that is faster (dist_sync, the optimizer on the
+      workers). The largest number of rows of a worker's step: samples, times positions where inputs have them; 0: none.
+      `choices` of the result says which layers do, and why.
+    - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.env (default:
+      from the environment, else the first one).
+    - `balance`: in an elastic job with `dmltrain.State` and `dmltrain.loader`, whether each worker's part of a step's
+      samples follows the speed at which it computes (docs/elastic.md).
+
+    All models of a process share one kvstore, so each call must make the same choices, but for `factors`,
+    `local_steps`, `outer_lr` and `outer_momentum`.
 
     With `defer`, `step()` returns at once, and the next `model(x)` waits for each weight just before it reads it. The
     results are the same. Code that reads weights otherwise than by `model(x)` or `model.state_dict()` must then call
     `optimizer.settle()` first.
+
+    Raises UserError for values that are wrong or exclude one another, weights that are neither float32 nor float64, and
+    an optimizer that servers do not have where they run it; JobLost.
     """
+    environment = _worker()
+    from dmltrain import script
+
+    asked = script.Exchange(
+        kvstore, compression, staleness, update_on_kvstore, transport, host_sum, server_shares, balance
+    )
+    of_model = script.OfModel(local_steps, outer_lr, outer_momentum, factors)
+    script.check(asked, of_model, environment)
     from dmltrain.backends.torch import release
 
     release.check()
     from dmltrain.backends.torch import distributed
 
-    store = _store(kvstore)
-    on_servers = bool(_worker().update_on_kvstore)
-    return distributed.distribute(model, optimizer, store, update_on_kvstore=on_servers, defer=defer)
+    return distributed.distribute(
+        model,
+        optimizer,
+        script.store(asked, environment),
+        update_on_kvstore=asked.on_servers(environment),
+        defer=defer,
+        factors=factors,
+        averaging=of_model.averaging(kvstore),
+        balance=balance,
+    )
+
+
+def loader(
+    dataset: Any,
+    batch_size: int = 1,
+    *,
+    micro_batches: int = 1,
+    seed: int = 0,
+    drop_last: bool = False,
+    **options: Any,
+) -> Loader:
+    """The batches of a map-style `dataset` for the newest State, dealt out to all workers: each sample once in each
+    epoch, in an order that follows from seed and epoch.
+
+    Read it once in each turn of `for epoch in state.epochs(...)`, and call `optimizer.step()` once for each batch. With
+    dist_sync the step has the mean over the samples of all workers' batches, also of unequal ones, if the loss is the
+    mean over the worker's batch. `batch_size` is that of a worker; where fewer are left in an elastic job, each gets
+    more.
+
+    At an epoch's end there may be fewer samples than workers, and in an elastic job a worker that joins has none in its
+    first step. Then a batch of other samples stands in, whose gradients count as zeros: `loader.count`, the number of
+    samples of the present batch that count, is 0. With dist_local such a worker has one batch less.
+
+    `micro_batches`: a step has so many batches, so that it needs the memory of one only. Gradients add up, whatever
+    the batches' sizes, and losses are not divided. Call `step()` and `zero_grad()` where `loader.step_ends` is true.
+
+    `drop_last`: epochs have whole steps only; samples that are left over come in the next epoch.
+    `options`: those of torch.utils.data.DataLoader, such as `num_workers`, `collate_fn` and `pin_memory`.
+
+    Raises UserError for wrong values, and without a State.
+    """
+    from dmltrain import loop
+    from dmltrain.loop.state import newest
+
+    return loop.Loader(newest(), dataset, batch_size, micro_batches, seed, drop_last, options)
+
+
+def __getattr__(name: str) -> Any:
+    """State, which needs more than scripts without it."""
+    if name != "State":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dmltrain import loop
+
+    return loop.State
 
 
 def rank() -> int:
@@ -64,17 +174,3 @@ def _worker() -> Environment:
     if environment.role != "worker":
         kvstore.serve_and_exit(environment)
     return environment
-
-
-def _store(kind: str) -> KVStore:
-    from dmltrain import kvstore
-
-    environment = _worker()
-    if environment.launched and _stores and kind != _stores[0].type:
-        raise UserError(f"kvstore {kind}: this process already uses {_stores[0].type}; use that for every model")
-    if not _stores or not environment.launched:
-        _stores[:] = [kvstore.create(kind if environment.launched else "local")]
-    return _stores[0]
-
-
-_stores: list[KVStore] = []  # at most one: a process joins its job once, however many models it trains

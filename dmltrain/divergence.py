@@ -46,48 +46,57 @@ def _check_layout(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
     """Raise Diverged unless all workers have arrays of the same names and shapes."""
     layout = repr([(each.name, each.read().dtype.str, each.read().shape) for each in arrays])
     digest = hashlib.sha256(layout.encode()).hexdigest()
-    others = agreement.different(agreement.rows(run.store, "names of the state", agreement.words(digest)))
-    if others:
+    rows = agreement.different(agreement.rows(run.store, "names of the state", agreement.words(digest)))
+    if rows:
+        others = agreement.named(run.store.members(rows))
         raise Diverged(
-            f"epoch {epoch}: {agreement.named(others)} and worker 0 have arrays of other names or shapes: start all "
-            "workers with the same program, options and version"
+            f"epoch {epoch}: {others} and worker {run.store.members([0])[0]} have arrays of other names or shapes: "
+            "start all workers with the same program, options and version"
         )
 
 
 def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray], digests: Array) -> None:
     """Compare all arrays with worker 0's, and replace them. Raises Diverged if they differ by more than rounding."""
-    found = [_difference(run, each) for each in arrays]
+    found, later = [], []
+    for each in arrays:
+        expected = _worker_0s(run, each)
+        found.append(relative_difference(np.ascontiguousarray(each.read()), expected))
+        if run.store.elastic:  # the comparison may have to be repeated: see KVStore.repeat
+            later.append((each, expected))
+        else:
+            each.write(expected)
     largest = max(range(len(found)), key=found.__getitem__)
     table = agreement.rows(run.store, "differences of the state", [found[largest], largest])
+    for each, expected in later:
+        each.write(expected)
     limit = ROUNDING * math.sqrt(run.plan.steps)
     names = [each.name for each in arrays]
-    if too_large := _described(table, names, limit):
-        suspects = agreement.suspects(digests, np.flatnonzero(table[:, 0] > limit).tolist())
+    workers = run.store.members(range(len(table)))
+    if too_large := _described(table, workers, names, limit):
+        suspects = agreement.suspects(digests, np.flatnonzero(table[:, 0] > limit).tolist(), workers)
         raise Diverged(
             f"epoch {epoch}: weights or the optimizer's state differ from worker 0's: {too_large}. Rounding explains "
             f"{limit:.1e} at most: this is a fault of memory, or of code that changes weights on one worker. Look at "
             f"{suspects}, and resume with --load-epoch last"
         )
-    rounded = _described(table, names, 0.0) or "workers without a difference in value"  # bits of zeros or NaN
+    rounded = _described(table, workers, names, 0.0) or "workers without a difference in value"  # bits of zeros or NaN
     run.log.warning("Epoch[%d] rounded unlike worker 0: %s; all workers took worker 0's state", epoch, rounded)
 
 
-def _described(table: Array, names: Sequence[str], limit: float) -> str:
-    """The workers whose difference (first column) is above `limit`, with the array (second column)."""
+def _described(table: Array, workers: Sequence[int], names: Sequence[str], limit: float) -> str:
+    """The workers (of each row) whose difference (first column) is above `limit`, with the array (second column)."""
     return ", ".join(
         f"worker {worker} ({difference:.1e} of the largest value in {names[int(number)]})"
-        for worker, (difference, number) in enumerate(table)
+        for worker, (difference, number) in zip(workers, table, strict=True)
         if difference > limit
     )
 
 
-def _difference(run: Run, array: CommonArray) -> float:
-    own = np.ascontiguousarray(array.read())
-    worker_0s = own.copy()
-    run.store.broadcast(worker_0s.reshape(-1).view(np.uint8))
-    difference = relative_difference(own, worker_0s)
-    array.write(worker_0s)  # which may change `own`
-    return difference
+def _worker_0s(run: Run, array: CommonArray) -> Array:
+    """Worker 0's values of the array."""
+    values = np.ascontiguousarray(array.read()).copy()
+    run.store.broadcast(values.reshape(-1).view(np.uint8))
+    return values
 
 
 def relative_difference(own: Array, expected: Array) -> float:

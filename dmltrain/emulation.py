@@ -3,11 +3,12 @@
 The computing of a step is its forward and backward pass and the worker's own part of the optimizer: the time of the
 training thread without its waits for the kvstore. With emulation it takes
 
-    max(own, --emulate-step) x FACTOR
+    max(own, --emulate-step + --emulate-sample x SAMPLES) x FACTOR
 
-seconds, where FACTOR is that of --stragglers if this step was drawn, times that of --slow-worker. The worker sleeps
-between the forward pass, which has waited for the weights, and the backward pass, which sends the gradients. So the
-weights are as old, and the gradients as late, as on a device that needs this time. The own time of the backward pass is
+seconds, where FACTOR is that of --stragglers if this step was drawn, times that of --slow-worker, and SAMPLES are the
+worker's own of the step. The worker sleeps between the forward pass, which has waited for the weights, and the backward
+pass, which sends the gradients. So the weights are as old, and the gradients as late, as on a device that needs this
+time. The own time of the backward pass is
 not known yet, so the shortest of the last few stands for it. A step is too long by what its backward pass takes more
 than that, the first step by a whole backward pass.
 
@@ -35,7 +36,8 @@ PASSES = 5  # backward passes whose shortest is expected next
 
 @dataclass(frozen=True)
 class Slowness:
-    """What the options ask of one worker: `seconds`, the least time of a step, and how often it takes longer."""
+    """What the options ask of one worker: the least time of a step, `seconds` and `each` for each sample, and how often
+    it takes longer."""
 
     seconds: float
     probability: float  # of a straggling step
@@ -43,6 +45,7 @@ class Slowness:
     always: float  # the factor of all steps of this worker
     seed: int
     rank: int
+    each: float = 0.0
 
     def straggles(self, iteration: int) -> bool:
         """Whether this worker's step of this number (counted over the whole run, from 0) was drawn."""
@@ -51,14 +54,18 @@ class Slowness:
         (word,) = random_bits.words_from(iteration, 1, self.seed, self.rank, random_bits.STRAGGLERS)
         return int(word) < self.probability * 2**64
 
-    def target(self, iteration: int) -> Callable[[float], float]:
-        """The own seconds of a step -> the seconds that it has to take."""
-        factor = self.always * (self.factor if self.straggles(iteration) else 1.0)
-        return lambda own: max(own, self.seconds) * factor
+    def least(self, samples: int) -> float:
+        """The least time of a step with so many samples of this worker, s, without factors."""
+        return self.seconds + self.each * samples
 
-    def mean(self, own: float) -> float:
+    def target(self, iteration: int, samples: int = 0) -> Callable[[float], float]:
+        """The own seconds of a step with so many samples -> the seconds that it has to take."""
+        factor = self.always * (self.factor if self.straggles(iteration) else 1.0)
+        return lambda own: max(own, self.least(samples)) * factor
+
+    def mean(self, own: float, samples: int = 0) -> float:
         """The expected seconds of a step that takes `own` seconds on this machine."""
-        return max(own, self.seconds) * self.always * (1.0 + self.probability * (self.factor - 1.0))
+        return max(own, self.least(samples)) * self.always * (1.0 + self.probability * (self.factor - 1.0))
 
 
 def slowness(options: Options, rank: int) -> Slowness | None:
@@ -67,14 +74,16 @@ def slowness(options: Options, rank: int) -> Slowness | None:
     slow, always = options.slow_worker or (rank, 1.0)
     if slow != rank:
         always = 1.0
-    if not options.emulate_step and probability == 0.0 and always == 1.0:
+    if not (options.emulate_step or options.emulate_sample) and probability == 0.0 and always == 1.0:
         return None
-    return Slowness(options.emulate_step, probability, factor, always, options.seed, rank)
+    return Slowness(options.emulate_step, probability, factor, always, options.seed, rank, options.emulate_sample)
 
 
 def describe(options: Options) -> list[str]:
     """The line of the log; none where nothing is emulated."""
-    parts = [f"each step takes at least {options.emulate_step:g} s"] if options.emulate_step else []
+    least = [f"{options.emulate_step:g} s"] if options.emulate_step else []
+    least += [f"{options.emulate_sample:g} s for each sample of the worker"] if options.emulate_sample else []
+    parts = [f"each step takes at least {' and '.join(least)}"] if least else []
     if options.stragglers:
         probability, factor = options.stragglers
         parts.append(f"with a probability of {100 * probability:g} % a worker's step takes {factor:g} times as long")
@@ -101,9 +110,10 @@ class SlowPace:
         self._target = slow.target(0)
         self._mark = 0.0
 
-    def step(self, iteration: int, batches: int) -> None:
-        """The next batches are those of this step; each takes an equal share of its time."""
-        self._target, self._batches = self._slow.target(iteration), batches
+    def step(self, iteration: int, batches: int, samples: int = 0) -> None:
+        """The next batches are those of this step, with so many samples of this worker; each takes an equal share of
+        its time."""
+        self._target, self._batches = self._slow.target(iteration, samples), batches
 
     def begin(self) -> None:
         self._mark = self._own()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dmltrain.errors import UserError
 
@@ -17,6 +18,7 @@ TRANSPORTS = ("auto", "tcp", "shm")
 HOST_SUMS = ("auto", "off")
 SERVER_SHARES = ("equal", "links")
 WIRES = ("plain", "auth", "tls")
+CHOICES = {"transport": TRANSPORTS, "host_sum": HOST_SUMS, "server_shares": SERVER_SHARES}  # by field of Environment
 ROLES = ("scheduler", "server", "worker")
 
 
@@ -48,7 +50,22 @@ class Environment:
     #                      authenticated; "auth": all frames are; "tls": everything is encrypted as well
     certificate_file: str = ""  # for "tls": PEM, the job's certificate and its private key
     probe: bool = True  # whether to measure the network's bandwidth before training
+    elastic: int = 0  # an elastic job goes on with this many workers at least; 0: the job is not elastic
+    max_workers: int = 0  # workers may join an elastic job up to this many ranks; 0: only those of the start
+    wait_for_hosts: float = 0.0  # s, an elastic job with too few workers waits so long for more; 0: it ends
+    leave_seconds: float = 20.0  # after a notice to leave, this worker ends as a lost one if it has not left
+    restart_servers: int = 0  # how many replacements of lost servers an elastic job can get
+    joins: bool = False  # this process joins an elastic job that runs, perhaps in the place of one that was lost
+    scheduler_file: str = ""  # says where the scheduler's newest incarnation is; "": if it is lost, the job ends
+    incarnation: int = 1  # of the scheduler: which one this is; of others: which one the address above is of
+    change_file: str = ""  # of the scheduler: has the newest change of the running job that the user wants
+    reports_steps: bool = False  # workers report how long they compute in a step, and the scheduler compares them
     launched: bool = False  # False: there is no launcher, and the process trains alone
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks workers can have: those of the start, and of workers that join later."""
+        return max(self.num_workers, self.max_workers)
 
     def __repr__(self) -> str:  # without the key
         return f"Environment({self.role} {self.index}, job {self.job!r}, scheduler {self.root_host}:{self.root_port})"
@@ -66,7 +83,9 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     num_servers = _number(values, "DMLC_NUM_SERVER", default=0)
     index_name = {"worker": "DMLC_WORKER_ID", "server": "DMLC_SERVER_ID"}.get(role)
     index = _number(values, index_name, default=_number(values, "DMLC_TASK_ID", default=0)) if index_name else 0
-    count = {"worker": num_workers, "server": num_servers}.get(role, 1)
+    joins, max_workers = _joins(values), _max_workers(values, num_workers)
+    ranks = max(num_workers, max_workers) if joins else num_workers
+    count = {"worker": ranks, "server": num_servers}.get(role, 1)
     if index >= count:
         raise UserError(f"{index_name}={index}: this job has {count} {role}s, expected 0 to {count - 1}")
     listen = values.get("DMLTRAIN_LISTEN_FD")
@@ -100,8 +119,26 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         certificate_file=_certificate(values),
         update_on_kvstore=_switch(values, "MXNET_UPDATE_ON_KVSTORE"),
         probe=_switch(values, "DMLTRAIN_PROBE") is not False,
+        elastic=_elastic(values, num_workers),
+        max_workers=max_workers,
+        wait_for_hosts=_seconds(values, ("DMLTRAIN_WAIT_FOR_HOSTS",), 0.0),
+        leave_seconds=_seconds(values, ("DMLTRAIN_LEAVE_SECONDS",), 20.0),
+        restart_servers=_number(values, "DMLTRAIN_RESTART_SERVERS", default=0),
+        joins=joins,
+        scheduler_file=values.get("DMLTRAIN_SCHEDULER_FILE", ""),
+        incarnation=_number(values, "DMLTRAIN_INCARNATION", default=1, minimum=1),
+        change_file=values.get("DMLTRAIN_CHANGE_FILE", ""),
+        reports_steps=_switch(values, "DMLTRAIN_STRAGGLERS") is True,
         launched=True,
     )
+
+
+def with_choices(environment: Environment, **choices: str | None) -> Environment:
+    """`environment` with these values of CHOICES; None leaves its own. Raises UserError for any other value."""
+    given: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
+    for name, value in given.items():
+        _one_of(name, value, CHOICES[name])
+    return replace(environment, **given)
 
 
 def measure_seconds(environ: Mapping[str, str] | None = None) -> float:
@@ -112,6 +149,16 @@ def measure_seconds(environ: Mapping[str, str] | None = None) -> float:
 def check_file(environ: Mapping[str, str] | None = None) -> str:
     """The file of command lines to check instead of training; "": train (docs/environment.md)."""
     return (os.environ if environ is None else environ).get("DMLTRAIN_CHECK", "")
+
+
+def audit(environ: Mapping[str, str] | None = None) -> str:
+    """The folder in which a script of an elastic job writes its audit; "": none (docs/elastic.md)."""
+    return (os.environ if environ is None else environ).get("DMLTRAIN_AUDIT", "")
+
+
+def replay(environ: Mapping[str, str] | None = None) -> str:
+    """The views.json through which a script's elastic job goes again; "": none (docs/elastic.md)."""
+    return (os.environ if environ is None else environ).get("DMLTRAIN_REPLAY", "")
 
 
 def inherited(**more: str) -> dict[str, str]:
@@ -137,7 +184,10 @@ def _number(values: Mapping[str, str], name: str, default: int | None = None, mi
 
 
 def _choice(values: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    text = values.get(name) or choices[0]
+    return _one_of(name, values.get(name) or choices[0], choices)
+
+
+def _one_of(name: str, text: str, choices: tuple[str, ...]) -> str:
     if text not in choices:
         raise UserError(f"{name}={text!r}: expected one of {', '.join(choices)}")
     return text
@@ -161,6 +211,33 @@ def _seconds(values: Mapping[str, str], names: tuple[str, ...], default: float) 
             raise UserError(f"{name}={text!r}: expected a positive number of seconds")
         return seconds
     return default
+
+
+def _elastic(values: Mapping[str, str], num_workers: int) -> int:
+    least = _number(values, "DMLTRAIN_ELASTIC", default=0)
+    if least > num_workers:
+        raise UserError(f"DMLTRAIN_ELASTIC={least}: this job has {num_workers} workers, expected 0 to {num_workers}")
+    return least
+
+
+def _max_workers(values: Mapping[str, str], num_workers: int) -> int:
+    most = _number(values, "DMLTRAIN_MAX_WORKERS", default=0)
+    if most and (most < num_workers or not _number(values, "DMLTRAIN_ELASTIC", default=0)):
+        raise UserError(
+            f"DMLTRAIN_MAX_WORKERS={most}: expected {num_workers} or more, the workers at the start, and only in an "
+            "elastic job (DMLTRAIN_ELASTIC); unset it"
+        )
+    return most
+
+
+def _joins(values: Mapping[str, str]) -> bool:
+    joins = _switch(values, "DMLTRAIN_JOIN") is True
+    if joins and (values["DMLC_ROLE"] == "scheduler" or not _number(values, "DMLTRAIN_ELASTIC", default=0)):
+        raise UserError(
+            f"DMLTRAIN_JOIN={values['DMLTRAIN_JOIN']}: only workers and servers can join, and only elastic jobs "
+            "(DMLTRAIN_ELASTIC); unset it"
+        )
+    return joins
 
 
 def _certificate(values: Mapping[str, str]) -> str:

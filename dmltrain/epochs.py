@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dmltrain import communication, divergence, evaluation, monitor, record, resume
+from dmltrain import communication, divergence, elastic, evaluation, monitor, record, resume
 from dmltrain.data.batches import TrainBatches
 from dmltrain.meter import Meter
 from dmltrain.metric import Sums
@@ -40,9 +40,9 @@ def train(run: Run, epoch: int) -> Cost:
     start = communication.mark(store)
     run.usage.begin()
     meter = Meter(run, epoch)
-    rate = steps(run, epoch, first, meter)
+    rate = elastic.steps(run, epoch, first, meter) if store.elastic else steps(run, epoch, first, meter)
     trainer.synchronize()
-    store.barrier()  # the epoch lasts until the last worker has made its steps, also where they are asynchronous
+    store.repeat(store.barrier)  # the epoch lasts until the last worker has made its steps, also asynchronous ones
     seconds = meter.finish()
     run.log_values(epoch, {f"Train-{name}": value for name, value in run.metrics(meter.whole).items()})
     run.log_values(epoch, {"Time cost": seconds})
@@ -54,15 +54,16 @@ def train(run: Run, epoch: int) -> Cost:
 
 def seed(run: Run, position: Position) -> None:
     """Seed the frameworks' random numbers, so that a run that resumes there draws what this one does."""
-    run.trainer.seed(run.options.seed, position.epoch, run.store.rank, *([position.step] if position.step else []))
+    run.trainer.seed(run.options.seed, position.epoch, run.store.member, *([position.step] if position.step else []))
 
 
 def settle(run: Run) -> None:
     """Give all workers the same weights and statistics."""
-    run.trainer.synchronize()
-    run.store.barrier()  # asynchronous workers arrive one by one; the weights do not change after the last
-    run.trainer.synchronize()
-    run.trainer.merge_statistics(run.store.all_reduce, run.store.num_workers)
+    store, trainer = run.store, run.trainer
+    trainer.synchronize()
+    store.repeat(store.barrier)  # asynchronous workers arrive one by one; the weights do not change after the last
+    trainer.synchronize()
+    store.repeat(lambda: trainer.merge_statistics(store.all_reduce, store.num_workers))
 
 
 def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
@@ -71,7 +72,7 @@ def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
     for batch in training_batches(run, epoch, first):
         step = batch.index // plan.group
         if run.pace and batch.index % plan.group == 0:
-            run.pace.step(plan.iteration(Position(epoch, step)), len(plan.batches_of(step)))
+            run.pace.step(plan.iteration(Position(epoch, step)), len(plan.batches_of(step)), own_samples(run, step))
         complete = (batch.index + 1) % plan.group == 0 or batch.index + 1 == plan.batches
         if complete:
             rate = run.schedule(epoch, step)
@@ -123,11 +124,14 @@ def training_batches(run: Run, epoch: int, first: int) -> TrainBatches:
 
 def step_total(run: Run, step: int) -> int:
     """Number of samples in a step's mean gradient: of all workers if they step together, else of this worker."""
-    plan = run.plan
-    sizes = [run.parts.step_sizes(batch) for batch in plan.batches_of(step)]
-    if run.store.kvstore_type.synchronous:
-        return sum(map(sum, sizes))
-    return max(1, sum(each[run.store.rank] for each in sizes))
+    if run.store.kvstore_type.steps_together:
+        return sum(sum(run.parts.step_sizes(batch)) for batch in run.plan.batches_of(step))
+    return max(1, own_samples(run, step))
+
+
+def own_samples(run: Run, step: int) -> int:
+    """This worker's, of a step."""
+    return sum(run.parts.step_sizes(batch)[run.store.rank] for batch in run.plan.batches_of(step))
 
 
 def save(run: Run, epoch: int) -> None:
@@ -135,7 +139,15 @@ def save(run: Run, epoch: int) -> None:
     options, position = run.options, run.plan.after(epoch, run.plan.steps_of(epoch))
     last = epoch + 1 == run.plan.epochs
     if last or (epoch + 1) % options.save_period == 0 or due(options.snapshot, run.plan.iteration(position)):
-        resume.save(run, position)
+        run.store.repeat(lambda: write(run, position))
+
+
+def write(run: Run, position: Position) -> None:
+    """Write a checkpoint. If worker 0 of an elastic job is lost before all know that it is there, the next one writes
+    it."""
+    resume.save(run, position)
+    if run.store.elastic:
+        run.store.barrier()
 
 
 def validate(run: Run, epoch: int) -> None:
@@ -152,14 +164,16 @@ def validate(run: Run, epoch: int) -> None:
 def evaluated(run: Run) -> Sums:
     """The sums over the whole validation set."""
     options = run.options
-    return evaluation.evaluated(
-        run.trainer,
-        run.dataset.validation,
-        run.store,
-        options.batch_size,
-        run.threads,
-        options.prefetch_bytes,
-        run.own_validation,
+    return run.store.repeat(
+        lambda: evaluation.evaluated(
+            run.trainer,
+            run.dataset.validation,
+            run.store,
+            options.batch_size,
+            run.threads,
+            options.prefetch_bytes,
+            run.own_validation,
+        )
     )
 
 

@@ -24,6 +24,10 @@ class JobLost(Exception):
     exit_code = 75
 
 
+class Unreadable(JobLost):
+    """This worker cannot read its data, which the cause says (raise from). An elastic job goes on without it."""
+
+
 class Diverged(Exception):
     """Workers that must have the same weights do not; the message names them. No user's mistake, so that a restart from
     the last checkpoint may help."""
@@ -82,6 +86,9 @@ def end_scripts_without_traceback() -> None:
 
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if getattr(kind, "ends_well", False):
+        sys.stderr.write(f"{os.path.basename(sys.argv[0])}: this worker's part has ended: {error}\n")
+        exit_now(0)
     if not isinstance(error, (UserError, JobLost)):
         sys.__excepthook__(kind, error, trace)
         return

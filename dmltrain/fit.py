@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dmltrain import (
     checkpoint,
     common_network,
     divergence,
+    elastic,
     emulation,
     env,
     epochs,
@@ -89,8 +91,10 @@ def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
-    if env.read().role == "worker":
-        BACKENDS[options.backend].load()
+    its = env.read()
+    elastic.check(options, its)
+    if its.role == "worker" or (its.role == "server" and its.joins and options.update_on_kvstore):
+        BACKENDS[options.backend].load()  # a server that joins does so while the others train
     store = kvstore.create(
         options.kv_store,
         staleness=options.staleness,
@@ -98,6 +102,7 @@ def train(options: Options, command: str) -> None:
         transport=options.transport,
         host_sum=options.host_sum,
         server_shares=options.server_shares,
+        elastic=True,
     )  # a scheduler or server serves the job here, and exits
     try:
         if options.test_io:
@@ -106,18 +111,23 @@ def train(options: Options, command: str) -> None:
             return
         run = prepare(options, store, command)
         heap.keep_freed_memory()
-        for epoch in range(run.start.epoch, run.plan.epochs):
-            cost = epochs.train(run, epoch)
-            divergence.check(run, epoch)
-            epochs.save(run, epoch)
-            epochs.validate(run, epoch)
-            loading.check_broken(run.dataset, store, run.log)
-            epochs.report(run, epoch, cost)
-        run.log.info("Final weights sha256=%s", run.trainer.digest())
+        elastic.train(run, train_epochs)
     except BaseException as error:
-        store.abort(str(error) or type(error).__name__)  # the other processes end at once and report this reason
+        store.failed(error)  # the other processes end at once and report this reason, or go on without this one
         raise
     store.close()
+
+
+def train_epochs(run: Run) -> None:
+    """From the run's start to its end."""
+    for epoch in range(run.start.epoch, run.plan.epochs):
+        cost = epochs.train(run, epoch)
+        run.store.repeat(partial(divergence.check, run, epoch))
+        epochs.save(run, epoch)
+        epochs.validate(run, epoch)
+        loading.check_broken(run.dataset, run.store, run.log)
+        epochs.report(run, epoch, cost)
+    run.log.info("Final weights sha256=%s", run.trainer.digest())
 
 
 def update_on_kvstore(options: Options) -> int:
@@ -135,7 +145,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     log = record.logger(store.rank)
     if options.tensorboard:
         board.check(options.tensorboard)
-    if options.model_prefix and store.rank == 0:
+    if options.model_prefix and (store.rank == 0 or store.elastic):  # any worker of an elastic job may have to write
         checkpoint.prepare(options.model_prefix)
     dataset = loading.load_dataset(options, store, log.warning)
     classes = None if options.pretrained_model else dataset.num_classes

@@ -38,6 +38,7 @@ WARM_UP = 2  # steps: memory is allocated, networks are compiled, libraries choo
 BLOCK_SECONDS = 0.2  # steps are timed in blocks, because waiting for a GPU after each step would slow it down
 MIN_BLOCKS = 5  # so that one or two disturbed blocks do not change the median
 GRADIENT_BYTES = 4  # float32
+OF_SOME_TYPES: dict[str, Any] = dict.fromkeys(("staleness", "local_steps", "outer_lr", "outer_momentum"))  # of kvstores
 MXNET_COMPRESSION = {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}  # MXNet compresses gradients only
 
 
@@ -50,7 +51,7 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     """The values of the line; `model_bytes` is the size of one worker's gradients as float32."""
     shape, classes = loading.shape_and_classes(options)
     network = models.create(options.network, options.num_layers, classes, shape, **options.network_options)
-    serial = replace(options, kv_store="local", gc_type="none", staleness=None, update_on_kvstore=0)
+    serial = replace(options, kv_store="local", gc_type="none", update_on_kvstore=0, **OF_SOME_TYPES)
     images = synthetic.load(num_examples=BATCHES * options.batch_size, image_shape=shape, num_classes=classes)
     store = kvstore.create("local", backend=options.backend)
     trainer = BACKENDS[options.backend].trainer(network, serial, store, normalisation=images.normalisation)
@@ -65,8 +66,9 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
     batches.close()
     sizes = slice_bytes(network, options)
     kvstore_type = kvstore.types.find(options.kv_store)
+    averaging = kvstore_type.averaging(options.local_steps, options.outer_lr, options.outer_momentum)
     return {
-        "seconds_per_step": slow.mean(timing.seconds) if slow else timing.seconds,
+        "seconds_per_step": slow.mean(timing.seconds, options.batch_size) if slow else timing.seconds,
         "spread": round(timing.spread, 3),
         "samples_per_step": options.batch_size,
         "model_bytes": network.num_parameters * GRADIENT_BYTES,
@@ -75,6 +77,7 @@ def measure(options: Options, seconds: float) -> dict[str, Any]:
         "kv_store": kvstore_type.name,
         "distributed": kvstore_type.distributed,
         "synchronous": kvstore_type.synchronous,
+        **({"local_steps": averaging.steps} if averaging else {}),
         "gc_type": options.gc_type,
         "compression": compression(options),
         "backend": options.backend,
@@ -129,7 +132,7 @@ def slice_bytes(network: Network, options: Options) -> list[int]:
         options,
         kv_store="dist_sync",
         gc_type="none",
-        staleness=None,
+        **OF_SOME_TYPES,
         dtype="float32",
         compile=0,
         factors="off",

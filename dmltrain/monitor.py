@@ -16,7 +16,7 @@ from dmltrain.run import Run
 
 def log(run: Run, iteration: int) -> None:
     """Log weights and statistics after this step, in the network's order."""
-    run.trainer.synchronize()
+    run.trainer.settle()
     arrays = {each.name: each.read for each in run.trainer.common_arrays()}
     for parameter in (*run.network.parameters(), *run.network.auxiliary()):
         run.log.info(record.array_size(iteration, parameter.name, size(arrays[parameter.name]())))

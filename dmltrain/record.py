@@ -181,6 +181,7 @@ def split(name: str) -> str:
     return _SPLITS.get(name.lower(), "")
 
 
+@lru_cache(4096)
 def key(name: str, section: str = "") -> str:
     """The report's key of a printed name: `Train-accuracy` -> train_accuracy, `Time cost` -> seconds, `Sent` -> sent.
 

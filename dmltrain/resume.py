@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import dmltrain
-from dmltrain import checkpoint, common_checkpoint
+from dmltrain import agreement, checkpoint, common_checkpoint
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.checkpoint import Saved
@@ -33,11 +33,11 @@ from dmltrain.wholeness import sealed
 
 
 def save(run: Run, position: Position) -> None:
-    """Write the state after the run's steps until `position`. Every worker must call this, for its residuals; worker 0
-    writes. The others wait for it in the next exchange, so the weights do not change."""
+    """Write the state after the run's steps until `position`. Every worker must call this, for its residuals and its
+    own state; worker 0 writes. The others wait for it in the next exchange, so the weights do not change."""
     if not run.options.model_prefix:
         return
-    residuals = run.store.residuals()
+    residuals, others = run.store.residuals(), _others(run)
     if run.store.rank != 0:
         return
     target = path(run.options, run.plan.saved(position))
@@ -48,13 +48,21 @@ def save(run: Run, position: Position) -> None:
         **({"step": position.step, "steps": run.plan.steps} if position.step else {}),
         **identity(run.options, run.network),
         "circumstances": circumstances(run.options, run.store, len(run.dataset.train)),
-        "state": run.trainer.state(residuals),
+        "state": run.trainer.state(residuals, others),
     }
     checkpoint.write(target, sealed(run.backend.encode(content)))
     if not position.step:
         for other, same in _other_files(run, position.epoch, content["state"]["model"]).items():
             checkpoint.write(other, sealed(same) if other.suffix in checkpoint.SUFFIXES else same)
     run.log.info('Saved checkpoint to "%s"', target)
+
+
+def _others(run: Run) -> list[dict[str, Any]]:
+    """What workers 1, 2, ... have of their own, on worker 0. Every worker must call this."""
+    if not run.store.kvstore_type.steps_alone:
+        return []
+    own = run.backend.encode(run.trainer.own_state())
+    return [run.backend.decode(each) for each in agreement.gathered(run.store, own)[1:]]
 
 
 def _other_files(run: Run, epoch: int, arrays: Mapping[str, Any]) -> dict[Path, bytes]:
@@ -87,7 +95,16 @@ def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[s
         "dtype": options.dtype,
         "devices": len(options.device_names),
         "kv_store": store.type,
+        **_averaging(options, store),
     }
+
+
+def _averaging(options: Options, store: KVStore) -> dict[str, float]:
+    """When and how the workers' weights are averaged; empty where they step together."""
+    found = store.kvstore_type.averaging(options.local_steps, options.outer_lr, options.outer_momentum)
+    if found is None:
+        return {}
+    return {"local_steps": found.steps, "outer_lr": found.outer_lr, "outer_momentum": found.outer_momentum}
 
 
 def path(options: Options, saved: Saved) -> Path:
@@ -99,14 +116,16 @@ def _file(options: Options, saved: Saved, suffix: str) -> Path:
 
 
 def check_all_save(options: Options, store: KVStore) -> None:
-    """Raise UserError if only some workers save checkpoints although these need the residuals of all workers."""
-    if options.gc_type == "none" or not _capabilities(options).residuals:
+    """Raise UserError if only some workers save checkpoints although these need residuals or states of all workers."""
+    compressed = options.gc_type != "none" and _capabilities(options).residuals
+    if not compressed and not store.kvstore_type.steps_alone:
         return
     count = store.all_reduce("checkpoints", np.array([float(bool(options.model_prefix))]))[0]
     if 0 < count < store.num_workers:
+        why = f"--gc-type {options.gc_type}" if compressed else f"--kv-store {options.kv_store}"
         raise UserError(
-            f"--model-prefix: given to {count:.0f} of {store.num_workers} workers; with --gc-type {options.gc_type} a "
-            "checkpoint needs all workers: give --model-prefix to all"
+            f"--model-prefix: given to {count:.0f} of {store.num_workers} workers; with {why} a checkpoint needs all "
+            "workers: give --model-prefix to all"
         )
 
 
@@ -119,7 +138,10 @@ NOT_ASKED = -2  # in place of the number of --load-epoch; LAST is -1
 def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
     """The options with worker 0's choice of a checkpoint, and the file to read; None to start anew. For --load-epoch
     last this is the newest of which worker 0, which writes checkpoints, has a whole file; the damaged ones are logged.
+    A worker that is alone reads none: it gets the state of training when it joins.
     """
+    if store.is_alone:
+        return replace(options, load_epoch=None), None
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
     saved = _saved(options, plan, log) if store.rank == 0 else None
     kinds = [kind for kind, suffix in enumerate(suffixes) if saved and _file(options, saved, suffix).exists()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import Logger
+from typing import TYPE_CHECKING
 
 from dmltrain import loading, record
 from dmltrain.backends.backend import Backend, Trainer
@@ -20,6 +21,9 @@ from dmltrain.options import Options
 from dmltrain.plan import Plan, Position
 from dmltrain.schedule import Schedule
 from dmltrain.usage import Usage
+
+if TYPE_CHECKING:
+    from dmltrain.elastic.member import Member
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Run:
     pace: SlowPace | None = None  # with emulated computing
     usage: Usage = field(default_factory=Usage)
     board: Board = Board()
+    member: Member | None = None  # in an elastic job, once the job can go on without it
 
     @property
     def batches(self) -> int:

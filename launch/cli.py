@@ -41,6 +41,12 @@ def job_main(argv: Sequence[str] | None = None) -> None:
 def launch(argv: Sequence[str]) -> int:
     """Run the mode that the command line selects. Returns the exit code."""
     options = parse(argv, environment())
+    if options.submit and options.mode in ("", "dry-run"):
+        from launch.commands.submit import SUBMITTED
+
+        if not os.environ.pop(SUBMITTED, ""):  # and what it starts may submit jobs of its own
+            return submit(options, argv)
+        options = replace(options, mode="")  # a script that --dry-run has printed
     return MODES[options.mode](options)
 
 
@@ -64,6 +70,10 @@ def job(argv: Sequence[str]) -> int:
         print(f"{JOB} {version()}")
     elif request.verb == "ls":
         return jobs(request.target)
+    elif request.change:
+        from launch.commands.change import change
+
+        return change(request.verb, request.target, request.change, print)
     else:
         return launch(request.launcher_argv)
     return 0
@@ -84,14 +94,31 @@ def environment() -> dict[str, str]:
 
 
 def run(options: Options) -> int:
-    """Run a job to its end."""
-    from launch.run.start import Start, make_job, name_and_path, used_hosts
+    """Run a job to its end; with --detach only until it runs."""
+    if not options.detach:
+        return start(options)
+    from launch.run.background import in_background
+
+    return in_background(lambda started: start(options, started), say)
+
+
+def start(options: Options, started: Callable[[str], None] | None = None) -> int:
+    """Run a job to its end. With --detach `started` is called, with a text for the user, when it runs."""
+    from launch.run.described import fitted, make_job, name_and_path
+    from launch.run.start import Start
 
     name, path = name_and_path(options, time.time())
     job = make_job(options, name)
     with opened(options) as cluster:
-        cluster.hosts = used_hosts(job, cluster.hosts)
-        return Start(options, job, cluster, path, speaker(options)).run()
+        listed = cluster.hosts
+        job, cluster.hosts = fitted(job, listed)
+        if not started:
+            return Start(options, job, cluster, path, speaker(options), listed).run()
+        from launch.run.detached_start import DetachedStart
+
+        detached = DetachedStart(options, job, cluster, path, speaker(options), listed)
+        detached.started = started
+        return detached.run()
 
 
 def check(options: Options, name: str = NAME) -> int:
@@ -105,30 +132,44 @@ def check(options: Options, name: str = NAME) -> int:
 def dry_run(options: Options) -> int:
     """Print the commands for each host."""
     from launch.commands import dry_run
-    from launch.run.start import make_job, name_and_path, used_hosts
+    from launch.run.described import fitted, make_job, name_and_path
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as cluster:
-        for line in dry_run.lines(job, used_hosts(job, cluster.hosts), options):
+        for line in dry_run.lines(*fitted(job, cluster.hosts), options):
             print(line)
     return 0
+
+
+def submit(options: Options, argv: Sequence[str]) -> int:
+    """Put the job into Slurm's queue, or with --dry-run print how."""
+    from launch.commands import submit
+    from launch.run.described import make_job, name_and_path
+
+    name, path = name_and_path(options, time.time())
+    make_job(options, name)  # which finds mistakes
+    made = submit.submission(options, argv, name, path)
+    if options.mode == "dry-run":
+        print("\n".join(made.lines()))
+        return 0
+    return submit.submit(made, name, path, say)
 
 
 def plan(options: Options) -> int:
     """Print which process runs on which host."""
     from launch.commands import plan
-    from launch.run.start import make_job, name_and_path, used_hosts
+    from launch.run.described import fitted, make_job, name_and_path
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as cluster:
-        print(plan.text(job, used_hosts(job, cluster.hosts)))
+        print(plan.text(*fitted(job, cluster.hosts)))
     return 0
 
 
 def logs(options: Options) -> int:
     """Print a job's logs."""
     from launch.commands import show
-    from launch.run.start import coloured
+    from launch.terminal.choice import coloured
 
     why = show.show(options.target, options.show, options.follow, sys.stdout.fileno(), coloured())
     if why:
@@ -146,6 +187,12 @@ def kill(options: Options) -> int:
     from launch.commands import visit
 
     return visit.kill(options, say)
+
+
+def attach(options: Options) -> int:
+    from launch.commands import attach
+
+    return attach.attach(options, speaker(options))
 
 
 def help_(options: Options) -> int:
@@ -166,6 +213,7 @@ MODES: dict[str, Callable[[Options], int]] = {
     "plan": plan,
     "ps": processes,
     "kill": kill,
+    "attach": attach,
     "logs": logs,
     "help": help_,
     "version": version_,

@@ -3,12 +3,14 @@
 import gc
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.forked_job import start_forked  # noqa: F401  (a fixture of all tests)
 from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
 from tests.tiers import examples
 
@@ -48,15 +50,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if marked else True
 
 
-def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end, so the garbage collector need not look at these million objects again."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Modules and tests stay to the end, so the garbage collector need not look at these million objects: not while
+    they are made, which would take a third longer, nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
-# The tests of each share what takes long to make: trials side by side, results of MXNet, completion scripts.
+# The tests of each share what takes long to make: trials side by side, results of MXNet, a browser, completion scripts.
 TOGETHER = (
     "tests/cluster/test_fault_matrix.py",
     "tests/backends/test_mxnet_graphs.py",
+    "tests/report/page/test_in_browser.py",
     "tests/test_completion.py",
 )
 
@@ -74,6 +84,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return nodeid.partition("::")[0] if nodeid.startswith(TOGETHER) else nodeid
+
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            super().mark_test_complete(node, item_index, duration)
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            if all(self.assigned_work[node][scope].values()):
+                del self.assigned_work[node][scope]  # else each test would count all that are over once more
 
     return Scheduling(config, log)
 

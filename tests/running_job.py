@@ -79,11 +79,11 @@ def need_mxnet() -> None:
 def start_job(tmp_path, request):
     """start_job(program, *arguments, workers=2, servers=1, env={}) -> RunningJob; what is left at the end is killed.
     `program` is a file in the folder `programs` beside the test. `place`, if given, puts a process ("worker-0") on
-    another host than this: the words before its command, and its environment."""
+    another host than this: the words before its command, and its environment. `made` makes the RunningJob."""
     jobs = []
 
-    def start(program, *arguments, workers=2, servers=1, env=None, key=b"6b6579", place=None):
-        job = RunningJob(folder=tmp_path / f"job{len(jobs)}")
+    def start(program, *arguments, workers=2, servers=1, env=None, key=b"6b6579", place=None, made=RunningJob):
+        job = made(folder=tmp_path / f"job{len(jobs)}")
         job.folder.mkdir()
         jobs.append(job)
         job.key = job.folder / "key"

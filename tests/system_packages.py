@@ -60,6 +60,15 @@ PACKAGES = (
     Package("openssh-client", "tests over SSH", ("ssh", "ssh-keygen", "ssh-agent")),
     Package("openmpi-bin", "tests of Open MPI", ("mpirun.openmpi",)),
     Package("mpich", "tests of MPICH", ("mpirun.mpich",)),
+    *(
+        Package(name, "tests of Slurm", (program,))
+        for name, program in (
+            ("munge", "munged"),
+            ("slurmctld", "slurmctld"),
+            ("slurmd", "slurmd"),
+            ("slurm-client", "srun"),
+        )
+    ),
     Package("iperf3", "the benchmark of hosts", ("iperf3",)),
     Package("procps", "tests of processes of mpirun", ("ps",)),
     Package("git", "tests of .gitignore", ("git",)),

@@ -20,6 +20,8 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "record": {"errors", "env"},
     "report": {"record", "errors", "whole_file"},
     "arrays": set(),
+    "agreement": {"arrays", "kvstore"},
+    "audit": {"arrays", "bounded", "data", "errors", "kvstore", "whole_file"},
     "usage": set(),
     "mxnet_files": {"arrays", "bounded", "layers", "errors"},
     "normalisation": {"arrays"},
@@ -33,6 +35,7 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
         *("arrays", "backends", "bounded", "env", "errors", "npz", "whole_file")
     },
     "backends": {
+        "agreement",
         "arrays",
         "bounded",
         "env",
@@ -51,9 +54,11 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
 }
 
 KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports itself and what stands before it
-    ("types", "waiting", "state_file", "log", "scratch", "step"),
+    ("local_steps", "waiting", "state_file", "log", "scratch", "step", "view"),
+    ("types",),
     ("base",),
     ("codec",),
+    ("rules",),
     ("transport",),
     ("scheduler",),
     ("server",),
@@ -65,7 +70,7 @@ KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports its
 LAUNCH = [  # the same for launch; "launch" itself, which has LaunchError alone, is below all
     ("secret", "certificate", "whole_file", "agent"),
     ("job",),
-    ("channels", "preflight", "sync", "terminal"),
+    ("channels", "control", "preflight", "sync", "terminal"),
     ("clusters",),
     ("command_line",),
     ("run",),

@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dmltrain import board, communication, event_file, fit
 from dmltrain.errors import UserError
-from tests.test_fit import DIGITS, EXAMPLES, ROOT, Log, finished, installed
+from tests.forked_job import run_forked
+from tests.test_fit import DIGITS, EXAMPLES, ROOT, Log, environment, finished, installed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 WORDS = ["--network", "mlp", "--num-examples", 640, "--batch-size", 32, "--disp-batches", 5]
@@ -59,6 +60,12 @@ def line(log: Log, name: str, node: int = 0) -> list[dict[str, float]]:
 def agrees(found: list[tuple[int, float]], steps: list[int], said: list[float], absolute: float = 1e-6) -> None:
     assert [step for step, _ in found] == steps
     assert [value for _, value in found] == pytest.approx(said, rel=1e-5, abs=absolute)
+
+
+def ran(folder: Path, program: str, *words: object) -> tuple[int | None, str]:
+    """The exit code and the output of a program that is forked from a process without TensorBoard."""
+    (folder / "program.py").write_text(program)
+    return run_forked(folder, folder / "program.py", *words, environment=environment())
 
 
 @pytest.mark.thorough
@@ -125,9 +132,9 @@ def test_without_the_option_nothing_is_imported_or_written(tmp_path):
         "fit.main(['--num-epochs', '1', '--num-examples', '64'], defaults={'dataset': 'digits', 'network': 'mlp'})\n"
         "print([name for name in sys.modules if name.startswith('tensorboard')])\n"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[]\n", done.stderr
+    code, text = ran(tmp_path, program)
+    assert code == 0 and text.endswith("\n[]\n"), text
+    assert {each.name for each in tmp_path.iterdir()} == {"program.py", "program.log"}
 
 
 def test_the_writer_imports_no_framework():
@@ -139,18 +146,18 @@ def test_the_writer_imports_no_framework():
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_a_missing_package_is_an_error_before_anything_else():
+def test_a_missing_package_is_an_error_before_anything_else(tmp_path):
     program = (
         "import sys\nsys.modules['tensorboard'] = None\nfrom dmltrain import fit\n"
         "sys.exit(fit.main(['--tensorboard', '/nowhere', '--data-dir', '/none'], prog='train', "
         "defaults={'dataset': 'mnist', 'network': 'mlp'}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
+    code, text = ran(tmp_path, program)
+    assert code == 2
     expected = (
         "train: error: --tensorboard needs the package tensorboard, .*: pip install 'dmltrain\\[tensorboard\\]'\n"
     )
-    assert re.fullmatch(expected, done.stderr), done.stderr
+    assert re.fullmatch(expected, text), text
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
@@ -162,7 +169,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 @pytest.mark.thorough
 def test_a_full_disk_ends_the_events_and_not_the_training(tmp_path):
     words = [*WORDS, "--tensorboard", tmp_path, "--num-epochs", 4, "--disp-batches", 1]
-    done = subprocess.run(
+    done = subprocess.run(  # its log goes into a pipe, which has no limit
         [str(each) for each in (sys.executable, EXAMPLES / "train_digits.py", *words)],
         capture_output=True,
         text=True,

@@ -177,7 +177,7 @@ class Careless:
     """Worker 1's store; an altered byte arrives with a broadcast."""
 
     def __init__(self, store):
-        self._store = store
+        self._store, self.is_alone = store, False
         self.rank, self.num_workers, self.all_reduce = store.rank, store.num_workers, store.all_reduce
 
     def broadcast(self, values, needed):

@@ -74,15 +74,26 @@ def found(folder) -> list[Command]:
 
 @pytest.fixture(scope="module")
 def scripts(folder, found) -> dict[str, Path]:
-    """By shell; bash's by the front door, zsh's without asking all programs once more."""
-    done = subprocess.run([folder / "dmltrain", "completion", "bash"], capture_output=True, text=True, check=True)
-    with mock.patch.object(completion, "commands", return_value=found), redirect_stdout(io.StringIO()) as printed:
-        assert completion.complete(["zsh"]) == 0
+    """By shell, without asking all programs once more."""
     made = {}
-    for shell, text in (("bash", done.stdout), ("zsh", printed.getvalue())):
+    for shell in ("bash", "zsh"):
         made[shell] = folder.parent / f"completion.{shell}"
-        made[shell].write_text(text)
+        made[shell].write_text(printed(shell, found))
     return made
+
+
+def printed(shell: str, found: list[Command]) -> str:
+    with mock.patch.object(completion, "commands", return_value=found), redirect_stdout(io.StringIO()) as out:
+        assert completion.complete([shell]) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_front_door_asks_the_programs_beside_it(folder, tmp_path, shell):
+    for name in ("dmltrain", "dmltrain-completion", "dmltrain-mute", "dmltrain-zoom"):
+        shutil.copy(folder / name, tmp_path)
+    done = subprocess.run([tmp_path / "dmltrain", "completion", shell], capture_output=True, text=True, check=True)
+    assert done.stdout == printed(shell, commands(tmp_path)) and "--gently" in done.stdout
 
 
 OFFERED = [
@@ -98,7 +109,8 @@ OFFERED = [
     (["dmltrain", "data", "pa"], ["pack", "partition"]),
     (["dmltrain", "data", "pack", "--resi"], ["--resize"]),
     (["dmltrain", "completion", ""], ["bash", "zsh"]),
-    (["dmltrain", "job", ""], ["ls", "ps", "logs", "kill"]),
+    (["dmltrain", "job", ""], ["ls", "ps", "logs", "kill", "attach", "add", "remove", "set"]),
+    (["dmltrain", "job", "add", "fit-"], ["fit-2"]),
     (["dmltrain", "job", "-"], ["-h", "--help", "--version"]),
     (["dmltrain", "job", "logs", "--f"], ["--follow"]),
     (["dmltrain", "job", "logs", "--follow", ""], ["fit-2", "fit"]),

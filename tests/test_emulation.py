@@ -63,10 +63,12 @@ class Thread:
         self.waited += seconds
         self.now += seconds
 
-    def step(self, number: int, forward: float, backward: float, wait: float = 0.0, batches: int = 1) -> float:
+    def step(
+        self, number: int, forward: float, backward: float, wait: float = 0.0, batches: int = 1, samples: int = 0
+    ) -> float:
         """The seconds that the step has taken, without waits."""
         began, waited = self.now, self.waited
-        self.pace.step(number, batches)
+        self.pace.step(number, batches, samples)
         for _ in range(batches):
             self.pace.begin()
             self.wait(wait)
@@ -114,6 +116,15 @@ def test_the_batches_of_a_step_share_its_time():
     thread.step(0, 0.05, 0.1, batches=3)
     assert thread.step(1, 0.05, 0.1, batches=3) == pytest.approx(0.6)
     assert thread.step(2, 0.05, 0.1, batches=1) == pytest.approx(0.6)
+
+
+def test_a_step_takes_so_long_for_each_sample_of_the_worker():
+    thread = Thread(seconds=0.2, each=0.05, always=2.0)
+    taken = [thread.step(number, 0.0, 0.0, samples=samples) for number, samples in enumerate((8, 2, 0))]
+    assert taken == pytest.approx([1.2, 0.6, 0.4])
+    assert emulation.slowness(Options(emulate_sample=0.05), 0).mean(0.1, 4) == pytest.approx(0.2)
+    text = "Computing is emulated: each step takes at least 0.2 s and 0.05 s for each sample of the worker"
+    assert emulation.describe(Options(emulate_step=0.2, emulate_sample=0.05)) == [text]
 
 
 def test_the_expected_time_of_a_step():
@@ -231,6 +242,20 @@ def test_jobs_are_as_fast_as_the_model_allows(tmp_path, model, bound, words):
     options = parse([str(word) for word in STRAGGLERS])
     allowed = model.steps_per_second(options, 3, bound, 25, 2)
     assert 0.6 * allowed < rate(tmp_path / "job", "--kv-store", *words) < 1.05 * allowed
+
+
+@pytest.mark.thorough
+def test_who_waits_for_an_average_says_for_whom(tmp_path):
+    """Also with local steps the wait is the straggler's, and the emulated computing is not the wait's."""
+    words = ["--network", "mlp", "--num-examples", 300, "--batch-size", 15, "--num-epochs", 2, "--emulate-step", 0.02]
+    words += ["--kv-store", "dist_local", "--local-steps", 4, "--slow-worker", "1:5"]
+    logs = finished(tmp_path / "job", 2, 1, *words)
+    spent = [
+        re.findall(r"Communication: .*compute=(\S+) own-host=\S+ wire=\S+ server=\S+ straggler=(\S+)", log.text)
+        for log in logs
+    ]
+    assert all(float(straggler) > 0.5 and float(compute) < 0.5 for compute, straggler in spent[0])
+    assert all(float(straggler) < 0.3 and float(compute) > 0.9 for compute, straggler in spent[1])
 
 
 @pytest.mark.thorough

@@ -49,10 +49,12 @@ class Launched:
         return found
 
     def wait_for(self, condition, what: str, seconds: float = 30.0):
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = began + seconds
         while not (value := condition()):
             assert time.monotonic() < deadline, f"{what}: did not happen\n{self.text()}"
-            time.sleep(0.01)
+            time.sleep(max(0.01, 2 * (time.monotonic() - began)))  # a look at all processes takes CPU from them
+            began = time.monotonic()
         return value
 
     def end(self, seconds: float) -> int:
@@ -103,14 +105,8 @@ def table(*arguments, cwd) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("dist_sync", marks=pytest.mark.quick),
-        pytest.param("dist_async", marks=pytest.mark.thorough),
-    ],
-)
-def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
+@pytest.mark.quick
+def test_launch_train_and_read_the_tables(launched, tmp_path):
     job = launched(
         "-n",
         2,
@@ -122,19 +118,19 @@ def test_launch_train_and_read_the_tables(launched, tmp_path, kind):
         "--network",
         "mlp",
         "--kv-store",
-        kind,
+        "dist_sync",
         "--num-epochs",
-        6,
+        3,
         "--lr",
         0.05,
     )
     assert job.end(120) == 0, job.text()
     assert job.text().rstrip().endswith("0 processes left on 1 host")
     (run,) = json.loads(table("logs/d", "--format", "json", cwd=tmp_path))
-    assert [epoch["epoch"] for epoch in run["epochs"]] == list(range(6))
+    assert [epoch["epoch"] for epoch in run["epochs"]] == list(range(3))
     assert max(epoch["validation_accuracy"] for epoch in run["epochs"]) > 0.9
     assert all(epoch["seconds"] > 0 and 0 < epoch["train_accuracy"] <= 1 for epoch in run["epochs"])
-    assert re.search(r"^\|\s*6 \|", table("logs/d", cwd=tmp_path), re.MULTILINE)
+    assert re.search(r"^\|\s*3 \|", table("logs/d", cwd=tmp_path), re.MULTILINE)
     facts = json.loads((tmp_path / "logs/d/job.json").read_text())
     assert facts["exit_code"] == 0 and "train_digits.py" in json.dumps(facts)
     names = {path.name for path in (tmp_path / "logs/d").iterdir()}
@@ -167,23 +163,31 @@ def test_dist_sync_without_servers_is_explained(launched):
     assert "needs at least one server" in job.text() and "Traceback" not in job.text()
 
 
-@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.thorough), "mxnet"])
-def test_the_classic_first_job(launched, backend, tmp_path):
+@pytest.mark.parametrize(
+    "backend, kind",
+    [
+        pytest.param("torch", "dist_async", marks=pytest.mark.thorough),
+        pytest.param("mxnet", "dist_sync", marks=pytest.mark.thorough),  # make test has launch/test_mxnet_programs.py
+    ],
+)
+def test_the_classic_first_job(launched, backend, kind, tmp_path):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     job = launched(
         "-n",
         2,
         "-s",
-        2,
+        1,
         "--log-dir",
         "l",
         "python",
         ROOT / "examples/dist_sync_mlp.py",
         "--backend",
         backend,
+        "--kv-store",
+        kind,
         "--num-epochs",
-        3,
+        2,
         "--model-prefix",
         tmp_path / "m",
     )
@@ -197,11 +201,12 @@ def test_the_classic_first_job(launched, backend, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     epochs = json.loads(done.stdout)[0]["epochs"]
-    assert len(epochs) == 3 and epochs[-1]["validation_accuracy"] > 0.9
-    assert (tmp_path / ("m-0003.npz" if backend == "mxnet" else "m-0003.pt")).exists()
+    assert len(epochs) == 2 and epochs[-1]["validation_accuracy"] > 0.8
+    assert (tmp_path / ("m-0002.npz" if backend == "mxnet" else "m-0002.pt")).exists()
 
 
-@pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.exhaustive)])
 def test_a_plain_torch_script_trains_through_the_servers(launched, kind):
     job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "examples/plain_torch.py", kind)
     assert job.end(120) == 0, job.text()
@@ -266,7 +271,9 @@ def test_a_fault_ends_the_job_and_is_named(launched, tmp_path, fault):
     assert not job.members()
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)]
+)
 def test_a_signal_to_the_launcher_ends_everything(launched, tmp_path, number, code):
     job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "tests/programs/phases.py", "middle", tmp_path)
     at_phase(job, "middle", "worker", 0)

@@ -45,6 +45,31 @@ def test_the_probe_can_be_switched_off():
     assert env.read(WORKER).probe and not env.read({**WORKER, "DMLTRAIN_PROBE": "0"}).probe
 
 
+def test_a_job_is_elastic_if_it_may_lose_workers():
+    assert env.read(WORKER).elastic == 0 and env.read({**WORKER, "DMLTRAIN_ELASTIC": "2"}).elastic == 2
+
+
+def test_workers_that_join_may_have_ranks_beyond_those_of_the_start():
+    more = {**WORKER, "DMLTRAIN_ELASTIC": "1", "DMLTRAIN_MAX_WORKERS": "5"}
+    assert (env.read(WORKER).ranks, env.read(more).ranks) == (3, 5)
+    found = env.read({**more, "DMLTRAIN_JOIN": "1", "DMLC_WORKER_ID": "4"})
+    assert (found.index, found.num_workers, found.joins) == (4, 3, True)
+
+
+def test_a_replacement_joins_an_elastic_job():
+    elastic = {**WORKER, "DMLTRAIN_ELASTIC": "1"}
+    assert not env.read(elastic).joins and not env.read({**elastic, "DMLTRAIN_JOIN": "0"}).joins
+    assert env.read({**elastic, "DMLTRAIN_JOIN": "1"}).joins
+    assert env.read({**elastic, "DMLTRAIN_JOIN": "1", "DMLC_ROLE": "server", "DMLC_NUM_SERVER": "1"}).joins
+    assert (
+        env.read(elastic).restart_servers,
+        env.read({**elastic, "DMLTRAIN_RESTART_SERVERS": "2"}).restart_servers,
+    ) == (
+        0,
+        2,
+    )
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -60,6 +85,21 @@ def test_the_probe_can_be_switched_off():
         ({"DMLTRAIN_KEY_FILE": "/dev/null"}, "/dev/null is empty"),
         ({"DMLTRAIN_LISTEN_FD": "x"}, "DMLTRAIN_LISTEN_FD='x'"),
         ({"DMLTRAIN_SERVER_SHARES": "best"}, "DMLTRAIN_SERVER_SHARES='best': expected one of equal, links"),
+        ({"DMLTRAIN_ELASTIC": "yes"}, "DMLTRAIN_ELASTIC='yes'"),
+        ({"DMLTRAIN_ELASTIC": "4"}, "DMLTRAIN_ELASTIC=4: this job has 3 workers, expected 0 to 3"),
+        ({"DMLTRAIN_JOIN": "1"}, "DMLTRAIN_JOIN=1: only workers and servers can join, and only elastic jobs"),
+        (
+            {"DMLTRAIN_JOIN": "1", "DMLTRAIN_ELASTIC": "1", "DMLC_ROLE": "scheduler"},
+            "DMLTRAIN_JOIN=1: only workers and",
+        ),
+        ({"DMLTRAIN_RESTART_SERVERS": "some"}, "DMLTRAIN_RESTART_SERVERS='some': expected an integer of at least 0"),
+        ({"DMLTRAIN_MAX_WORKERS": "4"}, "DMLTRAIN_MAX_WORKERS=4: expected 3 or more, the workers at the start, and"),
+        ({"DMLTRAIN_MAX_WORKERS": "2", "DMLTRAIN_ELASTIC": "1"}, "DMLTRAIN_MAX_WORKERS=2: expected 3 or more"),
+        ({"DMLTRAIN_MAX_WORKERS": "5", "DMLTRAIN_ELASTIC": "1", "DMLC_WORKER_ID": "3"}, "this job has 3 workers"),
+        (
+            {"DMLTRAIN_MAX_WORKERS": "5", "DMLTRAIN_ELASTIC": "1", "DMLC_WORKER_ID": "5", "DMLTRAIN_JOIN": "1"},
+            "DMLC_WORKER_ID=5: this job has 5 workers, expected 0 to 4",
+        ),
         ({"DMLTRAIN_HOST_SUM": "on"}, "DMLTRAIN_HOST_SUM='on': expected one of auto, off"),
     ],
 )

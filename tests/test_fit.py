@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from dmltrain import checkpoint, data, fit, models, record
+from tests.forked_job import Forked, forker, run_forked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parent.parent
@@ -163,8 +164,8 @@ def test_the_same_command_gives_the_same_run(train, words):
         RESNET,
         ["--optimizer", "adam"],
         [*RESNET, "--devices", "cpu:2"],
-        ["--dtype", "float16"],
-        ["--warmup-epochs", "2", "--lr-step-epochs", "2"],
+        pytest.param(["--dtype", "float16"], marks=pytest.mark.thorough),
+        pytest.param(["--warmup-epochs", "2", "--lr-step-epochs", "2"], marks=pytest.mark.thorough),
     ],
     ids=" ".join,
 )
@@ -341,20 +342,17 @@ sys.exit(fit.main(prog="train", defaults={"dataset": "digits", "network": "mlp"}
 """
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(run, tmp_path):
+def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(run, tmp_path, tmp_path_factory):
     """A limit on file sizes stops the write in the middle, as a full disk does."""
     words = ["--kv-store", "local", "--model-prefix", str(tmp_path / "m")]
     run(*words, "--num-epochs", 1)
     kept = checkpoint.path(tmp_path / "m", 1).read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, *words, "--num-epochs", "2", "--load-epoch", "1"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(),
-    )
-    assert done.returncode == 2, done.stderr
-    assert "m-0002.pt" in done.stderr and "File too large" in done.stderr and "Traceback" not in done.stderr
+    program = tmp_path_factory.mktemp("limited") / "train.py"
+    program.write_text(LIMITED)
+    words += ["--num-epochs", "2", "--load-epoch", "1"]
+    code, text = run_forked(program.parent, program, *words, environment=environment())
+    assert code == 2, text
+    assert "m-0002.pt" in text and "File too large" in text and "Traceback" not in text
     assert os.listdir(tmp_path) == ["m-0001.pt"] and checkpoint.path(tmp_path / "m", 1).read_bytes() == kept
 
 
@@ -367,7 +365,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Job:
-    """A scheduler, servers and workers of one program on this machine; their standard errors are in files."""
+    """A scheduler, servers and workers of one program on this machine, forked; their outputs are in files."""
 
     def __init__(self, folder: Path, workers: int, servers: int, *command: object) -> None:
         folder.mkdir()
@@ -385,16 +383,16 @@ class Job:
             DMLTRAIN_JOB="test",
             DMLTRAIN_KEY_FILE=str(key),
         )
-        self.command = [sys.executable, *map(str, command)]
+        self.command = [str(word) for word in command]
+        self.forker = forker("mxnet" if "mxnet" in self.command else "torch")
         counts = {"scheduler": 1, "server": servers, "worker": workers}
         self.processes = {
             (role, index): self.start(role, index) for role, count in counts.items() for index in range(count)
         }
 
-    def start(self, role: str, index: int) -> subprocess.Popen:
+    def start(self, role: str, index: int) -> Forked:
         own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
-        with open(self.folder / f"{role}-{index}", "wb") as file:
-            return subprocess.Popen(self.command, env={**self.base, **own}, stderr=file)
+        return self.forker.fork(self.command, {**self.base, **own}, self.folder / f"{role}-{index}", self.folder)
 
     def text(self, role: str = "worker", index: int = 0) -> str:
         return (self.folder / f"{role}-{index}").read_text()
@@ -581,7 +579,15 @@ def test_the_optimizer_on_the_servers_learns(tmp_path, words):
         assert float(resumed[0].values("Validation-accuracy", 0)[-1]) > 0.85
 
 
-@pytest.mark.parametrize("role", ["scheduler", "server"])
+@pytest.mark.parametrize(
+    ("role", "backend"),
+    [
+        ("scheduler", "torch"),
+        ("server", "mxnet"),
+        pytest.param("scheduler", "mxnet", marks=pytest.mark.thorough),
+        pytest.param("server", "torch", marks=pytest.mark.thorough),
+    ],
+)
 def test_servers_that_are_not_needed_leave_at_once_without_a_framework(role, backend):
     program = (
         "import sys\nfrom dmltrain import fit\ntry:\n"
@@ -600,33 +606,18 @@ def test_servers_that_are_not_needed_leave_at_once_without_a_framework(role, bac
 
 def test_a_backend_works_where_the_other_framework_is_not_installed(backend, tmp_path):
     """`import torch` fails in this process, or `import mxnet`, as it does where it is not installed."""
-    other = {"torch": "mxnet", "mxnet": "torch"}[backend]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            WITHOUT.format(other),
-            "--backend",
-            backend,
-            "--num-epochs",
-            "2",
-            "--model-prefix",
-            tmp_path / "m",
-            "--load-epoch",
-            "last",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(Log(done.stderr).values("Validation-accuracy")[1]) > 0.85
+    program = tmp_path / "train.py"
+    program.write_text(WITHOUT.format({"torch": "mxnet", "mxnet": "torch"}[backend]))
+    words = ["--backend", backend, "--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", "last"]
+    code, text = run_forked(tmp_path, program, *words, environment=environment(), backend=backend)
+    assert code == 0, text
+    assert float(Log(text).values("Validation-accuracy")[1]) > 0.85
     assert saved(tmp_path / "m", 2, backend).exists()
 
 
 WITHOUT = """
 import sys
+assert "{0}" not in sys.modules
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "{0}":
@@ -666,15 +657,19 @@ def test_a_lost_server_ends_the_workers_with_75_and_no_traceback(tmp_path):
 
 
 def test_interrupted(tmp_path):
-    command = [sys.executable, EXAMPLES / "train_digits.py", "--kv-store", "local", "--num-epochs", "100000"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
-        for line in process.stderr:
-            if "Validation-accuracy" in line:
-                process.send_signal(signal.SIGINT)
-                break
-        rest = process.stderr.read()
+    command = [EXAMPLES / "train_digits.py", "--kv-store", "local", "--num-epochs", "100000"]
+    log = tmp_path / "log"
+    process = forker().fork([str(word) for word in command], environment(), log, tmp_path)
+    try:
+        while "Validation-accuracy" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
-    assert "train_digits.py: interrupted\n" in rest and "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+    assert "train_digits.py: interrupted\n" in log.read_text() and "Traceback" not in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -686,26 +681,9 @@ def test_interrupted(tmp_path):
         ),
     ],
 )
-def test_real_data(real_data, program, data, words):
-    done = subprocess.run(
-        [
-            sys.executable,
-            EXAMPLES / program,
-            "--kv-store",
-            "local",
-            "--data-dir",
-            real_data / data,
-            "--num-examples",
-            "1280",
-            "--num-epochs",
-            "1",
-            *words,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(Log(done.stderr).values("Train-accuracy")[0]) > 0.15
-    assert "10000 validation samples" in done.stderr
+def test_real_data(real_data, tmp_path, program, data, words):
+    words = ["--kv-store", "local", "--data-dir", real_data / data, "--num-examples", 1280, "--num-epochs", 1, *words]
+    code, text = run_forked(tmp_path, EXAMPLES / program, *words, environment=environment())
+    assert code == 0, text
+    assert float(Log(text).values("Train-accuracy")[0]) > 0.15
+    assert "10000 validation samples" in text

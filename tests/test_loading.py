@@ -22,6 +22,7 @@ class Store:
     """Of one of several workers that are threads here; sums their arrays by name."""
 
     is_distributed = True
+    is_alone = False
 
     def __init__(self, rank: int = 0, num_workers: int = 1, shared: dict | None = None) -> None:
         self.rank, self.num_workers = rank, num_workers

@@ -114,6 +114,16 @@ def test_the_line_describes_compression():
     assert measure.compression(Options(backend="mxnet")) == {"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)}
 
 
+@pytest.mark.parametrize("given, expected", [(None, 50), (7, 7)])
+def test_the_line_has_the_local_steps_of_dist_local_only(given, expected):
+    pytest.importorskip("torch", reason="torch is not installed")
+    digits = {"dataset": "digits", "network": "mlp"}
+    apart = measure.measure(Options(**digits, kv_store="dist_local", local_steps=given), 0.01)
+    together = measure.measure(Options(**digits, kv_store="dist_sync"), 0.01)
+    assert apart["local_steps"] == expected and apart["synchronous"] and "local_steps" not in together
+    assert apart["pieces"] == together["pieces"] != []
+
+
 @pytest.mark.parametrize(
     "kv_store, said, summed",
     [

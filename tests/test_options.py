@@ -148,6 +148,14 @@ def test_every_option_of_a_network_is_on_the_command_line():
     assert offered == own
 
 
+@pytest.mark.parametrize("words", ["--batch 64", "--batch=64"])
+def test_batch_with_a_number_is_the_batch_size_as_ever(words):
+    """argparse took it for an abbreviation, before there was --batch."""
+    options = parse(words)
+    assert (options.batch_size, options.batch) == (64, "constant")
+    assert parse("--batch per-worker --batch-size 8").batch == "per-worker"
+
+
 def test_crop_is_an_abbreviation_of_the_image_shape():
     assert parse("--crop 32").image_shape == (3, 32, 32)
 
@@ -198,6 +206,30 @@ def test_devices(text, names):
         ("--devices cpu:3 --batch-size 2", ["--batch-size 2", "3 devices"]),
         ("--load-epoch 3", ["--load-epoch", "--model-prefix"]),
         ("--staleness 3", ["--staleness", "dist_ssp"]),
+        ("--local-steps 5", ["--local-steps", "dist_local", "this is local"]),
+        ("--kv-store dist_sync --outer-lr 0.7", ["--outer-lr", "dist_local", "this is dist_sync"]),
+        ("--kv-store dist_async --outer-momentum 0", ["--outer-momentum", "dist_local", "this is dist_async"]),
+        ("--kv-store dist_local --local-steps 0", ["--local-steps", "'0'", "at least 1"]),
+        ("--kv-store dist_local --outer-lr 0", ["--outer-lr", "'0'", "above 0"]),
+        ("--kv-store dist_local --outer-momentum 1", ["--outer-momentum 1", "below 1"]),
+        ("--kv-store dist_local --staleness 3", ["--staleness", "dist_ssp", "this is dist_local"]),
+        (
+            "--kv-store dist_local --update-on-kvstore 1",
+            ["--update-on-kvstore 1", "each worker's own optimizer", "leave --update-on-kvstore out"],
+        ),
+        (
+            "--kv-store dist_local --gc-type 2bit --gc-threshold 0.5",
+            ["--gc-threshold 0.5", "differences of weights", "leave --gc-threshold out"],
+        ),
+        (
+            "--kv-store dist_local --factors auto",
+            ["--factors auto", "--kv-store dist_local: use --kv-store dist_sync,"],
+        ),
+        ("--kv-store dist_local --optimizer dcasgd", ["--optimizer dcasgd", "dist_local has none"]),
+        (
+            "--kv-store dist_local --backend mxnet",
+            ["dist_local", "local or dist_sync or dist_async", "--backend torch"],
+        ),
         ("--load-epoch 3 --load-iteration 30 --model-prefix m", ["--load-epoch", "--load-iteration", "one of them"]),
         ("--snapshot 30", ["--snapshot", "--model-prefix"]),
         ("--loss ce,hinge", ["--loss", "hinge", "ce, nll, nll_loss"]),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dmltrain
+from tests.wheel import once, wheel  # noqa: F401  fixtures
 
 ROOT = Path(__file__).parents[1]
 PTH = "dmltrain_mxnet.pth"
@@ -55,12 +56,12 @@ def source(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "way", [[], pytest.param(["--editable"], marks=pytest.mark.thorough)], ids=["wheel", "editable"]
-)
-def test_the_pth_and_the_front_door_work_in_an_environment_whose_path_has_a_space(tmp_path, source, way):
+@pytest.mark.parametrize("way", ["wheel", "editable"])
+@pytest.mark.thorough
+def test_the_pth_and_the_front_door_work_in_an_environment_whose_path_has_a_space(tmp_path, request, way):
     environment = Environment(tmp_path / "an environment")
-    environment.pip("install", "--no-deps", *way, source)
+    what = [request.getfixturevalue("wheel")] if way == "wheel" else ["--editable", request.getfixturevalue("source")]
+    environment.pip("install", "--no-deps", *what)
     assert (environment.site / PTH).read_text() == (ROOT / "dmltrain/backends/mxnet" / PTH).read_text()
     assert environment.finders() == "True\n[]\n"
     door = environment.python.parent / "dmltrain"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +14,7 @@ import pytest
 
 from tests.launch.test_agent import Conversation
 from tests.pythons import python
+from tests.wheel import once, pip, wheel  # noqa: F401  fixtures
 
 ROOT = Path(__file__).parents[1]
 CLASSIFIERS = re.findall(r"Programming Language :: Python :: (3\.\d+)", (ROOT / "setup.py").read_text())
@@ -28,58 +25,6 @@ LOG = """INFO:root:Epoch[0] Train-accuracy=0.25
 INFO:root:Epoch[0] Time cost=12.5
 INFO:root:Epoch[0] Validation-accuracy=0.5
 """
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.fixture(scope="session")
-def once(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
-    """`once(name, make)`: a folder that `make` fills once for all test processes of this session."""
-    shared = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        shared = shared.parent
-
-    def made(name: str, make: Callable[[Path], None]) -> Path:
-        folder = shared / name
-        with locked(shared / f"{name}.lock"):
-            if not folder.exists():
-                draft = shared / f"{name}.draft"
-                shutil.rmtree(draft, ignore_errors=True)
-                make(draft)
-                draft.rename(folder)
-        return folder
-
-    return made
-
-
-def pip(*words: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if "No matching distribution found for" in done.stderr:
-        pytest.skip(f"a package is not available: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-
-
-def build(folder: Path) -> None:
-    """The wheel; building it leaves nothing in the repository."""
-    source = folder.with_name("source-of-the-wheel")
-    shutil.rmtree(source, ignore_errors=True)
-    source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, source)
-    for name in ("dmltrain", "launch"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    pip("wheel", "--no-deps", "--wheel-dir", folder, source)
-
-
-@pytest.fixture
-def wheel(once) -> Path:
-    return next(once("wheel", build).glob("*.whl"))
 
 
 @dataclass(frozen=True)
@@ -108,13 +53,16 @@ class Installed:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-OLDEST = TESTED[0]
+OWN = ".".join(map(str, sys.version_info[:2]))  # with which all other tests run
+USED = "launch.cli, dmltrain.kvstore.worker.store, dmltrain.kvstore.server.process, dmltrain.kvstore.scheduler.process"
 
 
-@pytest.fixture(
-    params=[pytest.param(version, marks=() if version == OLDEST else pytest.mark.thorough) for version in TESTED]
-)
-def installed(request, once, wheel) -> Installed:
+def tier(version: str) -> pytest.MarkDecorator:
+    return pytest.mark.exhaustive if version == OWN else pytest.mark.thorough
+
+
+@pytest.fixture(params=[pytest.param(version, marks=tier(version)) for version in TESTED])
+def installed(request, once, wheel) -> Installed:  # noqa: F811
     version, interpreter = request.param, python(request.param)
 
     def make(folder: Path) -> None:
@@ -130,6 +78,7 @@ def installed(request, once, wheel) -> Installed:
             ROOT / "constraints.txt",
             wheel,
         )
+        subprocess.run([folder / "bin/python", "-I", "-c", f"import {USED}"], check=True)  # compiles them once
         for script in (folder / "bin").iterdir():  # the folder gets its own name when it is complete
             if script.is_file() and not script.is_symlink():
                 script.write_text(script.read_text().replace(str(folder), str(folder).removesuffix(".draft")))

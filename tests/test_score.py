@@ -128,8 +128,9 @@ def test_workers_score_together_and_take_worker_0s_file(run, scored, tmp_path): 
 
 
 @pytest.mark.thorough
-def test_the_input_of_mxnets_programs_is_named(scored, mxnet_files, real_data):
-    words = ["--dataset", "cifar10", "--data-dir", real_data / "cifar10", "--model-prefix", mxnet_files / "resnet20"]
+def test_the_input_of_mxnets_programs_is_named(scored, mxnet_files):
+    words = ["--dataset", "synthetic", "--image-shape", "3,28,28", "--num-val-examples", 40]
+    words += ["--model-prefix", mxnet_files / "resnet20"]
     assert "then add --rgb-mean 123.68,116.779,103.939 --rgb-std 1,1,1; now" in scored(*words).text
     given = scored(*words, "--rgb-mean", "123.68,116.779,103.939", "--rgb-std", "1,1,1")
     assert "--rgb-mean 123.68,116.779,103.939 --rgb-std 1,1,1; now" not in given.text

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import re
+from functools import partial
 
 import pytest
 
@@ -19,11 +20,12 @@ SUFFIX = {"torch": ".pt", "mxnet": ".npz"}
 
 
 @pytest.fixture
-def train(start_job, tmp_path):
+def train(start_forked, tmp_path):
     """train(*options, workers=2) -> a job in which each worker has a folder of its own, which the next job also has."""
 
-    def start(*options, workers=2, servers=2):
-        return start_job("own_folder.py", tmp_path, *options, workers=workers, servers=servers)
+    def start(*options, workers=2, servers=2, backend="torch"):
+        words = ["--backend", backend, *options]
+        return start_forked("own_folder.py", tmp_path, *words, workers=workers, servers=servers, backend=backend)
 
     return start
 
@@ -96,7 +98,8 @@ KINDS = [  # backend, kvstore, whether servers run the optimizer, damages
 @pytest.mark.parametrize(("backend", "kind", "on_servers", "damages"), KINDS)
 def test_damaged_and_swapped_checkpoints_of_each_worker(train, tmp_path, backend, kind, on_servers, damages):
     need(backend)
-    words = ["--backend", backend, "--kv-store", kind, *PREFIX, "--update-on-kvstore", on_servers]
+    train = partial(train, backend=backend)
+    words = ["--kv-store", kind, *PREFIX, "--update-on-kvstore", on_servers]
     train(*words, "--num-epochs", 2).succeed()
     for file in (tmp_path / "0").glob("*.params"):  # MXNet's own, from which training could start as well
         file.unlink()
@@ -125,7 +128,8 @@ def test_damaged_and_swapped_checkpoints_of_each_worker(train, tmp_path, backend
 @pytest.mark.thorough
 def test_weights_of_an_old_mxnet_job_reach_a_worker_without_them(train, tmp_path):
     need("mxnet")
-    words = ["--backend", "mxnet", *SYNC, *PREFIX]
+    train = partial(train, backend="mxnet")
+    words = [*SYNC, *PREFIX]
     train(*words, "--num-epochs", 1).succeed()
     (tmp_path / "0" / "m-0001.npz").unlink()
     content = (tmp_path / "0" / "m-0001.params").read_bytes()
@@ -139,7 +143,7 @@ def test_weights_of_an_old_mxnet_job_reach_a_worker_without_them(train, tmp_path
         (tmp_path / "0" / "m-0002.params").unlink()
 
 
-def test_a_job_resumes_without_a_shared_disk_and_notices_a_faulty_worker(start_job, tmp_path):
+def test_a_job_resumes_without_a_shared_disk_and_notices_a_faulty_worker(start_forked, tmp_path):
     """The checkpoint is of a run with one worker. Worker 1's copy of it is damaged, and later worker 1's memory."""
     (tmp_path / "0").mkdir()
     alone = ["--dataset", "digits", "--network", "mlp", "--num-epochs", "1", "--num-examples", "300"]
@@ -147,7 +151,7 @@ def test_a_job_resumes_without_a_shared_disk_and_notices_a_faulty_worker(start_j
     content = (tmp_path / "0" / "m-0001.pt").read_bytes()
     spread(tmp_path, "m-0001.pt", [content, DAMAGES["flipped"](content)])
     words = [*SYNC, *PREFIX, "--num-epochs", 4, "--load-epoch", "last"]
-    job = start_job("faulty_worker.py", tmp_path, "torch", *words, servers=1)
+    job = start_forked("faulty_worker.py", tmp_path, "torch", *words, servers=1)
     named(job, first_epoch=1)
     assert "to worker 1, whose own file is missing or damaged" in job.output("worker-0")
     assert "Taking worker 0's copy of the checkpoint: m-0001.pt: its content has" in job.output("worker-1")
@@ -177,9 +181,11 @@ def named(job, first_epoch):
         ("mxnet", ["--update-on-kvstore", 0, "--optimizer", "adam"]),
     ],
 )
-def test_a_worker_whose_weights_change_is_named_at_the_epochs_end(start_job, tmp_path, backend, words):
+def test_a_worker_whose_weights_change_is_named_at_the_epochs_end(start_forked, tmp_path, backend, words):
     need(backend)
-    job = start_job("faulty_worker.py", tmp_path, backend, *SYNC, *words, *PREFIX, "--num-epochs", 3)
+    job = start_forked(
+        "faulty_worker.py", tmp_path, backend, *SYNC, *words, *PREFIX, "--num-epochs", 3, backend=backend
+    )
     named(job, first_epoch=0)
     saved = {path.name for path in (tmp_path / "0").iterdir()}
     assert f"m-0001{SUFFIX[backend]}" in saved and f"m-0002{SUFFIX[backend]}" not in saved

@@ -22,18 +22,19 @@ def tiered(
     """All cases for `parametrize`: `make test` runs some that have every pair of values, .ci/run every three.
 
     `key(case)` are the values that are combined. With `name` a case is one argument of the test, called `name(case)`.
-    Where a case is expensive, `make test` has only each value of `few(case)`, and .ci/run the pairs, too.
+    Where a case is expensive, `make test` has only each value of `few(case)`, and .ci/run only the pairs, too.
     """
     keys = [tuple(key(case)) for case in cases]
     assert len(set(keys)) == len(keys), "two cases have the same values"
-    pairs, threes = (set(covering(keys, strength)) for strength in (2, 3))
+    pairs = set(covering(keys, 2))
     fewer = [tuple(few(case)) for case in cases] if few else []
     in_test = {keys[fewer.index(each)] for each in covering(fewer, 1)} if few else pairs
+    in_ci = pairs if few else pairs | set(covering(keys, 3))
 
     def marks(values: tuple[Hashable, ...]) -> list[pytest.MarkDecorator]:
         if values in in_test:
             return []
-        return [pytest.mark.thorough if values in pairs | threes else pytest.mark.exhaustive]
+        return [pytest.mark.thorough if values in in_ci else pytest.mark.exhaustive]
 
     return [
         pytest.param(case, marks=marks(values), id=name(case)) if name else pytest.param(*case, marks=marks(values))

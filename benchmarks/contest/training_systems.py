@@ -1,4 +1,4 @@
-"""What is compared in the training contests: one row a system. A new one is a row, and a class in programs/train.py."""
+"""What is compared in the training contests: one row a system. A new one is a row, and a class in trainee.py."""
 
 from __future__ import annotations
 

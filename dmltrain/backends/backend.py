@@ -79,6 +79,12 @@ class Settings(Protocol):
     @property
     def factors(self) -> str: ...
     @property
+    def local_steps(self) -> int | None: ...
+    @property
+    def outer_lr(self) -> float | None: ...
+    @property
+    def outer_momentum(self) -> float | None: ...
+    @property
     def macrobatch_size(self) -> int: ...
     @property
     def top_k(self) -> int: ...
@@ -119,11 +125,17 @@ class Trainer(Protocol):
     def seed(self, *numbers: int) -> None:
         """Seed the framework's random numbers (dropout) on every device."""
 
-    def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
+    def train_step(
+        self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
+    ) -> Array | None:
         """One update from this worker's images (N, C, H, W) and labels (N,) int64, N may be 0. Images are uint8, in any
         order of memory, and are normalised on the device; or float32, and then the network's input as they are.
 
-        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
+        `total`: number of samples in the mean gradient of this step (of all workers, if they step together).
+
+        `receipt`: in an elastic job (3,) float64, the number of this worker's samples and two sums over them that the
+        caller chooses. `total` is then the number of samples that all workers got. Returns the sum of the receipts of
+        the workers whose gradients the step has; the mean is over their samples. Without a receipt it returns None.
         """
 
     def accumulate(self, images: Array, labels: Array, total: int) -> None:
@@ -135,18 +147,28 @@ class Trainer(Protocol):
     def take_sums(self) -> Sums:
         """The metrics since the last call, summed over all devices. Waits for the devices."""
 
+    def settle(self) -> None:
+        """Wait until this worker's weights include its last step."""
+
     def synchronize(self) -> None:
-        """Wait until the weights include the last step."""
+        """Wait until the weights include the last step of all workers. Every worker must call it."""
 
     def merge_statistics(self, all_reduce: AllReduce, num_workers: int) -> None:
         """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
 
-    def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
-        """Everything that the next step depends on except data and seeds, including the kvstore's residuals. Call
-        `synchronize` first."""
+    def state(self, residuals: Mapping[str, Array] | None = None, others: Sequence[State] = ()) -> dict[str, Any]:
+        """Everything that the next step depends on except data and seeds, including the kvstore's residuals and the
+        `own_state` of workers 1, 2, ... Call `synchronize` first."""
+
+    def take_state(self, state: State, own_statistics: bool = False) -> None:
+        """Go on from the result of another worker's `state`, in the middle of a run, also of a step; if so, perhaps
+        with its own statistics."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What of this state each worker has of its own; empty where all workers' is the same, or the servers'."""
 
     def common_arrays(self) -> list[CommonArray]:
-        """Weights, statistics, and the optimizer's state if it runs on the workers. Call `synchronize` first."""
+        """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""
 
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean bit-identical networks."""

@@ -8,7 +8,7 @@ exception, the threads end after their current share of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +56,7 @@ class TrainBatches:
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         size, limits = self._part.batch_size, (self._threads, self._prefetch_bytes)
         disk = ReadAhead(self._split, self._part)
         try:

@@ -52,8 +52,7 @@ def load(
 def _read() -> tuple[Array, Array]:
     """images uint8 (1797, 1, 8, 8), the file's 0 to 16 scaled to 0 to 255; labels int64 (1797,)."""
     text = gzip.decompress(resources.files("dmltrain.data").joinpath("digits.csv.gz").read_bytes())
-    rows = np.array(text.replace(b"\n", b",").rstrip(b",").split(b",")).astype(np.float64).astype(np.int64)
-    rows = rows.reshape(-1, 65)
+    rows = np.fromstring(text.replace(b"\n", b",").rstrip(b","), np.int64, sep=",").reshape(-1, 65)
     images = (rows[:, :64] * 255 + 8) // 16
     return images.astype(np.uint8).reshape(-1, *SHAPE), rows[:, 64].copy()
 

@@ -3,13 +3,14 @@
 `Shared` deals one data set out to all workers (partition.py). `Local` is for workers that have files of their own, of
 any sizes: each permutes its own samples, and each has its share of every step, so that all finish together.
 
-Both are values that follow from seed and epoch. A sample's random word depends on seed, epoch and the sample's position
-in the epoch only. Words are made for each batch: those of an epoch of 14 million samples would take 112 MB.
+Both are values that follow from seed and epoch. `Epoch` says what is at each position of a shared epoch, however it is
+dealt out. A sample's random word depends on seed, epoch and the sample's position in the epoch only. Words are made for
+each batch: those of an epoch of 14 million samples would take 112 MB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -20,6 +21,8 @@ from dmltrain import random_bits
 from dmltrain.arrays import Array
 from dmltrain.data import partition
 from dmltrain.errors import UserError
+
+NEAR = 4096  # positions; to make the words between costs no more than another generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,34 +78,19 @@ class Shared:
         return partition.step_sizes(self.samples, self.num_workers, self.batch_size, step)
 
     def part(self, rank: int, seed: int, epoch: int) -> Part:
-        begin = epoch * self.samples  # in the row of passes
-        pieces, permute = [], partition.SHUFFLES[self.shuffle]
-        for number, first, count in self._passes(begin, begin + self.samples):
-            order = permute(self.num_examples, seed, number)[first : first + count]
-            done = number * self.num_examples + first - begin  # positions of the epoch before this pass
-            pieces.append(order[(rank - done) % self.num_workers :: self.num_workers])
-        whole = len(pieces) == 1 and self.num_workers == 1
-        own = pieces[0] if whole else np.concatenate(pieces)  # a copy: the order of all workers can go
+        whole, workers = Epoch(self, seed, epoch), self.num_workers
+        order = whole.every(rank, workers)
 
         def bounds(step: int) -> tuple[int, int]:
-            return min(len(own), step * self.batch_size), min(len(own), (step + 1) * self.batch_size)
+            return min(len(order), step * self.batch_size), min(len(order), (step + 1) * self.batch_size)
 
         def words(start: int, stop: int) -> Array:
-            position = begin + rank + start * self.num_workers
-            return self._words(seed, position, begin + rank + stop * self.num_workers)[:: self.num_workers]
+            return whole.words(rank + start * workers, rank + stop * workers)[::workers]
 
-        return Part(own, self.steps, self.batch_size, bounds, words, _window(self.shuffle, self.num_workers))
+        return Part(order, self.steps, self.batch_size, bounds, words, window(self.shuffle, workers))
 
-    def _words(self, seed: int, begin: int, end: int) -> Array:
-        """The words of positions begin to end - 1 in the row of passes."""
-        found = [
-            random_bits.words_from(first, count, seed, number, random_bits.AUGMENTATION)
-            for number, first, count in self._passes(begin, end)
-        ]
-        return np.concatenate(found) if found else np.empty(0, np.uint64)
-
-    def _passes(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """(number of the pass, position in it, count) of the pieces of begin to end - 1."""
+    def passes(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+        """(number of the pass, position in it, count) of the pieces of begin to end - 1 in the row of passes."""
         pieces, size = [], self.num_examples
         while begin < end:
             number, first = divmod(begin, size)
@@ -110,6 +98,55 @@ class Shared:
             pieces.append((number, first, count))
             begin += count
         return pieces
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Epoch `number` of a shared data set: what is at its positions 0 to samples - 1, whichever worker gets them."""
+
+    shared: Shared
+    seed: int
+    number: int
+
+    def every(self, first: int, step: int) -> Array:
+        """The samples at positions first, first + step, ... to the epoch's end, int64."""
+        pieces = [
+            order[first - done if first > done else (first - done) % step :: step] for done, order in self._orders()
+        ]
+        return pieces[0] if len(pieces) == step == 1 else np.concatenate(pieces)  # a copy: the order of all can go
+
+    def samples_at(self, positions: Array) -> Array:
+        """The samples at these positions, in any order; int64, like `positions`."""
+        found = np.empty(len(positions), np.int64)
+        for done, order in self._orders():
+            inside = np.flatnonzero((positions >= done) & (positions < done + len(order)))
+            found[inside] = order[positions[inside] - done]
+        return found
+
+    def words(self, first: int, stop: int) -> Array:
+        """The random words of positions first to stop - 1, uint64; those after the epoch's end are the next epoch's."""
+        begin = self.number * self.shared.samples
+        pieces = [
+            random_bits.words_from(start, count, self.seed, number, random_bits.AUGMENTATION)
+            for number, start, count in self.shared.passes(begin + first, begin + stop)
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.uint64)
+
+    def words_at(self, positions: Array) -> Array:
+        """The random words of these positions, in any order, uint64. Quick where they ascend in small steps."""
+        if not len(positions):
+            return self.words(0, 0)
+        steps = np.diff(positions)
+        runs = np.split(positions, np.flatnonzero((steps < 0) | (steps > NEAR)) + 1)
+        return np.concatenate([self.words(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs])
+
+    def _orders(self) -> Iterator[tuple[int, Array]]:
+        """Of each pass in turn: the epoch's positions before it, and its samples in this epoch."""
+        shared, begin = self.shared, self.number * self.shared.samples
+        permute = partition.SHUFFLES[shared.shuffle]
+        for number, first, count in shared.passes(begin, begin + shared.samples):
+            order = permute(shared.num_examples, self.seed, number)[first : first + count]
+            yield number * shared.num_examples + first - begin, order
 
 
 @dataclass(frozen=True)
@@ -145,9 +182,9 @@ class Local:
             return random_bits.words_from(begin + start, stop - start, seed, epoch, random_bits.AUGMENTATION)
 
         order = partition.SHUFFLES[self.shuffle](self.sizes[rank], seed, epoch, begin)
-        return Part(order, self.steps, self.batch_size, partial(self._bounds, rank), words, _window(self.shuffle, 1))
+        return Part(order, self.steps, self.batch_size, partial(self._bounds, rank), words, window(self.shuffle, 1))
 
 
-def _window(shuffle: str, num_workers: int) -> int:
-    """Of one of so many workers."""
+def window(shuffle: str, num_workers: int) -> int:
+    """`Part.window` of one of so many workers."""
     return max(1, partition.WINDOW // num_workers) if shuffle == "chunk" else 0

@@ -27,6 +27,7 @@ EXAMPLES = {"cifar10": 50_000, "mnist": 60_000, "digits": 1_437}  # of training
 INDIFFERENT = (
     *("seed", "lr", "lr_factor", "lr_step_epochs", "lr_policy", "lr_power", "wd", "mom", "num_epochs", "max_iter"),
     *("num_examples", "num_val_examples", "model_prefix", "kv_store", "staleness", "disp_batches", "data_dir", "top_k"),
+    *("local_steps", "outer_lr", "outer_momentum"),
 )
 
 

@@ -7,7 +7,6 @@ serves the job and then ends the process. So the same program can be started in 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from dmltrain import env
@@ -32,23 +31,29 @@ def create(
     transport: str | None = None,
     host_sum: str | None = None,
     server_shares: str | None = None,
+    elastic: bool = False,
 ) -> KVStore:
     """Create a store of one of TYPES; `staleness` (clocks) only for types that take one. Raises UserError or JobLost.
 
     dist_* types wait until all processes of the job have registered. `transport` is one of env.TRANSPORTS, `host_sum`
     one of env.HOST_SUMS, `server_shares` one of env.SERVER_SHARES (default: from the environment). `backend` "mxnet":
-    MXNet's own kvstores, for NDArrays.
+    MXNet's own kvstores, for NDArrays. `elastic`: whether the caller can go on when the members of an elastic job
+    change; without it such a job is refused.
     """
     kvstore_type = types.find(kind)
     chosen = _backend(backend)
+    if kvstore_type.name not in chosen.capabilities.kvstores:
+        offered = ", ".join(chosen.capabilities.kvstores)
+        raise UserError(f"kvstore {kind}: {chosen.title} does not have it; use one of {offered}, or --backend torch")
     bound = kvstore_type.bound(staleness)
-    environment = environment or env.read()
-    if transport is not None:
-        environment = replace(environment, transport=transport)
-    if host_sum is not None:
-        environment = replace(environment, host_sum=host_sum)
-    if server_shares is not None:
-        environment = replace(environment, server_shares=server_shares)
+    environment = env.with_choices(
+        environment or env.read(), transport=transport, host_sum=host_sum, server_shares=server_shares
+    )
+    if environment.elastic and not elastic:
+        raise UserError(
+            "kvstore.create: this job was started with --elastic, which programs that use the kvstore directly do "
+            "not support: start it without --elastic, or use dmltrain.distribute, State and loader"
+        )
     if not kvstore_type.distributed:
         if environment.role != "worker":
             sys.exit(0)  # a one-worker store needs no servers
@@ -62,12 +67,12 @@ def _connect(kind: str, bound: float, environment: Environment, backend: Backend
     if not environment.launched:
         raise UserError(
             f"kvstore {kind} needs a scheduler and servers: start the program with "
-            "dmltrain-launch -n WORKERS -s SERVERS PROGRAM ..., or use --kv-store local"
+            "dmltrain-launch -n WORKERS -s SERVERS PROGRAM ..., or use kvstore local (--kv-store local)"
         )
     if environment.num_servers == 0:
         raise UserError(
             f"kvstore {kind} needs at least one server, this job has none (-s 0): "
-            "start it with -s 1 or more, or use --kv-store local"
+            "start it with -s 1 or more, or use kvstore local (--kv-store local)"
         )
     from dmltrain.kvstore.worker.store import DistKVStore
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,13 +20,32 @@ from dmltrain.kvstore.waiting import Trip, Waits
 
 Key = int | str
 Keys = Key | Sequence[Key]
+T = TypeVar("T")
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 READ: Any = object()  # in place of `out`: the values are read in place, through the handle's `values`
 
 
+class ViewChanged(Exception):
+    """The members of an elastic job have changed before this operation was complete on all of them, so it has no
+    result. No error of the user or of this worker: `KVStore.repeat` catches it and runs the block of operations again;
+    in a round of training the optimizer does, and pushes its gradients again."""
+
+
+class Dismissed(Exception):
+    """This worker has no part in what comes next, which is no error: it leaves on purpose, the next view of a replay is
+    without it, or the job came to its end before it could join."""
+
+    ends_well = True  # a script that does not catch it: see errors.end_scripts_without_traceback
+
+
+class Stopped(JobLost):
+    """The job ends between two rounds, with too few workers. This one is still a member, and may save a checkpoint with
+    the others before it leaves."""
+
+
 class Handle:
-    """An operation in progress: `wait` returns when it is complete, or raises JobLost.
+    """An operation in progress: `wait` returns when it is complete, or raises JobLost or ViewChanged.
 
     `values`: after `wait` on a pull with READ, one flat read-only array for each key, valid until the key's next push.
     """
@@ -45,6 +64,7 @@ class Handle:
         self._lock = threading.Lock()
         self._finish: list[Callable[[], None]] = []
         self.error = ""
+        self._interrupted = False
         if count == 0:
             self._done.set()
 
@@ -68,13 +88,22 @@ class Handle:
         self.error = reason
         self._done.set()
 
+    def interrupt(self) -> None:
+        """Every present and later `wait` raises ViewChanged. An operation that is complete already stays complete."""
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._interrupted = True
+            self._done.set()
+
     def then(self, action: Callable[[], None]) -> None:
         """Run `action` on the waiting thread once everything has arrived: a copy into memory that values could not be
         received into directly."""
         self._finish.append(action)
 
     def wait(self) -> None:
-        """Raises JobLost with the reason, or after the time limit, with the name of the operation."""
+        """Raises JobLost with the reason, or after the time limit, with the name of the operation; ViewChanged after
+        `interrupt`."""
         if not self._done.is_set():
             since = time.perf_counter()
             if not self._done.wait(self._seconds):
@@ -83,6 +112,8 @@ class Handle:
                 self._waited(self._trip, since, time.perf_counter())
         if self.error:
             raise JobLost(self.error)
+        if self._interrupted:
+            raise ViewChanged(f"{self._what}: the members of the job have changed")
         while self._finish:
             self._finish.pop()()
 
@@ -98,7 +129,20 @@ class KVStore:
     bytes_sent: int = 0
     bytes_received: int = 0
     waits: Waits | None = None  # of the training thread so far; None if they are not measured
+    elastic: bool = False  # whether the job goes on with other members when a worker is lost
+    keeps_gradients: bool = False  # whether what is pushed must stay as it is after its results have come
+    is_alone: bool = False  # in an elastic job: this worker prepares to join, and its sums are its own values
     _names: int = 0
+
+    @property
+    def member(self) -> int:
+        """What identifies this worker throughout the job: its rank at the start, also where `rank` is only its place
+        among the present members of an elastic job."""
+        return self.rank
+
+    def members(self, ranks: Sequence[int]) -> list[int]:
+        """What identifies the workers that have these ranks now; see `member`."""
+        return list(ranks)
 
     @property
     def is_distributed(self) -> bool:
@@ -143,6 +187,21 @@ class KVStore:
     def barrier(self) -> None:
         """Wait for all workers."""
 
+    def repeat(self, block: Callable[[], T]) -> T:
+        """Run a block of operations with other workers and return its result. In an elastic job it runs again, from
+        its beginning, after each change of the members: it must end with such an operation, and before that change
+        nothing that it reads."""
+        return block()
+
+    def complete(self) -> None:
+        """This worker has all results of its round of training. Only then may it use them. In an elastic job this
+        raises ViewChanged if the round has no result."""
+
+    def enter(self) -> bool:
+        """After ViewChanged: go on as a member of the next view. Returns whether the others have completed the round
+        that was interrupted: its step is made, and not to be made again. Raises Dismissed."""
+        return False
+
     def all_reduce(self, name: str, array: Array) -> Array:
         """The elementwise sum of all workers' arrays (float64), in every type of store. Every worker must call it."""
         return np.array(array, np.float64)
@@ -158,9 +217,9 @@ class KVStore:
         Every worker must call it."""
         raise NotImplementedError
 
-    def broadcast(self, values: Array, needed: bool = True) -> None:
-        """Replace `values`, flat bytes (uint8), by worker 0's. Every worker must call it, with as many bytes. Without
-        `needed` this worker's values stay."""
+    def broadcast(self, values: Array, needed: bool = True, source: int = 0) -> None:
+        """Replace `values`, flat bytes (uint8), by those of worker `source`. Every worker must call it, with as many
+        bytes. Without `needed` this worker's values stay."""
 
     def link_rate(self) -> float | None:
         """Bytes/s that this worker's host can send over the network, as `measure_limits` found: 0 if it uses none, None
@@ -174,6 +233,17 @@ class KVStore:
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         """Run the optimizer in the store: {"name": "sgd", "lr": 0.1, "momentum": 0.9, ...}; JSON values only."""
         raise NotImplementedError
+
+    def follow_changes(self, keys: Sequence[Key], refusal: Callable[[types.KVStoreType], str]) -> None:
+        """The program calls `between_steps` after each step from now on, so the kvstore can change while it runs. All
+        weights are these keys, and the optimizer runs in the store. `refusal`: why the program cannot go on with a
+        type, or empty."""
+
+    def between_steps(self, settle: Callable[[], None]) -> bool:
+        """A step has been made: its pushes and pulls have been called. If the job's kvstore changes after it, call
+        `settle`, which waits for the pulls, and change, on all workers at once. Returns whether it has changed. Raises
+        JobLost."""
+        return False
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
         """How pushes and results of float32 weights are encoded: {"type": "none"}, or in distributed stores one of
@@ -248,6 +318,10 @@ class KVStore:
 
     def abort(self, reason: str) -> None:
         """Report that this worker has failed: ends the job; every process gives `reason` in its message."""
+
+    def failed(self, error: BaseException) -> None:
+        """This worker ends with an error. Where the job cannot go on without it, it aborts the job."""
+        self.abort(str(error) or type(error).__name__)
 
     def take_staleness(self) -> float | None:
         """Mean staleness since the last call: updates of a slice by other workers between this worker's pull and its

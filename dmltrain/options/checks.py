@@ -10,10 +10,21 @@ from dmltrain import models, optimizers
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
-from dmltrain.kvstore import types
+from dmltrain.kvstore import rules, types
 from dmltrain.options import learning_rate
 from dmltrain.options.field import flag
 from dmltrain.options.table import Options
+
+OPTIONS = {
+    "kvstore": "kv_store",
+    "compression": "gc_type",
+    "threshold": "gc_threshold",
+}  # by names of rules.CHOICES; the others have the same
+SPELLING = rules.Spelling(
+    {name: flag(OPTIONS.get(name, name)) for name in rules.CHOICES},
+    " ",
+    lambda value: str(int(value) if isinstance(value, bool) else value),
+)
 
 
 def checked(options: Options) -> Options:
@@ -23,12 +34,10 @@ def checked(options: Options) -> Options:
     _check_fine_tuning(options)
     _check_checkpoints(options)
     models.check_options(options.network, options.network_options)
-    types.find(options.kv_store).bound(options.staleness)
+    _check_exchange(options)
     options = learning_rate.checked(options)
     _check_optimizer(options)
-    _check_compression(options)
     _check_factors(options)
-    _check_server_shares(options)
     _check_backend(options)
     if len(options.device_names) > options.batch_size:
         raise UserError(f"--batch-size {options.batch_size} cannot be split over {len(options.device_names)} devices")
@@ -71,45 +80,33 @@ def _check_optimizer(options: Options) -> None:
         )
 
 
-def _check_compression(options: Options) -> None:
+def _check_exchange(options: Options) -> None:
     if options.gc_ratio > 1.0:
         raise UserError(f"--gc-ratio {options.gc_ratio:g}: expected a fraction of the elements, at most 1")
-    if options.gc_type != "none" and not types.find(options.kv_store).distributed:
-        raise UserError(
-            f"--gc-type {options.gc_type} needs a distributed kvstore; --kv-store {options.kv_store} sends nothing: "
-            "leave --gc-type out"
-        )
+    rules.check(
+        SPELLING,
+        kvstore=options.kv_store,
+        staleness=options.staleness,
+        local_steps=options.local_steps,
+        outer_lr=options.outer_lr,
+        outer_momentum=options.outer_momentum,
+        update_on_kvstore=bool(options.update_on_kvstore),
+        compression=options.gc_type,
+        threshold=options.gc_threshold,
+        factors=None if options.factors == "off" else options.factors,
+        server_shares=options.server_shares,
+    )
 
 
 def _check_factors(options: Options) -> None:
-    if options.factors == "off":
-        return
     problems = [
-        *_not_on_workers(options),
         (options.dtype != "float32", f"--dtype {options.dtype}", "--dtype float32"),
         (bool(options.compile), "--compile", "no --compile"),
         (len(options.device_names) > 1, "several devices a worker", "one device for each worker"),
     ]
-    for found, what, fix in problems:
+    for found, what, fix in problems if options.factors != "off" else []:
         if found:
             raise UserError(f"--factors {options.factors} does not work with {what}: use {fix}, or leave --factors out")
-
-
-def _check_server_shares(options: Options) -> None:
-    for found, what, fix in _not_on_workers(options) if options.server_shares == "links" else []:
-        if found:
-            raise UserError(f"--server-shares links does not work with {what}: use {fix}, or leave --server-shares out")
-
-
-def _not_on_workers(options: Options) -> list[tuple[bool, str, str]]:
-    """What keeps the optimizer from running on the workers: (whether it is so, what, the fix)."""
-    kind = types.find(options.kv_store)
-    able = types.names(lambda each: each.distributed and "workers" in each.optimizer_on)
-    on_servers = kind.steps_on_servers(bool(options.update_on_kvstore))
-    return [
-        (kind.name not in able, f"--kv-store {options.kv_store}", f"--kv-store {' or '.join(able)}"),
-        (on_servers, "the optimizer on the servers", "--update-on-kvstore 0"),
-    ]
 
 
 def _check_backend(options: Options) -> None:

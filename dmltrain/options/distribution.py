@@ -8,7 +8,7 @@ from dmltrain import env, kvstore
 from dmltrain.backends.table import BACKENDS
 from dmltrain.kvstore import codec, types
 from dmltrain.options.field import option
-from dmltrain.options.values import integer, number, one_of
+from dmltrain.options.values import integer, number, one_of, path, switch
 
 STEP_DEFAULTS = " and ".join(
     f"{int(each.capabilities.update_on_kvstore)} with {name}" for name, each in BACKENDS.items()
@@ -18,12 +18,16 @@ FEWER_CODECS = "; ".join(
     for name, each in BACKENDS.items()
     if set(each.capabilities.codecs) < set(codec.TYPES)
 )
-# Names of kvstore types, for help texts: those with --staleness, with --update-on-kvstore, with --host-sum.
+# Names of kvstore types, for help texts: those with --staleness, with --update-on-kvstore and so on.
 WITH_STALENESS = ", ".join(types.names(lambda each: each.takes_staleness))
 WITH_UPDATE_ON_KVSTORE = ", ".join(types.names(lambda each: len(each.optimizer_on) > 1))
-WITH_FACTORS = ", ".join(types.names(lambda each: each.distributed and "workers" in each.optimizer_on))
+WITH_LOCAL_STEPS = ", ".join(types.names(lambda each: each.steps_alone))
+WITH_FACTORS = ", ".join(types.names(lambda each: each.takes_factors))
+WITH_SHARES = ", ".join(types.names(lambda each: each.distributed and "workers" in each.optimizer_on))
+LOCAL_STEPS = next(each.local_steps for each in types.TABLE if each.local_steps)  # the defaults
 WITH_HOST_SUM = ", ".join(types.names(lambda each: each.sums_in_host))
 FACTORS = ("off", "auto")
+SNAPSHOT_SECONDS = 10.0  # --server-snapshot
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,28 @@ class DistributionOptions:
     )
     staleness: int | None = option(
         "Distribution", f"{WITH_STALENESS}: number of steps a worker may be ahead of the slowest one", integer(0)
+    )
+    local_steps: int | None = option(
+        "Distribution",
+        f"{WITH_LOCAL_STEPS}: number of steps that a worker makes alone before all workers' weights are averaged "
+        f"(default: {LOCAL_STEPS.steps}); the end of an epoch, a snapshot and a test average them as well",
+        integer(1),
+        metavar="STEPS",
+    )
+    outer_lr: float | None = option(
+        "Distribution",
+        f"{WITH_LOCAL_STEPS}: learning rate of the outer optimizer, whose gradient is the weights before the local "
+        f"steps minus the workers' mean after them; 1 without momentum takes the mean (default: "
+        f"{LOCAL_STEPS.outer_lr:g})",
+        number(0.0, above=True),
+        metavar="RATE",
+    )
+    outer_momentum: float | None = option(
+        "Distribution",
+        f"{WITH_LOCAL_STEPS}: Nesterov momentum of the outer optimizer, below 1 (default: "
+        f"{LOCAL_STEPS.outer_momentum:g})",
+        number(0.0),
+        metavar="MOMENTUM",
     )
     update_on_kvstore: int | None = option(
         "Distribution",
@@ -75,7 +101,7 @@ class DistributionOptions:
     )
     server_shares: str | None = option(
         "Distribution",
-        f"{WITH_FACTORS}: links gives servers behind slow links fewer weights, by rates that are measured before the "
+        f"{WITH_SHARES}: links gives servers behind slow links fewer weights, by rates that are measured before the "
         "first step; equal gives all as many (default: DMLTRAIN_SERVER_SHARES, else equal)",
         one_of("server_shares", env.SERVER_SHARES),
     )
@@ -84,4 +110,34 @@ class DistributionOptions:
         f"{WITH_HOST_SUM}: auto sums the gradients of a host's workers on that host and sends one stream to servers on "
         "other hosts; off sends one stream per worker (default: DMLTRAIN_HOST_SUM, else auto)",
         one_of("host sum", env.HOST_SUMS),
+    )
+    balance: bool = option(
+        "Distribution",
+        "elastic jobs: each worker's part of a step's samples follows the speed at which it computes",
+        switch,
+        False,
+        nargs="?",
+        const=True,
+    )
+    server_snapshot: float | None = option(
+        "Distribution",
+        "elastic jobs with --update-on-kvstore 1: seconds between two copies of each server's optimizer state into the "
+        "memory of two workers, with which the job goes on if the server is lost (0: after each step; default: "
+        f"{SNAPSHOT_SECONDS:g})",
+        number(0.0),
+        metavar="SECONDS",
+    )
+    audit: str | None = option(
+        "Distribution",
+        "elastic jobs: write into this folder which samples each worker has used in which round, and views.json with "
+        "who took part in them",
+        path,
+        metavar="FOLDER",
+    )
+    replay: str | None = option(
+        "Distribution",
+        "elastic jobs: lose the same workers after the same rounds as the job that wrote this views.json, so that the "
+        "weights are the same, bit for bit",
+        path,
+        metavar="FILE",
     )

@@ -41,6 +41,14 @@ class EmulationOptions:
         0.0,
         metavar="SECONDS",
     )
+    emulate_sample: float = option(
+        "Emulation",
+        "and so many seconds more for each sample that the worker has in the step, as where hosts get parts of unequal "
+        "size (0: off)",
+        number(0.0),
+        0.0,
+        metavar="SECONDS",
+    )
     stragglers: tuple[float, float] | None = option(
         "Emulation",
         "a worker's step takes FACTOR times as long with this probability, for example 0.05:10; drawn from --seed, the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -47,7 +48,7 @@ def parse(
     """Parse the arguments after the program's name; `defaults` are the program's own. Raises UserError."""
     defaults = dict(defaults or {})
     depth = defaults.pop("num_layers", None)
-    words = [dashed(word) for word in argv]
+    words = _with_batch_size([dashed(word) for word in argv])
     for word in words:
         _check_refused(word)
     values, unknown = parser(prog, description, defaults).parse_known_args(words)
@@ -58,6 +59,16 @@ def parse(
     if values.num_classes is not None and not gives(words, "top_k"):
         values.top_k = usual_top_k(values.top_k, values.num_classes)
     return checked(Options(**vars(values)))
+
+
+def _with_batch_size(words: list[str]) -> list[str]:
+    """`--batch 64` means `--batch-size 64`, as it did when there was no --batch."""
+    found = []
+    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        is_size = name == "--batch" and (value if equals else after).isdecimal()
+        found.append(f"--batch-size{equals}{value}" if is_size else word)
+    return found
 
 
 def dashed(word: str) -> str:

@@ -9,6 +9,9 @@ from dmltrain.layers import INITIALISERS
 from dmltrain.options.field import option
 from dmltrain.options.values import integer, integers, number, one_of, step_epochs
 
+CONSTANT, SCALED = "constant", "per-worker-scaled-lr"
+BATCHES = (CONSTANT, "per-worker", SCALED)
+
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -16,6 +19,14 @@ class TrainingOptions:
 
     batch_size: int = option(
         "Training", "samples per worker in a batch; a worker's devices share them", integer(1), 128
+    )
+    batch: str = option(
+        "Training",
+        "elastic jobs, when the number of workers changes: constant: a step has as many samples as at the start; "
+        "per-worker: it has --batch-size of each worker, and the learning rate stays; per-worker-scaled-lr: so it has, "
+        "and the learning rate grows and shrinks with it",
+        one_of("kind of batch", BATCHES),
+        CONSTANT,
     )
     num_epochs: int = option("Training", "number of epochs in total, counted from the very first", integer(0), 100)
     max_iter: int | None = option(

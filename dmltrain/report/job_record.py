@@ -44,9 +44,19 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Change:
+    """The kvstore has changed `after` s from the attempt's start and after `step` of all workers, to `now`."""
+
+    after: float | None
+    step: int | None
+    now: str
+    by: str
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """None: not said. worker_hosts: names of the hosts that run workers. seconds: of the job with start and end. ended:
-    None also while it runs. earlier: the attempts that a restart followed."""
+    None also while it runs. earlier: the attempts that a restart followed. changes: of the last attempt's kvstore."""
 
     command: tuple[str, ...] = ()
     launcher: str | None = None
@@ -62,6 +72,7 @@ class JobRecord:
     ended: str | None = None
     processes: tuple[Process, ...] = ()
     earlier: tuple[Attempt, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 def read(folder: str) -> JobRecord | None:
@@ -129,6 +140,11 @@ def _checked(fields: dict[str, Any]) -> JobRecord:
         earlier=tuple(
             Attempt(_text(row.get("ended")), _count(row.get("exit_code")), _text(row.get("cause")))
             for row in _rows(fields.get("restarts"))
+        ),
+        changes=tuple(
+            Change(_seconds(row.get("after")), _count(row.get("step")), now, _text(row.get("by")) or "")
+            for row in _rows(fields.get("kvstore_changes"))
+            if (now := _text(row.get("now")))
         ),
     )
 

@@ -69,8 +69,15 @@ Rows = Iterable[tuple[str, ...]]
 def _kvstores() -> Rows:
     yield "`--kv-store`", "other names", "meaning", "staleness", "the optimizer runs on"
     for row in types.TABLE:
-        staleness = "`--staleness`" if row.takes_staleness else "any" if row.staleness else "0"
-        yield f"`{row.name}`", _code(row.aliases), row.summary, staleness, " or ".join(row.optimizer_on)
+        yield f"`{row.name}`", _code(row.aliases), row.summary, _staleness(row), " or ".join(row.optimizer_on)
+
+
+def _staleness(row: types.KVStoreType) -> str:
+    if row.takes_staleness:
+        return "`--staleness`"
+    if row.steps_alone:
+        return "`--local-steps`"
+    return "any" if row.staleness else "0"
 
 
 def _codecs() -> Rows:

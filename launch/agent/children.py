@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
+from collections.abc import Collection
 
 from launch.agent.channel import READ_BYTES, Channel
 from launch.agent.events import Exited, Frozen, Started
@@ -15,10 +17,11 @@ FROZEN_LOOK_SECONDS = 1.0
 
 
 class Child:
-    """A process the agent started: its number in the job, its pipe (None once closed) and its pidfd."""
+    """A process the agent started: its number in the job, its pipe (None once closed) and its pidfd. `leaves`: SIGTERM
+    asks it to leave the job."""
 
-    def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int):
-        self.task, self.popen = task, popen
+    def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int, leaves: bool = False):
+        self.task, self.popen, self.leaves = task, popen, leaves
         self.pipe: int | None = pipe
         self.frozen_since: float | None = None  # when it was first found stopped
         os.set_blocking(pipe, False)
@@ -88,6 +91,24 @@ class Children:
             if not count:
                 return
             left -= count
+
+    # -- leaving ------------------------------------------------------------------------------------------------
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """The running tasks that leave the job when they get SIGTERM."""
+        return tuple(each.task for each in self.by_pid.values() if each.leaves and each.popen.returncode is None)
+
+    @property
+    def leaving_pids(self) -> set[int]:
+        return {each.popen.pid for each in self.by_pid.values() if each.leaves and each.popen.returncode is None}
+
+    def ask_to_leave(self, tasks: Collection[int]) -> None:
+        """Send SIGTERM to these tasks, and let one that is stopped run: it leaves only then."""
+        for child in self.by_pid.values():
+            if child.task in tasks:
+                child.popen.send_signal(signal.SIGTERM)
+                child.popen.send_signal(signal.SIGCONT)
 
     # -- exits --------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class Spawn(Value):
     script: str = ""  # the Python file that must exist; "" if the program is not a Python script
     listens: bool = False  # inherits the scheduler's listening socket
     memory: Count = 0  # limit in MiB; 0 is none
+    leaves: bool = False  # a worker of an elastic job: SIGTERM asks it to leave the job
 
 
 class Command(Value):
@@ -68,6 +69,24 @@ class Job(Command):
     certificate: str = ""  # PEM, with its private key; "": none is needed
     log_folder: str | None = None  # where the agent writes its last lines if the launcher is lost
     usage: Seconds = 0.0
+    detach: bool = False  # from Start on the agent goes on without a launcher, and the next one gets what it has kept
+
+
+@value(frozen=True)
+class Attach(Command):
+    """Go on as the launcher of the agent that serves `host` in the job `mark`; answered by Resumed. Each launcher of a
+    job has a higher `lease` than the one before it."""
+
+    mark: str
+    host: str
+    lease: Count
+
+
+@value(frozen=True)
+class Kept(Command):
+    """The launcher has kept the agent's frames up to the one with this number: they are not sent again."""
+
+    frame: Count
 
 
 @value(frozen=True)
@@ -141,10 +160,39 @@ class Measure(Command):
 
 @value(frozen=True)
 class Start(Command):
-    """Start processes in order; each is answered by Started. `unset`: variables removed from the host's environment."""
+    """Start processes in order; each is answered by Started. `unset`: variables removed from the host's environment.
+    `follows`: they learn from the file of Scheduler when the job has another scheduler."""
 
     unset: tuple[str, ...]
     tasks: tuple[Spawn, ...]
+    follows: bool = False
+
+
+@value(frozen=True)
+class Scheduler(Command):
+    """Where the newest incarnation of the job's scheduler is: written into a file for the job's processes."""
+
+    incarnation: Count
+    address: str
+    port: Port
+
+
+@value(frozen=True)
+class Change(Command):
+    """How the user wants to change the running job, see `launch.job.settings`: written into a file for the job's
+    scheduler. `by`: who has asked for it."""
+
+    number: Count
+    kv_store: str
+    staleness: float
+    by: str
+
+
+@value(frozen=True)
+class Notice(Command):
+    """Ask these tasks to leave the job, with SIGTERM; each is answered by its Exited."""
+
+    tasks: tuple[Number, ...]
 
 
 @value(frozen=True)
@@ -171,6 +219,8 @@ class Beat(Command):
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "job": Job,
+    "attach": Attach,
+    "kept": Kept,
     "sync": Sync,
     "same": Same,
     "entries": Entries,
@@ -181,7 +231,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "reach": Reach,
     "measure": Measure,
     "start": Start,
+    "scheduler": Scheduler,
+    "change": Change,
+    "notice": Notice,
     "stop": Stop,
     "list": List,
     "beat": Beat,
 }
+# All others are counted by launcher and agent, so that the next launcher knows what the agent has not got.
+UNCOUNTED = (Attach, Kept, Sync, Same, Entries, Remove, File, Beat)

@@ -6,12 +6,14 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 
 from launch.agent import KILL_SECONDS
 from launch.agent.process import Process, members, send_signal
 
 LOOK_SECONDS = 0.02, 0.2  # between two looks at the processes: first and longest interval
+AGAIN_SECONDS = 0.3  # between two SIGTERM to a process that takes the first one for a notice to leave
 
 
 def dump_stack(each: Process) -> None:
@@ -37,10 +39,19 @@ class Ending:
     """The end of a job on this host: TERM to every process, KILL after `grace` seconds, until none is left.
 
     Call `look` at `look_at`. It is over once `left` (pids) is not None. `find(mark, agent's pid)` lists processes.
+    `leaving`: pids of those that take SIGTERM for a notice, and end when they get it again.
     """
 
-    def __init__(self, mark: str, now: float, grace: float, find: Callable[[str, int], dict[int, Process]] = members):
-        self.mark, self.find = mark, find
+    def __init__(
+        self,
+        mark: str,
+        now: float,
+        grace: float,
+        find: Callable[[str, int], dict[int, Process]] = members,
+        leaving: Collection[int] = (),
+    ):
+        self.mark, self.find, self.leaving = mark, find, leaving
+        self.again_at = now + AGAIN_SECONDS
         self.signalled: set[tuple[int, int]] = set()  # (pid, start)
         self.kill_at = now + grace
         self.look_at, self.pause = now, LOOK_SECONDS[0]
@@ -72,8 +83,16 @@ class Ending:
                 send_signal(each, signal.SIGKILL)
         else:
             self.terminate(found)
+            self._insist(now, found)
         self.look_at = min(now + self.pause, max(now + LOOK_SECONDS[0], self.kill_at)) if found else now
         self.pause = min(2 * self.pause, LOOK_SECONDS[1])
+
+    def _insist(self, now: float, found: dict[int, Process]) -> None:
+        if now >= self.again_at:
+            self.again_at = now + AGAIN_SECONDS
+            for each in found.values():
+                if each.pid in self.leaving:
+                    send_signal(each, signal.SIGTERM)
 
     def dump(self, found: dict[int, Process]) -> None:
         """Make Python processes print their stacks. They get no SIGTERM, which would end them first."""
@@ -90,3 +109,12 @@ class Ending:
                 send_signal(each, signal.SIGTERM)
             if each.state == "T":
                 send_signal(each, signal.SIGCONT)  # a stopped process handles SIGTERM only once it runs again
+
+
+def write_last_line(folder: str, host: str, why: str, left: Collection[int]) -> None:
+    """Log what the launcher would have printed. `why` it was lost; `left`: pids."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    pids = ": " + ", ".join(f"pid {pid} on {host}" for pid in left) if left else ""
+    with contextlib.suppress(OSError), open(os.path.join(folder, f"agent-{host}.log"), "a") as file:
+        file.write(f"{stamp} agent on {host} (pid {os.getpid()}): {why}; ended the job\n")
+        file.write(f"{len(left)} process{'' if len(left) == 1 else 'es'} left on 1 host{pids}\n")

@@ -42,6 +42,17 @@ class Ready(Event):
 
 
 @value(frozen=True)
+class Resumed(Event):
+    """The agent's frames from number `first` on follow; up to `last` they are there already. It has done so many
+    `commands` of its launchers. Not `alive`: it has ended, and left this."""
+
+    first: Count
+    last: Count
+    commands: Count
+    alive: bool = True
+
+
+@value(frozen=True)
 class Opened(Event):
     """The absolute path of the destination folder, and the name of a temporary file in it ("": none)."""
 
@@ -126,6 +137,13 @@ class Exited(Event):
 
 
 @value(frozen=True)
+class Noticed(Event):
+    """The agent got SIGTERM, and asks these tasks to leave the job."""
+
+    tasks: tuple[Number, ...]
+
+
+@value(frozen=True)
 class Frozen(Event):
     """A task has been stopped (state T) for so many seconds that it counts as lost."""
 
@@ -183,6 +201,7 @@ class Alive(Event):
 
 EVENTS: dict[str, Callable[..., Any]] = {
     "ready": Ready,
+    "resumed": Resumed,
     "destination": Opened,
     "missing": Missing,
     "wanted": Wanted,
@@ -193,6 +212,7 @@ EVENTS: dict[str, Callable[..., Any]] = {
     "measured": Measured,
     "started": Started,
     "exited": Exited,
+    "noticed": Noticed,
     "frozen": Frozen,
     "stopped": Stopped,
     "ended": Ended,

@@ -80,7 +80,7 @@ class Preparation:
         if wanted.reach:
             from launch.agent.reach import Reach
 
-            self.reach = self._listen(Reach, wanted.address, self._poll_reach)
+            self.reach = self.reach or self._listen(Reach, wanted.address, self._poll_reach)
             ports["reach"] = self.reach.port
         if wanted.throughput:
             from launch.agent.throughput import Throughput

@@ -24,9 +24,9 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar
 
 from launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
-from launch.agent.events import EVENTS, Event, Exited, Frozen, Started, Stopped, StoppedProcess
+from launch.agent.events import EVENTS, Event, Exited, Frozen, Noticed, Started, Stopped, StoppedProcess
 
-GREETING, VERSION = b"\0dmltrain-agent ", 4  # a login script's output may precede it
+GREETING, VERSION = b"\0dmltrain-agent ", 5  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
 HEADER = struct.Struct("!BHI")  # kind, task, length of the payload in bytes
 OUTPUT, EVENT = 1, 2  # kinds of frames
@@ -86,6 +86,8 @@ def tasks_of(event: Event) -> list[int]:
     """The numbers of the tasks that the event is about."""
     if isinstance(event, Stopped):
         return [each.task for each in event.processes if each.task is not None]
+    if isinstance(event, Noticed):
+        return list(event.tasks)
     return [event.task] if isinstance(event, (Started, Exited, Frozen)) else []
 
 
@@ -275,7 +277,7 @@ for _name in ("str", "Port", "Number", "Share", "Amount"):
 for _kind in (Peer, Entry, StoppedProcess):
     READERS[_kind.__name__] = _row(_kind)
 READERS["Spawn"] = Reader("a process", lambda value: _object(Spawn, DICT(value), "a process to start", {}))
-for _name in ("str", "Count", "Peer", "Entry", "StoppedProcess", "Spawn", "dict[str, Any]"):
+for _name in ("str", "Count", "Number", "Peer", "Entry", "StoppedProcess", "Spawn", "dict[str, Any]"):
     READERS[f"tuple[{_name}, ...]"] = _many(READERS[_name])
 READERS["dict[str, str]"], READERS["dict[str, Port]"] = _by_name(READERS["str"]), _by_name(READERS["Port"])
 READERS["dict[str, dict[str, Any]]"] = _by_name(Reader('{"ms": number} or {"error": text}', _path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -14,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from launch.agent import Refusal, commands, cores
 from launch.agent.channel import READ_BYTES, Channel
 from launch.agent.children import Children
-from launch.agent.ending import LOOK_SECONDS, Ending
-from launch.agent.events import Alive, Ended, Listing, Ready, Refused, Stopped, StoppedProcess
+from launch.agent.ending import LOOK_SECONDS, Ending, write_last_line
+from launch.agent.events import Alive, Ended, Listing, Noticed, Ready, Refused, Stopped, StoppedProcess
 from launch.agent.preparation import Preparation
 from launch.agent.process import Process, become_subreaper, members
 from launch.agent.protocol import ProtocolError, filler
 from launch.agent.spawn import RunFolder, environment_here, reached_at, spawn
 
 if TYPE_CHECKING:
+    from launch.agent.detached import Detached  # few jobs need it
     from launch.agent.usage import Usage  # not every job samples
 
 FAULT_CODE = 125
@@ -43,6 +43,9 @@ class Agent:
         self.ending: Ending | None = None
         self.orphaned = False  # the launcher is lost, and the agent ends the job for that reason
         self.signalled = 0
+        self.noticed = False  # the tasks that can leave have been asked to, because of a signal
+        self.detached: Detached | None = None  # the job lives on without its launcher
+        self.wanted: commands.Attach | None = None  # this agent connects a launcher with another agent
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -61,19 +64,30 @@ class Agent:
             self._take_signal(now)
             self._check_launcher(now)
             self._proceed_with_end(now)
+            if self.detached and self.detached.idle(now) and not self.ending:
+                self._stop(self.grace, now)
+            if self.wanted:
+                from launch.agent.bridge import connect
+
+                return connect(self.channel, self.wanted)
             self.preparation.poll()
             if not self.ending and now >= self.children.look_at:
                 self.children.look_for_frozen(now)
             if self.usage and not self.ending and now >= self.usage.due:
                 self.usage.sample(now)
+        if self.detached:
+            self.detached.close()
         if self.channel.lost and self.log_folder:
-            self._write_last_line(self.log_folder)
+            left = (self.ending and self.ending.left) or []
+            write_last_line(self.log_folder, self.channel.host, self.channel.lost, left)
         return self.channel.lost
 
     @property
     def _over(self) -> bool:
         ended = self.ending is not None and self.ending.over
-        return ended and bool(self.channel.lost or not self.channel.backlog)
+        if not ended or self.channel.lost:
+            return ended
+        return self.detached.over(time.monotonic()) if self.detached else not self.channel.backlog
 
     def _watch_signals(self) -> None:
         wake, waker = os.pipe()
@@ -92,6 +106,8 @@ class Agent:
         if self.preparation.busy:
             return 0.0
         due = min(self.channel.deadline, self.preparation.deadline)
+        if self.detached:
+            due = min(due, self.detached.deadline)
         if self.ending and not self.ending.over:
             due = min(due, self.ending.look_at)
         if self.children.by_pid and not self.ending:
@@ -107,14 +123,27 @@ class Agent:
 
     def _take_signal(self, now: float) -> None:
         if self.signalled:
-            name = signal.Signals(self.signalled).name
-            self.signalled = 0
+            number, self.signalled = self.signalled, 0
+            if number == signal.SIGTERM and not self.noticed and self._ask_to_leave():
+                return
+            name = signal.Signals(number).name
             self._refuse(Refusal(f"the agent on {self.channel.host} was ended by {name}", FAULT_CODE))
             self._stop(self.grace, now)
 
+    def _ask_to_leave(self) -> bool:
+        """Pass SIGTERM on as a notice to leave, such as before a spot machine is taken away. False: nobody can."""
+        leaving = () if self.ending else self.children.leaving
+        if leaving:
+            self.noticed = True
+            self.channel.send(Noticed(self.channel.host, leaving))
+            self.children.ask_to_leave(leaving)
+        return bool(leaving)
+
     def _check_launcher(self, now: float) -> None:
         self.channel.check_silence(now)
-        if self.channel.lost and not self.orphaned:
+        if self.channel.lost and self.detached and self.detached.possible and not self.orphaned and not self.ending:
+            self.detached.begin()
+        elif self.channel.lost and not self.orphaned:
             self.orphaned = True
             self._stop(self.grace, now)
 
@@ -128,10 +157,15 @@ class Agent:
 
     def _read(self) -> None:
         self.channel.read()
-        while True:
+        self._take_all()
+
+    def _take_all(self) -> None:
+        while not self.wanted:
             try:
                 for received in self.channel.incoming:
                     self._take(received)
+                    if self.wanted:
+                        break
                 return
             except ProtocolError as error:
                 message = f"the agent on {self.channel.host} cannot parse the launcher's message: {error}"
@@ -148,13 +182,20 @@ class Agent:
 
     def _execute(self, command: commands.Command) -> None:
         """Call the method for this type of command, here or in Preparation."""
+        if self.detached:
+            self.detached.count(command)
         methods: dict[type[commands.Command], Callable[[Any], None]] = {
             commands.Job: self._begin,
+            commands.Attach: self._attach,
+            commands.Kept: self._kept,
             commands.Probe: self.preparation.examine,
             commands.Bind: self.preparation.bind,
             commands.Reach: self.preparation.reach_peers,
             commands.Measure: self.preparation.measure,
             commands.Start: self._start,
+            commands.Scheduler: self._follow,
+            commands.Change: self._change,
+            commands.Notice: self._notice,
             commands.Stop: self._end,
             commands.List: self._list,
             commands.Beat: self._answer_beat,
@@ -171,6 +212,10 @@ class Agent:
         self.folder, self.preparation.key = RunFolder(self.mark), job.key
         if job.key:
             self.folder.create(job.key, job.certificate)
+        if job.detach:
+            from launch.agent.detached import Detached
+
+            self.detached = Detached(self.selector, self.channel, self.children, job)
         machine = cores.report()
         usable = cores.usable(machine)
         self.channel.send(Ready(job.host, os.getpid(), usable, sys.executable, reached_at(), dict(machine)))
@@ -182,6 +227,12 @@ class Agent:
         base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
         if self.folder and self.folder.certificate_file:
             base["DMLTRAIN_CERTIFICATE_FILE"] = self.folder.certificate_file
+        if self.folder:
+            base["DMLTRAIN_CHANGE_FILE"] = self.folder.change_file
+        if command.follows and self.folder:
+            base["DMLTRAIN_SCHEDULER_FILE"] = self.folder.scheduler_file
+        if command.tasks and self.detached:
+            self.detached.open(self._read, self._take_all)
         for task in command.tasks:
             if self.ending:
                 return
@@ -191,6 +242,24 @@ class Agent:
             from launch.agent.usage import Usage
 
             self.usage = Usage(self.selector, self.channel, self.usage_interval, time.monotonic())
+
+    def _attach(self, command: commands.Attach) -> None:
+        self.wanted = command
+
+    def _kept(self, command: commands.Kept) -> None:
+        if self.channel.spool:
+            self.channel.spool.confirm(command.frame)
+
+    def _follow(self, command: commands.Scheduler) -> None:
+        if self.folder and self.folder.scheduler_file and not self.ending:
+            self.folder.follow(command.incarnation, command.address, command.port)
+
+    def _change(self, command: commands.Change) -> None:
+        if self.folder and self.folder.change_file and not self.ending:
+            self.folder.change(command.number, vars(command))
+
+    def _notice(self, command: commands.Notice) -> None:
+        self.children.ask_to_leave(command.tasks)
 
     def _list(self, command: commands.List) -> None:
         from launch.agent.listing import rows
@@ -212,7 +281,7 @@ class Agent:
             return self.ending.shorten(now, grace)
         if self.usage:
             self.usage.close(now)
-        self.ending = Ending(self.mark, now, grace, self._members)
+        self.ending = Ending(self.mark, now, grace, self._members, self.children.leaving_pids)
         found = self.ending.members()
         if dump:
             self.ending.dump(found)
@@ -234,17 +303,8 @@ class Agent:
         self.preparation.close()
         self.children.collect_all()
         if self.folder:
-            self.folder.remove()
+            self.folder.remove(self.channel.spool.folder if self.channel.spool else "")
         self.channel.send(Ended(self.channel.host, tuple(left)))
-
-    def _write_last_line(self, folder: str) -> None:
-        """Log what the launcher would have printed."""
-        host, left = self.channel.host, (self.ending and self.ending.left) or []
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        pids = ": " + ", ".join(f"pid {pid} on {host}" for pid in left) if left else ""
-        with contextlib.suppress(OSError), open(os.path.join(folder, f"agent-{host}.log"), "a") as file:
-            file.write(f"{stamp} agent on {host} (pid {os.getpid()}): {self.channel.lost}; ended the job\n")
-            file.write(f"{len(left)} process{'' if len(left) == 1 else 'es'} left on 1 host{pids}\n")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -83,7 +84,7 @@ def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.sock
             pass_fds=[listener.fileno()] if listener is not None else [],
         )
         limit_memory(popen.pid, task.memory)
-        return Child(task.task, popen, pipe)
+        return Child(task.task, popen, pipe, task.leaves)
     except (OSError, ValueError) as error:
         os.close(pipe)
         known = error if isinstance(error, OSError) else OSError(0, str(error))
@@ -138,36 +139,65 @@ def limit_memory(pid: int, mebibytes: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_DATA, (mebibytes << 20, mebibytes << 20))
 
 
+def prefix(mark: str) -> str:
+    """What the names of the job's private folders begin with."""
+    return f"dmltrain-{mark}."
+
+
 class RunFolder:
     """The private folder (mode 0700) of a job on this host, with the job's key and certificate in files of mode
     0600."""
 
     def __init__(self, mark: str):
-        self.prefix = f"dmltrain-{mark}."
+        self.prefix = prefix(mark)
         self.key_file = ""
         self.certificate_file = ""
+        self.scheduler_file = ""  # its path; the file is there when the job has had more than one scheduler
+        self.change_file = ""  # its path; the file is there when the user has asked for a change
 
     def create(self, key: str, certificate: str) -> None:
         """`certificate` may be empty."""
         try:
             folder = tempfile.mkdtemp(prefix=self.prefix)
             self.key_file = _write_secret(folder, "key", key)
+            self.scheduler_file = os.path.join(folder, "scheduler")
+            self.change_file = os.path.join(folder, "change")
             if certificate:
                 self.certificate_file = _write_secret(folder, "certificate", certificate)
         except OSError as error:
             self.remove()
             raise Refusal(f"cannot create the job's private folder in TMPDIR or /tmp: {error.strerror}", 125) from None
 
-    def remove(self) -> None:
-        """Remove the job's folders, including those of a killed agent."""
+    def follow(self, incarnation: int, address: str, port: int) -> None:
+        """Tell the job's processes where its scheduler is now."""
+        _put(self.scheduler_file, incarnation, {"incarnation": incarnation, "host": address, "port": port})
+
+    def change(self, number: int, content: Mapping[str, object]) -> None:
+        """Tell the scheduler what the user wants to change."""
+        _put(self.change_file, number, content)
+
+    def remove(self, keep: str = "") -> None:
+        """Remove the job's folders, including those of a killed agent. `keep`: the path of one that stays."""
         try:
             folder = tempfile.gettempdir()
             names = os.listdir(folder)
         except OSError:  # there is no folder for temporary files, so none of the job
             return
         for name in names:
-            if name.startswith(self.prefix):
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+            path = os.path.join(folder, name)
+            if name.startswith(self.prefix) and path != keep:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _put(path: str, number: int, content: Mapping[str, object]) -> None:
+    """Write the file, which is whole at any moment. `number` grows with each call."""
+    part = f"{path}.{number}"
+    try:
+        with open(part, "w") as file:
+            json.dump(content, file)
+        os.replace(part, path)
+    except OSError as error:
+        raise Refusal(f"cannot write {path}: {error.strerror}", 125) from None
 
 
 def _write_secret(folder: str, name: str, content: str) -> str:

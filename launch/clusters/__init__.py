@@ -1,6 +1,6 @@
 """The table of launchers. Each has a module here with a class
 
-Cluster(options, hosts=None)                   LaunchError if the options are wrong
+Cluster(options, hosts=None)                   LaunchError if the options are wrong; Released
     .hosts                                     [Host]: `hosts`, or those that the options name
     .connect(host, mark, timeout) -> Channel   start an agent for the job `mark` within `timeout` seconds (None:
                                                --connect-timeout); thread-safe; LaunchError if it fails
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from launch import LaunchError
 from launch.job.host import Host
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Launcher:
     meaning: str
     options: tuple[str, ...] = ()
     over_network: bool = True  # whether processes run on other machines
+    inelastic: str = ""  # why its jobs cannot be elastic
+    undetached: str = ""  # why its jobs cannot live on without their launcher
 
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")
@@ -36,8 +39,22 @@ LAUNCHERS = {
     "ssh": Launcher(
         "hosts reached by SSH", (*HOSTS, "--ssh", "--ssh-port", "-i", "--identity", "--accept-new-host-keys")
     ),
-    "mpi": Launcher("hosts reached by mpirun", (*HOSTS, "--mpirun", "--mpirun-args")),
+    "mpi": Launcher(
+        "hosts reached by mpirun",
+        (*HOSTS, "--mpirun", "--mpirun-args"),
+        inelastic="mpirun ends the job with its first lost process",
+        undetached="mpirun ends the job when its launcher is lost",
+    ),
+    "slurm": Launcher(
+        "hosts of a Slurm allocation",
+        (*HOSTS, "--slurm-args", "--slurm-job", "--submit"),
+        undetached="srun ends the job when its launcher is lost",
+    ),
 }
+
+
+class Released(LaunchError):
+    """The hosts do not belong to the job any more, and nothing of it runs there."""
 
 
 class Cluster(Protocol):
@@ -58,6 +75,12 @@ def launchers_with(option: str) -> list[str]:
     """The launchers that accept the option."""
     some = [name for name, row in LAUNCHERS.items() if option in row.options]
     return some or list(LAUNCHERS)
+
+
+def any_with(option: str) -> str:
+    """The same as text, such as "ssh, mpi or slurm"."""
+    *others, last = launchers_with(option)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def listing() -> str:

@@ -22,7 +22,7 @@ class Cluster:
             given = options.hostfile or options.hosts or options.worker_hostfile or options.server_hostfile
             raise LaunchError(
                 f"--launcher local runs all processes on this machine, but hosts are given ({given}): "
-                "remove --launcher, or use --launcher ssh or mpi"
+                "remove --launcher, or use --launcher ssh, mpi or slurm"
             )
         cores = usable(report())
         self.hosts = list(hosts or [Host("localhost", LOOPBACK, sys.executable, cores)])

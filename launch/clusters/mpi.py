@@ -1,38 +1,102 @@
 """Hosts reached through mpirun: one mpirun starts a bridge on each host, which connects back to the launcher.
 
-The hosts must reach the launcher at any port of one of this machine's addresses, or of --host-ip. If an agent is lost,
-a separate mpirun reconnects to its host. mpirun may hang when a host is lost, so every wait for it has a deadline.
+Settings of mpirun and their reasons: processes are not bound to cores, because the job's processes would inherit the
+bridge's core. mpirun does not limit slots; the launcher does. The launcher's machine connects to every host itself
+(`no_tree_spawn`), because often only it has the key. Host names are not cut at the first dot. `-wdir /` is used because
+the launcher's folder may not exist on the hosts. (mpirun's own connections are not protected.) Set a host's user and
+port in ~/.ssh/config: mpirun accepts neither.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
-import threading
-import time
+import shutil
+import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
-import psutil
-
-from launch import LaunchError, channels
-from launch.channels.mpi import bridge
-from launch.channels.mpi.channel import MpiChannel
-from launch.channels.mpi.mpirun import END_SECONDS, Mpirun, bridge_command, check, command, complaint, kind, sweep
-from launch.channels.mpi.reception import Caller, Reception
+from launch import LaunchError
+from launch.channels.bridges.bridge import VARIABLE
+from launch.channels.bridges.engine import Engine, bridge_command, choice
+from launch.channels.bridges.runs import LOOPBACK, BridgedCluster
 from launch.job.host import Host
 from launch.job.hosts.allocation import allocation
 from launch.job.hosts.selection import select
 from launch.job.options import Options
 
-LOOPBACK = "127.0.0.1"
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+KINDS = {OPEN_MPI: re.compile(r"Open MPI|OpenRTE|PRRTE"), MPICH: re.compile(r"HYDRA|Intel\(R\) MPI")}  # in --version
+ENVIRONMENT = {
+    **{"OMPI_MCA_plm_rsh_no_tree_spawn": "1", "OMPI_MCA_orte_keep_fqdn_hostnames": "1"},  # Open MPI up to 4
+    **{"PRTE_MCA_plm_ssh_no_tree_spawn": "1", "PRTE_MCA_prte_keep_fqdn_hostnames": "1"},  # from 5
+}
+VERSION_SECONDS = 10.0
 # Messages of ssh and the shell for a host that is down, and for a user error.
 UNREACHABLE = re.compile("Connection (refused|timed out|reset)|No route to host|Network is unreachable")
 MISTAKE = re.compile("Could not resolve hostname|Permission denied|Host key verification failed|: not found")
-OUTPUT_CHARACTERS = 400  # of mpirun's output in a one-line message
-NATURAL_END_SECONDS = 0.5  # for bridges and mpirun to exit by themselves after their connections are closed
+# Open MPI and the ssh that it starts both put that ssh into its own process group; the second to do so may be refused.
+HARMLESS = re.compile(r"plm:rsh: Warning: setpgid\(")
+ROOT = re.compile(r"allow-run-as-root|run(ning)? as root", re.IGNORECASE)
+ROOT_FIX = (
+    "With dmltrain-launch use --mpirun-args=--allow-run-as-root, "
+    "or set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 on this machine"
+)
+
+
+def kind(mpirun: str) -> str:
+    """Which MPI the program `mpirun` belongs to; LaunchError if it is missing or unknown."""
+    if not shutil.which(mpirun):
+        raise LaunchError(
+            f"{mpirun} is not installed here: install Open MPI (Debian, Ubuntu: openmpi-bin; Fedora, RHEL: openmpi) or "
+            "MPICH (mpich) on every host, or give its path with --mpirun PATH",
+            127,
+        )
+    try:
+        ran = subprocess.run(
+            [mpirun, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            errors="replace",
+            timeout=VERSION_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{mpirun} --version: {error}", 126) from None
+    output = ran.stdout + ran.stderr
+    found = next((name for name, sign in KINDS.items() if sign.search(output)), None)
+    if not found:
+        first = next(iter(output.strip().splitlines()), "nothing")
+        raise LaunchError(f"{mpirun} --version printed {first!r}: expected Open MPI or MPICH (--mpirun PATH)")
+    return found
+
+
+def check(hosts: Sequence[Host]) -> None:
+    """LaunchError for a host with attributes that mpirun does not support."""
+    for host in hosts:
+        where = f"{host.where}: " if host.where else ""
+        if host.user or host.port:
+            lines = [f"User {host.user}"] * bool(host.user) + [f"Port {host.port}"] * bool(host.port)
+            block = "".join(f"\n        {line}" for line in lines)
+            raise LaunchError(
+                f"{where}mpirun takes no user and no port for {host.target}: remove them there, and add to "
+                f"~/.ssh/config\n    Host {host.target}{block}"
+            )
+        if re.search(r"[:,\s]", host.target) or host.target.startswith("-"):
+            raise LaunchError(f"{where}mpirun does not accept the host {host.target!r}: use a name or an IPv4 address")
+
+
+def command(mpirun: str, kind: str, arguments: Sequence[str], hosts: Sequence[Host], again: bool = False) -> list[str]:
+    """argv of the mpirun whose process i is the bridge on hosts[i]. Pure."""
+    if kind == OPEN_MPI:
+        whole = ["--bind-to", "none", "--oversubscribe"]
+        each = [["-np", "1", "-host", f"{host.target}:1", "-wdir", "/", "-x", VARIABLE] for host in hosts]
+    else:
+        whole = ["-genvlist", VARIABLE, "-hosts", ",".join(f"{host.target}:1" for host in hosts)]
+        each = [["-np", "1", "-wdir", "/"]] * len(hosts)
+    argv = [mpirun, *arguments, *whole]
+    for index, (options, host) in enumerate(zip(each, hosts, strict=True)):
+        argv += [":"] * (index > 0) + [*options, *bridge_command(choice(host, index))]
+    return argv
 
 
 def hosts_of(options: Options) -> list[Host]:
@@ -47,174 +111,24 @@ def hosts_of(options: Options) -> list[Host]:
     return select(found, options.include, options.exclude) if found else [Host("localhost", LOOPBACK)]
 
 
-def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
-    """The addresses at which bridges on `hosts` may reach this machine."""
-    if host_ip:
-        return [host_ip]
-    own = [
-        each.address
-        for found in psutil.net_if_addrs().values()
-        for each in found
-        if each.family in (socket.AF_INET, socket.AF_INET6)
-    ]
-    if all(_is_here(host.target, own) for host in hosts):
-        return [LOOPBACK]
-    # a link-local address needs an interface name, which differs between machines
-    return [each for each in own if not each.startswith("127.") and each != "::1" and "%" not in each]
+def engine(mpirun: str, kind: str, arguments: Sequence[str] = ()) -> Engine:
+    return Engine(
+        "mpirun",
+        partial(command, mpirun, kind, arguments),
+        "ssh {host} true",
+        environment=ENVIRONMENT,
+        harmless=HARMLESS,
+        unreachable=UNREACHABLE,
+        mistake=MISTAKE,
+        fixes={ROOT: ROOT_FIX},
+    )
 
 
-def _is_here(name: str, own: Sequence[str]) -> bool:
-    try:
-        found = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return False
-    return all(each in own or each.startswith("127.") for each in found)
-
-
-class Cluster:
-    """See `launch.clusters`. `connect` is called from several threads; the first call starts mpirun for all hosts."""
+class Cluster(BridgedCluster):
+    """See `launch.clusters`."""
 
     def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
-        self.options = options
-        self.hosts = hosts_of(options) if hosts is None else list(hosts)
-        check(self.hosts)
-        self._kind = kind(options.mpirun)
-        self._lock = threading.Lock()
-        self._reception: Reception | None = None
-        self._runs: list[Run] = []
-        self._unused: dict[str, tuple[Run, int]] = {}  # by host: its run and index there, until connect() takes them
-        self._addresses: list[str] = []
-
-    def connect(self, host: Host, mark: str, timeout: float | None = None) -> MpiChannel:
-        """A channel to a new agent; LaunchError if that takes more than `timeout` seconds (None: --connect-timeout)."""
-        seconds = self.options.connect_timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
-        with self._lock:
-            run, index = self._run_for(host, seconds, alone=timeout is not None)
-        return run.channel(index, mark, deadline, seconds)
-
-    def _run_for(self, host: Host, seconds: float, alone: bool) -> tuple[Run, int]:
-        """The mpirun for `host` and the host's index in it. `alone`: reconnect to this host, without the others."""
-        if not self._reception:
-            self._addresses = addresses(self.hosts, self.options.host_ip)
-            local = self._addresses == [LOOPBACK]
-            self._reception = Reception(self.options.host_ip or (LOOPBACK if local else ""))
-        if not alone and host.name not in self._unused:  # a new attempt of the job
-            run = self._start(self.hosts, seconds)
-            self._unused = {each.name: (run, index) for index, each in enumerate(self.hosts)}
-        return self._unused.pop(host.name, None) or (self._start([host], seconds), 0)
-
-    def _start(self, hosts: Sequence[Host], seconds: float) -> Run:
-        assert self._reception
-        commands = [bridge_command(host, index, bridge.VARIABLE) for index, host in enumerate(hosts)]
-        argv = command(self.options.mpirun, self._kind, self.options.mpirun_args, hosts, commands, bridge.VARIABLE)
-        self._runs.append(Run(self._reception, self._addresses, hosts, argv, seconds))
-        return self._runs[-1]
-
-    def close(self) -> None:
-        """End every mpirun and its bridges. Agents that still run then end their processes and themselves."""
-        with self._lock:
-            runs, self._runs = self._runs, []
-            enders = [threading.Thread(target=run.close, daemon=True) for run in runs]
-            for ender in enders:
-                ender.start()
-            for ender in enders:
-                ender.join()
-            if self._reception:
-                self._reception.close()
-
-
-class Run:
-    """One mpirun and the bridges that it starts, one for each of `hosts`."""
-
-    def __init__(
-        self, reception: Reception, addresses: Sequence[str], hosts: Sequence[Host], argv: Sequence[str], seconds: float
-    ):
-        self.hosts = hosts
-        self._reception = reception
-        self._changed = threading.Condition()
-        self._callers: dict[int, Caller] = {}
-        self._channels: dict[int, MpiChannel] = {}
-        self._over = False
-        self._token = reception.expect(self._take)
-        program = Path(bridge.__file__).read_text()
-        settings = {
-            "program": program,
-            "addresses": addresses,
-            "port": reception.port,
-            "certificate": reception.certificate,
-            "token": self._token,
-            "seconds": seconds,
-        }
-        self.mpirun = Mpirun(argv, {bridge.VARIABLE: json.dumps(settings)}, self._ended)
-
-    def channel(self, index: int, mark: str, deadline: float, seconds: float) -> MpiChannel:
-        """A channel to a new agent on hosts[index], for the job `mark`; LaunchError if its bridge does not connect."""
-        caller = self._caller(index, deadline, seconds)
-        command, text = channels.remote_command(self.hosts[index], mark)
-        self._channels[index] = MpiChannel(caller.stream, str(caller), command, text, self.fate)
-        return self._channels[index]
-
-    def _caller(self, index: int, deadline: float, seconds: float) -> Caller:
-        """The connection of the bridge on hosts[index]; LaunchError if it does not connect.
-
-        Every call waits for all hosts and raises the same error, because an mpirun that cannot reach one host may also
-        end the bridges on the others, and its output is about all hosts.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._over or not self._missing(), deadline - time.monotonic())
-            missing = self._missing()
-            if index in self._callers and not (missing and self._over):
-                return self._callers[index]
-        names = ", ".join(host.name for host in missing)
-        were = f"{names} {'were' if len(missing) > 1 else 'was'} not reached"
-        if self._over:
-            code = 125 if UNREACHABLE.search(self.mpirun.output) else 2
-            raise LaunchError(f"{were}: {complaint(self.mpirun)}", code)
-        output = self.mpirun.output
-        each = missing[0].target if len(missing) == 1 else "HOST"
-        more = f"mpirun printed\n{output}" if output else f"does `ssh {each} true` work from here?"
-        code = 2 if MISTAKE.search(output) else 125
-        raise LaunchError(f"{were} by mpirun within {seconds:g} s (--connect-timeout); {more}", code)
-
-    def _missing(self) -> list[Host]:
-        """The hosts whose bridges have not connected."""
-        return [host for index, host in enumerate(self.hosts) if index not in self._callers]
-
-    def fate(self, seconds: float) -> str:
-        """How mpirun ended and what it printed, as text; "" if it still runs and printed nothing."""
-        output = " ".join(self.mpirun.output.split())[:OUTPUT_CHARACTERS]
-        ended = self.mpirun.fate(seconds)
-        return "; ".join([ended] * bool(ended) + [f"mpirun printed: {output}"] * bool(output))
-
-    def _take(self, caller: Caller) -> bool:
-        with self._changed:
-            if self._over or caller.index not in range(len(self.hosts)) or caller.index in self._callers:
-                return False
-            self._callers[caller.index] = caller
-            self._changed.notify_all()
-            return True
-
-    def _ended(self, code: int) -> None:
-        """mpirun has exited: end its remaining bridges."""
-        self._reception.forget(self._token)
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
-        if code:
-            time.sleep(NATURAL_END_SECONDS)
-            self._abort()
-
-    def _abort(self) -> None:
-        for caller in list(self._callers.values()):
-            caller.stream.abort()
-
-    def close(self) -> None:
-        """Wait for mpirun to end with its agents. If one is lost or still runs, kill mpirun: it might wait forever."""
-        self._reception.forget(self._token)
-        agents_ended = len(self._channels) == len(self.hosts) and all(each.ended for each in self._channels.values())
-        self._abort()
-        if agents_ended and not self.mpirun.fate(NATURAL_END_SECONDS):
-            self.mpirun.end()
-        sweep(self._token)
-        self.mpirun.fate(END_SECONDS)
+        chosen = hosts_of(options) if hosts is None else list(hosts)
+        check(chosen)
+        made = engine(options.mpirun, kind(options.mpirun), options.mpirun_args)
+        super().__init__(made, chosen, options.host_ip, options.connect_timeout)

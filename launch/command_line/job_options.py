@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from launch import LaunchError
 from launch.command_line.options import BY_NAME, Option, split, table
+from launch.job.settings import EXAMPLE, parse
 
 CONNECTION_OPTIONS = (
     "--ssh",
@@ -17,9 +18,12 @@ CONNECTION_OPTIONS = (
     "--connect-timeout",
     "--mpirun",
     "--mpirun-args",
+    "--slurm-args",
+    "--slurm-job",
     "--host-ip",
 )
 HELP = ("--help",)
+SETTINGS = "kv_store=NAME staleness=N"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Verb:
     meaning: str
     mode: str = ""
     options: tuple[str, ...] = ()
+    change: str = ""  # what the word after the job names; "": there is none
 
 
 VERBS = {
@@ -39,16 +44,39 @@ VERBS = {
     "kill": Verb(
         "JOB", "end a job and all processes that it left on its hosts", "--kill", ("--grace", *CONNECTION_OPTIONS)
     ),
+    "attach": Verb(
+        "JOB",
+        "take up a job that was started with --detach: show its output, replace what it has lost, wait for its end",
+        "--attach",
+        ("--quiet", "--no-live"),
+    ),
+    "add": Verb(
+        "JOB",
+        "add workers to a running elastic job: HOSTS such as h6,h7:2, or how many on the hosts that it has",
+        change="HOSTS",
+    ),
+    "remove": Verb(
+        "JOB",
+        "let workers leave a running elastic job: HOSTS such as h2,h3, or workers such as worker:3",
+        change="HOSTS",
+    ),
+    "set": Verb(
+        "JOB",
+        "change the kvstore of a running job whose optimizer runs on the servers",
+        change=SETTINGS,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A parsed command line. `verb` is "" for dmltrain-job itself; `launcher_argv` is for dmltrain-launch."""
+    """A parsed command line. `verb` is "" for dmltrain-job itself; `launcher_argv` is for dmltrain-launch. `change`:
+    hosts, workers or settings that the verb names."""
 
     verb: str = ""
     target: str = ""
     launcher_argv: tuple[str, ...] = ()
+    change: str = ""
     help: bool = False
     version: bool = False
 
@@ -78,6 +106,8 @@ def _parse_verb(name: str, verb: Verb, argv: Sequence[str]) -> JobRequest:
     for option, spelling, _ in given:
         if option not in [BY_NAME[each] for each in verb.options]:
             raise LaunchError(f"{spelling} is not an option of dmltrain-job {name}; see dmltrain-job {name} --help")
+    if verb.change and not given:
+        return _parse_change(name, rest)
     if rest_after:
         raise LaunchError(f"dmltrain-job {name} takes one {verb.target}: remove {rest_after[0]!r}")
     if not rest and verb.mode:
@@ -87,18 +117,35 @@ def _parse_verb(name: str, verb: Verb, argv: Sequence[str]) -> JobRequest:
     return JobRequest(name, target, (verb.mode, target, *words))
 
 
+def _parse_change(name: str, words: Sequence[str]) -> JobRequest:
+    if VERBS[name].change == SETTINGS:
+        if len(words) < 2 or not words[0]:
+            raise LaunchError(f"dmltrain-job {name} takes a JOB and settings, such as dmltrain job set train {EXAMPLE}")
+        text = " ".join(words[1:])
+        parse(text)
+        return JobRequest(name, words[0], change=text)
+    example = f"dmltrain job {name} train h6,h7"
+    if len(words) != 2 or not all(words):
+        raise LaunchError(
+            f"dmltrain-job {name} takes a JOB and HOSTS, such as {example}; hosts are separated by commas"
+        )
+    return JobRequest(name, words[0], change=words[1])
+
+
 def usage_of(name: str) -> str:
     """The --help text of a verb, or of dmltrain-job if `name` is ""."""
     if name:
         verb = VERBS[name]
-        options = _options(verb)
-        return f"""usage: dmltrain-job {name} [options] {verb.target}
+        options, words = _options(verb), f"{verb.target} {verb.change}" if verb.change else f"[options] {verb.target}"
+        return f"""usage: dmltrain-job {name} {words}
 
-{verb.meaning[0].upper()}{verb.meaning[1:]}.{f" {_JOB}" if verb.mode else ""}
-
+{verb.meaning[0].upper()}{verb.meaning[1:]}.{f" {_JOB}" * bool(verb.mode or verb.change)}
+{(_SET if verb.change == SETTINGS else _CHANGE) * bool(verb.change)}
 {table(options)}
 """
-    verbs = "\n".join(f"  {f'{each} {verb.target}':<30}  {verb.meaning}" for each, verb in VERBS.items())
+    verbs = "\n".join(
+        f"  {f'{each} {verb.target} {verb.change}'.rstrip():<30}  {verb.meaning}" for each, verb in VERBS.items()
+    )
     return f"""usage: dmltrain-job VERB [options] [JOB]
 
 {_JOB}
@@ -111,6 +158,13 @@ verbs:
 """
 
 
+_CHANGE = """
+Run it on the machine of the job's launcher. It returns when the workers have joined or left, or says why not.
+"""
+_SET = """
+All workers change between two steps. Without staleness=N a new kvstore has its default; without kv_store=NAME only the
+bound changes. Run it on the machine of the job's launcher. It returns when all have changed, or says why not.
+"""
 _JOB = "JOB is the name of a job in logs/, or the path of its log folder."
 
 

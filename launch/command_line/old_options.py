@@ -132,6 +132,7 @@ ROWS = (
 
 _COPY = "use --sync-dst-dir DIR, which copies the working directory to the hosts"
 _HOSTS = "use -H FILE, or -WH FILE and -SH FILE, to choose the hosts of workers and servers"
+_ALLOCATION = "give the number of nodes to Slurm: salloc --nodes=N dmltrain launch --launcher slurm ..."
 _IMAGES = "it does not use containers: each host runs its own Python, or the one that python= in the hosts file names"
 _QUEUE = "inside an allocation, give its nodes with --hosts"
 
@@ -162,10 +163,10 @@ REFUSED = (
     *_refusals("SGE, which this launcher does not use", {("--sge-log-dir", "DIR"): "use --log-dir DIR"}),
     *_refusals("Mesos, which this launcher does not use", {("--mesos-master", "HOST"): _HOSTS}),
     *_refusals(
-        "node requests to Slurm, which this launcher does not make",
+        "requests to Slurm, which this launcher does not make",
         {
-            ("--slurm-worker-nodes", "N"): _HOSTS,
-            ("--slurm-server-nodes", "N"): _HOSTS,
+            ("--slurm-worker-nodes", "N"): _ALLOCATION,
+            ("--slurm-server-nodes", "N"): _ALLOCATION,
         },
     ),
     *_refusals(
@@ -193,7 +194,6 @@ UNSUPPORTED_CLUSTERS = {
     "yarn": "Hadoop's YARN",
     "mesos": "Mesos",
     "kubernetes": "Kubernetes",
-    "slurm": "Slurm",
 }
 
 

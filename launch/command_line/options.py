@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from launch import LaunchError
-from launch.clusters import LAUNCHERS, launchers_with, listing
+from launch.clusters import LAUNCHERS, any_with, launchers_with, listing
 from launch.command_line import old_options
 from launch.job import placement
 from launch.job.job import OWNED, WIRES, Setting
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
+from launch.job.rule import EXAMPLE, parse_rule
 
 # Variables of the launcher's environment that all processes of the job get.
 FORWARDED = re.compile(
@@ -63,6 +64,14 @@ def _number(field: str, convert: Callable[[str], float], least: float, most: flo
     return apply
 
 
+def _workers(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+    least, colon, most = value.partition(":")
+    options = _number("num_workers", int, 1)(options, least, name, environ)
+    if not colon:
+        return replace(options, most_workers=0)
+    return _number("most_workers", int, options.num_workers or 1)(options, most, f"{name} {least}:M, M", environ)
+
+
 def _set(field: str, constant: object) -> Apply:
     return lambda options, value, name, environ: _changed(options, field, constant)
 
@@ -103,6 +112,13 @@ def _destination(options: Options, value: str, name: str, environ: Mapping[str, 
 
 def _append(field: str) -> Apply:
     return lambda options, value, name, environ: _changed(options, field, (*getattr(options, field), value))
+
+
+def _rule(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+    try:
+        return _changed(options, "rules", (*options.rules, parse_rule(value)))
+    except LaunchError as error:
+        raise LaunchError(f"{name} {error}") from None
 
 
 def _extend(field: str, what: str) -> Apply:
@@ -157,7 +173,12 @@ def _with_setting(options: Options, name: str, setting: Setting) -> Options:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option(("-n", "--num-workers"), "N", "number of workers", _number("num_workers", int, 1)),
+    Option(
+        ("-n", "--num-workers"),
+        "N[:M]",
+        "number of workers; with --elastic N:M: at least N, and up to M as there are hosts for them",
+        _workers,
+    ),
     Option(
         ("-s", "--num-servers"),
         "N",
@@ -237,6 +258,19 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(("--mpirun-args",), "ARG", "extra argument for mpirun; may be repeated", _append("mpirun_args")),
     Option(
+        ("--slurm-args",),
+        "ARG",
+        "extra argument for srun, or for sbatch with --submit; may be repeated",
+        _append("slurm_args"),
+    ),
+    Option(("--submit",), "", "put the job into Slurm's queue, and return", _set("submit", True)),
+    Option(
+        ("--slurm-job",),
+        "ID",
+        "allocation of Slurm to use (default: the one that this command runs in)",
+        _number("slurm_job", int, 1),
+    ),
+    Option(
         ("--sync-dst-dir",),
         "DIR",
         "copy the working directory to DIR (such as '~/job') on every host and run there",
@@ -300,6 +334,60 @@ OPTIONS: tuple[Option, ...] = (
         _number("max_restarts", int, 0),
     ),
     Option(
+        ("--rule",),
+        "RULE",
+        f"change the kvstore while the job runs: '{EXAMPLE}'; may be repeated",
+        _rule,
+    ),
+    Option(
+        ("--detach",),
+        "",
+        "return when the job runs; it goes on if its launcher dies, and dmltrain job attach JOB takes it up",
+        _set("detach", True),
+    ),
+    Option(
+        ("--elastic",),
+        "",
+        "go on when workers, servers or the scheduler are lost; needs dist_sync with the optimizer on the workers",
+        _set("elastic", True),
+    ),
+    Option(
+        ("--min-workers",),
+        "M",
+        "with --elastic: end the job when fewer than M workers are left (default: 1; with -n N:M: N)",
+        _number("min_workers", int, 1),
+    ),
+    Option(
+        ("--restart-workers",),
+        "N",
+        "with --elastic: replace lost workers, at most N times (default: 0)",
+        _number("restart_workers", int, 0),
+    ),
+    Option(
+        ("--restart-servers",),
+        "N",
+        "with --elastic: replace lost servers, at most N times (default: 0)",
+        _number("restart_servers", int, 0),
+    ),
+    Option(
+        ("--restart-scheduler",),
+        "N",
+        "with --elastic: start the scheduler again when it is lost, at most N times (default: 3)",
+        _number("restart_scheduler", int, 0),
+    ),
+    Option(
+        ("--watch-hosts",),
+        "",
+        "with --elastic: read the hosts file again when it changes; new hosts get workers, those that are gone leave",
+        _set("watch_hosts", True),
+    ),
+    Option(
+        ("--wait-for-hosts",),
+        "SECONDS",
+        "with --elastic: when fewer workers than the minimum are left, wait so long for more (default: 0)",
+        _number("wait_for_hosts", float, 0),
+    ),
+    Option(
         ("--usage",),
         "SECONDS",
         "sample the CPUs, memory and GPUs of each host every SECONDS, and less often in a long job, into usage.csv; "
@@ -321,6 +409,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--plan",), "", "print as JSON which process runs on which host and start nothing", _mode("plan")),
     Option(("--ps",), "JOB", "list the processes of a job (its name or its log folder)", _mode("ps")),
     Option(("--kill",), "JOB", "end a job and all processes that it left on its hosts", _mode("kill")),
+    Option(("--attach",), "JOB", "take up a job that was started with --detach", _mode("attach")),
     Option(("--logs",), "JOB", "print the logs of a job", _mode("logs")),
     Option(("--follow",), "", "with --logs: continue until the job ends", _set("follow", True)),
     Option(("--show",), "WHO", "with --logs: only these processes, such as worker:0,scheduler", _text("show", "roles")),
@@ -358,10 +447,25 @@ def _refuse_unused(options: Options, names: Sequence[str]) -> None:
     """Refuse options that would have no effect."""
     for name in names:
         if options.mode in STARTS and options.launcher_name not in launchers_with(name):
-            those = " or ".join(launchers_with(name))
-            raise LaunchError(f"{name} needs --launcher {those}, but this job uses {options.launcher_name}: remove it")
+            raise LaunchError(
+                f"{name} needs --launcher {any_with(name)}, but this job uses {options.launcher_name}: remove it"
+            )
     if options.sync_exclude and not options.sync_dst_dir:
         raise LaunchError("--sync-exclude needs --sync-dst-dir: add it, or remove --sync-exclude")
+    if options.min_workers is not None and not options.elastic:
+        raise LaunchError("--min-workers needs --elastic")
+    if options.restart_workers is not None and not options.elastic:
+        raise LaunchError("--restart-workers needs --elastic")
+    if options.restart_servers is not None and not options.elastic:
+        raise LaunchError("--restart-servers needs --elastic")
+    if options.restart_scheduler is not None and not options.elastic:
+        raise LaunchError("--restart-scheduler needs --elastic")
+    if options.wait_for_hosts is not None and not options.elastic:
+        raise LaunchError("--wait-for-hosts needs --elastic")
+    if options.most_workers and not options.elastic:
+        raise LaunchError(f"-n {options.num_workers}:{options.most_workers} needs --elastic: else give one number")
+    if options.watch_hosts and not (options.elastic and (options.hostfile or options.worker_hostfile)):
+        raise LaunchError("--watch-hosts needs --elastic and a hosts file: -H FILE")
     if (options.follow or options.show) and options.mode != "logs":
         raise LaunchError("--follow and --show need --logs JOB")
 
@@ -427,7 +531,18 @@ Exit code: 0, or that of the first process to fail (128 + n for signal n); 2 usa
 
 
 # Not in dmltrain-check.
-OTHER_MODES = ("--check", "--dry-run", "--plan", "--ps", "--kill", "--logs", "--follow", "--show")
+OTHER_MODES = (
+    "--check",
+    "--dry-run",
+    "--plan",
+    "--ps",
+    "--kill",
+    "--attach",
+    "--logs",
+    "--follow",
+    "--show",
+    "--detach",
+)
 
 
 def check_usage() -> str:

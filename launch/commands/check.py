@@ -17,8 +17,8 @@ from launch.job.options import Options
 from launch.job.placement import Placement
 from launch.preflight import Problem
 from launch.preflight.table import Check, drawn, lines
+from launch.run.described import limits, make_job, used_hosts
 from launch.run.session import Session, catching
-from launch.run.start import limits, make_job, used_hosts
 from launch.run.supervise import Supervisor
 
 Print = Callable[[str], None]
@@ -45,7 +45,7 @@ def check(options: Options, cluster: Cluster, result: Print, progress: Print) ->
 
 
 def _check_hosts(options: Options, cluster: Cluster) -> tuple[Supervisor, Check]:
-    sized = options if options.num_workers else replace(options, num_workers=1)
+    sized = options if options.num_workers else replace(options, num_workers=1, elastic=False)
     job = make_job(sized if sized.program else replace(sized, program=("true",)), "check")
     if job.copy_to:  # folder and program would be copied, so the hosts need not have them yet
         job = replace(job, copy_to="", workdir="/", argv=("true",), needs=())

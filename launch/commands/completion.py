@@ -21,7 +21,7 @@ from launch.ending import end_with
 
 NAME = "dmltrain-completion"
 PREFIX = "dmltrain-"
-HELP_SECONDS = 20.0
+HELP_SECONDS = 60.0  # on a busy machine, with all programs asked at once and not compiled yet
 USAGE = f"""usage: {NAME} bash|zsh
 
 Print the completion script for this shell. To use it in each new shell:
@@ -44,7 +44,7 @@ class Command:
     words: str
     options: dict[str, str]
     verbs: tuple[str, ...] = ()
-    target: str = ""  # the last word of its usage, such as JOB
+    target: str = ""  # what it takes: JOB, or the last word of its usage
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -78,7 +78,8 @@ def _commands_of(program: Path) -> list[Command]:
 
 def _command(words: str, text: str, verbs: tuple[str, ...] = ()) -> Command:
     usage = text.partition("\n")[0].split()
-    return Command(words, dict(_options(text)), verbs, usage[-1] if usage and not verbs else "")
+    target = "JOB" if "JOB" in usage else usage[-1] if usage else ""
+    return Command(words, dict(_options(text)), verbs, "" if verbs else target)
 
 
 def _help(command: list[str]) -> str:

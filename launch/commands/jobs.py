@@ -11,13 +11,16 @@ from typing import Any
 from launch import LaunchError
 from launch.commands.processes import printable
 from launch.commands.show import Record
-from launch.terminal.log_folder import RECORD
+from launch.run.journal import JOURNAL
+from launch.terminal.log_folder import QUEUED, RECORD
 from launch.terminal.record import read_record
 
 COLUMNS = ("JOB", "STATE", "EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "STARTED", "SECONDS")
 RIGHT = {"EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "SECONDS"}
 MOST_SECONDS = 1e10  # a record may hold any number
 RUNNING, ENDED, LOST, UNREADABLE = "running", "ended", "launcher lost", "unreadable"
+IN_QUEUE = "in queue"  # it has been submitted, and has not begun
+ALONE = "no launcher"  # it was started with --detach, and another launcher can take it up
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,30 @@ def find_jobs(folder: Path) -> list[Row]:
     """The jobs in `folder`, newest first; LaunchError if the folder does not exist."""
     if not folder.is_dir():
         raise LaunchError(f"no folder {folder}: expected the folder that contains the jobs' log folders")
-    rows = [_row(path.parent) for path in folder.glob(f"*/{RECORD}")]
-    return sorted(rows, key=lambda row: (str(row.record.get("started", "")), row.name), reverse=True)
+    folders = {path.parent for name in (RECORD, QUEUED) for path in folder.glob(f"*/{name}")}
+    return sorted(map(_row, folders), key=lambda row: (str(row.record.get("started", "")), row.name), reverse=True)
 
 
 def _row(folder: Path) -> Row:
+    if not (folder / RECORD).exists():
+        return _queued(folder)
     try:
         record = read_record(folder / RECORD)
     except (FileNotFoundError, LaunchError):
         return Row(folder.name, UNREADABLE, {})
     if record.get("ended"):
         return Row(folder.name, ENDED, record)
-    return Row(folder.name, LOST if Record(folder).abandoned else RUNNING, record)
+    if not Record(folder).abandoned:
+        return Row(folder.name, RUNNING, record)
+    return Row(folder.name, ALONE if (folder / JOURNAL).exists() else LOST, record)
+
+
+def _queued(folder: Path) -> Row:
+    try:
+        record = read_record(folder / QUEUED)
+    except (FileNotFoundError, LaunchError):
+        return Row(folder.name, UNREADABLE, {})
+    return Row(folder.name, IN_QUEUE, {"started": record.get("submitted")})
 
 
 def table(rows: Sequence[Row], now: float) -> list[str]:

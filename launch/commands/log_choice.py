@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launch import LaunchError
 from launch.job.role import SCHEDULER, SERVER, WORKER
-from launch.terminal.log_folder import RECORD
+from launch.terminal.log_folder import QUEUED, RECORD
 
 LISTED = 10  # jobs named in an error
 AGENT = "agent"
@@ -39,7 +39,11 @@ class Source:
 def find(job: str, root: Path = Path("logs")) -> Path:
     """The log folder of `job`, a name below `root` or a path. LaunchError lists the known jobs, newest first."""
     for folder in (root / job, Path(job)):
-        if job and folder.is_dir() and ((folder / RECORD).is_file() or any(_logs_in(folder))):
+        if (
+            job
+            and folder.is_dir()
+            and (any(map(Path.is_file, (folder / RECORD, folder / QUEUED))) or any(_logs_in(folder)))
+        ):
             return folder
     names = [record.parent.name for record in sorted(root.glob(f"*/{RECORD}"), key=_changed, reverse=True)]
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""

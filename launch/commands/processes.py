@@ -1,4 +1,4 @@
-"""The table of --ps: the processes that `launch.agent.listing` reports for each host. Pure."""
+"""The table of --ps: the processes that `launch.agent.listing` reports for each host, and the lost ones. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ Row = Mapping[str, Any]  # a process; see `launch.agent.listing`
 COLUMNS = ("HOST", "ROLE", "RANK", "PID", "STATE", "CPU", "RSS MiB", "AGE", "COMMAND")
 RIGHT = {"RANK", "PID", "CPU", "RSS MiB", "AGE"}
 ORDER = (SCHEDULER, SERVER, WORKER, "", "agent")
+MOST_SECONDS = 1e10  # a record may hold any number
 STATES = {  # man 5 proc
     "R": "running",
     "S": "sleeping",
@@ -36,6 +37,49 @@ def table(hosts: Mapping[str, Sequence[Row]], secrets: Collection[str] = (), wid
         printed = [line if len(line) <= width else line[: max(0, width - 3)] + "..." for line in printed]
     some = f"{len(rows)} process{'' if len(rows) == 1 else 'es'}"
     return [*printed, f"{some} on {len(hosts)} host{'' if len(hosts) == 1 else 's'}"]
+
+
+def lost(record: Mapping[str, Any]) -> list[str]:
+    """A line for each worker without which the job went on, for each that joined or left while it ran, and for each
+    change of the kvstore, as its record says; other values count as missing."""
+    rows = _dicts(record.get("processes"))
+    changes = [_when(row, what, f"{what}_after") for what in ("joined", "left") for row in rows]
+    kvstores = [_kvstore(each) for each in _dicts(record.get("kvstore_changes"))]
+    return [*(line for row in rows for line in _losses(row)), *filter(None, changes), *filter(None, kvstores)]
+
+
+def _kvstore(row: Row) -> str:
+    after = row.get("after")
+    if not isinstance(after, int | float) or not 0 <= after < MOST_SECONDS:
+        return ""
+    return printable(
+        f"changed: {row.get('now')} after step {row.get('step')}, {after:.0f} s after the start; asked for by "
+        f"{row.get('by')}"
+    )
+
+
+def _losses(row: Row) -> list[str]:
+    """Of all processes of a role and rank: `row` is that of the newest."""
+    lives = [*_dicts(row.get("earlier")), row]
+    texts = [_loss(each) for each in lives]
+    after = [f"; replaced on {printable(str(each.get('host')))}" for each in lives[1:]]
+    return [text + replaced for text, replaced in zip(texts, [*after, ""], strict=True) if text]
+
+
+def _loss(row: Row) -> str:
+    return _when(row, "lost", "lost_after")
+
+
+def _when(row: Row, what: str, field: str) -> str:
+    after = row.get(field)
+    if not isinstance(after, int | float) or not 0 <= after < MOST_SECONDS:
+        return ""
+    process = printable(f"{row.get('role')} {row.get('rank')} on {row.get('host')}")
+    return f"{what}: {process}, {after:.0f} s after the start"
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _order(row: Row) -> tuple[int, int, int]:

@@ -44,6 +44,7 @@ class Recorded:
     mark: str
     ended: bool
     launcher: Launcher
+    control: str  # the name of its control socket; "": it has none
     cluster: str  # the value of --launcher
     hosts: tuple[Host, ...]
     options: Options
@@ -63,6 +64,7 @@ def recorded(record: Mapping[str, Any], path: Path, given: Options) -> Recorded:
         mark=mark,
         ended=bool(fields.value("ended", (str, type(None)), None)),
         launcher=_launcher(fields.below("launched_from")),
+        control=fields.text("control", ""),
         cluster=cluster,
         hosts=_hosts(fields),
         options=_options(fields.below("reached_by"), given),
@@ -157,15 +159,18 @@ def _options(fields: _Fields, given: Options) -> Options:
 
 def _values(fields: _Fields, name: str) -> list[str]:
     """The texts to give for this option on a command line."""
-    if name == "mpirun_args":
+    if name in ("mpirun_args", "slurm_args"):
         return [fields.checked(name, each) for each in fields.value(name, list, [])]
-    if name == "ssh_port":
-        return [str(port)] if (port := fields.number(name, 65535)) else []
+    if name in NUMBERS:
+        return [str(number)] if (number := fields.number(name, NUMBERS[name])) else []
     value = fields.text(name, "")
     check = PATHS.get(name)
     if value and check:
         check(fields, name, value)
     return [value] if value else []
+
+
+NUMBERS = {"ssh_port": 65535, "slurm_job": (1 << 32) - 1}  # and their highest values
 
 
 def _absolute(fields: _Fields, name: str, value: str) -> None:

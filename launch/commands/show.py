@@ -19,6 +19,7 @@ from typing import Any
 
 from launch import LaunchError
 from launch.commands.log_choice import ORDER, Source, all_logs, find, selected
+from launch.run.journal import JOURNAL
 from launch.terminal.log_folder import RECORD
 from launch.terminal.output import LINE_BYTES, tag, write_all
 from launch.terminal.record import read_record
@@ -198,6 +199,8 @@ def show(
                 quiet_since = time.monotonic()
                 if record.abandoned and not record.ended:
                     reader.copy(printer, True)
+                    if (folder / JOURNAL).exists():
+                        return f"{folder} has no launcher, which writes its logs: dmltrain job attach {job} takes it up"
                     return f"the launcher of {folder} died before it recorded the job's end"
             time.sleep(POLL_SECONDS)
     except BrokenPipeError:

@@ -20,8 +20,8 @@ from launch.agent.commands import Command, Job, List, Stop
 from launch.agent.events import Ended, Event, Listing
 from launch.agent.process import Process, boot_id, process, send_signal
 from launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
-from launch.clusters import LAUNCHERS, Cluster, make_cluster
-from launch.commands import show
+from launch.clusters import LAUNCHERS, Cluster, Released, make_cluster
+from launch.commands import show, submit
 from launch.commands.log_choice import find
 from launch.commands.recorded import Launcher, Recorded, recorded
 from launch.job.host import Host
@@ -37,14 +37,18 @@ Commands = Callable[[Host], Sequence[Command]]
 
 def processes(options: Options, write_line: Callable[[str], None]) -> int:
     """List the job's processes on all its hosts."""
-    from launch.commands.processes import table
+    from launch.commands.processes import lost, table
     from launch.secret import secrets
 
-    job = read(find(options.target), options)
-    answers = visit(job, lambda host: [List(job.mark)], Listing)
+    folder = find(options.target)
+    if number := submit.queued(folder):
+        write_line(submit.state(number))
+        return 0
+    job = read(folder, options)
+    answers = _visited(job, lambda host: [List(job.mark)], Listing, write_line)
     rows = {host: answer.rows for host, answer in answers.items() if isinstance(answer, Listing)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in table(rows, secrets(os.environ.items()), width):
+    for line in [*table(rows, secrets(os.environ.items()), width), *lost(read_own_record(folder / RECORD))]:
         write_line(line)
     return _report_unreached(answers, write_line)
 
@@ -52,6 +56,10 @@ def processes(options: Options, write_line: Callable[[str], None]) -> int:
 def kill(options: Options, write_line: Callable[[str], None]) -> int:
     """End the job: through its launcher if that runs on this machine, then all processes left on its hosts."""
     folder = find(options.target)
+    if number := submit.queued(folder):
+        submit.cancel(number)
+        write_line(submit.state(number))
+        return 0
     job = read(folder, options)
     _forbid_restarts(folder / KILLED)
     if end_launcher(job, folder):
@@ -61,7 +69,7 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
     def commands(host: Host) -> list[Command]:
         return [Job(job.mark, host.name, options.grace, silence), Stop(options.grace)]
 
-    answers = visit(job, commands, Ended)
+    answers = _visited(job, commands, Ended, write_line)
     left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}
     unreached = _report_unreached(answers, write_line)
     pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
@@ -154,6 +162,15 @@ def visit(job: Recorded, commands: Commands, last: type[Event]) -> Answers:
     finally:
         cluster.close()
     return {host.name: found[host.name] for host in job.hosts}
+
+
+def _visited(job: Recorded, commands: Commands, last: type[Event], write_line: Callable[[str], None]) -> Answers:
+    """`visit`; no answers if the job has no hosts any more."""
+    try:
+        return visit(job, commands, last)
+    except Released as released:
+        write_line(f"{released}: nothing of the job runs on its hosts")
+        return {}
 
 
 def _converse(

@@ -37,7 +37,8 @@ FEW = 8  # up to so many workers, each number has a row
 class Step:
     """What a program reports about its training step; see docs/environment.md. `model_bytes` counts float32.
 
-    `compression`: by --gc-type, the remaining share of the bytes of gradients, and of results.
+    `compression`: by --gc-type, the remaining share of the bytes of gradients, and of results. `local_steps`: of which
+    one is followed by an exchange.
     """
 
     seconds: float
@@ -53,6 +54,7 @@ class Step:
     summed_in_host: bool = False
     pieces: tuple[float, ...] = ()  # bytes of the arrays that are not split; (): everything is split evenly
     spread: float = 0.0  # of the measurements, as a share of `seconds`
+    local_steps: float = 1.0
 
     @property
     def compared(self) -> list[str]:
@@ -79,7 +81,7 @@ def step_of(line: str) -> Step | None:
         }
         summed = bool(report.get("summed_in_host", False))
         pieces = tuple(float(each) for each in report.get("pieces", ()))
-        spread = float(report.get("spread", 0.0))
+        spread, local_steps = float(report.get("spread", 0.0)), float(report.get("local_steps", 1.0))
         given |= {name: bool(report[name]) for name in ("distributed", "synchronous") if name in report}
         compression = {
             str(name): (float(there), float(back))
@@ -88,9 +90,10 @@ def step_of(line: str) -> Step | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     valid = all(0 < each < math.inf for each in [seconds, samples, model_bytes, *pieces, *chain(*compression.values())])
-    if not valid or "none" not in compression or not 0 <= spread < math.inf:
+    if not valid or "none" not in compression or not 0 <= spread < math.inf or not 1 <= local_steps < math.inf:
         return None
     given |= {"compression": compression, "summed_in_host": summed, "pieces": pieces, "spread": spread}
+    given["local_steps"] = local_steps
     return Step(seconds, samples, model_bytes, **given)
 
 
@@ -225,11 +228,12 @@ def gradients(placed: Sequence[Placement], step: Step) -> dict[tuple[str, str], 
 def forecast(
     placed: Sequence[Placement], step: Step, computing: Computing, links: Links, gc_type: str = "none"
 ) -> Forecast | None:
-    """The forecast of dist_sync for these placements; None if the throughput of a link is unknown."""
+    """The forecast of dist_sync for these placements, or of the mean step of several local ones; None if the throughput
+    of a link is unknown."""
     workers = Counter(host.name for role, _, host in placed if role == WORKER)
     servers = sum(role == SERVER for role, _, _ in placed)
     sent = gradients(placed, step)
-    there, back = step.compression[gc_type]
+    there, back = (share / step.local_steps for share in step.compression[gc_type])
     pushed = {link: there * count for link, count in sent.items()}
     pulled = {link[::-1]: back * count for link, count in sent.items()}
     both = {link: pushed.get(link, 0.0) + pulled.get(link, 0.0) for link in pushed | pulled}

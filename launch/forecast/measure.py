@@ -23,8 +23,8 @@ from launch.job.host import Host
 from launch.job.job import Job, Setting, placements
 from launch.job.options import Options
 from launch.job.role import WORKER
+from launch.run.described import limits, new_mark
 from launch.run.session import Session, catching
-from launch.run.start import limits, new_mark
 from launch.run.supervise import Supervisor
 from launch.secret import redact
 
@@ -110,6 +110,7 @@ def _run(
         placement="pack",
         needs=(),
         port=0,
+        elastic=0,
         settings=(*job.settings, *([] if requested else [Setting(MARK, f"{seconds:g}")])),
     )
     cluster.hosts = [replace(host, slots=workers[host.name], roles=()) for host in hosts]
@@ -156,6 +157,12 @@ class KeptOutput:
 
     def write(self, task: int, data: bytes) -> None:
         self._printed[task] = (self._printed[task] + data)[-KEPT_BYTES:]
+
+    def add(self, task: int) -> None:
+        self._printed.append(b"")
+
+    def open(self, name: str) -> None:
+        self._printed.append(b"")
 
     def hurry(self) -> None:
         pass

@@ -61,13 +61,17 @@ def tables(outlook: Outlook) -> list[Table]:
     if rows is None:
         return []
     what = [outlook.step.network, f"batch {outlook.step.samples:g} per worker", f"--gc-type {outlook.gc_type}"]
-    title = f"Forecast for dist_sync: {', '.join(filter(None, what))} ({OVERLAP})"
+    title = f"Forecast for {_exchange(outlook.step)}: {', '.join(filter(None, what))} ({OVERLAP})"
     found = [(title, [list(HEADINGS), *map(_row, rows)])]
     types = outlook.step.compared
     if outlook.workers > 1 and rows[-1].communicating:
         compared = [["workers", *types], *([str(row.workers), *_speedups(outlook, row.workers, types)] for row in rows)]
         found.append((f"Speed-up by --gc-type ({OVERLAP})", compared))
     return found
+
+
+def _exchange(step: Step) -> str:
+    return f"{step.kv_store}, {step.local_steps:g} local steps" if step.local_steps > 1 else "dist_sync"
 
 
 def _row(row: Forecast) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launch.job.job import Setting
+from launch.job.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Options:
     connect_timeout: float = 10.0
     mpirun: str = "mpirun"
     mpirun_args: tuple[str, ...] = ()
+    slurm_args: tuple[str, ...] = ()
+    slurm_job: int = 0  # 0: that of the environment
+    submit: bool = False
     host_ip: str = ""
     # processes
     settings: tuple[Setting, ...] = ()
@@ -51,12 +55,22 @@ class Options:
     timeout: float = 0.0
     start_timeout: float = 60.0
     max_restarts: int = 0
+    detach: bool = False
+    elastic: bool = False
+    min_workers: int | None = None  # of an elastic job; None: 1
+    restart_workers: int | None = None  # of an elastic job; None: 0
+    restart_servers: int | None = None  # of an elastic job; None: 0
+    restart_scheduler: int | None = None  # of an elastic job; None: 3
+    most_workers: int = 0  # of an elastic job, as hosts come; 0: -n N gives none
+    watch_hosts: bool = False
+    wait_for_hosts: float | None = None  # s that an elastic job waits below its minimum; None: 0
+    rules: tuple[Rule, ...] = ()
     usage: float = 2.0
     quiet: bool = False
     live: bool = True
     # modes
-    mode: str = ""  # "" to start a job; help, version, check, dry-run, plan, ps, kill or logs
-    target: str = ""  # the job of ps, kill or logs
+    mode: str = ""  # "" to start a job; help, version, check, dry-run, plan, ps, kill, attach or logs
+    target: str = ""  # the job of ps, kill, attach or logs
     follow: bool = False
     show: str = ""
     config: str = ""

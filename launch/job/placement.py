@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from launch import LaunchError
@@ -59,6 +59,28 @@ def gpus_of(placed: Sequence[Placement], rank: int, host: Host) -> tuple[str, ..
     if workers > devices:
         return (host.gpus[local % devices],) if devices else ()
     return host.gpus[local * devices // workers : (local + 1) * devices // workers]
+
+
+def spare_gpus(host: Host, taken: Sequence[Collection[str]]) -> tuple[str, ...]:
+    """The devices of `host` for one worker more than those that have `taken` devices there; () if it has no gpus=.
+
+    It gets its equal share, of the devices that the fewest workers have.
+    """
+    users = {device: sum(device in each for each in taken) for device in host.gpus}
+    chosen = sorted(users, key=lambda device: users[device])[: max(1, len(users) // (len(taken) + 1))]
+    return tuple(device for device in host.gpus if device in chosen)
+
+
+def free(host: Host, workers: int) -> float:
+    """How many more workers fit on a host with `workers` of them: by its slots, else one per GPU, else any number."""
+    limit = room(host, WORKER)
+    return (min(limit, len(host.gpus)) if host.gpus and host.slots is None else limit) - workers
+
+
+def usual(host: Host) -> int:
+    """How many workers a host gets that comes to a job: by its slots, else one per GPU, else one."""
+    limit = free(host, 0)
+    return 1 if limit == math.inf else int(limit)
 
 
 def room(host: Host, role: str) -> float:

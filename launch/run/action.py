@@ -30,4 +30,28 @@ class Copy(Value):
     folder: str
 
 
-Action = Connect | Send | Copy
+@value(frozen=True)
+class Continue(Value):
+    """One more process will print, whose number is the next: its output continues that of the process `task`."""
+
+    task: int
+
+
+@value(frozen=True)
+class Open(Value):
+    """One more process will print, whose number is the next, into the log `name`."""
+
+    name: str
+
+
+@value(frozen=True)
+class Reply(Value):
+    """Answer the request `number` (see `Asked`): it was done if `code` is 0. `notes`: texts for the user, each with the
+    number of a process whose last lines explain it, or None."""
+
+    number: int
+    code: int
+    notes: tuple[tuple[str, int | None], ...]
+
+
+Action = Connect | Send | Copy | Continue | Open | Reply

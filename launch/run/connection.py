@@ -24,9 +24,19 @@ Take = Callable[[str, int, int, bytes], None]
 
 
 class Connection:
-    """`start` starts both threads. `silence`: seconds without a message after which the agent counts as lost."""
+    """`start` starts both threads. `silence`: seconds without a message after which the agent counts as lost. `kept`:
+    what to tell the agent with each heartbeat, if anything."""
 
-    def __init__(self, host: str, channel: Channel, silence: float, take: Take, report: Callable[[Event], None]):
+    def __init__(
+        self,
+        host: str,
+        channel: Channel,
+        silence: float,
+        take: Take,
+        report: Callable[[Event], None],
+        kept: Callable[[], Command | None] = lambda: None,
+    ):
+        self.kept = kept
         self.host, self.channel, self.silence, self.take, self.report = host, channel, silence, take, report
         self._messages: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._quiet = False
@@ -56,6 +66,8 @@ class Connection:
                     return
                 try:
                     line = encode_command(message)
+                    if isinstance(message, Beat) and (kept := self.kept()):
+                        line += encode_command(kept)
                 except ProtocolError as error:
                     return self.report(Lost(self.host, f"could not be sent its tasks: {error}"))
                 self.channel.write(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launch.agent.events import Event as AgentEvent
 from launch.agent.value import Value, value
+from launch.job.host import Host
 
 
 @value(frozen=True)
@@ -63,8 +64,85 @@ class OutputFailed(Value):
 
 
 @value(frozen=True)
+class Asked(Value):
+    """The user asks for a change of the running job, see `launch.control`; answered by `Reply`."""
+
+    number: int
+    do: str
+    what: str
+
+
+@value(frozen=True)
+class Viewed(Value):
+    """The scheduler says which workers are the job's members from now on."""
+
+    view: int
+    workers: tuple[int, ...]
+
+
+@value(frozen=True)
+class Leaves(Value):
+    """The scheduler says that a worker leaves on purpose."""
+
+    rank: int
+    reason: str
+
+
+@value(frozen=True)
+class Told(Value):
+    """What the scheduler says about the change `number` of the kvstore. `step` ASKED: it has read it; REFUSED: it is
+    not made, `text` says why; else it was made after this step, and `text` says what the kvstore is now."""
+
+    number: int
+    step: int
+    text: str = ""
+
+
+ASKED, REFUSED = -2, -1
+
+
+@value(frozen=True)
+class Slowest(Value):
+    """The scheduler says that this worker computes `percent` longer in a step than the median of all."""
+
+    rank: int
+    percent: float
+
+
+@value(frozen=True)
+class Listed(Value):
+    """The hosts file has changed. Now it lists these hosts, in its order."""
+
+    hosts: tuple[Host, ...]
+
+
+@value(frozen=True)
+class Unlisted(Value):
+    """The hosts file has changed and cannot be read."""
+
+    message: str
+
+
+@value(frozen=True)
 class Tick(Value):
     """A deadline has passed."""
 
 
-Event = AgentEvent | Connected | Unreached | Copied | Lost | Quiet | Interrupted | OutputFailed | Tick
+Event = (
+    AgentEvent
+    | Connected
+    | Unreached
+    | Copied
+    | Lost
+    | Quiet
+    | Interrupted
+    | OutputFailed
+    | Asked
+    | Viewed
+    | Leaves
+    | Told
+    | Slowest
+    | Listed
+    | Unlisted
+    | Tick
+)

@@ -48,19 +48,30 @@ class Preparation:
         self.ports: dict[str, dict[str, int]] = {}
         self._rounds: list[list[pairs.Pair]] = []  # measurements still to do
         self._repeated = False  # whether the slowest pair was measured again
-        self._scheduler, self._master = host_of(job, hosts, SCHEDULER), host_of(job, hosts, WORKER)
-        several = len(self.hosts) > 1
+        self._scheduler, self._master = self._ports_on(hosts)
         probes = job.over_network or check
         steps = [
             "connect",
             "copy" * bool(job.copy_to),
             "probe" * probes,
             "bind",
-            "reach" * several,
-            "measure" * (several and check),
+            "reach" * self._several,
+            "measure" * (self._several and check),
         ]
         self._steps = [step for step in steps if step]
         self._waiting = set(self.hosts)
+
+    def _ports_on(self, hosts: Sequence[Host]) -> tuple[Host | None, Host | None]:
+        """The hosts that hold the ports of the scheduler and of rank 0."""
+        return host_of(self.job, hosts, SCHEDULER), host_of(self.job, hosts, WORKER)
+
+    @property
+    def _several(self) -> bool:
+        return len(self.hosts) > 1
+
+    @property
+    def _addresses(self) -> dict[str, str]:
+        return {name: host.address for name, host in self.hosts.items()}
 
     @property
     def done(self) -> bool:
@@ -125,8 +136,7 @@ class Preparation:
             self._judge()
             self._choose_addresses()
         elif self.step == "reach":
-            addresses = {name: host.address for name, host in self.hosts.items()}
-            self._note(preflight.paths(addresses, {name: self.reached[name] for name in self.hosts}))
+            self._note(preflight.paths(self._addresses, {name: self.reached[name] for name in self.hosts}))
         elif self.step == "connect":
             self.hosts = {name: self._with_agent(host) for name, host in self.hosts.items()}
         del self._steps[0]
@@ -183,11 +193,10 @@ class Preparation:
     # -- bind and reach ------------------------------------------------------------------------------------------
 
     def _ports_of(self, host: Host) -> Bind:
-        several = len(self.hosts) > 1
         return Bind(
             host.address,
-            reach=several,
-            throughput=several and self.check,
+            reach=self._several,
+            throughput=self._several and self.check,
             scheduler=self.job.port if self._scheduler and host.name == self._scheduler.name else None,
             master=0 if self._master and host.name == self._master.name and self.job.torch_env else None,
         )

@@ -12,19 +12,23 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch import LaunchError, certificate
+from launch.agent.commands import Command
 from launch.agent.events import Alive, Probed, Refused, Started, Used
 from launch.agent.events import Event as AgentEvent
 from launch.agent.protocol import OUTPUT, ProtocolError, decode_event, tasks_of
+from launch.channels import Channel
 from launch.clusters import Cluster
 from launch.job.host import Host
+from launch.job.job import Job
+from launch.job.role import SCHEDULER
 from launch.preflight import clock_skew
-from launch.run.action import Action, Connect, Copy, Send
+from launch.run.action import Action, Connect, Continue, Copy, Open, Reply, Send
 from launch.run.connection import Connection
 from launch.run.event import (
     Connected,
@@ -35,6 +39,8 @@ from launch.run.event import (
     Tick,
     Unreached,
 )
+from launch.run.requests import Requests
+from launch.run.scheduler_log import SchedulerLog
 from launch.run.supervise import Supervisor
 from launch.terminal.output import Sink
 
@@ -53,50 +59,66 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Session:
-    """Runs one attempt. `on_all_started` is called when every process has a pid; it may raise LaunchError."""
+    """Runs one attempt. `on_news` is called when every process has a pid, and when the supervisor has notices; it may
+    raise LaunchError."""
 
     def __init__(
         self,
         supervisor: Supervisor,
         cluster: Cluster,
         output: Sink,
-        on_all_started: Callable[[], None],
+        on_news: Callable[[], None],
         copier: Sync | None = None,
         trace: Callable[[Event], None] | None = None,
         keep_usage: Callable[[Used], None] = lambda used: None,
+        requests: Requests | None = None,
     ):
-        self.supervisor, self.cluster, self.output, self.on_all_started = supervisor, cluster, output, on_all_started
-        self.copier, self.trace, self.keep_usage = copier, trace, keep_usage
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # whose put is reentrant: signal handlers call it
+        self.supervisor, self.cluster, self.output, self.on_news = supervisor, cluster, output, on_news
+        self.copier, self.trace, self.keep_usage, self.requests = copier, trace, keep_usage, requests
+        self._schedulers: dict[int, SchedulerLog] = {}  # by task
+        # a queue whose put is reentrant: signal handlers call it
+        self.events: queue.SimpleQueue[Event] = requests.events if requests else queue.SimpleQueue()
         self.connections: dict[str, Connection] = {}
         self.readers: list[threading.Thread] = []
         self._connecting: list[threading.Thread] = []
         self.closing = False
+        self.left = False  # the job goes on without this launcher
         self._asked_at: dict[str, float] = {}  # s, when the last message was sent
         self._room: dict[str, threading.Semaphore] = {}
         self._turns = threading.Semaphore(CONNECTING)
 
     def run(self, log_folder: Path | None) -> None:
         """Run until the job is over. `log_folder`: where agents write messages if the launcher dies."""
-        key = secrets.token_hex(KEY_BYTES)
-        pem = certificate.new()[0].decode() if self.supervisor.job.wire == "tls" else ""
         try:
-            self._do(self.supervisor.begin(key, str(log_folder) if log_folder else None, time.monotonic(), pem))
-            while not self.supervisor.over:
+            self._begin(str(log_folder) if log_folder else None)
+            while not self.supervisor.over and not self.left:
                 event = self._next()
+                if self.left:
+                    break
                 if isinstance(event, AgentEvent) and event.host in self._room:
                     self._room[event.host].release()
                 if self.trace:
                     self.trace(event)
-                self._do(self.supervisor.handle(event, time.monotonic()))
+                self._do(self._handle(event))
                 if self.supervisor.ending.begun:
                     self.output.hurry()
                     if self.copier:
                         self.copier.cancel()
-                if isinstance(event, Started) and self.supervisor.tasks.started:
-                    self._report_started()
+                if (isinstance(event, Started) and self.supervisor.tasks.started) or self.supervisor.losses.notices:
+                    self._tell()
         finally:
             self._close()
+
+    def _begin(self, log_folder: str | None) -> None:
+        key, pem = secret(self.supervisor.job)
+        self._do(self.supervisor.begin(key, log_folder, self._now(), pem))
+
+    def _now(self) -> float:
+        """The supervisor's time in s."""
+        return time.monotonic()
+
+    def _handle(self, event: Event) -> list[Action]:
+        return self.supervisor.handle(event, self._now())
 
     def _close(self) -> None:
         self.closing = True
@@ -108,14 +130,18 @@ class Session:
         join(self._connecting, CONNECTING_SECONDS)
 
     def _next(self) -> Event:
-        while (left := self.supervisor.deadline - time.monotonic()) > 0 or not self.events.empty():
+        while (left := self._deadline - self._now()) > 0 or not self.events.empty():
             with contextlib.suppress(queue.Empty):
                 return self.events.get(timeout=max(0.0, min(left, SIGNAL_SECONDS)))
         return Tick()
 
-    def _report_started(self) -> None:
+    @property
+    def _deadline(self) -> float:
+        return self.supervisor.deadline
+
+    def _tell(self) -> None:
         try:
-            self.on_all_started()
+            self.on_news()
         except LaunchError as error:
             self.events.put(OutputFailed(str(error)))
 
@@ -124,12 +150,31 @@ class Session:
             match action:
                 case Send(host, command):
                     self._asked_at[host] = time.time()
-                    if host in self.connections:
-                        self.connections[host].send(command)
+                    self._send(host, command)
                 case Connect(host, seconds):
                     self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], seconds))
+                case Continue() | Open():
+                    self._open(action)
+                case Reply() if self.requests:
+                    self.requests.answer(action)
                 case Copy(host, folder):
+                    if self.copier and host not in self.copier.hosts:
+                        self.copier.add(host)
                     self._in_thread(self._copy, self.copier, host, folder)
+
+    def _send(self, host: str, command: Command) -> None:
+        if host in self.connections:
+            self.connections[host].send(command)
+
+    def _open(self, action: Continue | Open) -> None:
+        """One more process will print."""
+        try:
+            if isinstance(action, Continue):
+                self.output.add(action.task)
+            else:
+                self.output.open(action.name)
+        except LaunchError as error:
+            self.events.put(OutputFailed(str(error)))
 
     def _in_thread(self, function: Callable[..., None], *arguments: object) -> threading.Thread:
         def run() -> None:
@@ -153,12 +198,14 @@ class Session:
         if self.closing:
             channel.close()
             return
-        silence = self.supervisor.limits.silence
-        connection = Connection(host.name, channel, silence, self._take, self.events.put)
+        connection = self._connection(host.name, channel)
         self.connections[host.name] = connection
         self.events.put(Connected(host.name))
         connection.start()
         self.readers.append(connection.reader)
+
+    def _connection(self, host: str, channel: Channel) -> Connection:
+        return Connection(host, channel, self.supervisor.limits.silence, self._take, self.events.put)
 
     def _copy(self, copier: Sync, host: str, folder: str) -> None:
         try:
@@ -173,10 +220,18 @@ class Session:
     def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
         if kind == OUTPUT:
             self._check_task(host, task)
-            return self._keep(task, payload)
+            return self._take_output(host, task, payload)
         event = decode_event(payload, host)
         for each in tasks_of(event):
             self._check_task(host, each)
+        self._take_event(host, event)
+
+    def _take_output(self, host: str, task: int, payload: bytes) -> None:
+        self._keep(task, payload)
+        for event in self._said(task, payload):
+            self.events.put(event)
+
+    def _take_event(self, host: str, event: AgentEvent) -> None:
         if isinstance(event, Used):
             return self.keep_usage(event)
         if isinstance(event, Alive) or (self.copier and self.copier.take(event)):
@@ -185,6 +240,9 @@ class Session:
             skew = clock_skew(event.facts, self._asked_at[host], time.time())
             event = replace(event, skew=skew)
         self._await_room(host)
+        self._put(event)
+
+    def _put(self, event: AgentEvent) -> None:
         self.events.put(event)
 
     def _await_room(self, host: str) -> None:
@@ -199,6 +257,12 @@ class Session:
         if task >= len(processes) or processes[task].task.host.name != host:
             raise ProtocolError(f"a report about task {task}, which is not on {host}")
 
+    def _said(self, task: int, payload: bytes) -> Sequence[Event]:
+        """What the scheduler says has changed in the running job."""
+        if self.supervisor.processes[task].task.role != SCHEDULER:
+            return []
+        return self._schedulers.setdefault(task, SchedulerLog()).feed(payload)
+
     def _keep(self, task: int, payload: bytes) -> None:
         try:
             self.output.write(task, payload)
@@ -208,6 +272,11 @@ class Session:
     def interrupt(self, number: int) -> None:
         """End the job because of a signal."""
         self.events.put(Interrupted(number))
+
+
+def secret(job: Job) -> tuple[str, str]:
+    """A new key for the job, and its certificate with its private key (PEM), or ""."""
+    return secrets.token_hex(KEY_BYTES), certificate.new()[0].decode() if job.wire == "tls" else ""
 
 
 def join(threads: list[threading.Thread], seconds: float) -> None:

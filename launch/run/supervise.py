@@ -4,6 +4,9 @@ prepare.py prepares the hosts. If that fails on several hosts, their problems ar
 until all hosts have connected or failed, in later steps TOGETHER_SECONDS. The first process that fails ends the job and
 decides its exit code (cause.py). A process that stays stopped has failed. When all workers have exited with 0, servers
 and scheduler have FINISH_SECONDS to exit. The end is the same for all hosts (ending.py).
+
+An elastic job goes on without workers and servers that it loses (losses.py), or replaces them (replace.py). It fails if
+none is left and none is to come, or with its scheduler.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from collections.abc import Sequence
 
 from launch import LaunchError
 from launch.agent import events
+from launch.agent.commands import Stop
 from launch.channels.exit_text import signal_name
 from launch.job.host import Host
-from launch.job.job import Job, Ports
+from launch.job.job import Job
 from launch.run.action import Action, Connect, Send
-from launch.run.cause import Cause, Verdict
-from launch.run.ending import Ending
+from launch.run.attempt import Attempt
+from launch.run.cause import Cause
 from launch.run.event import (
     Connected,
     Copied,
@@ -34,88 +38,34 @@ from launch.run.event import (
 from launch.run.limit import (
     FAULT_CODE,
     FINISH_SECONDS,
+    LATE_SECONDS,
     LOST_A_PEER,
     RECONNECT_LOST_SECONDS,
     RECONNECT_SECONDS,
     TIMEOUT_CODE,
     UNLIMITED,
-    USAGE_CODE,
     Limits,
     as_shell,
 )
-from launch.run.prepare import Preparation
+from launch.run.losses import Notice
 from launch.run.process import Process, Processes
 
+CANNOT_START = (126, 127)  # codes of an agent that could not start a process
 
-class Supervisor:
-    """The state of one attempt. Call `handle` for each event and do its actions until `over`; Tick at `deadline`.
 
-    With `check` the job ends before its first process starts.
-    """
+class Supervisor(Attempt):
+    """One attempt. Call `handle` for each event and do its actions until `over`; Tick at `deadline`."""
 
     def __init__(self, job: Job, hosts: Sequence[Host], limits: Limits = UNLIMITED, check: bool = False):
-        self.job, self.limits, self.check = job, limits, check
-        self.preparation = Preparation(job, hosts, check)
-        self.tasks = Processes(job, hosts, Ports())
-        self.verdict = Verdict()
-        self.ending = Ending(job, limits)
-        self.interrupted = False
+        super().__init__(job, hosts, limits, check)
         self._secret: tuple[str, str, str | None] = "", "", None  # the job's key, certificate and log folder
-        self._warned = 0
-        self._timeout_at = self._start_at = self._finish_at = math.inf  # times at which something is due
-
-    # -- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def hosts(self) -> dict[str, Host]:
-        """Hosts by name, completed by what their agents have reported."""
-        return self.preparation.hosts
-
-    @property
-    def processes(self) -> list[Process]:
-        return self.tasks.all
-
-    @property
-    def cause(self) -> Cause | None:
-        return self.verdict.cause
-
-    @property
-    def over(self) -> bool:
-        return self.ending.over(self.hosts)
-
-    @property
-    def deadline(self) -> float:
-        return min(
-            self._timeout_at,
-            self._start_at,
-            self._finish_at,
-            self.verdict.together_at,
-            self.verdict.suspect_at,
-            self.ending.give_up_at,
-        )
-
-    @property
-    def exit_code(self) -> int:
-        if self.cause:
-            return self.cause.code
-        return 0 if self.ending.clean else FAULT_CODE
-
-    @property
-    def restartable(self) -> bool:
-        """Whether a restart may help: a process or a host was lost."""
-        if self.cause is None or self.interrupted or self.exit_code in (USAGE_CODE, TIMEOUT_CODE):
-            return False
-        return self.tasks.started and (self.cause.process is not None or self.cause.code == FAULT_CODE)
-
-    def take_warnings(self) -> list[str]:
-        """The preparation's new warnings."""
-        problems, self._warned = self.preparation.problems[self._warned :], len(self.preparation.problems)
-        return [problem.text for problem in problems if not problem.fatal]
+        self._began = 0.0
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def begin(self, key: str, log_folder: str | None, now: float, certificate: str = "") -> list[Action]:
         """The first actions. `key` and `certificate` (PEM, with its private key) are sent to the agents only."""
+        self._began = now
         self._timeout_at, self._start_at = now + self.limits.timeout, now + self.limits.start
         self._secret = key, certificate, log_folder
         return self.preparation.begin()
@@ -144,7 +94,8 @@ class Supervisor:
             case events.Ended(host, left):
                 self.ending.left[host] = left
             case Quiet(host, seconds):
-                self.verdict.silent[host] = seconds
+                if not self.ending.is_being_replaced(host):
+                    self.verdict.silent[host] = seconds
             case Lost():
                 return self._lost(event, now)
             case Interrupted(number):
@@ -158,7 +109,7 @@ class Supervisor:
     # -- the start -----------------------------------------------------------------------------------------------
 
     def _prepared(self, event: events.Event | Copied, now: float) -> list[Action]:
-        if self.ending.begun:
+        if self.ending.begun or self.ending.is_being_replaced(event.host):
             return []
         try:
             actions = self.preparation.handle(event)
@@ -189,7 +140,14 @@ class Supervisor:
         return self._fail_together(now)
 
     def _refused(self, event: events.Refused, now: float) -> list[Action]:
+        if event.host in self.ending.given_up:
+            return []
+        starting = self.tasks.starting_on(event.host)
+        if starting and event.code in CANNOT_START and not self.ending.begun:
+            return self._lose([starting], Cause(event.code, event.message, starting), now)
         cause = Cause(event.code, event.message)
+        if not self.ending.begun and self._can_lose(event.host):
+            return [Send(event.host, Stop(self.limits.grace)), *self._lose_host(event.host, cause, now)]
         if self.preparation.done or self.ending.begun:
             return self._fail(cause, now)
         self.verdict.add_fault(event.host, cause)
@@ -205,30 +163,71 @@ class Supervisor:
     # -- while processes run -------------------------------------------------------------------------------------
 
     def _exited(self, process: Process, code: int, now: float) -> list[Action]:
-        process.code, process.ended_by_us = code, self.ending.begun
-        if self.ending.begun:
+        process.code, process.ended_by_us = code, self.ending.begun or process.lost
+        if self.tasks.a_worker_done or not self.tasks.scheduler_lives:
+            self.replacer.cancel()
+        if process.ended_by_us:
             return []
+        cause = Cause(as_shell(code), process.fate, process)
+        if self.losses.allow_exit(process, code, self.tasks):
+            return self._lose([process], cause, now)
         if code == LOST_A_PEER and not self.tasks.workers_done:
-            self.verdict.add_suspect(Cause(code, process.fate, process), now)
+            self.verdict.add_suspect(cause, now)
+            self.replacer.cancel()
         elif code not in (0, LOST_A_PEER):
-            return self._fail(Cause(as_shell(code), process.fate, process), now)
+            return self._fail(cause, now)
+        return self._end_if_done(now)
+
+    def _end_if_done(self, now: float) -> list[Action]:
         suspect = self.verdict.suspect
         if self.tasks.ended:
-            return self._fail(suspect, now) if suspect else self._end(now)
-        if self.tasks.workers_done and not suspect and self._finish_at == math.inf:
-            self._finish_at = now + FINISH_SECONDS
+            return self._fail(self.losses.first(now) or suspect, now) if suspect else self._end(now)
+        if suspect:
+            return []
+        a_worker_left = any(each.left for each in self.tasks.workers)  # perhaps at the end, as the scheduler knows
+        if not self.workers_left and not a_worker_left and (cause := self.losses.first(now)):
+            return self._fail(cause, now)
+        if self.tasks.workers_done:
+            self._finish_at = min(self._finish_at, now + FINISH_SECONDS)
+        elif self.tasks.scheduler_done and self.tasks.only_replacements_left:
+            self._finish_at = min(self._finish_at, now + LATE_SECONDS)
         return []
+
+    def _lose(self, lost: Sequence[Process], cause: Cause, now: float) -> list[Action]:
+        """Go on without these processes, if another worker is left or will be."""
+        loss = self.losses.add(lost, cause, now - self._began, now, self.tasks)
+        replanned = [] if self.verdict.suspect else self.replacer.lost(lost, self.tasks, self.usable, now)
+        failed = cause.process if cause.process and cause.process.replaces else None
+        self.losses.notices.append(Notice("; ".join([loss, *replanned]), failed))
+        if not self.workers_left and cause.code == LOST_A_PEER:
+            self.verdict.add_suspect(cause, now)
+        elif not self.workers_left:
+            return self._fail(self.losses.first(now) or cause, now)
+        elif not self.servers_left:
+            return self._fail(cause, now)
+        return self._end_if_done(now)
 
     def _frozen(self, event: events.Frozen, now: float) -> list[Action]:
         process = self.processes[event.task]
         text = f"{process.label} has been stopped (SIGSTOP?) for {event.seconds} s"
-        return self._fail(Cause(128 + signal.SIGSTOP, text, process), now)
+        cause = Cause(128 + signal.SIGSTOP, text, process)
+        if process.lost:
+            return []
+        return self._stays_stopped(process, cause, now)
+
+    def _stays_stopped(self, process: Process, cause: Cause, now: float) -> list[Action]:
+        if not self.losses.allow([process], self.tasks):
+            return self._fail(cause, now)
+        if self.tasks.scheduler_done:
+            return self._lose([process], cause, now)
+        self.losses.add_stopped(process, cause, now)
+        return []
 
     def _note_stopped(self, event: events.Stopped) -> None:
         for pid, task in event.processes:
             label = self.tasks.label_of(pid, task, event.host)
             self.ending.stopped.append(label)
-            if task is not None and self.cause is None:
+            if task is not None and self.cause is None and not self.processes[task].lost:
                 # no other cause: this process kept the job from ending
                 text = f"{label} did not end: it is stopped"
                 self.verdict.cause = Cause(128 + signal.SIGSTOP, text, self.processes[task])
@@ -244,10 +243,22 @@ class Supervisor:
         pid = f" (pid {agent.pid})" if agent else ""
         seconds = RECONNECT_SECONDS if event.ended else RECONNECT_LOST_SECONDS
         self.ending.replace(host, now, seconds)
-        return [
-            Connect(host, seconds),
-            *self._fail(Cause(FAULT_CODE, f"the agent on {host}{pid} {event.reason}"), now),
-        ]
+        cause = Cause(FAULT_CODE, f"the agent on {host}{pid} {event.reason}")
+        if host in self.ending.given_up:
+            return [Connect(host, seconds)]
+        goes_on = not self.ending.begun and self._can_lose(host)
+        return [Connect(host, seconds), *(self._lose_host(host, cause, now) if goes_on else self._fail(cause, now))]
+
+    def _can_lose(self, host: str) -> bool:
+        return self.losses.allow(self.tasks.on(host), self.tasks)
+
+    def _lose_host(self, host: str, cause: Cause, now: float) -> list[Action]:
+        """Go on without the processes that still run on a host."""
+        self.ending.given_up.add(host)
+        self.verdict.silent.pop(host, None)
+        moved = self.replacer.host_lost(host, self.tasks, self.usable, now)
+        self.losses.notices += map(Notice, moved)
+        return self._lose([each for each in self.tasks.on(host) if each.code is None and not each.lost], cause, now)
 
     def _interrupted(self, number: int, now: float) -> list[Action]:
         self.interrupted = True
@@ -268,8 +279,10 @@ class Supervisor:
         if now >= self.verdict.together_at:
             return self._fail(self.verdict.first_fault(self.hosts), now)
         if self.verdict.suspect and now >= self.verdict.suspect_at:
-            return self._fail(self.verdict.from_suspect(self.verdict.suspect), now)
-        return self._end(now) if now >= self._finish_at else []
+            return self._fail(self.verdict.from_suspect(self.losses.first(now) or self.verdict.suspect), now)
+        if now >= self._finish_at:
+            return self._end(now)
+        return self.replacer.start(self.tasks, self.hosts, now)
 
     def _late(self, now: float) -> list[Action]:
         if self.preparation.step == "copy":  # --start-timeout does not limit the copy
@@ -288,4 +301,5 @@ class Supervisor:
     def _end(self, now: float, dump: bool = False) -> list[Action]:
         self._timeout_at = self._start_at = self._finish_at = math.inf
         self.verdict.nothing_due()
+        self.replacer.cancel()
         return list(self.ending.begin(self.hosts, now, dump))

@@ -93,6 +93,12 @@ class Sync:
         progress.events.put(event)
         return True
 
+    def add(self, host: str) -> None:
+        """One more host, before its call of `copy`."""
+        with self._all:
+            self.hosts = {**self.hosts, host: Progress()}  # other threads read it
+            self._copying.add(host)
+
     def cancel(self) -> None:
         self._cancelled = True
         with self._all:

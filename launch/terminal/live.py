@@ -20,8 +20,10 @@ class Live:
     """See `launch.terminal.output.Display`."""
 
     def __init__(self, names: Sequence[str], console: Console | None = None):
-        self._names = names
-        self._workers = {task: Progress() for task, name in enumerate(names) if name.startswith("worker-")}
+        self._names: list[str] = []
+        self._workers: dict[int, Progress] = {}
+        for name in names:
+            self.add(name)
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._screen = Screen(
             console=self._console,
@@ -32,6 +34,11 @@ class Live:
             redirect_stderr=False,
         )
         self._screen.start()
+
+    def add(self, name: str) -> None:
+        if name.startswith("worker-"):
+            self._workers = {**self._workers, len(self._names): Progress()}  # another thread draws the table
+        self._names.append(name)
 
     def show(self, task: int, lines: bytes) -> None:
         progress = self._workers.get(task)

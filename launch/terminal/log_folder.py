@@ -20,18 +20,23 @@ from launch import LaunchError, whole_file
 from launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
-OURS = re.compile(r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|usage\.csv|restart-\d+|killed")
+QUEUED = "queued.json"  # instead of job.json, while the job is in the queue of a cluster
+OURS = re.compile(
+    r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|usage\.csv|restart-\d+|killed"
+    r"|launcher\.(log|journal|kept)"
+)
 
 
 class LogFolder:
-    """Creates and locks `path`; LaunchError if it is not writable or in use."""
+    """Creates and locks `path`; LaunchError if it is not writable or in use. `again`: the job in it goes on."""
 
-    def __init__(self, path: str | Path):
-        self.shown, self.path = str(path), Path(path).absolute()
+    def __init__(self, path: str | Path, again: bool = False):
+        self.shown, self.path, self._again = str(path), Path(path).absolute(), again
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
-            self._move_previous_run()
+            if not again:
+                self._move_previous_run()
         except OSError as error:
             raise unwritable(self.path, error) from None
 
@@ -74,8 +79,8 @@ class LogFolder:
             raise unwritable(path, error) from None
 
     def create(self, name: str) -> int:
-        """Create a file that is only appended to. Returns its descriptor; OSError."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        """Create a file that is only appended to; if the job goes on, it may be there. The descriptor; OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_NOFOLLOW if self._again else os.O_EXCL)
         return os.open(self.path / name, flags, 0o666)
 
     def write_record(self, record: Mapping[str, Any]) -> None:

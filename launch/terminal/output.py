@@ -1,6 +1,7 @@
 """The output of the processes: byte for byte in <role>-<rank>.log, and as tagged lines on a display.
 
-A display has show(task, lines) for complete lines (bytes, each with its newline) and close(). One thread calls it, and
+A display has show(task, lines) for complete lines (bytes, each with its newline) and close(). add(name) says that there
+is one more task, before it is shown. One thread calls it, and
 it may block. Then `Output.write` blocks too, which slows the processes. But a terminal must not delay a job's end:
 while the job is ending, lines that do not fit in memory are only written to the logs.
 """
@@ -25,15 +26,25 @@ COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # ANSI foregrounds, readable
 
 
 class Display(Protocol):
+    def add(self, name: str) -> None: ...
+
     def show(self, task: int, lines: bytes) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Sink(Protocol):
-    """Receives the output of the processes. After `hurry`, when the job is ending, `write` does not block."""
+    """Receives the output of the processes. After `hurry`, when the job is ending, `write` does not block.
+
+    `add`: there is one more process, whose number is the next, and which takes the place of the process `task`. `open`:
+    there is one more, with the log `name`.
+    """
 
     def write(self, task: int, data: bytes) -> None: ...
+
+    def add(self, task: int) -> None: ...
+
+    def open(self, name: str) -> None: ...
 
     def hurry(self) -> None: ...
 
@@ -45,10 +56,11 @@ class Output:
     """
 
     def __init__(self, folder: LogFolder, names: Sequence[str], display: Display):
-        self._folder, self._names, self._queue = folder, names, DisplayQueue(display)
+        self._folder, self._names, self._queue = folder, names, DisplayQueue(display, len(names))
         self._files: list[int | None] = [folder.open_log(name) for name in names]
         self._tails = [b""] * len(names)
         self._pending = [b""] * len(names)  # the beginning of an incomplete line
+        self._shown_as = list(range(len(names)))  # the task whose place on the display it has
 
     def write(self, task: int, data: bytes) -> None:
         """Log and display the output of a process. Blocks while the display blocks, unless the job is ending."""
@@ -57,6 +69,39 @@ class Output:
             self._keep(task, data)
         finally:
             self._show(task, data)
+
+    def add(self, task: int) -> None:
+        """One more process: its lines follow those of `task` in the same log, with the same tag. LaunchError."""
+        self._names = [*self._names, self._names[task]]
+        self._files.append(self._files[task])
+        self._tails.append(b"")
+        self._pending.append(b"")
+        self._shown_as.append(self._shown_as[task])
+        if self._tails[task] and not self._tails[task].endswith(b"\n"):
+            self._keep(task, b"\n")
+
+    def open(self, name: str) -> None:
+        """One more process, with a log and a tag of its own. LaunchError."""
+        self._files.append(self._folder.open_log(name))
+        self._names = [*self._names, name]
+        self._tails.append(b"")
+        self._pending.append(b"")
+        self._shown_as.append(self._queue.add(name))
+
+    def size(self, task: int) -> int:
+        """The bytes in the log of a process."""
+        descriptor = self._files[task]
+        return 0 if descriptor is None else os.fstat(descriptor).st_size
+
+    def cut(self, task: int, size: int) -> None:
+        """Of a job that goes on: what comes after the first `size` bytes of this log is sent again. LaunchError."""
+        descriptor = self._files[task]
+        if descriptor is not None:
+            try:
+                os.ftruncate(descriptor, min(size, self.size(task)))
+                self._tails[task] = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
+            except OSError as error:
+                raise unwritable(self._folder.path / f"{self._names[task]}.log", error) from None
 
     def hurry(self) -> None:
         """The job is ending: `write` no longer blocks."""
@@ -78,7 +123,7 @@ class Output:
             lines, newline, rest = lines + newline + rest, b"\n", b""
         self._pending[task] = rest
         if newline:
-            self._queue.put(task, lines + b"\n")
+            self._queue.put(self._shown_as[task], lines + b"\n")
 
     def last_lines(self, task: int, count: int = 10) -> list[str]:
         """The last lines of a process. Bytes that are not UTF-8 become replacement characters."""
@@ -88,16 +133,16 @@ class Output:
         """Show the remaining lines, for at most `seconds`, and close the display."""
         for task, rest in enumerate(self._pending):
             if rest:
-                self._queue.put(task, rest + b"\n")
+                self._queue.put(self._shown_as[task], rest + b"\n")
         self._queue.close(seconds)
 
 
 class DisplayQueue:
     """A queue of lines, and the thread that passes them to the display."""
 
-    def __init__(self, display: Display):
-        self._display = display
-        self._lines: deque[tuple[int, bytes]] = deque()
+    def __init__(self, display: Display, tasks: int):
+        self._display, self._tasks = display, tasks
+        self._lines: deque[tuple[int | str, bytes]] = deque()  # of a task; or the name of one more
         self._bytes, self._limit = 0, WAITING_BYTES
         self._ending = self._closed = False
         self._changed = threading.Condition()
@@ -112,6 +157,14 @@ class DisplayQueue:
                 self._lines.append((task, lines))
                 self._bytes += len(lines)
                 self._changed.notify_all()
+
+    def add(self, name: str) -> int:
+        """One more task. Returns its number on the display."""
+        with self._changed:
+            self._lines.append((name, b""))
+            self._changed.notify_all()
+            self._tasks += 1
+            return self._tasks - 1
 
     def hurry(self) -> None:
         with self._changed:
@@ -138,10 +191,14 @@ class DisplayQueue:
                 self._changed.notify_all()
         self._display.close()
 
-    def _show(self, task: int, lines: bytes) -> None:
-        """Show lines. After an error (a closed terminal, an unsupported character), drop the display and continue."""
+    def _show(self, task: int | str, lines: bytes) -> None:
+        """Show lines, or add a task. After an error (a closed terminal, an unsupported character), drop the display and
+        continue."""
         try:
-            self._display.show(task, lines)
+            if isinstance(task, str):
+                self._display.add(task)
+            else:
+                self._display.show(task, lines)
         except Exception:
             with contextlib.suppress(Exception):
                 self._display.close()
@@ -150,6 +207,9 @@ class DisplayQueue:
 
 class Silent:
     """The display of --quiet."""
+
+    def add(self, name: str) -> None:
+        pass
 
     def show(self, task: int, lines: bytes) -> None:
         pass
@@ -162,8 +222,13 @@ class Plain:
     """Writes every line with the tag of its process. A closed pipe or terminal ends the display, not the job."""
 
     def __init__(self, descriptor: int, names: Sequence[str], coloured: bool):
-        self._descriptor, self._gone = descriptor, False
-        self._tags = [tag(name, index if coloured else None) for index, name in enumerate(names)]
+        self._descriptor, self._gone, self._coloured = descriptor, False, coloured
+        self._tags: list[bytes] = []
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        self._tags.append(tag(name, len(self._tags) if self._coloured else None))
 
     def show(self, task: int, lines: bytes) -> None:
         prefix = self._tags[task]

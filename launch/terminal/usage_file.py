@@ -49,7 +49,9 @@ class UsageFile:
             try:
                 if self._descriptor is None:
                     self._descriptor = self._folder.create(FILE)
-                    self._append(",".join(HEADER) + "\n")
+                    self._size = os.fstat(self._descriptor).st_size  # rows that a launcher before this one has written
+                    if not self._size:
+                        self._append(",".join(HEADER) + "\n")
                 self._append(row(used, self._clock()))
             except OSError as error:
                 problem = f"{self._folder.path / FILE} ends here: {error.strerror}; the job goes on"

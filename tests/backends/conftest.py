@@ -1,4 +1,5 @@
-"""`job`: a whole job in this process, which all tests of a module share. `freed`: for tests of large networks."""
+"""`job` and `alone`: whole jobs in this process, which all tests of a module share. `freed`: for tests of large
+networks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from tests.kvstore.whole_job import WholeJob
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[WholeJob]:
-    made = WholeJob(workers=2, servers=1)
+    yield from _ended(WholeJob(workers=2, servers=1))
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[WholeJob]:
+    """A job of dist_local, whose workers and servers are all on this host."""
+    yield from _ended(WholeJob("dist_local", workers=2, servers=1))
+
+
+def _ended(made: WholeJob) -> Iterator[WholeJob]:
     yield made
     made.all(lambda store: store.close())
     assert made.ended() == ["", ""]

@@ -24,11 +24,14 @@ def quick(network):
 
 
 def tier(name, backend):
-    """CI leaves out slow networks on MXNet whose gradients test_mxnet_graphs.py compares with MXNet's own."""
-    if quick(usual(name)):
+    """CI leaves out networks whose gradients test_mxnet_graphs.py compares with MXNet's own on both backends: slow ones
+    on MXNet, large ones on PyTorch."""
+    network = usual(name)
+    if quick(network):
         return []
-    compared = backend == "mxnet" and any(graph.file.startswith(name) for graph in GRAPHS)
-    return [pytest.mark.exhaustive if compared else pytest.mark.thorough]
+    slow = backend == "mxnet" or network.multiply_adds() > 1e9 or network.num_parameters > 1e7
+    compared = any(graph.file.startswith(name) for graph in GRAPHS)
+    return [pytest.mark.exhaustive if slow and compared else pytest.mark.thorough]
 
 
 CASES = [pytest.param(name, backend, marks=tier(name, backend)) for name in models.NETWORKS for backend in BACKENDS]

@@ -3,8 +3,6 @@
 import io
 import os
 import pickle
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 from dmltrain.mxnet_files import weights as weight_files
 from dmltrain.options import parse
+from tests.forked_job import run_forked
 
 mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the mxnet backend is not tried")
@@ -165,19 +164,16 @@ def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
     assert b"amp_cast" not in rounded.other_files("m", 1)[Path("m-symbol.json")]
 
 
-def test_bfloat16_where_the_processor_lacks_it_is_refused():
+def test_bfloat16_where_the_processor_lacks_it_is_refused(tmp_path):
     """oneDNN is limited to AVX2."""
-    program = "import sys; from dmltrain import fit; sys.exit(fit.main(prog='train'))"
-    words = ["--backend", "mxnet", "--dtype", "bfloat16", "--kv-store", "local", "--num-epochs", "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)},
+    code, text = run_forked(
+        *(tmp_path, ROOT / "examples/train_digits.py", "--backend", "mxnet", "--dtype", "bfloat16"),
+        *("--kv-store", "local", "--num-epochs", 1),
+        environment={**os.environ, "DNNL_MAX_CPU_ISA": "AVX2"},
+        backend="mxnet",
     )
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "--dtype bfloat16: MXNet 1.9.1 does not support it on cpu(0)" in done.stderr
+    assert code == 2 and "Traceback" not in text, text
+    assert "--dtype bfloat16: MXNet 1.9.1 does not support it on cpu(0)" in text
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ assert {str(ROOT)!r} in mxnet_compat.__file__
     assert "Deprecat" not in done.stderr
 
 
+@pytest.mark.thorough
 @installed
 def test_mxnet_before_torch_in_one_process():
     """Every test that compares the two has the other order."""

@@ -13,8 +13,8 @@ PROGRAM = "mxnet_store.py"
 
 
 @pytest.mark.parametrize("how", ["close", pytest.param("at exit", marks=pytest.mark.thorough)])
-def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, how):
-    job = start_job(PROGRAM, "done", how)
+def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, start_forked, how):
+    job = start_job(PROGRAM, "done", how) if how == "at exit" else start_forked(PROGRAM, "done", how, backend="mxnet")
     for worker in ("worker-0", "worker-1"):
         job.wait_for_line(worker, "ready")
     job.processes.pop("worker-1").kill()
@@ -25,7 +25,7 @@ def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, how):
     assert "Traceback" not in job.output("worker-0")
 
 
-@pytest.mark.thorough  # make test has the end by an exception, in test_mxnet_kvstore.py
+@pytest.mark.thorough  # make test has the end by an exception, in launch/test_mxnet_programs.py
 def test_the_exit_code_of_a_worker_ends_the_job(start_job):
     job = start_job(PROGRAM, "wrong", "exit")
     codes = job.wait()

@@ -31,8 +31,8 @@ def lost(job, victim):
         pytest.param("scheduler-0", marks=pytest.mark.thorough),
     ],
 )
-def test_a_killed_process_ends_the_job_and_is_named(start_job, victim):
-    job = start_job(PROGRAM, "endless", "dist_sync")
+def test_a_killed_process_ends_the_job_and_is_named(start_forked, victim):
+    job = start_forked(PROGRAM, "endless", "dist_sync", backend="mxnet")
     job.wait_for_line("worker-0", "ready")
     job.wait_for_line("worker-1", "ready")
     killed = time.monotonic()
@@ -45,9 +45,10 @@ def test_a_killed_process_ends_the_job_and_is_named(start_job, victim):
     )
 
 
-@pytest.mark.parametrize("victim", ["worker-1", pytest.param("server-0", marks=pytest.mark.thorough)])
-def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
-    job = start_job(PROGRAM, "endless", "dist_sync")
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", ["worker-1", "server-0"])
+def test_a_frozen_process_ends_the_job_and_is_named(start_forked, victim):
+    job = start_forked(PROGRAM, "endless", "dist_sync", backend="mxnet")
     job.wait_for_line("worker-0", "ready")
     job.wait_for_line("worker-1", "ready")
     frozen = time.monotonic()
@@ -58,9 +59,9 @@ def test_a_frozen_process_ends_the_job_and_is_named(start_job, victim):
     assert "missed heartbeats" in job.output("worker-0")
 
 
-def test_a_restarted_rank_0_changes_no_weights(start_job):
+def test_a_restarted_rank_0_changes_no_weights(start_forked):
     """In MXNet the `init` of a restarted rank 0 is added to the weights as a gradient."""
-    job = start_job(PROGRAM, "idle", "dist_sync")
+    job = start_forked(PROGRAM, "idle", "dist_sync", backend="mxnet")
     job.wait_for_line("worker-1", "values")
     hold = job.folder / "hold"
     hold.touch()  # importing MXNet may take longer than the 8.5 s for which a frozen worker 0 counts as slow
@@ -71,12 +72,12 @@ def test_a_restarted_rank_0_changes_no_weights(start_job):
     lost(job, "worker-0")
     assert "worker 0 is already registered" in job.output("second")
     assert {json.dumps(each["values"]) for each in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
-    assert len(job.results(1)) > 20, "there are too few results"
+    assert len(job.results(1)) > 5, "there are too few results"  # one each 0.2 s on an idle machine
 
 
-def test_the_wait_for_a_worker_that_never_pushes_has_a_deadline(start_job):
+def test_the_wait_for_a_worker_that_never_pushes_has_a_deadline(start_forked):
     """ps-lite itself has no deadline."""
-    job = start_job(PROGRAM, "wrong", "uneven", env={"DMLTRAIN_WAIT_TIMEOUT": "3"})
+    job = start_forked(PROGRAM, "wrong", "uneven", env={"DMLTRAIN_WAIT_TIMEOUT": "3"}, backend="mxnet")
     for worker in ("worker-0", "worker-1"):
         job.wait_for_line(worker, "opened")
     assert set(job.wait(30).values()) == {LOST}

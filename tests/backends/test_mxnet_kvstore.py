@@ -36,8 +36,8 @@ def same_everywhere(found, expected):
         pytest.param("workers", "2bit", marks=pytest.mark.thorough),
     ],
 )
-def test_synchronous_steps_with_a_learning_rate_that_changes(start_job, where, compression):
-    job = start_job(PROGRAM, "steps", "dist_sync", where, compression, servers=2)
+def test_synchronous_steps_with_a_learning_rate_that_changes(start_forked, where, compression):
+    job = start_forked(PROGRAM, "steps", "dist_sync", where, compression, servers=2, backend="mxnet")
     job.succeed()
     total = 1.0 if compression else 3.0  # of gradients 1 and 2; compressed, each is the threshold 0.5
     expected = momentum_steps(total) if where == "servers" else [total] * 3
@@ -50,39 +50,41 @@ def test_synchronous_steps_with_a_learning_rate_that_changes(start_job, where, c
     assert elements / 4 < answers[0]["sent"] < elements if compression else answers[0]["sent"] > 4 * elements
 
 
-def test_a_dist_async_job_steps_at_each_push(start_job):
-    job = start_job(PROGRAM, "steps", "dist_async", "servers", servers=2)
+def test_a_dist_async_job_steps_at_each_push(start_forked):
+    job = start_forked(PROGRAM, "steps", "dist_async", "servers", servers=2, backend="mxnet")
     job.succeed()
     ends = [job.results(worker)[0]["values"][-1] for worker in (0, 1)]
     assert min(low for end in ends for low, _ in end) < -2.0  # both workers' steps have come, with the last rate
 
 
-def test_numpy_arrays_and_one_value_a_device(start_job):
-    job = start_job(PROGRAM, "numpy_values", "dist_device_sync")
+def test_numpy_arrays_and_one_value_a_device(start_forked):
+    job = start_forked(PROGRAM, "numpy_values", "dist_device_sync", backend="mxnet")
     job.succeed()
     for worker in (0, 1):
         assert job.results(worker) == [{"first": [0.0, 1.0, 2.0, 3.0], "sum": [3.0] * 4}]
 
 
 @pytest.mark.thorough
-def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_job, tmp_path):
+def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_forked, tmp_path):
     last = {}
     for mode in ("save", "load"):
-        job = start_job(PROGRAM, "states", "dist_sync", tmp_path / "states", mode, servers=2)
+        job = start_forked(PROGRAM, "states", "dist_sync", tmp_path / "states", mode, servers=2, backend="mxnet")
         job.succeed()
         last[mode] = job.results(0)[0]["last"]
     assert last["load"] == last["save"]
     (tmp_path / "states.server-1").unlink()
-    job = start_job(PROGRAM, "states", "dist_sync", tmp_path / "states", "load", workers=1, servers=2)
+    job = start_forked(
+        PROGRAM, "states", "dist_sync", tmp_path / "states", "load", workers=1, servers=2, backend="mxnet"
+    )
     assert job.wait()["worker-0"] == UserError.exit_code
     assert "one file for each server of the job that saved it" in job.output("worker-0")
 
 
 @pytest.mark.thorough
-def test_an_optimizer_that_needs_whole_weights_is_refused_where_mxnet_divides_them(start_job):
+def test_an_optimizer_that_needs_whole_weights_is_refused_where_mxnet_divides_them(start_forked):
     """And it is served where MXNet does not, on one server."""
     for servers in (1, 2):
-        job = start_job(PROGRAM, "norms", servers=servers)
+        job = start_forked(PROGRAM, "norms", servers=servers, backend="mxnet")
         codes = job.wait()
         refused = "optimizer lamb needs whole weights, and MXNet divides those of 1000000 elements" in job.outputs()
         assert refused == (servers == 2), job.outputs()
@@ -97,8 +99,8 @@ def test_an_optimizer_that_needs_whole_weights_is_refused_where_mxnet_divides_th
         pytest.param("different-shapes", "all workers must train the same model", marks=pytest.mark.thorough),
     ],
 )
-def test_a_mistake_is_an_error_at_the_worker_at_once(start_job, what, message):
-    job = start_job(PROGRAM, "wrong", what)
+def test_a_mistake_is_an_error_at_the_worker_at_once(start_forked, what, message):
+    job = start_forked(PROGRAM, "wrong", what, backend="mxnet")
     codes = job.wait()
     assert {UserError.exit_code, LOST} == set(codes.values())
     mistaken = [name for name, code in codes.items() if code == UserError.exit_code]
@@ -107,8 +109,8 @@ def test_a_mistake_is_an_error_at_the_worker_at_once(start_job, what, message):
 
 
 @pytest.mark.thorough
-def test_mistakes_in_a_call_leave_the_store_as_it_was(start_job):
-    job = start_job(PROGRAM, "mistakes", workers=1)
+def test_mistakes_in_a_call_leave_the_store_as_it_was(start_forked):
+    job = start_forked(PROGRAM, "mistakes", workers=1, backend="mxnet")
     job.succeed()
     *said, last = job.results(0)
     expected = {
@@ -125,20 +127,22 @@ def test_mistakes_in_a_call_leave_the_store_as_it_was(start_job):
 
 
 @pytest.mark.thorough  # make test has other mistakes that end the job
-def test_workers_with_different_kvstores_get_an_error(start_job):
-    job = start_job(PROGRAM, "wrong", "different-types")
+def test_workers_with_different_kvstores_get_an_error(start_forked):
+    job = start_forked(PROGRAM, "wrong", "different-types", backend="mxnet")
     assert set(job.wait().values()) == {LOST}
     assert "start all with the same --kv-store" in job.output("worker-0")
 
 
-def test_servers_unpickle_nothing(start_job):
-    job = start_job(PROGRAM, "wrong", "pickle")
+def test_servers_unpickle_nothing(start_forked):
+    job = start_forked(PROGRAM, "wrong", "pickle", backend="mxnet")
     assert set(job.wait().values()) == {LOST}
     assert "refused a command that is not JSON" in job.output("worker-1")
     assert not (job.folder / "unpickled").exists()
 
 
+@pytest.mark.thorough  # make test has a worker that fails in launch/test_mxnet_programs.py
 def test_an_error_of_the_program_ends_the_job_with_the_programs_code(start_job):
+    """As at the end of a real interpreter."""
     job = start_job(PROGRAM, "wrong", "exception")
     codes = job.wait()
     assert codes.pop("worker-0") == 1

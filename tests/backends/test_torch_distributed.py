@@ -8,8 +8,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 
+from dmltrain.backends.torch import plain_step  # noqa: E402
 from dmltrain.backends.torch.distributed import distribute, layout, parts  # noqa: E402
 from dmltrain.errors import UserError  # noqa: E402
+
+plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 
 
 class Net(nn.Module):
@@ -279,7 +282,7 @@ def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
     assert flat[:2].tolist() == [1.0, 1.0]
     if kept:
         assert flat[2:].tolist() == weight.as_strided((weight.numel(),), (1,)).tolist(), "as they lie"
-    bucket.set_weights(flat + 1)
+    bucket.set_weights(torch.from_numpy(flat + 1))
     assert torch.equal(model[1], values + 1) and model[0].tolist() == [2.0, 2.0]
 
 

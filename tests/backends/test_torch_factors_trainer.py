@@ -116,11 +116,15 @@ def test_options_that_exclude_factors_are_named_with_a_fix(line, said):
     [
         (
             "--kv-store dist_ssp",
-            "--server-shares links does not work with --kv-store dist_ssp: use --kv-store dist_sync, or",
+            "--server-shares links does not work with --kv-store dist_ssp: use --kv-store dist_sync or dist_local, or",
         ),
         (
             "--kv-store dist_sync --update-on-kvstore 1",
             "--server-shares links does not work with the optimizer on the serve",
+        ),
+        (
+            "--kv-store dist_sync --gc-type int8",
+            "--server-shares links does not work with --gc-type int8, which keeps residuals: use --gc-type none",
         ),
         (
             "--kv-store dist_sync --backend mxnet",

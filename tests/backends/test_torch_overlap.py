@@ -244,6 +244,7 @@ def test_the_learning_rate_of_a_deferred_step_is_that_of_its_call():
     assert torch.equal(*results)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [sequential, straight_line])
 def test_a_compiled_model_finds_its_weights(make):
     torch.compiler.reset()  # its code for another test's model, which has no gates, would be taken for this one

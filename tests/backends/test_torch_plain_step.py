@@ -40,8 +40,7 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler(store):
         import sys
         import numpy as np
         import torch
-        import dmltrain
-        from dmltrain.backends.torch import plain_step
+        from dmltrain.backends.torch import distributed, plain_step
         from dmltrain.backends.torch.server_optimizer import Step
         from dmltrain.kvstore import create
         from tests.backends.late_store import LateStore
@@ -49,7 +48,7 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler(store):
         plain_step.postpone_compiler()
         model = torch.nn.Linear(3, 1)
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        optimizer = dmltrain.distribute(model, inner, {store}, defer=True)
+        optimizer = distributed.distribute(model, inner, {store}, defer=True)
         before = model.weight.detach().clone()
         for _ in range(2):
             optimizer.zero_grad()
@@ -66,6 +65,7 @@ def test_a_training_that_compiles_nothing_does_not_import_the_compiler(store):
     assert run(program).split() == ["True", "False"]
 
 
+@pytest.mark.thorough
 def test_once_the_compiler_is_there_torch_marks_the_methods_itself():
     """Else torch.compile would follow them into the compiled code, and the second program could not tell why."""
     program = """

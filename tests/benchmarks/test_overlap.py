@@ -8,6 +8,7 @@ import pytest
 from tests.benchmarks.as_a_user import benchmark_module, run
 
 
+@pytest.mark.thorough
 def test_steps_with_compute_are_held_against_steps_without():
     done = run(
         "overlap.py",

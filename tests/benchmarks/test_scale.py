@@ -9,6 +9,7 @@ import pytest
 from tests.benchmarks.as_a_user import benchmark_module, run
 
 
+@pytest.mark.thorough
 def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scale.svg"

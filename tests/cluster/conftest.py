@@ -59,11 +59,10 @@ def _testbed(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def testbed(_testbed: Testbed) -> Iterator[Testbed]:
-    """Hosts login and h1 to h5, whole and idle."""
+    """Hosts login and h1 to h5, whole and idle. What a test leaves there is killed at once, and repaired before the
+    next one, whose `up` also thaws."""
     _testbed.up()
-    _testbed.sweep()
     yield _testbed
-    _testbed.thaw(*_testbed.hosts)
     _testbed.sweep()
 
 

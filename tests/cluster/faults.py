@@ -108,8 +108,17 @@ def cut_pair(trial: Trial) -> None:
         cuts.blackhole(layout, host, other)
         trial.outcome.happened = f"{host} has no way to {other}"
     else:
-        cuts.drop(layout, host, other, large_only=fault != "silent drop")
-        trial.wait(lambda: cuts.dropped(layout, host) or cuts.dropped(layout, other), "dropped packets")
+        large_only = fault != "silent drop"
+        cuts.drop(layout, host, other, large_only=large_only)
+
+        def dropped() -> bool:
+            """Until the first large packet all that is sent arrives, so the fault is not there yet."""
+            looked = time.monotonic()
+            found = bool(cuts.dropped(layout, host) or cuts.dropped(layout, other))
+            trial.struck = looked if large_only and not found else trial.struck
+            return found
+
+        trial.wait(dropped, "dropped packets")
         trial.outcome.happened = "packets are dropped"
 
 

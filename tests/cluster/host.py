@@ -83,7 +83,7 @@ def boot(layout: Layout, host: str, settings: Settings) -> subprocess.Popen[byte
     (own / "sshd.pid").unlink(missing_ok=True)
     run("ip", "netns", "add", namespace)
     network.plug_in(layout, host)
-    network.shape(layout, host, settings.rate)
+    network.shape(layout, [host], settings.rate)
     with open(own / "console.log", "wb") as console:  # `ip netns exec` shows the namespace's own devices in /sys
         return subprocess.Popen(
             ["ip", "netns", "exec", namespace, *UNSHARE, "sh", "-c", boot_script(layout, host, settings)],
@@ -165,7 +165,7 @@ def freeze(layout: Layout, host: str) -> None:
     """Stop every process; and look again, as one may have had a child meanwhile."""
 
     def stopped() -> bool:
-        running = [process for process in everything(layout, host) if process.state not in processes.STOPPED]
+        running = [process for process in everything(layout, host) if not process.still]
         for process in running:
             send(process.pid, signal.SIGSTOP)
         return not running

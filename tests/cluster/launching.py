@@ -52,12 +52,18 @@ class Launched:
     """A launcher on `login`, which works in `folder` and writes its logs to `folder`/`logs`."""
 
     def __init__(
-        self, testbed: Testbed, folder: Path, arguments: Sequence[object], environment: Mapping[str, str], logs: str
+        self,
+        testbed: Testbed,
+        folder: Path,
+        arguments: Sequence[object],
+        environment: Mapping[str, str],
+        logs: str,
+        before: Sequence[str],
     ):
         self.testbed, self.logs = testbed, folder / logs
         self._out, self._err = folder / f"{logs}.out", folder / f"{logs}.err"
         self.began = time.monotonic()
-        argv = [sys.executable, "-m", "launch.cli", *map(str, arguments)]
+        argv = [*before, sys.executable, "-m", "launch.cli", *map(str, arguments)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = testbed.start(
                 LOGIN, argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -106,10 +112,10 @@ class Launched:
 
 
 class Front:
-    """The front door: `start` and `run` a launcher with these arguments."""
+    """The front door: `start` and `run` a launcher with these arguments. `before`: what stands before its command."""
 
-    def __init__(self, testbed: Testbed, folder: Path):
-        self.testbed, self.folder = testbed, folder
+    def __init__(self, testbed: Testbed, folder: Path, before: Sequence[str] = ()):
+        self.testbed, self.folder, self.before = testbed, folder, before
         self.environment = {**os.environ, **ROOT_MAY_RUN_MPI, "PYTHONPATH": str(ROOT)}
 
     def script(self, text: str, name: str = "program.py") -> Path:
@@ -123,7 +129,8 @@ class Front:
 
     def visit(self, *arguments: object, logs: str = "visit", env: Mapping[str, str] | None = None) -> Launched:
         """Anything else that the launcher does."""
-        return Launched(self.testbed, self.folder, arguments, {**self.environment, **(env or {})}, logs)
+        environment = {**self.environment, **(env or {})}
+        return Launched(self.testbed, self.folder, arguments, environment, logs, self.before)
 
     def run(self, *arguments: object, **more: object) -> Result:
         return self.start(*arguments, **more).wait()

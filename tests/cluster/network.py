@@ -7,6 +7,7 @@ of the hosts keep their carrier, as behind a broken switch; `unplug` takes the c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.cluster.command import TestbedError, attempt, ip, ip_json, namespaces, run, tc
@@ -59,16 +60,22 @@ def plug_in(layout: Layout, host: str) -> None:
     )
 
 
-def shape(layout: Layout, host: str, rate: str) -> None:
-    """Limit the host's link, each way. `login` is not limited, whatever `rate` is."""
+def shape(layout: Layout, hosts: Sequence[str], rate: str) -> None:
+    """Limit the hosts' links, each way. `login` is not limited, whatever `rate` is."""
+    ends = [(layout.namespace(host), [("eth0", host)]) for host in hosts]
+    for namespace, devices in [*ends, (layout.switch, [(host, host) for host in hosts])]:
+        limits = [(device, *_limits(host, rate)) for device, host in devices]
+        ip(namespace, *(f"link set {device} gso_max_size {packet}" for device, packet, _ in limits))
+        tc(namespace, *(f"qdisc replace dev {device} root {queue}" for device, _, queue in limits))
+
+
+def _limits(host: str, rate: str) -> tuple[int, str]:
+    """The largest packet of a device of the host's link, in bytes, and its queue, for tc."""
     speed = 0.0 if host == LOGIN else bits_per_second(rate)
     packet = largest_packet(speed)
     bucket = packet + BUCKET_SPARE
     queue = int(max(2 * bucket, min(QUEUE_BYTES, speed / 8 * QUEUE_SECONDS)))
-    limit = f"tbf rate {int(speed * COUNTED)}bit burst {bucket} limit {queue}" if speed else "noqueue"
-    for namespace, device in ((layout.namespace(host), "eth0"), (layout.switch, host)):
-        ip(namespace, f"link set {device} gso_max_size {packet}")
-        tc(namespace, f"qdisc replace dev {device} root {limit}")
+    return packet, f"tbf rate {int(speed * COUNTED)}bit burst {bucket} limit {queue}" if speed else "noqueue"
 
 
 def largest_packet(speed: float) -> int:

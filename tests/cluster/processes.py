@@ -27,9 +27,15 @@ class Process:
     state: str  # a letter, as in ps: S sleeps, T is stopped
     argv: tuple[str, ...]
     environment: tuple[str, ...]  # NAME=value, as it was when the program started
+    stopping: bool  # SIGSTOP waits for it
 
     def __str__(self) -> str:
         return f"{self.inner} ({self.state}) {' '.join(self.argv) or self.name}"
+
+    @property
+    def still(self) -> bool:
+        """Whether it runs no code until SIGCONT. One that waits in vfork for a stopped child stays in state D."""
+        return self.state in STOPPED or (self.state == "D" and self.stopping)
 
 
 def same_namespace(first: int, second: int, kind: str = "pid") -> bool:
@@ -42,9 +48,18 @@ def same_namespace(first: int, second: int, kind: str = "pid") -> bool:
 
 def beside(pid: int) -> list[Process]:
     """Every living process in the PID namespace of `pid`, itself included."""
-    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    found = (read(each) for each in pids if same_namespace(each, pid))
+    own = _pid_namespace(pid)
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if own else ()
+    found = (read(each) for each in pids if _pid_namespace(each) == own)
     return [each for each in found if each and each.state not in DEAD]
+
+
+def _pid_namespace(pid: int) -> str:
+    """Its name; "" where the process is gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 def read(pid: int) -> Process | None:
@@ -55,7 +70,8 @@ def read(pid: int) -> Process | None:
         argv, environment = (strings((folder / name).read_bytes()) for name in ("cmdline", "environ"))
     except OSError:
         return None
-    return Process(pid, int(status["NSpid"].split()[-1]), status["Name"], status["State"][0], argv, environment)
+    inner, stopping = int(status["NSpid"].split()[-1]), bool(int(status["ShdPnd"], 16) >> (signal.SIGSTOP - 1) & 1)
+    return Process(pid, inner, status["Name"], status["State"][0], argv, environment, stopping)
 
 
 def strings(block: bytes) -> tuple[str, ...]:

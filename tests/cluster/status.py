@@ -34,7 +34,7 @@ class Status:
 def status(layout: Layout, name: str) -> Status:
     pid = host.pid_1(layout, name)
     init = processes.read(pid) if pid else None
-    state = "dead" if init is None else "frozen" if init.state in processes.STOPPED else "alive"
+    state = "dead" if init is None else "frozen" if init.still else "alive"
     return Status(
         name,
         address(name),

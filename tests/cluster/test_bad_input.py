@@ -197,15 +197,7 @@ MISTAKES: dict[str, tuple[dict[str, str | bytes], list[object], list[str]]] = {
 }
 
 
-# one of a file, an attribute, a list, a count, an option and a configuration; tests/launch has the words of all
-COMMON = {
-    "binary hosts file",
-    "unknown attribute",
-    "--hosts with a gap",
-    "no -n",
-    "two lists",
-    "relative --sync-dst-dir",
-}
+COMMON = {"binary hosts file", "no -n"}  # tests/launch has the words of all
 
 
 @pytest.mark.parametrize(
@@ -252,6 +244,7 @@ def dark(testbed: Testbed) -> str:
     on(testbed, "login", "ip", "neigh", "delete", address, "dev", "eth0")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ssh", CHANNELS)
 def test_an_address_where_nothing_answers_is_given_up_at_the_deadline(bad: Bad, dark: str, ssh: str):
     bad.file("hosts", f"h1\ndark hostname={dark}\n")
@@ -284,7 +277,7 @@ def interrupt(launched: Launched) -> Result:
 
 
 @pytest.mark.parametrize(
-    "name", ["ssh", "open-mpi", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "mpich"))]
+    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi", "mpich"))]
 )
 def test_ctrl_c_does_not_wait_for_a_host_that_does_not_answer(bad: Bad, dark: str, name: str):
     with (bad.testbed.dot_ssh / "config").open("a") as config:
@@ -295,6 +288,7 @@ def test_ctrl_c_does_not_wait_for_a_host_that_does_not_answer(bad: Bad, dark: st
     assert not bad.ran()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_a_proxy_command_that_looks_at_nothing(bad: Bad):
     with (bad.testbed.dot_ssh / "config").open("a") as config:
         config.write("Host behind\n    ProxyCommand sleep 60\n")
@@ -303,6 +297,7 @@ def test_ctrl_c_ends_a_proxy_command_that_looks_at_nothing(bad: Bad):
     bad.check(interrupt(launched), INTERRUPTED, ["the launcher got SIGINT", "never reached: ", "behind"], 5.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ssh", CHANNELS)
 def test_a_busy_sshd_is_asked_again(bad: Bad, rebooted: Callable, ssh: str):
     """Four hosts behind one whose sshd takes one login at a time, and is kept busy for a second."""
@@ -337,6 +332,7 @@ def test_a_refused_key_is_reported_for_every_host(bad: Bad, ssh: str):
     bad.refused(USER, [*words, *fix], *ALL, "--ssh", ssh, bad.program)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ssh", CHANNELS)
 def test_a_changed_host_key_is_refused_whatever_is_asked_for(bad: Bad, ssh: str):
     old = fingerprint(bad.testbed, "h2")
@@ -358,6 +354,7 @@ def fingerprint(testbed: Testbed, host: str) -> str:
     return subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ssh", CHANNELS)
 def test_an_unknown_host_key_is_accepted_once_and_then_known(bad: Bad, ssh: str):
     known = bad.testbed.dot_ssh / "known_hosts"
@@ -396,6 +393,7 @@ def test_a_host_without_its_configured_python_is_named(bad: Bad, ssh: str):
     assert "h5 (hosts" not in done.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ssh", CHANNELS)
 def test_a_host_that_has_no_python_at_all_is_named(bad: Bad, rebooted: Callable, ssh: str):
     rebooted("h2")
@@ -440,6 +438,7 @@ exec(sys.argv[sys.argv.index("-c") + 1])
 """
 
 
+@pytest.mark.thorough
 def test_a_wrong_clock_and_unlike_versions_are_warnings(bad: Bad):
     ahead = executable(bad.folder / "ahead", AHEAD, "-I")
     one, two = virtual(bad, "one", mxnet="1.9.1"), virtual(bad, "two", mxnet="2.0")
@@ -465,6 +464,7 @@ def test_a_working_directory_that_a_host_lacks_is_named(bad: Bad):
     bad.refused(NOT_FOUND, words, "-n", 4, "-s", 0, "-H", "hosts", bad.program)
 
 
+@pytest.mark.thorough
 def test_a_script_that_two_hosts_lack_is_named_with_them(bad: Bad, rebooted: Callable):
     for host in ("h2", "h3"):
         rebooted(host)
@@ -487,7 +487,14 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(("name", "program"), [*(("ssh", each) for each in PROGRAMS), ("open-mpi", "./plain")])
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("ssh", "no-such-program"),
+        ("open-mpi", "./plain"),
+        *(pytest.param("ssh", each, marks=pytest.mark.thorough) for each in PROGRAMS if each != "no-such-program"),
+    ],
+)
 def test_a_program_that_cannot_run_is_reported_for_every_host(bad: Bad, name: str, program: str):
     bad.file("plain", "#!/bin/sh\n")
     code, words = PROGRAMS[program]
@@ -510,6 +517,7 @@ def test_a_copy_that_does_not_fit_is_refused_and_leaves_what_is_there(bad: Bad, 
         assert bad.testbed.run(host, ["ls", place]).stdout == "kept\n", "nor is half a copy there"
 
 
+@pytest.mark.thorough
 def test_a_copy_to_where_nothing_can_be_written_is_refused(bad: Bad, rebooted: Callable):
     for host in ("h2", "h3"):
         rebooted(host)
@@ -524,6 +532,7 @@ def test_a_copy_to_where_nothing_can_be_written_is_refused(bad: Bad, rebooted: C
 # -- addresses and devices -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_missing_address_is_reported_with_the_existing_ones(bad: Bad):
     for option, value, what in (
         ("--interface", "eth7", "no address of that interface on"),
@@ -537,6 +546,7 @@ def test_a_missing_address_is_reported_with_the_existing_ones(bad: Bad):
     bad.refused(USER, ["--subnet x: expected a network such as 10.0.0.0/24"], *ALL, "--subnet", "x", bad.program)
 
 
+@pytest.mark.thorough
 def test_missing_gpus_are_reported(bad: Bad):
     bad.file("hosts", "h1 gpus=97\nh2\nh3 gpus=98-99\n")
     words = [
@@ -547,6 +557,7 @@ def test_missing_gpus_are_reported(bad: Bad):
     bad.refused(USER, words, "-n", 3, "-s", 0, "-H", "hosts", bad.program)
 
 
+@pytest.mark.thorough
 def test_two_names_of_one_machine_are_reported(bad: Bad):
     words = ["h1 and 10.99.0.1 have the same address, 10.99.0.1/24 on eth0", "list one machine once, with slots="]
     # if its two agents waited for each other, it would be for the whole grace
@@ -556,6 +567,7 @@ def test_two_names_of_one_machine_are_reported(bad: Bad):
 # -- mpirun --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_missing_mpirun_is_reported_with_its_packages(bad: Bad):
     words = ["mpirun is not installed here", "openmpi-bin", "mpich", "--mpirun PATH"]
     bad.refused(NOT_FOUND, words, *ALL, "--launcher", "mpi", bad.program, env={"PATH": str(bad.folder)})
@@ -567,6 +579,7 @@ def test_a_missing_mpirun_is_reported_with_its_packages(bad: Bad):
     bad.refused(USER, words, *ALL, "--launcher", "mpi", "--mpirun", sys.executable, bad.program)
 
 
+@pytest.mark.thorough
 def test_mpiruns_own_cure_for_root_is_passed_on_and_works(bad: Bad):
     where = [*way("open-mpi", "h1,h2"), "-n", 2, "-s", 0]
     environment = dict.fromkeys(ROOT_MAY_RUN_MPI, "0")
@@ -594,12 +607,14 @@ def test_the_output_of_mpiruns_ssh_is_passed_on(bad: Bad, name: str):
     bad.refused(FAULT, words, *where, seconds=GIVEN_UP)
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_down_does_not_keep_mpirun_waiting(bad: Bad):
     bad.testbed.kill("h2")
     where = [*way("open-mpi", "h1,h2"), "-n", 2, "-s", 0, "--connect-timeout", PATIENCE, bad.program]
     bad.refused(FAULT, ["h2", "not reached"], *where, seconds=GIVEN_UP)
 
 
+@pytest.mark.thorough
 def test_hosts_whose_python_mpirun_does_not_find_are_named(bad: Bad):
     bad.file("hosts", "h1\nh2 python=/opt/none/python3\nh3 python=/opt/no/python3\n")
     where = [*way("open-mpi", "")[:-2], "-n", 3, "-s", 0, "-H", "hosts", bad.program]

@@ -106,7 +106,7 @@ def test_dry_run_reaches_no_host(testbed: Testbed, front: Front):
 # -- while it runs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ssh", "open-mpi"])
+@pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
 def test_ps_lists_every_process(testbed: Testbed, front: Front, name: str):
     launched = waiting_job(front, *way(name, "h1,h2")[:-2])
     done = front.ask("--ps", "logs")
@@ -134,6 +134,7 @@ def test_kill_ends_a_job_by_its_launcher(testbed: Testbed, front: Front):
     front.wait_idle()
 
 
+@pytest.mark.thorough
 def test_kill_ends_a_job_whose_launcher_is_stopped(testbed: Testbed, front: Front):
     launched = waiting_job(front)
     os.kill(testbed.command_pid(launched.process), signal.SIGSTOP)
@@ -143,6 +144,7 @@ def test_kill_ends_a_job_whose_launcher_is_stopped(testbed: Testbed, front: Fron
     front.wait_idle()
 
 
+@pytest.mark.thorough
 def test_kill_ends_a_job_whose_launcher_was_killed(testbed: Testbed, front: Front):
     launched = waiting_job(front, "--grace", 60)
     launched.process.kill()
@@ -152,6 +154,7 @@ def test_kill_ends_a_job_whose_launcher_was_killed(testbed: Testbed, front: Fron
     front.wait_idle()
 
 
+@pytest.mark.thorough
 def test_a_stopped_launcher_handles_a_signal_when_it_continues(testbed: Testbed, front: Front):
     """As a shell's `kill %1` has it after Ctrl-Z."""
     launched = waiting_job(front)
@@ -206,6 +209,7 @@ def test_a_job_that_fails_once_is_started_again(testbed: Testbed, front: Front):
     front.wait_idle()
 
 
+@pytest.mark.thorough
 def test_a_job_that_always_fails_is_started_as_often_as_allowed(testbed: Testbed, front: Front):
     program = ["sh", "-c", '[ "$DMLC_WORKER_ID" != 1 ] || exit 9']
     launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 0, "--max-restarts", 2, *program)
@@ -216,6 +220,7 @@ def test_a_job_that_always_fails_is_started_as_often_as_allowed(testbed: Testbed
     assert launched.record["exit_code"] == 9
 
 
+@pytest.mark.thorough
 def test_start_timeout_names_the_host_that_is_waited_for(testbed: Testbed, front: Front):
     testbed.freeze("h2")  # its kernel still takes connections
     try:
@@ -269,18 +274,24 @@ def hosts_of(launched: Launched) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--hosts", "h1:1,h2:2", "-n", 3, "-s", 0], {"worker-0": "h1", "worker-1": "h2", "worker-2": "h2"}),
-        (
+        pytest.param(
+            ["--hosts", "h1:1,h2:2", "-n", 3, "-s", 0],
+            {"worker-0": "h1", "worker-1": "h2", "worker-2": "h2"},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
             ["-H", "hosts", "--include", "h[2-4]", "--exclude", "h3", "-n", 2, "-s", 0],
             {"worker-0": "h2", "worker-1": "h4"},
+            marks=pytest.mark.thorough,
         ),
         (
             ["-WH", "workers", "-SH", "servers", "-n", 2, "-s", 2],
             {"scheduler-0": "h1", "server-0": "h1", "server-1": "h2", "worker-0": "h3", "worker-1": "h4"},
         ),
-        (
+        pytest.param(
             ["-H", "hosts", "--placement", "pack", "-n", 3, "-s", 1],
             {"scheduler-0": "h1", "server-0": "h1", "worker-0": "h1", "worker-1": "h1", "worker-2": "h2"},
+            marks=pytest.mark.thorough,
         ),
         (
             ["-H", "hosts", "--placement", "dedicated", "-n", 3, "-s", 2],
@@ -333,7 +344,9 @@ def three_gpus(testbed: Testbed, folder: Path, *hosts: str) -> Iterator[None]:
             testbed.run(host, ["umount", "/usr/local/sbin"])
 
 
-@pytest.mark.parametrize("options", [["--interface", "eth0"], ["--subnet", "10.99.0.0/24"]])
+@pytest.mark.parametrize(
+    "options", [["--interface", "eth0"], pytest.param(["--subnet", "10.99.0.0/24"], marks=pytest.mark.thorough)]
+)
 def test_the_training_network_can_be_chosen(testbed: Testbed, front: Front, options: list):
     found = said(front.start("--hosts", "h2,h3", "-n", 2, "-s", 2, *options, *SAY))
     scheduler = testbed.address(found["scheduler-0"][0])
@@ -344,6 +357,7 @@ def test_the_training_network_can_be_chosen(testbed: Testbed, front: Front, opti
     assert refused.code == 2 and wrong[1] in refused.err and "h2" in refused.err, refused
 
 
+@pytest.mark.thorough
 def test_a_configuration_file_is_equivalent_to_the_command_line(testbed: Testbed, front: Front):
     script = front.script("import os, sys\nprint(sys.argv[1:], os.environ['NOTE'], os.uname().nodename)\n").name
     (front.folder / "job.yaml").write_text(
@@ -413,6 +427,7 @@ def test_a_host_that_has_nothing_installed_runs_a_plain_program(testbed: Testbed
     assert launched.log("worker-0") == f"{system} None None\n"
 
 
+@pytest.mark.thorough
 def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
     """`python program.py` means on hosts what it means here: sshd's PATH alone would find another one, or none."""
     folder = os.path.dirname(sys.executable)
@@ -427,6 +442,7 @@ def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
 # -- output that never ends --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi"))]
 )

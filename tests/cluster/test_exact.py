@@ -1,7 +1,7 @@
-"""The same job gives the same weights, bit for bit, whatever carries it: one machine, five hosts by SSH, or by mpirun.
+"""The same job gives the same weights, bit for bit, whatever carries it: one machine, three hosts by SSH, or by mpirun.
 
 resnet-8 on real CIFAR-10 images: the lightest network that has all that could differ (batch normalisation with its
-merged statistics, residual sums, momentum, weight decay, random crops). `make test` has 2,000 images, CI also 10,000.
+merged statistics, residual sums, momentum, weight decay, random crops), in three steps.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 from tests.cluster.launching import ROOT, Front, way
 from tests.cluster.testbed import Testbed
 
-HOSTS = "h[1-5]"
-WORKERS = 5
+HOSTS = "h[1-3]"
+WORKERS = 3
 TRAINING = [
     "--network",
     "resnet",
@@ -24,14 +24,14 @@ TRAINING = [
     1,
     "--batch-size",
     100,
+    "--num-val-examples",
+    100,
     "--seed",
     7,
     "--kv-store",
     "dist_sync",
 ]
-
-
-SAMPLES = 10_000
+SAMPLES = 300
 
 
 def train(testbed: Testbed, folder: Path, name: str, data: Path) -> dict:
@@ -39,7 +39,7 @@ def train(testbed: Testbed, folder: Path, name: str, data: Path) -> dict:
     torch = pytest.importorskip("torch")
     folder.mkdir()
     front = Front(testbed, folder)
-    options = [*way(name, HOSTS), "-n", WORKERS, "-s", 5, "--quiet", "--env", "OMP_NUM_THREADS=1"]
+    options = [*way(name, HOSTS), "-n", WORKERS, "-s", WORKERS, "--quiet", "--env", "OMP_NUM_THREADS=1"]
     program = [
         ROOT / "examples" / "train_cifar10.py",
         "--data-dir",
@@ -54,7 +54,7 @@ def train(testbed: Testbed, folder: Path, name: str, data: Path) -> dict:
     done = launched.wait(250)
     assert done.code == 0, done
     hosts = {row["host"] for row in launched.record["processes"]}
-    assert hosts == ({"localhost"} if name == "local" else {"h1", "h2", "h3", "h4", "h5"})
+    assert hosts == ({"localhost"} if name == "local" else {"h1", "h2", "h3"})
     log = launched.log("worker-0")
     assert f"{SAMPLES} training" in log and f"{WORKERS} workers, dist_sync" in log
     return torch.load(folder / "model-0001.pt", weights_only=True)

@@ -65,7 +65,9 @@ with open(place + ".json", "w") as file:
 """
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ("ssh-system", "mpich") else ()) for name in WAYS]
+)
 def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: Path, name: str):
     folder = tmp_path / 'it\'s $HOME; a "folder" ñ'
     folder.mkdir()
@@ -86,7 +88,7 @@ def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: 
     front.wait_idle()
 
 
-@pytest.mark.parametrize("name", ["ssh", "open-mpi"])
+@pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
 def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(testbed: Testbed, tmp_path: Path, name: str):
     front = Front(testbed, tmp_path)
     front.environment.pop("OMP_NUM_THREADS", None)  # it would be passed on
@@ -96,7 +98,9 @@ def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(testbed: Testb
     assert said == [f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 5)}"] * 5
 
 
-@pytest.mark.parametrize("name", ["ssh", pytest.param("ssh-system", marks=pytest.mark.thorough), "open-mpi"])
+@pytest.mark.parametrize(
+    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi"))]
+)
 def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: Path, name: str):
     front = Front(testbed, tmp_path)
     before = testbed.logins("h1")

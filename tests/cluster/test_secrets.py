@@ -38,7 +38,7 @@ raise SystemExit(7 if place == "worker-1" else 0)
 """
 
 
-OTHER_PROGRAMS = {"ssh-system", "mpich"}  # do what paramiko and Open MPI do here
+OTHER_PROGRAMS = {"ssh-system", "open-mpi", "mpich"}  # that carry a job; CI tries them
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -25,6 +26,11 @@ server = socket.create_server(("", 7000)); print("ready", flush=True)
 connection, _ = server.accept(); print("connected", flush=True); connection.settimeout(float(sys.argv[1]))
 try: print("heard", connection.recv(100), flush=True)
 except OSError as error: print("heard", type(error).__name__, flush=True)
+"""
+# Its child waits for a reader of the named pipe argv[1] before it becomes `true`; until then vfork does not return.
+VFORK = """
+import os, sys
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 1, sys.argv[1], os.O_WRONLY, 0)])
 """
 CONNECT = "import socket, sys, time; c = socket.create_connection((sys.argv[1], 7000), 20); time.sleep(600)"
 
@@ -108,12 +114,24 @@ def test_a_frozen_host_accepts_connections_and_sends_nothing(testbed: Testbed):
     testbed.start("h1", ["sh", "-c", "while :; do /bin/true; done"])  # has a new child at every moment
     wait_for(lambda: testbed.processes("h1"), "the loop runs")
     testbed.freeze("h1")
-    assert {process.state for process in testbed.processes("h1")} == {"T"}
+    assert all(process.still for process in testbed.processes("h1"))
     greet = 'exec 3<>"/dev/tcp/$0/22"; echo connected; head -c 4 <&3'
     argv = ["timeout", "2", "bash", "-c", greet, testbed.address("h1")]
     assert testbed.run("h2", argv).stdout == "connected\n"
     testbed.thaw("h1")
     assert testbed.run("h2", ["timeout", "20", *argv[2:]]).stdout == "connected\nSSH-"
+
+
+def test_who_starts_a_program_at_the_moment_is_frozen(testbed: Testbed, tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    starting = testbed.start("h1", python(VFORK, pipe))
+    wait_for(lambda: [each.state for each in testbed.processes("h1") if str(pipe) in each.argv] == ["D", "S"], "vfork")
+    testbed.freeze("h1")
+    assert [each.state for each in testbed.processes("h1") if str(pipe) in each.argv] == ["D", "T"]
+    testbed.thaw("h1")
+    with pipe.open():
+        assert starting.wait(20) == 0
 
 
 def test_without_sshd_its_programs_live_on_and_clients_end(testbed: Testbed, login: OnHost):

@@ -74,8 +74,8 @@ class Testbed:
         cuts.heal(self.layout, living)
         for name in living:
             hosts.thaw(self.layout, name)
-            network.shape(self.layout, name, settings.rate)
             sshd.start(self.layout, name)
+        network.shape(self.layout, living, settings.rate)
 
     def down(self) -> None:
         """Nothing of it is left, whatever state it was in."""
@@ -208,7 +208,7 @@ class Testbed:
     def rate(self, name: str, rate: str) -> None:
         """Another rate for one host, each way, until `up`: 100mbit, or 0 for no limit."""
         with self._change([name]):
-            network.shape(self.layout, name, rate)
+            network.shape(self.layout, [name], rate)
 
     # --- commands and processes ---
 

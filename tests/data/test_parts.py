@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dmltrain import random_bits
 from dmltrain.data import partition
-from dmltrain.data.parts import Local, Shared
+from dmltrain.data.parts import NEAR, Epoch, Local, Shared
 from dmltrain.errors import UserError
 
 numbers = st.integers(1, 300)
@@ -45,7 +45,7 @@ def test_an_epoch_of_the_whole_data_set_is_a_permutation_with_its_words(count, n
     assert sorted(order) == list(range(count))
 
 
-@given(numbers, st.integers(1, 900), workers, batches, shuffles)
+@given(st.integers(1, 150), st.integers(1, 450), workers, batches, shuffles)
 def test_any_number_of_workers_makes_the_steps_of_one_process(count, samples, num_workers, batch, shuffle):
     """Also for epochs that are longer than the data."""
     samples = max(samples, count)
@@ -56,7 +56,7 @@ def test_any_number_of_workers_makes_the_steps_of_one_process(count, samples, nu
         assert sorted(union) == sorted(alone[step, 0])
 
 
-@given(st.integers(1, 50), st.integers(1, 300))
+@given(st.integers(1, 50), st.integers(1, 120))
 def test_long_epochs_are_cut_out_of_passes_that_are_epochs_themselves(count, samples):
     parts = Shared(count, 1, 7, samples) if samples >= count else Shared(count, 1, 7, count)
     row = [pair for epoch in range(3) for step in seen(parts, 1, epoch=epoch).values() for pair in step]
@@ -65,6 +65,25 @@ def test_long_epochs_are_cut_out_of_passes_that_are_epochs_themselves(count, sam
         pair for epoch in range(-(-len(row) // count)) for step in seen(plain, 1, epoch=epoch).values() for pair in step
     ]
     assert row == passes[: len(row)]
+
+
+@given(st.integers(1, 50), st.integers(1, 120), shuffles, st.data())
+def test_any_positions_of_an_epoch_have_the_samples_and_words_of_the_whole(count, samples, shuffle, data):
+    """Also of epochs that are longer than the data, in any order, and repeated."""
+    shared = Shared(count, 1, 7, max(count, samples), shuffle)
+    whole, epoch = shared.part(0, 5, 2), Epoch(shared, 5, 2)
+    positions = np.array(data.draw(st.lists(st.integers(0, shared.samples - 1), max_size=30)), np.int64)
+    assert np.array_equal(epoch.samples_at(positions), whole.order[positions])
+    assert np.array_equal(epoch.words_at(positions), whole.words(0, shared.samples)[positions])
+    first, step = data.draw(st.integers(0, shared.samples)), data.draw(st.integers(1, 9))
+    assert np.array_equal(epoch.every(first, step), whole.order[first::step])
+
+
+def test_words_of_positions_far_apart():
+    shared = Shared(5 * NEAR, 1, 7, 5 * NEAR)
+    words = random_bits.words(shared.samples, 5, 2, random_bits.AUGMENTATION)
+    positions = np.array([3, 3 + NEAR, 4 + 2 * NEAR, 5 * NEAR - 1, 0])
+    assert np.array_equal(Epoch(shared, 5, 2).words_at(positions), words[positions])
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=5), batches, shuffles)

@@ -76,7 +76,7 @@ def test_memory_of_an_index_is_less_than_30_bytes_a_record(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.alone
-@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("shuffled", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_14_million_records_open_in_20_seconds_and_400_megabytes(tmp_path, shuffled):
     count, size = 14_000_000, 1_600_000_000_000
     keys = np.random.default_rng(1).permutation(count) if shuffled else None

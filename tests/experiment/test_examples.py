@@ -49,7 +49,14 @@ def test_all_trials_together_have_few_cells():
     assert sum(len(made(path, small=True)[1]) for path in FILES) <= MOST_SMALL
 
 
-@pytest.mark.parametrize("program", ["train_cifar10.py", "train_imagenet.py", "train_mnist.py"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("train_cifar10.py", marks=pytest.mark.thorough),
+        pytest.param("train_imagenet.py", marks=pytest.mark.thorough),
+        "train_mnist.py",
+    ],
+)
 def test_the_program_takes_the_options_of_every_cell(program, tmp_path):
     of = [(path, small) for path in FILES for small in (False, True) if load(path).program == f"../{program}"]
     lists = [list(cell.words) for path, small in of for cell in made(path, small)[1]]
@@ -135,7 +142,7 @@ def test_a_trial_learns(tmp_path):
     assert "num-epochs 3 (whole: " in table and "22783.1" in table  # what is small, and a published time
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_trial_of_scaling_has_speed_ups(tmp_path):
     table = run(tmp_path, "mxnet-scaling.yaml", "--only", "network == 'alexnet' and workers < 3")
     rows = results(tmp_path, "mxnet-scaling.yaml")

@@ -16,6 +16,8 @@ CELLS = {
     "ssp-convergence-8-hosts.yaml": 9,
     "stragglers.yaml": 4,
     "cifar10-inception-5-hosts.yaml": 7,
+    "local-steps.yaml": 8,
+    "ssp-accuracy.yaml": 4,
     "mnist-lenet-on-cpu.yaml": 5,
     "multi-gpu-on-cpu.yaml": 9,
     "resnet50-profile-on-cpu.yaml": 4,

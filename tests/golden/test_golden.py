@@ -8,15 +8,14 @@ import functools
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dmltrain.report.reading import read
-from tests.running_job import ROOT, need_mxnet
+from tests.forked_job import run_forked
+from tests.running_job import need_mxnet
 
 HERE = Path(__file__).parent
 COMMON = (
@@ -46,7 +45,7 @@ CASES = {
     "mxnet-servers": Case("--kv-store dist_sync --backend mxnet", workers=1, backend="mxnet"),
 }
 
-LONGER = ("torch-residuals", "torch-float16", "torch-servers", "mxnet-servers")
+LONGER = ("torch-residuals", "torch-float16", "torch-servers", "mxnet-servers", "mxnet")
 
 
 def digest(log: str) -> str:
@@ -58,32 +57,33 @@ def metrics(log: str) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def alone(program: str, *words: str) -> str:
+def alone(folder: Path, program: str, *words: str, backend: str) -> str:
     """The log of a program in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, HERE / "programs" / program, *words],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code, log = run_forked(folder, HERE / "programs" / program, *words, environment=environment, backend=backend)
+    assert code == 0, log
+    return log
 
 
-@functools.cache
-def as_there(backend: str) -> bool:
-    """Whether this machine computes with the same last bits as the machine that made the files."""
-    return alone("arithmetic.py", backend).split()[-1] == ARITHMETIC[backend]
+@pytest.fixture(scope="module")
+def as_there(tmp_path_factory):
+    """as_there(backend): whether this machine computes with the same last bits as the machine that made the files."""
+
+    @functools.cache
+    def found(backend: str) -> bool:
+        log = alone(tmp_path_factory.mktemp(backend), "arithmetic.py", backend, backend=backend)
+        return log.split()[-1] == ARITHMETIC[backend]
+
+    return found
 
 
 @pytest.fixture
-def train(start_job):
+def train(start_forked, tmp_path):
     def run(case: Case, *more: object) -> str:
         words = [*COMMON.split(), *case.words.split(), *map(str, more)]
         if not case.workers:
-            return alone("train.py", *words)
-        job = start_job("train.py", *words, workers=case.workers, servers=1)
+            return alone(tmp_path, "train.py", *words, backend=case.backend)
+        job = start_forked("train.py", *words, workers=case.workers, servers=1, backend=case.backend)
         job.succeed(250)
         return job.output("worker-0")
 
@@ -105,7 +105,7 @@ def golden(tmp_path):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough) if name in LONGER else name for name in CASES]
 )
-def test_a_checkpoint_of_04_is_continued_as_04_did(train, golden, name):
+def test_a_checkpoint_of_04_is_continued_as_04_did(train, golden, as_there, name):
     case, folder = CASES[name], golden(name)
     log = train(case, "--num-epochs", 2, "--model-prefix", folder / "m", "--load-epoch", 1)
     before = (folder / "continued.log").read_text()

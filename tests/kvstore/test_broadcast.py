@@ -1,4 +1,4 @@
-"""Worker 0's bytes on all workers, through real servers."""
+"""One worker's bytes on the others, through real servers."""
 
 import numpy as np
 import pytest
@@ -38,6 +38,21 @@ def test_all_workers_that_need_them_get_worker_0s_bytes(job):
         for rank in range(3):
             taken = rank != 1 or turn % 2 == 0
             assert found[rank][turn] == values(1000 * turn + (0 if taken else rank), size).tobytes(), (turn, rank)
+
+
+def test_any_worker_can_be_the_source(job):
+    def share(store):
+        found = []
+        for source in (2, 1, 0, 2):
+            mine = values(store.rank, 5000 + source)
+            store.broadcast(mine, needed=store.rank == 0, source=source)
+            found.append(mine.tobytes())
+        return found
+
+    found = job.all(share)
+    for rank in range(3):
+        taken = [values(source if rank == 0 else rank, 5000 + source).tobytes() for source in (2, 1, 0, 2)]
+        assert found[rank] == taken, rank
 
 
 def test_weights_and_sums_are_as_without_broadcasts(job):

@@ -13,7 +13,23 @@ from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.transport import cut
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Abort, Heartbeat, LinkEnd, LinkLost, encode
+from dmltrain.kvstore.transport.message import (
+    Abort,
+    Admit,
+    Barrier,
+    Bye,
+    Enter,
+    Flushed,
+    Heartbeat,
+    LinkEnd,
+    LinkLost,
+    Ready,
+    Register,
+    Release,
+    Shutdown,
+    encode,
+)
+from dmltrain.kvstore.view import View
 from tests.kvstore.whole_job import NEVER, begun
 
 SECONDS = 30.0
@@ -48,16 +64,17 @@ def test_the_time_until_the_scheduler_starts_is_no_silence():
 
 
 class Scheduler:
-    """Accepts one process, answers its heartbeats, and `answers` a lost link if it has something to say."""
+    """Accepts one process, answers its heartbeats, and other messages with those that `answers` has for their class."""
 
-    def __init__(self, answer=None):
-        self._listening, self._answer, self.heard = socket.create_server(("127.0.0.1", 0)), answer, []
+    def __init__(self, answers, on_message):
+        self._listening, self._answers, self.heard = socket.create_server(("127.0.0.1", 0)), answers, []
         self.environment = Environment(
             job="job", key=b"key", num_workers=1, root_port=self._listening.getsockname()[1], lost_seconds=LOST_SECONDS
         )
         own = replace(self.environment, role="scheduler", heartbeat_seconds=0.1)
         threading.Thread(target=accept_loop, args=(self._listening, own, "scheduler", self._serve), daemon=True).start()
-        self.control = Control(replace(self.environment, heartbeat_seconds=0.1), 0, None, NEVER)
+        own = replace(self.environment, heartbeat_seconds=0.1)
+        self.control = Control(own, 0, None, NEVER, on_message=on_message)
 
     def _serve(self, connection, role, index):
         try:
@@ -66,8 +83,8 @@ class Scheduler:
                 self.heard.append(message)
                 if isinstance(message, Heartbeat):
                     connection.send(encode(message))
-                elif isinstance(message, LinkLost) and self._answer:
-                    connection.send(encode(self._answer))
+                for answer in self._answers.get(type(message), ()):
+                    connection.send(encode(answer))
         except Closed:
             pass
 
@@ -80,8 +97,8 @@ class Scheduler:
 def scheduler():
     made = []
 
-    def begin(answer=None):
-        made.append(Scheduler(answer))
+    def begin(answers=None, on_message=None):
+        made.append(Scheduler(answers or {}, on_message))
         return made[-1]
 
     yield begin
@@ -90,6 +107,7 @@ def scheduler():
 
 
 LOST = LinkLost(LinkEnd("worker", 0, "h1", "10.0.0.1:1"), LinkEnd("server", 0, "h2", "10.0.0.2:2"), "timed out", True)
+ENTER = Enter(View(4, 12, ((0,), (2,)), (0,)))
 
 
 def test_a_lost_link_fails_by_its_own_name_if_the_scheduler_says_nothing(scheduler):
@@ -100,9 +118,47 @@ def test_a_lost_link_fails_by_its_own_name_if_the_scheduler_says_nothing(schedul
 
 
 def test_a_lost_link_fails_by_the_cause_that_the_scheduler_names(scheduler):
-    control = scheduler(Abort("server 0 on h2 was lost")).control
+    control = scheduler({LinkLost: [Abort("server 0 on h2 was lost")]}).control
     control.link_lost(LOST, seconds=SECONDS)
     assert control.failure == "server 0 on h2 was lost"
+
+
+def test_a_reported_link_is_no_failure(scheduler):
+    """The process goes on without it; what the scheduler says later counts."""
+    served = scheduler({LinkLost: [Heartbeat()], Barrier: [Release("1")]})
+    served.control.report(LOST)
+    served.control.barrier("1")
+    assert LOST in served.heard and served.control.failure == ""
+
+
+def test_a_barrier_is_released_in_its_own_view(scheduler):
+    """The last message interrupts it, if none of those before has released it."""
+    others, found = [Release("7", 2), Release("7", 0), Release("8", 3)], []
+    served = scheduler({Barrier: [*others, ENTER], Flushed: [Release("7", 3)]}, {Enter: found.append})
+    assert served.control.barrier("7", 3, interrupted=lambda: bool(found)) is False
+    served.control.flushed(Flushed(3, 1, 12))
+    assert served.control.barrier("7", 3) is True
+    assert Barrier("7", 3) in served.heard and Flushed(3, 1, 12) in served.heard
+
+
+def test_a_message_for_the_owner_reaches_it_and_interrupts_its_barrier(scheduler):
+    found = []
+    served = scheduler({Barrier: [ENTER]}, {Enter: found.append})
+    assert served.control.barrier("13", 3, interrupted=lambda: bool(found)) is False
+    assert found == [ENTER]
+
+
+def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
+    served = scheduler({Bye: [Shutdown()]})
+    served.control.ready({"data": "9c1f"}, (ENTER.view,))
+    served.control.admit(3)
+    served.control.bye(done=12)
+    assert served.control.shutdown.wait(SECONDS)
+    assert [each for each in served.heard if not isinstance(each, (Register, Heartbeat))] == [
+        Ready({"data": "9c1f"}, (ENTER.view,)),
+        Admit(3),
+        Bye(done=12),
+    ]
 
 
 def test_a_lost_link_is_no_failure_of_a_process_that_has_finished(scheduler):

@@ -17,7 +17,18 @@ LAUNCHED = Environment(launched=True, num_workers=2)
         ("dist", {}, ALONE, "choose one of local, device, dist_sync"),
         ("dist_sync", {}, ALONE, "dmltrain-launch -n WORKERS"),
         ("dist_sync", {}, LAUNCHED, "needs at least one server, this job has none (-s 0)"),
-        ("dist_sync", {"staleness": 3}, LAUNCHED, "--staleness is an option of kvstore dist_ssp"),
+        ("dist_sync", {"transport": "udp"}, LAUNCHED, "transport='udp': expected one of auto, tcp, shm"),
+        ("dist_sync", {"host_sum": "on"}, LAUNCHED, "host_sum='on': expected one of auto, off"),
+        ("dist_sync", {"server_shares": "link"}, LAUNCHED, "server_shares='link': expected one of equal, links"),
+        ("dist_sync", {"staleness": 3}, LAUNCHED, "staleness is an option of kvstore dist_ssp"),
+        ("dist_local", {"staleness": 3}, LAUNCHED, "staleness is an option of kvstore dist_ssp; this is dist_local"),
+        (
+            "dist_local",
+            {"backend": "mxnet"},
+            LAUNCHED,
+            "kvstore dist_local: MXNet does not have it; use one of local, ",
+        ),
+        ("dist_ssp", {"backend": "mxnet"}, LAUNCHED, "MXNet does not have it; use one of local, dist_sync, dist_async"),
     ],
 )
 def test_mistakes_are_explained(kind, options, environment, message):

@@ -16,6 +16,8 @@ from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 
 class Server:
+    view = 0
+
     def __init__(self):
         self.declared = []
 
@@ -23,12 +25,14 @@ class Server:
         self.declared.append(json.loads(bytes(frame[wire.HEADER_SIZE :])))
 
 
-def entries_on(servers):
+def entries_on(servers, apart=False):
     def direct(slices):
         return [Way(servers[slice_.range.server], slice_) for slice_ in slices]
 
-    routes = SimpleNamespace(servers=servers, host=None, direct=direct, of_weight=direct, summed=lambda server: 1)
-    return Entries(routes, 2, "dist_sync", 0.0, 1.0)
+    routes = SimpleNamespace(
+        servers=servers, num_servers=len(servers), host=None, direct=direct, of_weight=direct, summed=lambda server: 1
+    )
+    return Entries(routes, 2, "dist_sync", 0.0, 1.0, apart)
 
 
 def test_each_server_is_told_about_its_own_slices_once():
@@ -43,11 +47,36 @@ def test_each_server_is_told_about_its_own_slices_once():
     assert [server.declared[1:] for server in servers] == [[{"type": "dist_sync", "staleness": 0.0, "keys": []}]] * 2
 
 
+@pytest.mark.parametrize("apart, kibibytes", [(False, 1024), (True, 512)])
+def test_slices_are_smaller_where_no_server_is_on_a_host_with_workers(apart, kibibytes):
+    entries = entries_on([Server() for _ in range(5)], apart)
+    entries.declare(["a"], [np.zeros(6_250_000, np.float32)], is_weight=True)
+    assert entries.find("a").slices[0].range.length * 4 == kibibytes << 10
+
+
 def test_sums_have_separate_numbers():
     entries = entries_on([Server()])
     for name, is_weight in (("a", True), ("loss", False), ("b", True)):
         entries.declare([name], [np.zeros(3, np.float32)], is_weight)
     assert [entry.number for entry in entries] == [0, FIRST_SUM, 1]
+
+
+def test_weights_stay_declared_when_the_members_change_and_sums_are_declared_again():
+    servers = [Server()]
+    entries = entries_on(servers)
+    for name, is_weight in (("a", True), ("loss", False), ("b", True), ("rows", False)):
+        entries.declare([name], [np.zeros(3, np.float32)], is_weight)
+    weight = entries.find("a")
+    weight.clock, weight.unpushed, weight.buffer = 7, False, np.zeros(3, np.float32)
+    buffer, slices = weight.buffer, weight.slices
+    loss, rows = entries.find("loss"), entries.find("rows")
+    assert entries.restart() == [loss, rows]
+    assert [entry.number for entry in entries] == [0, 1] and "loss" not in entries
+    assert entries.find("a") is weight and (weight.buffer is buffer, weight.slices is slices) == (True, True)
+    assert (weight.clock, weight.unpushed) == (0, True)
+    servers[0].declared.clear()
+    entries.declare(["rows", "a"], [np.zeros(2, np.float32), np.zeros(3, np.float32)], is_weight=False)
+    assert [(key["name"], key["key"]) for key in servers[0].declared[0]["keys"]] == [("rows", FIRST_SUM)]
 
 
 @pytest.mark.parametrize("compression, mean", [({"type": "none"}, True), ({"type": "int8"}, False)])

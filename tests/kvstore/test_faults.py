@@ -26,8 +26,8 @@ def others(job, victim):
 
 @pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
 @pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
-def test_a_killed_process_ends_the_job(start_job, victim, kind):
-    job = start_job("endless.py", kind)
+def test_a_killed_process_ends_the_job(start_forked, victim, kind):
+    job = start_forked("endless.py", kind)
     job.wait_for_line("worker-0", "ready")
     job.wait_for_line("worker-1", "ready")
     killed = time.monotonic()
@@ -40,8 +40,8 @@ def test_a_killed_process_ends_the_job(start_job, victim, kind):
 
 
 @pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
-def test_a_frozen_process_ends_the_job(start_job, victim):
-    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "3"})
+def test_a_frozen_process_ends_the_job(start_forked, victim):
+    job = start_forked("endless.py", "dist_sync", env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "3"})
     job.wait_for_line("worker-0", "ready")
     job.wait_for_line("worker-1", "ready")
     frozen = time.monotonic()
@@ -54,8 +54,8 @@ def test_a_frozen_process_ends_the_job(start_job, victim):
     assert victim.replace("-0", "").replace("-", " ") in job.output("worker-0"), job.outputs()
 
 
-def test_a_frozen_process_is_named_within_ten_seconds_by_default(start_job):
-    job = start_job("endless.py", "dist_sync")
+def test_a_frozen_process_is_named_within_ten_seconds_by_default(start_forked):
+    job = start_forked("endless.py", "dist_sync")
     job.wait_for_line("worker-0", "ready")
     frozen = time.monotonic()
     job.processes["worker-1"].send_signal(signal.SIGSTOP)
@@ -71,8 +71,8 @@ def test_a_worker_that_dies_before_it_registers_is_named(start_job):
     assert "worker 1" in job.output("worker-0"), job.outputs()
 
 
-def test_a_worker_that_others_wait_for_too_long_is_named(start_job):
-    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_WAIT_TIMEOUT": "2"}, workers=2)
+def test_a_worker_that_others_wait_for_too_long_is_named(start_forked):
+    job = start_forked("endless.py", "dist_sync", env={"DMLTRAIN_WAIT_TIMEOUT": "2"}, workers=2)
     job.wait_for_line("worker-0", "ready")
     started = time.monotonic()
     job.processes["worker-1"].send_signal(signal.SIGSTOP)  # its heartbeats are not overdue yet
@@ -81,8 +81,8 @@ def test_a_worker_that_others_wait_for_too_long_is_named(start_job):
     assert "worker 1" in job.output("worker-0"), job.outputs()
 
 
-def test_a_wrong_key_is_refused(start_job):
-    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "3"}, workers=1)
+def test_a_wrong_key_is_refused(start_forked):
+    job = start_forked("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "3"}, workers=1)
     job.wait_for_line("worker-0", "ready")
     peer = Caller.new("test", b"wrong", "worker", 0, "scheduler 0", CONTROL)
     with pytest.raises(FrameError, match="does not know this job's key"):
@@ -107,9 +107,9 @@ def noise(port: int, data: bytes) -> bytes:
 
 
 @pytest.fixture
-def training(start_job):
+def training(start_forked):
     """A job that trains. Its scheduler listens; its server does not any more."""
-    job = start_job("endless.py", "dist_sync", workers=1)
+    job = start_forked("endless.py", "dist_sync", workers=1)
     job.wait_for_line("worker-0", "ready")
     return job
 
@@ -131,7 +131,7 @@ def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(train
     wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])
     wrong_version[4] = 77
     answer = noise(training.port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
-    assert b"protocol version 77, expected 7" in answer
+    assert b"protocol version 77, expected 8" in answer
     assert training.output("scheduler-0").count("cut off an unauthenticated peer") == LINES, "the others are counted"
     server = psutil.Process(training.processes["server-0"].pid)
     assert not [each for each in server.net_connections("tcp") if each.status == psutil.CONN_LISTEN]

@@ -9,9 +9,9 @@ STATES = Path(__file__).parents[1] / "golden" / "server-states"
 
 
 @pytest.mark.parametrize("name", ["sgd", pytest.param("adam", marks=pytest.mark.thorough)])
-def test_states_of_0_4_are_continued_bit_exactly(start_job, tmp_path, name):
+def test_states_of_0_4_are_continued_bit_exactly(start_forked, tmp_path, name):
     result = tmp_path / "after.npz"
-    start_job("golden_states.py", STATES, name, result, workers=1, servers=2).succeed()
+    start_forked("golden_states.py", STATES, name, result, workers=1, servers=2).succeed()
     with np.load(STATES / f"{name}-after.npz") as expected, np.load(result) as found:
         assert set(found) == set(expected) == {"w", "b"}
         for key in expected:

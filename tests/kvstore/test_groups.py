@@ -484,13 +484,13 @@ def test_a_group_is_that_of_the_present_clocks():
 def test_each_group_of_a_link_is_declared_once(monkeypatch):
     sent = []
     outbox = SimpleNamespace(put_all=lambda frames: sent.extend(frames))
-    link_groups = LinkGroups(3, None, outbox, Traffic(), None)
+    link_groups = LinkGroups(None, outbox, Traffic(), None)
     slices = [entry(number, None).slices[0] for number in range(3)]
     found = link_groups.find(slices, (0, 0, 1))
     assert link_groups.find(slices, (0, 0, 1)) is found
     assert link_groups.find(slices, (0, 0, 2)).number == 1
     header = wire.Header.unpack(sent[0].header[: wire.HEADER_SIZE])
-    assert (header.kind, header.worker, header.key, header.length) == (wire.Kind.GROUP, 3, 0, 48)
+    assert (header.kind, header.view, header.key, header.length) == (wire.Kind.GROUP, 0, 0, 48)
     assert wire.parse_group(sent[0].header[wire.HEADER_SIZE :]) == [(0, 0, 0), (1, 0, 0), (2, 0, 1)]
     assert sent[0].priority > 1 << 20 and len(sent) == 2
     monkeypatch.setattr("dmltrain.kvstore.worker.link_groups.MAX_IN_GROUPS", 8)
@@ -501,7 +501,7 @@ def test_each_group_of_a_link_is_declared_once(monkeypatch):
 
 def test_a_value_of_one_slice_ends_the_wait_for_its_group():
     """Of the first of two pulls at this clock; other values were not asked for."""
-    link_groups = LinkGroups(0, None, SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock())
+    link_groups = LinkGroups(None, SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock())
     slices = [entry(number, None).slices[0] for number in range(2)]
     group = link_groups.find(slices, (0, 2))
     landings = [
@@ -526,7 +526,7 @@ def test_groups_of_the_same_slices_are_pushed_from_the_same_memory():
     """Else it would grow whenever the differences of the keys' clocks change. It is not written while it is read."""
     arena = Arena(1 << 16)
     link_groups = LinkGroups(
-        0, SimpleNamespace(own_arena=arena), SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock()
+        SimpleNamespace(own_arena=arena), SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock()
     )
     slices = [entry(number, None).slices[0] for number in range(2)]
     pushes, places = [np.full(4, value, np.float32) for value in (1, 2)], []
@@ -561,7 +561,7 @@ def test_values_of_two_pulls_of_a_slice_may_overtake_each_other():
             target[:] = bytes([byte]) * len(target)
 
     link_groups = LinkGroups(
-        0, SimpleNamespace(read_parts=read_parts), SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock()
+        SimpleNamespace(read_parts=read_parts), SimpleNamespace(put_all=lambda frames: None), Traffic(), SimpleLock()
     )
     slices = [entry(number, None).slices[0] for number in range(3)]
     landings = []

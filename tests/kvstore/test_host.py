@@ -51,6 +51,21 @@ def test_a_host_sums_for_servers_of_other_hosts(workers, servers, expected):
     assert [host.relayed(start_message, rank) for rank in range(len(workers))] == expected
 
 
+@pytest.mark.parametrize(
+    "workers, servers, expected",
+    [
+        (["a", "b"], ["c", "d"], True),
+        (["a", "a"], ["c"], True),
+        (["a", "b"], ["c", "b"], False),  # some of the answers stay on their host
+        (["a", ""], ["c"], False),  # not known
+        (["a"], [""], False),
+    ],
+)
+def test_servers_are_apart_if_none_is_known_to_be_on_a_host_with_workers(workers, servers, expected):
+    message = start([[name, "x"] for name in workers], [("10.0.0.1", 9, "m", name) for name in servers])
+    assert host.apart(message) is expected
+
+
 @pytest.mark.parametrize("into", [None, 0, 1])
 @pytest.mark.parametrize("hosts", [HOSTS, ((0,), (1, 2), (3, 4, 5)), ((0, 1, 2), (3,)), ((0, 1),), ((0,), (1,))])
 def test_hosts_are_summed_in_order_for_any_destination_of_the_sum(hosts, into):

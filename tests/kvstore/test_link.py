@@ -15,6 +15,7 @@ import pytest
 from dmltrain.kvstore.transport import link, message, wire
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 from tests.kvstore.answering import answer, data_listener, memory_listener
 
@@ -128,6 +129,46 @@ def test_a_payload_longer_than_its_limit_is_not_read(ends):
     with pytest.raises(FrameError, match="control frame of 6 bytes, the limit is 5"):
         receiver.read_payload(Header(Kind.CONTROL, 6), 5)
     assert receiver.read_payload(Header(Kind.CONTROL, 5), 5) == b"12345"
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("header", [Header(Kind.PUSH, size) for size in (0, 5, 1 << 20, (2 << 20) + 3)])
+def test_a_payload_is_read_and_forgotten(header, sealed):
+    """In small pieces; the next frame, and the seals, are as if it had been used."""
+    sender, receiver = (Link(sock) for sock in WAYS["tcp"]())
+    if sealed:
+        keys = Keys(b"1" * 32, b"2" * 32, b"")
+        sender.protect(keys, "auth", listens=True, certificate="")
+        receiver.protect(keys, "auth", listens=False, certificate="")
+    sending = aside(lambda: sender.send_all([[header.pack(), bytes(header.length)], [Header(Kind.PULL).pack()]]))
+    assert receiver.read_header() == header
+    receiver.discard(header)
+    assert receiver.read_header() == Header(Kind.PULL)
+    receiver.discard(Header(Kind.PULL))
+    sending.join(DEADLINE)
+    assert receiver.bytes_received == sender.bytes_sent
+    for each in (sender, receiver):
+        each.close()
+
+
+def test_nothing_is_read_of_a_payload_in_shared_memory(ends):
+    sender, receiver = ends
+    sender.send(Header(Kind.PUSH, 1 << 40, flags=Flag.SHARED).pack(), Header(Kind.PULL).pack())
+    receiver.discard(receiver.read_header())
+    assert receiver.read_header() == Header(Kind.PULL)
+
+
+def test_a_forgotten_payload_must_be_the_peers():
+    sender, receiver = (Link(sock) for sock in WAYS["tcp"]())
+    sender.protect(Keys(b"1" * 32, b"2" * 32, b""), "auth", listens=True, certificate="")
+    receiver.protect(Keys(b"1" * 32, b"3" * 32, b""), "auth", listens=False, certificate="")
+    header = Header(Kind.PUSH, 5)
+    sender.send(header.pack(), b"12345")
+    receiver.read_header()
+    with pytest.raises(FrameError, match="its seal is wrong"):
+        receiver.discard(header)
+    for each in (sender, receiver):
+        each.close()
 
 
 def test_a_full_socket_leaves_the_unsent_rest():

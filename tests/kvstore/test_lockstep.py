@@ -296,8 +296,8 @@ class Arena:
 @pytest.mark.parametrize(
     "schedules",
     [
-        1000,
-        pytest.param(10_000, marks=pytest.mark.thorough),
+        300,
+        pytest.param(2_000, marks=pytest.mark.thorough),
         pytest.param(60_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3000)]),
     ],
 )

@@ -16,32 +16,52 @@ from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.transport.message import (
     Abort,
     Accept,
+    Admit,
     Barrier,
     Bye,
     Challenge,
+    Change,
+    Changed,
+    Consistency,
     Declare,
+    Enter,
     Error,
+    Failed,
+    Finished,
+    Flush,
+    Flushed,
     Heartbeat,
     Hello,
+    Hold,
+    Invite,
     Key,
     Leave,
+    Leaving,
     LinkEnd,
     LinkLost,
     Message,
+    NewServer,
     Optimizer,
     Overdue,
     Proof,
+    Ready,
     Refuse,
     Register,
+    Rejoin,
     Release,
     ServerAddress,
     Shutdown,
+    Speed,
     Start,
+    Stops,
+    Superseded,
+    Took,
     WorkerAddress,
     decode,
     encode,
 )
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, MAX_CONTROL, FrameError, Header, Kind
+from dmltrain.kvstore.view import Balancing, Lost, View
 
 EXAMPLES = [
     Hello("job", "relay", 3, "server 1", "data", "plain", "00ff"),
@@ -58,10 +78,51 @@ EXAMPLES = [
     Overdue("round 3 has waited 600 s"),
     LinkLost(LinkEnd("relay", 2, "h2", "10.0.0.2:40000"), LinkEnd("server", 1, "h3", "10.0.0.3:9"), "timed out", True),
     Shutdown(),
+    Ready(
+        {"network": "mlp"},
+        (View(1, 0, ((0, 2), (1,)), (0,), until=7), View(2, 7, ((0,),), (0,), lost=(Lost(2, "end"),))),
+        Balancing(64, 0, 1.5),
+    ),
+    Flush(1, 2, -1),
+    Flushed(1, 2, 7, met=True),
+    Enter(
+        View(
+            *(2, 7, ((0,), (3, 1)), (0, 1)),
+            joined=(3,),
+            left=(Lost(2, "SIGTERM"),),
+            joined_servers=(1,),
+            hands_over=(1,),
+        ),
+        returns=True,
+        holds=True,
+        ends="1 is left",
+        new_servers=(NewServer(1, ServerAddress("10.0.0.3", 9, "m", "c", "h3")),),
+    ),
+    Invite((1, 2)),
+    Admit(3),
+    Leaving("SIGTERM", residuals=True),
+    Speed(3, 812.5),
+    Rejoin(
+        Register("10.0.0.1", 9, "node7", "dmltrain-1", "boot 1"),
+        Start((ServerAddress("10.0.0.1", 9, "", "a"),), (WorkerAddress("", "a"),)),
+        (Enter(View(2, 7, ((0, 2),), (0,)), holds=True),),
+        (Ready({"network": "mlp"}),),
+        (Finished(2, 24),),
+    ),
+    Superseded(2),
+    Failed("RuntimeError: out of memory", 6),
+    Change(2, "dist_ssp", 4.0, "dmltrain job set", 121),
+    Stops(2, 121, "no"),
+    Changed(2, "kv_store=dist_ssp staleness=4"),
+    Took(0.25),
+    Consistency("dist_async", math.inf),
+    Hold(7),
     Start(
         (ServerAddress("10.0.0.1", 9, "", "a"), ServerAddress("10.0.0.2", 9, "m", "b")),
         (WorkerAddress("", "a"),),
         {"ps-lite": 9100},
+        (0,),
+        (NewServer(1, ServerAddress("10.0.0.3", 9, "m", "c", "h3")),),
     ),
     Declare(
         "dist_async",
@@ -69,7 +130,7 @@ EXAMPLES = [
         (Key(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1}, ((0, 65536), (1, 7))),),
     ),
     Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}),
-    Leave(),
+    Leave(24),
     Error("why"),
 ]
 KINDS = sorted({int(each.kind) for each in EXAMPLES})
@@ -89,9 +150,10 @@ HELLO = vars(Hello("job", "worker", 0, "server 0", "data", "plain", "00"))
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: type(value).__name__)
 def test_messages_survive_encoding_and_decoding(value):
-    frame = message.encode(value)
+    frame = message.encode(value, view=3)
     header = Header.unpack(frame[:HEADER_SIZE])
-    assert (header.kind, header.length) == (value.kind, len(frame) - HEADER_SIZE)
+    assert (header.kind, header.length, header.view) == (value.kind, len(frame) - HEADER_SIZE, 3)
+    assert Header.unpack(message.encode(value)[:HEADER_SIZE]).view == 0
     assert message.decode(header.kind, frame[HEADER_SIZE:]) == value
 
 
@@ -112,8 +174,8 @@ def test_a_field_too_many_or_too_few_is_named(value):
         (Kind.CONTROL, {"op": "sing"}, "unknown operation 'sing', expected one of register, heartbeat"),
         (Kind.CONTROL, {}, "unknown operation None"),
         (Kind.CONTROL, {"op": ["barrier"]}, "unknown operation ['barrier']"),
-        (Kind.CONTROL, {"op": "barrier", "id": 7}, "barrier: id is 7, expected a text"),
-        (Kind.CONTROL, {"op": "barrier", "id": None}, "barrier: id is None, expected a text"),
+        (Kind.CONTROL, {"op": "barrier", "id": 7, "view": 0}, "barrier: id is 7, expected a text"),
+        (Kind.CONTROL, {"op": "barrier", "id": None, "view": 0}, "barrier: id is None, expected a text"),
         (
             Kind.CONTROL,
             {"op": "register", "host": "", "port": 70000, "host_name": "", "socket_name": "", "host_id": ""},
@@ -126,15 +188,25 @@ def test_a_field_too_many_or_too_few_is_named(value):
         ),
         (
             Kind.CONTROL,
-            {"op": "start", "servers": {}, "workers": [], "facts": {}},
+            {"op": "start", "servers": {}, "workers": [], "facts": {}, "lost": [], "new_servers": []},
             "start: servers is {}, expected a list",
         ),
         (
             Kind.CONTROL,
-            {"op": "start", "servers": [7], "workers": [], "facts": {}},
+            {"op": "start", "servers": [7], "workers": [], "facts": {}, "lost": [], "new_servers": []},
             "start: servers is 7, expected an object",
         ),
-        (Kind.CONTROL, {"op": "start", "servers": [], "workers": [], "facts": []}, "facts is [], expected an object"),
+        (
+            Kind.CONTROL,
+            {"op": "start", "servers": [], "workers": [], "facts": [], "lost": [], "new_servers": []},
+            "facts is [], expected an object",
+        ),
+        (
+            Kind.CONTROL,
+            {"op": "speed", "view": 1, "samples": 0},
+            "speed of 0.0 samples per second",
+        ),
+        (Kind.CONTROL, {"op": "speed", "view": 1, "samples": math.nan}, "speed of nan samples per second"),
         (Kind.HELLO, {**HELLO, "role": "king", "index": 0}, "HELLO: role 'king' with index 0"),
         (Kind.HELLO, {**HELLO, "role": "worker", "index": -1}, "HELLO: role 'worker' with index -1"),
         (Kind.PROOF, {"proof": "x" * 513}, "PROOF: proof of 513 characters, expected 512 at most"),
@@ -269,6 +341,21 @@ def test_operations_keep_their_names():
         "link lost": "LinkLost",
         "start": "Start",
         "shutdown": "Shutdown",
+        "ready": "Ready",
+        "flush": "Flush",
+        "flushed": "Flushed",
+        "enter": "Enter",
+        "invite": "Invite",
+        "admit": "Admit",
+        "leaving": "Leaving",
+        "speed": "Speed",
+        "rejoin": "Rejoin",
+        "superseded": "Superseded",
+        "failed": "Failed",
+        "change": "Change",
+        "stops": "Stops",
+        "changed": "Changed",
+        "took": "Took",
     }
 
 

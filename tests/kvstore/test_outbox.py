@@ -159,6 +159,8 @@ def test_memory_is_released_after_sending_also_on_a_cut_link(ends):
     outbox.put(b"header", memoryview(b"payload"), sent=lambda: sent.put("third"))
     assert sent.get(timeout=DEADLINE) == "third"
     assert outbox.finish(DEADLINE)
+    outbox.put(b"header", memoryview(b"payload"), sent=lambda: sent.put("too late"))
+    assert sent.get(timeout=DEADLINE) == "too late"
 
 
 def test_closing_reports_whether_all_was_sent_in_time(ends):
@@ -227,6 +229,54 @@ def test_frames_without_a_priority_are_in_order_with_those_of_none(ends):
     gate.may_go_on.set()
     assert read(other, 4) == b"abcd"
     assert outbox.finish(DEADLINE)
+
+
+def test_droppable_frames_are_dropped_and_their_memory_is_free(ends):
+    """But not those of which a part may have been sent, nor frames that have to arrive."""
+    link, other = ends
+    outbox, sent = Outbox(link, "to the other end"), queue.Queue()
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def made():
+        begun.set()
+        may_go_on.wait(DEADLINE)
+        return b"begun", None
+
+    outbox.put_all([Frame(b"", prepare=made, droppable=True)])
+    assert begun.wait(DEADLINE)
+    frames = [
+        Frame(b"b", memoryview(b"payload"), 3, lambda: sent.put("b"), droppable=True),
+        Frame(b"c", priority=-5),
+        Frame(b"", priority=7, prepare=lambda: pytest.fail("it is dropped"), droppable=True),
+        Frame(b"d", memoryview(b"payload"), 5, lambda: sent.put("d")),
+        Frame(b"e", priority=-1),
+    ]
+    outbox.put_all(frames)
+    outbox.drop()
+    assert sent.get_nowait() == "b" and sent.empty()
+    outbox.put_all([Frame(b"f", priority=1, droppable=True)])
+    may_go_on.set()
+    assert read(other, 16) == b"begundpayloadfec"
+    assert sent.get(timeout=DEADLINE) == "d"
+    assert outbox.finish(DEADLINE)
+
+
+def test_dropped_frames_take_no_room():
+    link = Recorder()
+    outbox = Outbox(link, "to the other end")
+    outbox.put(b"first")
+    link.given.get(timeout=DEADLINE)
+    outbox.put_all([Frame(b"", memoryview(bytes(1 << 26)), droppable=True)])
+    waiting = threading.Thread(target=outbox.wait_for_room)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    outbox.drop()
+    waiting.join(DEADLINE)
+    assert not waiting.is_alive()
+    link.taken.release()
+    assert outbox.finish(DEADLINE)
+    assert link.given.empty()
 
 
 def test_an_outbox_can_be_finished_on_its_own_thread(ends):

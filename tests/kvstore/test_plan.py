@@ -40,6 +40,13 @@ def test_slices_are_small_enough_to_be_spread_evenly(megabytes, servers, kibibyt
     assert max(loads) - min(loads) <= kibibytes << 10
 
 
+@pytest.mark.parametrize("megabytes, kibibytes", [(5, 256), (25, 512), (102, 1024), (1000, 4096)])
+def test_slices_are_smaller_for_servers_on_hosts_without_workers(megabytes, kibibytes):
+    """The answers of the last slices end a step there; a large model has many slices in any case."""
+    (plan,) = sharding.cut([megabytes * 250_000], [4], [0] * 5, apart=True)
+    assert {each.length * 4 for each in plan[:-1]} == {kibibytes << 10}
+
+
 def test_an_empty_key_has_one_empty_slice():
     assert sharding.cut([0], [4], [0, 0])[0][0].length == 0
 

@@ -12,109 +12,17 @@ import time
 import numpy as np
 import pytest
 
-from dmltrain.env import Environment
-from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.service import MAX_BACKLOG, Service, allocator
-from dmltrain.kvstore.transport import handshake, link, message, rendezvous, wire
-from dmltrain.kvstore.transport.data_links import DataLinks, Watch
+from dmltrain.kvstore.server.service import MAX_BACKLOG
+from dmltrain.kvstore.transport import link, message, wire
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, Key, Leave
-from dmltrain.kvstore.transport.shared_memory import Arena
+from dmltrain.kvstore.transport.message import Leave
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from tests.kvstore.served import DEADLINE, MEMORY, Server, until
 
-ENVIRONMENT = Environment(role="server", num_workers=2, num_servers=1, job="job", key=b"key")
-DEADLINE = 10.0
-MEMORY = 1 << 26  # bytes of an arena
 LARGE = 4 << 20  # elements: more than sockets of a host hold unread
 INFINITY = float("inf")
-
-
-class Peer:
-    """Worker `rank`, by hand: each call sends one frame, or reads one."""
-
-    def __init__(self, server, rank):
-        purpose = handshake.MEMORY if server.arena else handshake.DATA
-        caller = Caller.new("job", b"key", "worker", rank, "server 0", purpose)
-        self.arena = Arena(MEMORY)
-        if server.arena:
-            self.link = rendezvous.connect(server.met[1], caller, self.arena)
-        else:
-            self.link = link.connect(server.listening.getsockname(), caller, DEADLINE)
-        self.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(DEADLINE), 0))
-
-    def send(self, kind, payload=b"", **fields):
-        self.link.send(Header(kind, len(payload), **fields).pack(), payload)
-
-    def push(self, values, key=0, clock=1, rate=-1.0, **fields):
-        values = np.asarray(values, np.float32)
-        self.send(Kind.PUSH, values.tobytes(), key=key, clock=clock, number=rate, **fields)
-
-    def push_shared(self, values, clock):
-        offset, memory = self.arena.take(4 * len(values))
-        memory.view(np.float32)[:] = values
-        self.link.send(Header(Kind.PUSH, 4 * len(values), clock=clock, flags=Flag.SHARED, offset=offset).pack())
-
-    def answer(self):
-        """The next header and its payload."""
-        header = self.link.read_header()
-        payload = bytearray(header.length if header.is_followed else 0)
-        self.link.read_into(memoryview(payload))
-        return header, bytes(payload)
-
-    def begun(self, key):
-        """Pull a value and read its header: the rest is being sent. Returns the memory for that."""
-        self.send(Kind.PULL, key=key)
-        return memoryview(bytearray(self.link.read_header().length))
-
-    def value(self):
-        """The next header, which is a value's, and the value."""
-        header, payload = self.answer()
-        assert header.kind == Kind.VALUE, message.decode(header.kind, payload)
-        if header.flags & Flag.SHARED:
-            payload = self.link.peer_arena.view(header.offset, header.length)
-        return header, np.frombuffer(payload, np.float32).tolist()
-
-    def error(self):
-        """What the service says last."""
-        header, payload = self.answer()
-        with pytest.raises(Closed):
-            self.link.read_header()
-        return message.decode(header.kind, payload).reason
-
-
-class Server:
-    """A service of these keys' sizes; its `peers` connect when they are asked for."""
-
-    def __init__(self, kind="dist_sync", staleness=0.0, sizes=(4, 4), shared=False, make_step=None, **options):
-        self.arena, self.failed = Arena(MEMORY) if shared else None, queue.Queue()
-        self.core = ServerCore(2, make_step=make_step, allocate=allocator(self.arena))
-        keys = tuple(
-            Key(number, f"k{number}", "float32", True, {"type": "none"}, ((0, size),))
-            for number, size in enumerate(sizes)
-        )
-        for worker in (0, 1):
-            self.core.declare(worker, Declare(kind, staleness, keys))
-        if make_step:
-            self.core.optimize({"name": "made"})
-        other = options.pop("other", pytest.fail)
-        self.service = Service("server 0", ENVIRONMENT, self.core, self.arena, self.failed.put, other, **options)
-        self.listening, self.met, self._peers = link.listen("127.0.0.1"), rendezvous.listen(), {}
-        self.lost = queue.Queue()
-        links = DataLinks("server", ENVIRONMENT, {}, Watch(8.0), self.lost.put)
-        self.service.accept(self.met[0] if shared else self.listening, links)
-
-    def peer(self, rank=0):
-        if rank not in self._peers:
-            self._peers[rank] = Peer(self, rank)
-        return self._peers[rank]
-
-    def close(self):
-        for each in self._peers.values():
-            each.link.close()
-        self.listening.close()
-        self.met[0].close()
 
 
 @pytest.fixture
@@ -128,13 +36,6 @@ def serve():
     yield begin
     for each in made:
         each.close()
-
-
-def until(condition):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def plain_step(spec, key, value):
@@ -188,14 +89,14 @@ def test_an_empty_slice_is_pulled(serve):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_reply_names_its_worker_key_and_slice(serve, shared):
+def test_a_reply_names_its_key_and_slice(serve, shared):
     server = serve(shared=shared)
     first, second = server.peer(0), server.peer(1)
     first.push([1, 2, 3, 4], key=1, clock=1)
     second.push([1, 1, 1, 1], key=1, clock=1, flags=Flag.PULL)
     header, value = second.value()
     assert value == [2, 3, 4, 5]
-    assert (header.worker, header.key, header.slice, header.clock) == (1, 1, 0, 1)
+    assert (header.view, header.key, header.slice, header.clock) == (0, 1, 0, 1)
     assert (header.length, header.dtype, header.number, header.priority) == (16, 0, 0.0, 0)
     assert header.flags == (Flag.SHARED if shared else 0)
     assert 0.0 <= header.waited < DEADLINE and 0.0 <= header.worked < DEADLINE
@@ -569,7 +470,7 @@ def test_threads_have_the_names_of_the_architecture_page(serve):
 
 
 PROGRAM = """
-from tests.kvstore.test_requests import Kind, Server
+from tests.kvstore.served import Kind, Server
 
 server = Server()
 server.peer().send(Kind.PROBE)

@@ -40,6 +40,12 @@ def test_each_slice_gets_the_sum_of_its_workers():
     assert [slice_.residual.tolist() for slice_ in own] == [[100, 100], [11, 11], [0, 0]]
 
 
+def test_those_of_another_worker_are_added():
+    own, other = slices(3, 1, 2), slices(3, 1, 2)
+    residual.add(own, residual.gathered(other))
+    assert [slice_.residual.tolist() for slice_ in own] == [[0, 2, 4], [20], [40, 42]]
+
+
 @pytest.mark.parametrize("sizes", [[5], [7], [6, 5], [7, 6], []], ids=str)
 def test_residuals_of_another_model_are_refused(sizes):
     """NumPy would read the beginning of a longer residual, and stop in the middle of a shorter one."""

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from dmltrain.kvstore.scheduler.core import ALL, Finish, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.actions import ALL, Finish, Send
+from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
 from dmltrain.kvstore.transport.message import (
     Abort,
@@ -358,7 +359,11 @@ def test_a_worker_whose_relay_stays_is_watched_until_that_has_left():
     assert core.handle(("worker", 1), Bye(), 1.0)[-1] == Finish(), "its own worker has finished"
 
 
-SCHEDULES = [pytest.param(3000), pytest.param(200_000, marks=pytest.mark.thorough)]
+SCHEDULES = [
+    pytest.param(3000),
+    pytest.param(20_000, marks=pytest.mark.thorough),
+    pytest.param(200_000, marks=pytest.mark.exhaustive),
+]
 
 
 @pytest.mark.parametrize("schedules", SCHEDULES)

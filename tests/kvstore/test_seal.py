@@ -62,5 +62,8 @@ def test_a_frame_does_not_come_back_as_the_peers():
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("kind", Kind)
 def test_control_frames_carry_seals_and_data_frames_on_request(every, kind):
-    control = kind in (Kind.CONTROL, Kind.DECLARE, Kind.OPTIMIZER, Kind.DONE, Kind.ERROR, Kind.LEAVE) or kind < 16
+    handshakes_and_control = {each for each in Kind if each <= 15} | {
+        *(Kind.CONTROL, Kind.DECLARE, Kind.OPTIMIZER, Kind.DONE, Kind.ERROR, Kind.LEAVE, Kind.CONSISTENCY, Kind.HOLD)
+    }
+    control = kind in handshakes_and_control
     assert ends(every)[0].cover(Header(kind).pack()) == (control or every)

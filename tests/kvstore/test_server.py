@@ -593,7 +593,7 @@ def test_a_first_value_is_not_encoded_and_keeps_its_type():
     buffer = core.buffer(0, 0, 0, 20, 0, initial=True)
     buffer.array[:] = [1.5, 2, 3, 4, 5]
     core.initialise(0, 0, 0, buffer.array)
-    core.give_back(0, 0, buffer)
+    core.give_back(buffer)
     (reply,) = core.pull(0, 0, 0, 0)
     assert reply.dtype == 0 and reply.buffer.array.tolist() == [1.5, 2, 3, 4, 5]
     with pytest.raises(Rejected, match="worker 0 sent 2 bytes of compression .* expected 20 bytes of float32"):

@@ -121,7 +121,7 @@ def test_a_push_that_completes_a_round_is_summed_before_the_next_is_received():
     service._pool.submit = lambda work: None  # no thread runs it
     for worker, flags in ((0, Flag.SHARED), (1, 0)):
         for index in (0, 1):
-            header = Header(Kind.PUSH, 4 * length, worker, 0, index, 1, -1.0, 0, flags)
+            header = Header(Kind.PUSH, 4 * length, 0, 0, index, 1, -1.0, 0, flags)
             sender = Sender(np.full(length, 10 * worker + index + 1, np.float32))
             service._take(sender, None, worker, header)
     for index, total in ((0, 1 + 11), (1, 2 + 12)):

@@ -102,7 +102,7 @@ def test_a_job_whose_first_server_holds_nothing_computes_the_same(monkeypatch):
             assert (least, most) == (3.0, 3.0) and limits.endswith("servers hold 0, 100 % of the weights")
         assert asked == [(2, 2, 1)] * 2
         with pytest.raises(
-            UserError, match="--server-shares links needs the optimizer on the workers: use --update-on-kv"
+            UserError, match="server shares by links need the optimizer on the workers: do not set update_"
         ):
             job.stores[0].set_optimizer({"name": "plain"})
     finally:
@@ -115,13 +115,17 @@ def test_a_job_whose_first_server_holds_nothing_computes_the_same(monkeypatch):
         (
             {"kind": "dist_async", "staleness": float("inf")},
             "none",
-            "--server-shares links needs dist_sync, and gradient",
+            "server shares by links need dist_sync or dist_local, and gradient",
         ),
-        ({}, "int8", "--server-shares links needs dist_sync, and gradient compression none, bf16 or fp16"),
+        (
+            {},
+            "int8",
+            "server shares by links need dist_sync or dist_local, and gradient compression none, bf16 or fp16",
+        ),
         (
             {"probe": False},
             "none",
-            "--server-shares links needs a measurement of the network: leave DMLTRAIN_PROBE=0 out",
+            "server shares by links need a measurement of the network: leave DMLTRAIN_PROBE=0 out",
         ),
     ],
 )

@@ -62,7 +62,7 @@ def test_the_lowest_of_several_free_buffers_is_taken():
     offsets = [each.offset for each in taken]
     assert offsets == sorted(offsets)
     for each in (taken[2], taken[0], taken[3], taken[1]):
-        core.give_back(0, 0, each)
+        core.give_back(each)
     assert [core.buffer(0, 0, 0, 20, 0).offset for _ in range(4)] == offsets
 
 

@@ -47,8 +47,8 @@ def test_no_part_is_negative_for_any_times(trip):
         assert min(astuple(found)) >= 0.0 and found.total == pytest.approx(11.0 - since)
 
 
-def waits_of(start_job, *arguments, workers=2, **more):
-    job = start_job("waits.py", *arguments, workers=workers, **more)
+def waits_of(start_forked, *arguments, workers=2, **more):
+    job = start_forked("waits.py", *arguments, workers=workers, **more)
     job.succeed()
     found = [job.results(worker)[0] for worker in range(workers)]
     for each in found:
@@ -58,8 +58,8 @@ def waits_of(start_job, *arguments, workers=2, **more):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_waits_for_a_slow_worker_are_attributed_to_it(start_job, transport):
-    fast, slow = waits_of(start_job, 1 << 18, 4, 0.02, 0.2, env={"DMLTRAIN_TRANSPORT": transport})
+def test_waits_for_a_slow_worker_are_attributed_to_it(start_forked, transport):
+    fast, slow = waits_of(start_forked, 1 << 18, 4, 0.02, 0.2, env={"DMLTRAIN_TRANSPORT": transport})
     assert fast["straggler"] > 0.5 * fast["epoch"]
     assert fast["wire"] + fast["own-host"] + fast["server"] < 0.3 * fast["epoch"]
     assert slow["compute"] > 0.7 * slow["epoch"] and slow["straggler"] < 0.1 * slow["epoch"]

@@ -12,8 +12,8 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, FrameError, Header, Kind, VersionError
 
 GOLDEN = bytes.fromhex(
-    "444d4c5407210003"  # DMLT, version 7, PUSH, float32, in shared memory and asking for the value
-    "00000003"
+    "444d4c5408210003"  # DMLT, version 8, PUSH, float32, in shared memory and asking for the value
+    "00000003"  # view 3
     "00000007"
     "00000002"  # worker 3, key 7, slice 2
     "000000000000000c"
@@ -48,10 +48,10 @@ def test_the_layout_is_stable():
     st.integers(-(2**31), 2**31 - 1),
 )
 def test_headers_survive_packing_and_parsing(
-    kind, worker, key, index, clock, length, number, dtype, flags, offset, waited, priority
+    kind, view, key, index, clock, length, number, dtype, flags, offset, waited, priority
 ):
     header = Header(
-        int(kind), length, worker, key, index, clock, number, dtype, flags, offset, waited, waited / 2, priority
+        int(kind), length, view, key, index, clock, number, dtype, flags, offset, waited, waited / 2, priority
     )
     assert Header.unpack(header.pack()) == header
 
@@ -73,7 +73,7 @@ def test_any_changed_byte_is_refused(position, change):
 def test_the_error_for_another_version_names_it():
     body = bytearray(Header(Kind.HELLO).pack()[:-4])
     body[4] = 9
-    with pytest.raises(VersionError, match="version 9, expected 7"):
+    with pytest.raises(VersionError, match="version 9, expected 8"):
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
 
 
@@ -132,6 +132,8 @@ def test_numbers_of_the_protocol_stay():
         "DONE": 19,
         "ERROR": 20,
         "LEAVE": 21,
+        "CONSISTENCY": 22,
+        "HOLD": 23,
         "INIT": 32,
         "PUSH": 33,
         "PULL": 34,
@@ -145,6 +147,7 @@ def test_numbers_of_the_protocol_stay():
         "PULL_GROUP": 42,
         "VALUE_GROUP": 43,
         "RELEASE_GROUP": 44,
+        "READ_STEPS": 45,
     }
     assert (Flag.SHARED, Flag.PULL, Flag.OFFSETS) == (1, 2, 4) and wire.DTYPES == ("float32", "float64")
     assert (wire.MAX_CONTROL, wire.MAX_PROBE, wire.MAX_HELLO) == (8 << 20, 1 << 20, 4096)

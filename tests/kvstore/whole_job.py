@@ -82,8 +82,9 @@ class RefusingServer(FarServer):
 
 
 class WholeJob:
-    """`far` of the servers, the last ones, are elsewhere. `stores` are the workers', by rank. `ended()` waits for
-    scheduler and servers and gives why they say the job was lost."""
+    """`far` of the servers, the last ones, are elsewhere. `stores` are the workers', by rank, but for the first
+    `outside`, which join by themselves. `ended()` waits for scheduler and servers and gives why they say the job was
+    lost."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class WholeJob:
         each=None,
         far_server=FarServer,
         make_step=PlainStep,
+        outside=0,
         **options,
     ):
         listening = socket.create_server(("127.0.0.1", 0))
@@ -110,7 +112,7 @@ class WholeJob:
             own = replace(self.environment, role="server", index=index)
             self.servers.append(ServerProcess(own, make_step, NEVER) if index < near else far_server(own))
             self._ends.append(begun(self.servers[-1].run))
-        self.starting = [begun(self._store, kind, staleness, rank) for rank in range(workers)]
+        self.starting = [begun(self._store, kind, staleness, rank) for rank in range(outside, workers)]
 
     def _store(self, kind, staleness, rank):
         own = replace(self.environment, role="worker", index=rank, **self.each.get(rank, {}))

@@ -22,11 +22,11 @@ DEADLINE = 90.0  # s; for what takes a fraction of a second on an idle machine
 def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLINE) -> object:
     """What `condition` returns once it is true; fails after `seconds`, saying what did not happen."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while (began := time.monotonic()) < end:
         found = condition()
         if found:
             return found
-        time.sleep(0.01)
+        time.sleep(max(0.01, 2 * (time.monotonic() - began)))  # a look at all processes takes CPU from them
     pytest.fail(f"not within {seconds} s: {what}")
 
 
@@ -180,3 +180,13 @@ def talk(tmp_path: Path) -> Iterator[Any]:
     yield made
     assert made.stop()["left"] == []
     assert made.channel.close() == "exited with 0"
+
+
+def go(launched, name: str) -> None:
+    """Let the job's programs go on that wait for this file."""
+    (launched.folder / name).touch()
+
+
+def said(launched, text: str) -> None:
+    """Wait until the launcher has said this."""
+    wait_for(lambda: text in launched.err.read_text(), text)

@@ -58,12 +58,10 @@ class Conversation:
     def send(self, **message: object) -> None:
         self.channel.write(json.dumps(message).encode() + b"\n")
 
-    def start(self, *commands: list[str]) -> list[int]:
+    def start(self, *commands: list[str], leaves: bool = False) -> list[int]:
         """Start one task for each command; their pids."""
-        rows = [
-            {"task": task, "argv": argv, "environment": {"DMLTRAIN_JOB": self.mark}, "workdir": str(self.folder)}
-            for task, argv in enumerate(commands)
-        ]
+        same = {"environment": {"DMLTRAIN_JOB": self.mark}, "workdir": str(self.folder), "leaves": leaves}
+        rows = [{"task": task, "argv": argv, **same} for task, argv in enumerate(commands)]
         self.send(do="start", unset=[], tasks=rows)
         return [self.until("started")["pid"] for _ in commands]
 
@@ -220,6 +218,62 @@ def test_an_agent_that_gets_a_signal_reports_it_and_ends_the_job(tmp_path):
     assert talk.until("ended")["left"] == []
     assert not process(pid)
     assert talk.channel.close() == "exited with 0"
+
+
+LEAVES = "trap 'echo leaves; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
+
+
+def prints(talk: Conversation, task: int, text: bytes) -> None:
+    """Until the task has printed this."""
+    while text not in talk.printed.get(task, b""):
+        assert not [each for each in talk.answer() if each["event"] == "exited"]
+
+
+def test_a_notice_asks_these_tasks_to_leave(tmp_path):
+    talk = Conversation(tmp_path)
+    talk.start(*[["sh", "-c", LEAVES]] * 3)
+    for task in range(3):
+        prints(talk, task, b"ready")
+    talk.send(do="notice", tasks=[2, 0])
+    assert {talk.until("exited")["task"], talk.until("exited")["task"]} == {0, 2}
+    assert b"leaves" not in talk.printed[1] and not [each for each in talk.answer() if each["event"] == "exited"]
+    assert talk.stop()["left"] == []
+
+
+def test_the_jobs_processes_learn_where_the_newest_scheduler_is(tmp_path):
+    talk = Conversation(tmp_path)
+    show = 'echo "at $DMLTRAIN_SCHEDULER_FILE"; until cat "$DMLTRAIN_SCHEDULER_FILE" 2>/dev/null; do sleep 0.01; done'
+    task = {"task": 0, "argv": ["sh", "-c", f"{show}; sleep 100"], "environment": {}, "workdir": str(tmp_path)}
+    talk.send(do="start", unset=[], tasks=[task], follows=True)
+    prints(talk, 0, b"/scheduler\n")
+    talk.send(do="scheduler", incarnation=2, address="10.0.0.3", port=40000)
+    prints(talk, 0, b'{"incarnation": 2, "host": "10.0.0.3", "port": 40000}')
+    assert talk.stop()["left"] == []
+
+
+def test_sigterm_to_an_agent_is_a_notice_for_its_workers_and_the_second_one_ends_the_job(tmp_path):
+    talk = Conversation(tmp_path)
+    talk.start(["sh", "-c", LEAVES], ["sh", "-c", "trap '' TERM; echo ready; sleep 120"], leaves=True)
+    for task in range(2):
+        prints(talk, task, b"ready")
+    os.kill(talk.ready["pid"], signal.SIGTERM)
+    assert talk.until("noticed")["tasks"] == [0, 1]
+    assert talk.until("exited") == {"event": "exited", "task": 0, "code": 0}
+    assert not [each for each in talk.answer() if each["event"] in ("refused", "exited")], "the other one goes on"
+    os.kill(talk.ready["pid"], signal.SIGTERM)
+    assert talk.until("refused")["message"] == "the agent on here was ended by SIGTERM"
+    assert talk.until("exited")["code"] == -signal.SIGKILL
+    assert talk.until("ended")["left"] == []
+
+
+def test_a_process_that_takes_sigterm_for_a_notice_gets_it_again_at_the_end(tmp_path):
+    talk = Conversation(tmp_path, grace=60.0)
+    once = "trap 'trap - TERM' TERM; echo ready; while :; do sleep 0.01; done"
+    talk.start(["sh", "-c", once], leaves=True)
+    prints(talk, 0, b"ready")
+    talk.send(do="stop", grace=60.0)
+    assert talk.until("exited")["code"] == -signal.SIGTERM
+    assert talk.until("ended")["left"] == []
 
 
 def test_an_agent_lists_the_processes_of_a_job(tmp_path):

@@ -90,6 +90,16 @@ def test_the_environment_tells_each_process_its_place(launcher):
     assert "RANK" not in server, "an inherited RANK is nobody's"
 
 
+@pytest.mark.parametrize(
+    ("options", "least"), [((), None), (("--elastic",), "1"), (("--elastic", "--min-workers", 2), "2")]
+)
+def test_all_roles_of_an_elastic_job_know_its_least_number_of_workers(launcher, options, least):
+    script = launcher.script(DUMP)
+    assert launcher.run("-n", 2, "-s", 1, *options, script, env={"DMLTRAIN_ELASTIC": "9"}).code == 0
+    for name in ("scheduler-0", "server-0", "worker-0", "worker-1"):
+        assert dumped(launcher, name)["environment"].get("DMLTRAIN_ELASTIC") == least
+
+
 def test_without_servers_there_is_no_scheduler(launcher):
     script = launcher.script(DUMP)
     assert launcher.run("-n", 1, "-s", 0, script).code == 0
@@ -368,10 +378,39 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         (["-n"], "-n needs a value: -n N"),
         (["-n", "1", "-H", "missing", "true"], "missing: no such file; expected a hosts file"),
         (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs all processes on this"),
-        (["-n", "1", "--include", "a", "true"], "--include needs --launcher ssh or mpi, but this job uses local"),
+        (
+            ["-n", "1", "--include", "a", "true"],
+            "--include needs --launcher ssh, mpi or slurm, but this job uses local",
+        ),
         (["-n", "1", "--mpirun", "x", "--hosts", "a", "true"], "--mpirun needs --launcher mpi, but this job uses ssh"),
         (["-n", "1", "--sync-exclude", "a", "true"], "--sync-exclude needs --sync-dst-dir: add it"),
         (["-n", "1", "--follow", "true"], "--follow and --show need --logs JOB"),
+        (["-n", "4", "--min-workers", "2", "true"], "--min-workers needs --elastic"),
+        (["-n", "3:8", "true"], "-n 3:8 needs --elastic: else give one number"),
+        (["-n", "3:2", "--elastic", "true"], "-n 3:M, M is 2: expected a whole number, 3 or more"),
+        (["-n", "3:", "--elastic", "true"], "-n 3:M, M is : expected a whole number, 3 or more"),
+        (["-n", "x:8", "--elastic", "true"], "-n is x: expected a whole number, 1 or more"),
+        (["-n", "4", "--wait-for-hosts", "9", "true"], "--wait-for-hosts needs --elastic"),
+        (["-n", "4", "--elastic", "--watch-hosts", "true"], "--watch-hosts needs --elastic and a hosts file: -H FILE"),
+        (
+            ["-n", "4", "--elastic", "--watch-hosts", "--hosts", "a", "true"],
+            "--watch-hosts needs --elastic and a hosts",
+        ),
+        (["-n", "4", "--restart-workers", "2", "true"], "--restart-workers needs --elastic"),
+        (["-n", "4", "--restart-servers", "2", "true"], "--restart-servers needs --elastic"),
+        (["-n", "4", "--restart-scheduler", "2", "true"], "--restart-scheduler needs --elastic"),
+        (
+            ["-n", "4", "--elastic", "--restart-workers", "-1", "true"],
+            "--restart-workers is -1: expected a whole number",
+        ),
+        (["-n", "4", "--elastic", "--min-workers", "0", "true"], "--min-workers is 0: expected a whole number, 1 or"),
+        (["-n", "4", "--elastic", "--min-workers", "5", "true"], "--min-workers 5 is more than -n 4"),
+        (["-n", "4", "-s", "0", "--elastic", "true"], "--elastic needs servers: give -s 1 or more"),
+        (
+            ["-n", "4", "--launcher", "mpi", "--elastic", "true"],
+            "--launcher mpi --elastic: mpirun ends the job with its first lost process; use --launcher ssh",
+        ),
+        (["-n", "1", "--env", "DMLTRAIN_ELASTIC=1", "true"], "--env DMLTRAIN_ELASTIC: the launcher sets this"),
         (["-n", "1", "--ssh-port", "70000", "--hosts", "a", "true"], "expected a whole number, 1 to 65535"),
         (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: expected local (all processes on this machine)"),
         (["-n", "1", "--env", "1A=b", "true"], "--env 1A: expected NAME=VALUE"),

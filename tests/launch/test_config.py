@@ -24,11 +24,17 @@ def test_a_file_gives_the_same_options_as_the_command_line(tmp_path):
         tmp_path,
         """
 # a job
-num-workers: 5
+num-workers: 5:6
 --num_servers: 3
 env: {A: b, C: "d e", LR: 0.10, EMPTY: "", HOME: , ON: on, T: 22:30}
 env_worker: [OMP_NUM_THREADS:3, X=y]
 quiet: true
+elastic: true
+min_workers: 2
+restart_workers: 3
+wait_for_hosts: 60
+restart-scheduler: 0
+restart-servers: 2
 no-live: false
 job: on
 timeout: 1e3
@@ -37,14 +43,20 @@ program: [train.py, --lr, 0.1, "a b", -n, 7, "", true]
     )
     words = config.arguments(path, OPTIONS, trial)
     assert words == [
-        *("--num-workers", "5", "--num-servers", "3"),
+        *("--num-workers", "5:6", "--num-servers", "3"),
         *("--env", "A=b", "--env", "C=d e", "--env", "LR=0.10", "--env", "EMPTY=", "--env", "HOME"),
         *("--env", "ON=on", "--env", "T=22:30"),
-        *("--env-worker", "OMP_NUM_THREADS:3", "--env-worker", "X=y", "--quiet", "--job", "on", "--timeout", "1e3"),
+        *("--env-worker", "OMP_NUM_THREADS:3", "--env-worker", "X=y", "--quiet"),
+        *("--elastic", "--min-workers", "2", "--restart-workers", "3", "--wait-for-hosts", "60"),
+        *("--restart-scheduler", "0", "--restart-servers", "2", "--job", "on", "--timeout", "1e3"),
         *("--", "train.py", "--lr", "0.1", "a b", "-n", "7", "", "true"),
     ]
     options = parse(words, {"HOME": "/home/me"})
-    assert options.num_workers == 5 and options.quiet and options.live and options.timeout == 1000
+    assert options.wait_for_hosts == 60
+    assert options.elastic and (options.min_workers, options.restart_workers) == (2, 3)
+    assert (options.restart_scheduler, options.restart_servers) == (0, 2)
+    assert (options.num_workers, options.most_workers) == (5, 6)
+    assert options.quiet and options.live and options.timeout == 1000
     assert options.program == ("train.py", "--lr", "0.1", "a b", "-n", "7", "", "true")
     assert {each.name: each.value for each in options.settings}["HOME"] == "/home/me"
 

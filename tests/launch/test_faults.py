@@ -34,6 +34,8 @@ while True:
 """
 QUICK = 8.0  # s; the contract says 10, an idle machine takes tenths
 
+OTHER_ROLES = ("server", "scheduler")
+
 
 def code_of(number: int) -> int:
     return 128 + number
@@ -52,7 +54,9 @@ def sleeping(launcher):
     return start
 
 
-@pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("server", 0), ("scheduler", 0)])
+@pytest.mark.parametrize(
+    ("role", "rank"), [("worker", 1), *(pytest.param(role, 0, marks=pytest.mark.thorough) for role in OTHER_ROLES)]
+)
 def test_a_killed_process_ends_the_job_and_is_named(sleeping, role, rank):
     launched = sleeping()
     pid = launched.pid(role, rank)
@@ -68,7 +72,7 @@ def test_a_killed_process_ends_the_job_and_is_named(sleeping, role, rank):
     assert [row["signal"] for row in record["processes"] if not row["ended_by_launcher"]] == ["SIGKILL"]
 
 
-@pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
+@pytest.mark.parametrize("role", ["worker", *(pytest.param(role, marks=pytest.mark.thorough) for role in OTHER_ROLES)])
 def test_killed_at_once(launcher, role):
     result = launcher.run("-n", 2, "-s", 2, "sh", "-c", f'[ "$DMLC_ROLE" = {role} ] && kill -9 $$; exec sleep 120')
     assert result.code == 137, result
@@ -151,7 +155,10 @@ def test_what_ignores_term_is_killed_after_grace(sleeping):
 # -- the launcher's own end ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.thorough) for each in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_a_signal_to_the_launcher_ends_the_job(sleeping, number):
     launched = sleeping()
     launched.signal(number)
@@ -212,7 +219,7 @@ def test_timeout(launcher):
     assert "server 1 (pid " in result.err and "is stopped (SIGSTOP?)" in result.err
 
 
-@pytest.mark.parametrize("what", ["sleep", "stubborn"])
+@pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.thorough), "stubborn"])
 def test_kill_9_of_the_launcher(sleeping, what):
     launched = sleeping(what, "--grace", 0.5)
     agent = launched.agent()
@@ -230,7 +237,7 @@ def gone(launched, seconds: float) -> None:
     wait_for(lambda: not launched.left(), "the end of all processes", seconds)
 
 
-@pytest.mark.parametrize("what", ["sleep", "stubborn"])
+@pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.thorough), "stubborn"])
 def test_kill_9_of_the_agent(sleeping, what):
     launched = sleeping(what, "--grace", 0.5)
     agent = launched.agent()

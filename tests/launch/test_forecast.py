@@ -306,6 +306,20 @@ def test_asynchronous_and_local_kvstores_get_a_remark():
     assert "the savings of topk are unknown" in said(outlook(2, 1.0, Step(0.2, 64, V, gc_type="topk")))
 
 
+def test_local_steps_share_the_bytes_of_an_exchange():
+    """With compression, too."""
+    often, seldom = Step(0.2, 64, V, compression=COMPRESSION), Step(0.2, 64, V, compression=COMPRESSION, local_steps=50)
+    for gc_type in ("none", "2bit"):
+        each, shared = (outlook(2, 1.0, step).of(2, gc_type) for step in (often, seldom))
+        assert shared.communicating == pytest.approx(each.communicating / 50)
+        assert shared.apart == pytest.approx(each.apart / 50) and shared.computing == each.computing
+    line = {"seconds_per_step": 0.2, "samples_per_step": 64, "model_bytes": V, "kv_store": "dist_local"}
+    found = step_of(f"DMLTRAIN_MEASURE {json.dumps({**line, 'local_steps': 50})}")
+    assert found.local_steps == 50
+    assert tables(outlook(2, 1.0, found))[0][0].startswith("Forecast for dist_local, 50 local steps: batch 64 per")
+    assert step_of(f"DMLTRAIN_MEASURE {json.dumps({**line, 'local_steps': 0})}") is None
+
+
 def test_unknown_links_are_reported():
     blind = Outlook(2, lambda count: place(count, count, hosts(2)), STEP, Computing({"h1": {1: 1.0}}), Links())
     assert tables(blind) == [] and "the throughput between the job's hosts is unknown" in said(blind)

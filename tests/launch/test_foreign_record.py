@@ -20,7 +20,7 @@ import pytest
 
 from launch import LaunchError
 from launch.agent.process import boot_id, process
-from launch.commands import jobs, show, visit
+from launch.commands import jobs, processes, show, visit
 from launch.commands.recorded import Launcher
 from launch.job.host import Host
 from launch.job.job import Job
@@ -77,6 +77,7 @@ RECORD: dict[str, Any] = {
             "exit_code": 0,
             "signal": "9",
             "ended_by_launcher": True,
+            "lost_after": 12.5,
         }
     ],
     "restarts": [{"exit_code": 9, "cause": "killed", "ended": "2027-01-15T08:00:01+0000", "logs": "logs/fit"}],
@@ -146,11 +147,11 @@ def refused(folder: Path, **given: Any) -> str:
 
 
 def listed(folder: Path) -> list[str]:
-    """What `job ls` prints for it; `job logs` can read it as well."""
+    """What `job ls` prints for it, and `job ps` of lost workers; `job logs` can read it as well."""
     found = jobs.find_jobs(folder.parent)
     if found[0].state != jobs.UNREADABLE:
         assert all(each.role and each.which >= 0 for each in show.Record(folder).sources)
-    return jobs.table(found, 0.0)
+    return [*jobs.table(found, 0.0), *processes.lost(found[0].record)]
 
 
 # -- another user's record ---------------------------------------------------------------------------------------------
@@ -382,7 +383,7 @@ def test_wrong_values_in_each_field_are_read_or_refused(folder, path):
     "path, value, expected",
     [
         (("mark",), "a;b", "expected the mark of a job"),
-        (("launcher",), "slurm", "unknown launcher 'slurm': expected local "),
+        (("launcher",), "yarn", "unknown launcher 'yarn': expected local "),
         (("launcher",), [], "launcher is []: expected a value of type str"),
         (("hosts",), [], "no hosts; expected"),
         (("hosts",), RECORD["hosts"] * 2, "h1 is already given"),

@@ -25,7 +25,7 @@ from launch.agent.protocol import (
     encode_event,
 )
 from launch.channels import ChannelError
-from launch.channels.mpi.channel import MpiChannel, frame
+from launch.channels.bridges.channel import BridgeChannel, frame
 from launch.job import hosts
 from tests.fuzzing import Fuzzed, parts, survive
 
@@ -57,6 +57,7 @@ COMMANDS = [
     commands.Bind("10.0.0.1", True, False, 9000, None),
     commands.Reach((Peer("h2", "10.0.0.2", 4000),)),
     commands.Start(("RANK",), (Spawn(0, ("python", "train.py"), {"A": "b"}, "/tmp", "train.py"),)),
+    commands.Scheduler(2, "10.0.0.3", 40000),
     commands.Probe({"workdir": "/tmp", "needs": ["torch"]}),
     commands.Stop(5.0, True),
 ]
@@ -126,7 +127,7 @@ def lines() -> list[bytes]:
 
 def cross(data: bytes) -> None:
     """What the launcher does with the bytes of a bridge."""
-    channel = MpiChannel(Pieces(data), "its bridge", "true", b"", lambda seconds: "")  # type: ignore[arg-type]
+    channel = BridgeChannel(Pieces(data), "its bridge", "true", b"", lambda seconds: "")  # type: ignore[arg-type]
     while channel.read(1.0):
         pass
     if channel.close().startswith("lost"):

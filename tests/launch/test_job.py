@@ -8,7 +8,20 @@ import pytest
 
 from launch import LaunchError
 from launch.job.host import Host
-from launch.job.job import OWNED, WIRES, Job, Ports, Setting, host_of, placements, tasks, workdir_of
+from launch.job.job import (
+    OWNED,
+    WIRES,
+    Job,
+    Ports,
+    Setting,
+    host_of,
+    placements,
+    replacement,
+    successor,
+    tasks,
+    with_workers_for,
+    workdir_of,
+)
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
@@ -29,6 +42,23 @@ def test_launch_order_is_scheduler_servers_workers_round_robin():
         ("worker", 1, "b"),
         ("worker", 2, "a"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("slots", "gpus", "number"), [(None, (), 2), (1, (), 2), (2, (), 4), (7, (), 8), (None, ("0", "1", "2"), 6)]
+)
+def test_as_many_workers_as_there_is_room_for(slots, gpus, number):
+    elastic = job(workers=2, elastic=2, most_workers=8, over_network=True)
+    assert with_workers_for(elastic, [replace(host, slots=slots, gpus=gpus) for host in TWO]).num_workers == number
+    assert with_workers_for(replace(elastic, over_network=False), ONE).num_workers == 8
+
+
+def test_as_many_workers_as_the_placement_leaves_room_for():
+    elastic = job(workers=2, servers=1, elastic=2, most_workers=8, placement="dedicated", over_network=True)
+    hosts = [Host(name, slots=2) for name in "abc"]
+    assert with_workers_for(elastic, hosts).num_workers == 4, "c has the server"
+    with pytest.raises(LaunchError, match="-n 2: the hosts have slots for 1 worker"):
+        placements(with_workers_for(elastic, [Host("a", slots=1)]), [Host("a", slots=1)])
 
 
 def test_places_on_two_hosts():
@@ -85,8 +115,13 @@ def test_the_whole_environment_of_each_role():
 def test_what_tells_a_process_its_role_is_never_inherited():
     """From a job around this one, say; the user's own defaults and devices are."""
     overridable = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"}
-    told = {name for task in tasks(job(wire="tls"), ONE, Ports()) for name in task.environment} - overridable
+    made = tasks(job(wire="tls", elastic=1, wait_for_hosts=5.0, restart_servers=1), ONE, Ports())
+    replaced = replacement(job(), made[-1], ONE[0], made, (), Ports())
+    next_one = successor(job(), made[0], ONE[0], made, Ports(incarnation=2))
+    told = {name for task in (*made, replaced, next_one) for name in task.environment} - overridable
     by_the_agent = {"DMLTRAIN_KEY_FILE", "DMLTRAIN_CERTIFICATE_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_AGENT"}
+    by_the_agent |= {"DMLTRAIN_SCHEDULER_FILE", "DMLTRAIN_CHANGE_FILE"}
+    told |= {"DMLTRAIN_STRAGGLERS"}
     assert set(OWNED) == told | by_the_agent
 
 
@@ -94,6 +129,11 @@ def test_what_tells_a_process_its_role_is_never_inherited():
 def test_all_processes_get_the_level_of_protection(level):
     found = {task.environment.get("DMLTRAIN_WIRE", "plain") for task in tasks(job(wire=level), ONE, Ports())}
     assert found == {level}
+
+
+def test_all_processes_know_how_many_workers_an_elastic_job_needs():
+    assert {task.environment["DMLTRAIN_ELASTIC"] for task in tasks(job(elastic=2), ONE, Ports())} == {"2"}
+    assert not any("DMLTRAIN_ELASTIC" in task.environment for task in tasks(job(), ONE, Ports()))
 
 
 def test_without_servers_there_is_no_scheduler_to_name():
@@ -107,6 +147,36 @@ def test_workers_share_the_gpus_of_their_host_and_no_other_role_is_restricted():
     found = {task.name: task.environment for task in tasks(job(workers=4), hosts, Ports())}
     visible = {name: each["CUDA_VISIBLE_DEVICES"] for name, each in found.items() if "CUDA_VISIBLE_DEVICES" in each}
     assert visible == {"worker-0": "0", "worker-2": "2,5"}
+
+
+def test_a_replacement_on_the_same_host_differs_from_the_lost_worker_only_in_that_it_joins():
+    made = tasks(job(elastic=1), TWO, Ports(9000, 9001))
+    lost = made[-1]
+    found = replacement(job(elastic=1), lost, lost.host, made, made[:-1], Ports(9000, 9001))
+    assert found == replace(lost, environment={**lost.environment, "DMLTRAIN_JOIN": "1"})
+    assert not any("DMLTRAIN_JOIN" in each.environment for each in made)
+
+
+def test_a_replacement_on_another_host_gets_what_it_would_have_had_there():
+    hosts = [replace(TWO[0], gpus=("0", "1"), environment=(("HERE", "a"),)), replace(TWO[1], gpus=("4", "5", "6", "7"))]
+    elastic = job(workers=4, elastic=1)
+    made = tasks(elastic, hosts, Ports(9000, 9001))
+    lost, other = [each for each in made if each.role == WORKER and each.host.name == "b"]
+    first = next(each for each in made if each.name == "worker-0")
+    found = replacement(elastic, lost, hosts[0], made, [first, other], Ports(9000, 9001)).environment
+    assert found["CUDA_VISIBLE_DEVICES"] == "1", "of worker 2, which no longer runs there"
+    assert (found["DMLTRAIN_HOST_NAME"], found["DMLC_NODE_HOST"], found["HERE"]) == ("a", "10.0.0.1", "a")
+    same = ["DMLC_WORKER_ID", "DMLC_TASK_ID", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "RANK", "MASTER_ADDR"]
+    assert {name: found[name] for name in same} == {name: lost.environment[name] for name in same}
+    assert found["OMP_NUM_THREADS"] == "1", "three workers share four cores"
+    assert found["DMLTRAIN_JOIN"] == "1" and found.keys() - lost.environment.keys() == {"DMLTRAIN_JOIN", "HERE"}
+
+
+def test_worker_0_may_move_though_the_others_were_given_its_address():
+    made = tasks(job(), TWO, Ports(9000, 9001))
+    lost = next(each for each in made if each.name == "worker-0")
+    found = replacement(job(), lost, TWO[1], made, [made[-1]], Ports(9000, 9001))
+    assert found.environment["MASTER_ADDR"] == "10.0.0.1" and found.argv[0] == "/opt/python"
 
 
 def test_a_job_that_is_no_ddp_job_gets_no_variables_of_torch():

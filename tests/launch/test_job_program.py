@@ -51,8 +51,11 @@ def test_a_verb_is_an_option_of_the_launcher(words, argv):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "no verb given: expected one of ls, ps, logs, kill"),
-        ("log fit", "unknown verb 'log': expected one of ls, ps, logs, kill; did you mean logs?"),
+        ("", "no verb given: expected one of ls, ps, logs, kill, attach, add, remove"),
+        (
+            "log fit",
+            "unknown verb 'log': expected one of ls, ps, logs, kill, attach, add, remove, set; did you mean logs?",
+        ),
         ("ps", "dmltrain-job ps needs a JOB"),
         ("ps a b", "dmltrain-job ps takes one JOB: remove 'b'"),
         ("ls a b", "dmltrain-job ls takes one"),
@@ -60,6 +63,9 @@ def test_a_verb_is_an_option_of_the_launcher(words, argv):
         ("logs fit -n 2", "-n is not an option of dmltrain-job logs"),
         ("logs fit --show", "--show needs a value"),
         ("ls --nonsense", "unknown option --nonsense"),
+        ("add fit", "dmltrain-job add takes a JOB and HOSTS, such as dmltrain job add train h6,h7"),
+        ("remove fit h2 h3", "hosts are separated by commas"),
+        ("add --grace 2 fit h2", "--grace is not an option of dmltrain-job add"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path, words, message):

@@ -16,9 +16,10 @@ from tests.launch.conftest import DEADLINE, ROOT, carriers, wait_for
 
 MEASURES = """
 import json, os, sys, time
+NAMES = "DMLTRAIN_MEASURE", "DMLC_NUM_SERVER", "DMLTRAIN_ELASTIC", "OMP_NUM_THREADS"
 path = f"ran-{os.getpid()}.json"  # of each process
 with open(path, "w") as file:
-    json.dump({name: os.environ.get(name) for name in ("DMLTRAIN_MEASURE", "DMLC_NUM_SERVER", "OMP_NUM_THREADS")}, file)
+    json.dump({name: os.environ.get(name) for name in NAMES}, file)
 workers = int(os.environ["DMLC_NUM_WORKER"])
 said = {"seconds_per_step": 0.1 if workers == 1 else 0.15, "samples_per_step": 64, "model_bytes": 4e6, "network": "n"}
 print("some other line", flush=True)
@@ -38,10 +39,12 @@ def ran(launcher) -> list[dict]:
 
 
 def test_workers_measure_together_and_then_one_alone(launcher):
-    text = check(launcher, "-n", 2, "-s", 1, launcher.script(MEASURES), "an argument")
+    elastic = "--elastic", "--min-workers", 2
+    text = check(launcher, "-n", 2, "-s", 1, *elastic, launcher.script(MEASURES), "an argument")
     seen = sorted(ran(launcher), key=lambda each: int(each["OMP_NUM_THREADS"]))
     assert [each["OMP_NUM_THREADS"] for each in seen] == [str(max(1, CORES // 2))] * 2 + [str(CORES)]
     assert {(each["DMLTRAIN_MEASURE"], each["DMLC_NUM_SERVER"]) for each in seen} == {("5", "0")}
+    assert {each["DMLTRAIN_ELASTIC"] for each in seen} == {None}, "each measures alone"
     rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
     assert rows[-2:] == [
         ["1", "0", "100", "0", "100", "640", "1.0", "100 %"],
@@ -85,6 +88,10 @@ def test_a_program_without_measuring_is_not_started(launcher):
         text = check(launcher, "-n", 2, *program)
         assert "No forecast: " in text and "was not started" in text, text
     assert not (launcher.folder / "it ran").exists()
+
+
+def test_hosts_can_be_checked_for_an_elastic_job_of_any_size(launcher):
+    check(launcher, "--elastic", "--min-workers", 2)
 
 
 def test_a_program_that_ignores_the_request_to_measure_is_reported(launcher):

@@ -20,8 +20,8 @@ import pytest
 from launch import LaunchError
 from launch.agent import protocol
 from launch.channels import frames
-from launch.channels.mpi.bridge import VARIABLE
-from launch.channels.mpi.channel import MpiChannel
+from launch.channels.bridges.bridge import VARIABLE
+from launch.channels.bridges.channel import BridgeChannel
 from launch.clusters.mpi import Cluster
 from launch.command_line.options import Options
 from launch.job.host import Host
@@ -55,7 +55,7 @@ def living() -> list[int]:
 class Conversation:
     """An agent behind a channel, with a job of its own."""
 
-    def __init__(self, channel: MpiChannel, mark: str, folder: Path):
+    def __init__(self, channel: BridgeChannel, mark: str, folder: Path):
         self.channel, self.folder, self.mark = channel, folder, mark
         self.printed: dict[int, bytes] = {}
         self.heard = self._hear()

@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 from launch import LaunchError
-from launch.channels.mpi import bridge
-from launch.channels.mpi.channel import MpiChannel
-from launch.channels.mpi.mpirun import bridge_command
-from launch.channels.mpi.reception import CALLERS, GREETING_SECONDS, Caller, Reception
-from launch.channels.mpi.tls import certificate
+from launch.channels.bridges import bridge
+from launch.channels.bridges.channel import BridgeChannel
+from launch.channels.bridges.engine import bridge_command, choice
+from launch.channels.bridges.reception import CALLERS, GREETING_SECONDS, Caller, Reception
+from launch.channels.bridges.tls import certificate
 from launch.job.host import Host
 
 DEADLINE = 30.0  # s; for what takes a fraction of a second on an idle machine
@@ -64,17 +64,17 @@ class Desk:
             "seconds": 5,
         }
         environment = dict(os.environ, OMPI_COMM_WORLD_RANK="7", **{bridge.VARIABLE: json.dumps({**call, **told})})
-        command = bridge_command(Host("here", python=sys.executable), 7, bridge.VARIABLE)
+        command = bridge_command(choice(Host("here", python=sys.executable), 7))
         self.bridges.append(
             subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
         )
         return self.bridges[-1]
 
-    def channel(self, command: str, text: bytes = b"", **told: object) -> MpiChannel:
+    def channel(self, command: str, text: bytes = b"", **told: object) -> BridgeChannel:
         """A channel to `command` behind a new bridge."""
         self.start(**told)
         self.caller = self.came.get(timeout=DEADLINE)
-        return MpiChannel(self.caller.stream, str(self.caller), command, text, lambda seconds: "")
+        return BridgeChannel(self.caller.stream, str(self.caller), command, text, lambda seconds: "")
 
     def end(self) -> None:
         self.reception.close()
@@ -98,7 +98,7 @@ def desk() -> Iterator[Desk]:
     made.end()
 
 
-def read_all(channel: MpiChannel) -> bytes:
+def read_all(channel: BridgeChannel) -> bytes:
     data = b""
     while more := channel.read(DEADLINE):
         data += more

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
-from launch.channels.mpi import mpirun
-from launch.channels.mpi.bridge import MPI_OWN
-from launch.channels.mpi.mpirun import MPICH, OPEN_MPI, bridge_command, check, command, kind
+from launch.channels.bridges.bridge import ENGINES_OWN
+from launch.channels.bridges.engine import OUTPUT_BYTES, Started, bridge_command, choice
+from launch.channels.bridges.runs import addresses
 from launch.clusters import mpi
+from launch.clusters.mpi import MPICH, OPEN_MPI, check, command, kind
 from launch.command_line.options import Options
 from launch.job.host import Host
 from launch.job.hosts.allocation import allocation
@@ -26,8 +27,14 @@ HOSTS = [Host(f"node{index:02}") for index in range(64)]
 
 
 def argv(kind: str, hosts: list[Host], *arguments: str) -> list[str]:
-    bridges = [["bridge", str(index)] for index in range(len(hosts))]
-    return command("mpirun", kind, arguments, hosts, bridges, "TOLD")
+    """With "bridge 3" for the command of bridge 3."""
+    words = command("mpirun", kind, arguments, hosts)
+    short = {bridge_command(choice(host, index))[2]: f"bridge {index}" for index, host in enumerate(hosts)}
+    return [short.get(word, word) for word in words if word not in ("/bin/sh", "-c")]
+
+
+def started(words: list[str], on_end=lambda code: None) -> Started:
+    return Started(mpi.engine("mpirun", OPEN_MPI), words, "settings", on_end)
 
 
 def contexts(words: list[str]) -> list[list[str]]:
@@ -43,14 +50,15 @@ def contexts(words: list[str]) -> list[list[str]]:
 
 def test_open_mpi_on_two_hosts():
     assert " ".join(argv(OPEN_MPI, HOSTS[:2], "--mca", "a", "b")) == (
-        "mpirun --mca a b --bind-to none --oversubscribe -np 1 -host node00:1 -wdir / -x TOLD bridge 0 "
-        ": -np 1 -host node01:1 -wdir / -x TOLD bridge 1"
+        "mpirun --mca a b --bind-to none --oversubscribe -np 1 -host node00:1 -wdir / -x DMLTRAIN_BRIDGE bridge 0 "
+        ": -np 1 -host node01:1 -wdir / -x DMLTRAIN_BRIDGE bridge 1"
     )
 
 
 def test_mpich_on_two_hosts():
     assert " ".join(argv(MPICH, HOSTS[:2], "-iface", "eth1")) == (
-        "mpirun -iface eth1 -genvlist TOLD -hosts node00:1,node01:1 -np 1 -wdir / bridge 0 : -np 1 -wdir / bridge 1"
+        "mpirun -iface eth1 -genvlist DMLTRAIN_BRIDGE -hosts node00:1,node01:1 "
+        "-np 1 -wdir / bridge 0 : -np 1 -wdir / bridge 1"
     )
 
 
@@ -58,7 +66,7 @@ def test_mpich_on_two_hosts():
 def test_64_hosts_have_a_process_each_in_their_order(which):
     words = argv(which, HOSTS)
     parts = contexts(words)
-    assert [part[-1] for part in parts] == [str(index) for index in range(64)]
+    assert [part[-1] for part in parts] == [f"bridge {index}" for index in range(64)]
     assert all(part[part.index("-np") + 1] == "1" for part in parts)
     if which == OPEN_MPI:
         named = [part[part.index("-host") + 1] for part in parts]
@@ -72,11 +80,11 @@ def test_the_name_that_ssh_knows_is_the_one_that_mpirun_gets():
 
 
 def test_the_python_of_a_host_may_have_any_name():
-    text = bridge_command(Host("a", python="/opt/my python/it's"), 3, "TOLD")[2]
-    assert text.startswith("p='/opt/my python/it'\"'\"'s'; \"$p\" -I")
+    text = bridge_command(choice(Host("a", python="/opt/my python/it's"), 3))[2]
+    assert text.startswith("i=3; p='/opt/my python/it'\"'\"'s'; \"$p\" -I")
     assert "python3" not in text, "a Python that was asked for is not replaced by another"
-    assert bridge_command(Host("a"), 3, "TOLD")[2].startswith(
-        f'p={sys.executable}; command -v "$p" >/dev/null 2>&1 || p=python3; "$p" -I'
+    assert bridge_command(choice(Host("a"), 3))[2].startswith(
+        f'i=3; p={sys.executable}; command -v "$p" >/dev/null 2>&1 || p=python3; "$p" -I'
     )
 
 
@@ -151,8 +159,8 @@ def test_an_mpirun_that_says_nothing_of_its_version(tmp_path):
 
 def test_mpirun_reads_nothing_of_what_is_typed_for_the_launcher(tmp_path):
     name = program(tmp_path / "mpirun", '[ "$(readlink /proc/$$/fd/0)" = /dev/null ] && echo HYDRA')
-    asks = f"from launch.channels.mpi.mpirun import kind; print(kind({name!r}))"
-    root = Path(mpirun.__file__).parents[3]
+    asks = f"from launch.clusters.mpi import kind; print(kind({name!r}))"
+    root = Path(mpi.__file__).parents[2]
     asked = subprocess.run([sys.executable, "-c", asks], input=b"typed", capture_output=True, cwd=root)
     assert asked.stdout == b"MPICH\n"
 
@@ -177,8 +185,8 @@ def test_an_agent_does_not_take_itself_for_a_process_of_mpirun():
         "HYDI_X",
         "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
     ]
-    assert all(MPI_OWN.match(name) for name in told)
-    assert not any(MPI_OWN.match(name) for name in ["PATH", "MPI_HOME", "MPICC", "PMIXED", "OMP_NUM_THREADS"])
+    assert all(ENGINES_OWN.match(name) for name in told)
+    assert not any(ENGINES_OWN.match(name) for name in ["PATH", "MPI_HOME", "MPICC", "PMIXED", "OMP_NUM_THREADS"])
 
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
@@ -233,29 +241,29 @@ def test_without_hosts_and_without_a_batch_job_it_is_this_machine(monkeypatch):
 
 
 def test_local_bridges_connect_over_loopback_and_no_other_host_can():
-    assert mpi.addresses([Host("localhost"), Host("127.0.0.2")], "") == ["127.0.0.1"]
+    assert addresses([Host("localhost"), Host("127.0.0.2")], "") == ["127.0.0.1"]
 
 
 def test_remote_bridges_get_every_address_but_loopback():
-    told = mpi.addresses([Host("localhost"), Host("192.0.2.99")], "")
+    told = addresses([Host("localhost"), Host("192.0.2.99")], "")
     assert not any(each.startswith(("127.", "fe80")) or each == "::1" for each in told)
-    assert mpi.addresses([Host("192.0.2.99")], "10.1.2.3") == ["10.1.2.3"]
+    assert addresses([Host("192.0.2.99")], "10.1.2.3") == ["10.1.2.3"]
 
 
 def test_the_last_output_has_no_rulers_and_harmless_warnings(tmp_path):
     race = "[login:00184] plm:rsh: Warning: setpgid(191,191) failed in parent with errno=Permission denied(13)"
     words = f"echo -----; echo; echo one; echo '{race}'; echo two >&2; exit 3"
-    ended = mpirun.Mpirun([program(tmp_path / "m", words)], {}, lambda _: None)
+    ended = started([program(tmp_path / "m", words)])
     assert ended.fate(10) == "mpirun exited with 3"
     assert ended.output == "one\ntwo"
-    assert mpirun.complaint(ended) == "mpirun exited with 3 and printed\none\ntwo"
+    assert ended.complaint() == "mpirun exited with 3 and printed\none\ntwo"
 
 
 def test_what_an_mpirun_printed_is_passed_on_with_a_fix_for_root(tmp_path):
     def said(words: str) -> str:
-        ended = mpirun.Mpirun([program(tmp_path / "m", f"{words}; exit 1")], {}, lambda _: None)
+        ended = started([program(tmp_path / "m", f"{words}; exit 1")])
         ended.fate(10)
-        return mpirun.complaint(ended)
+        return ended.complaint()
 
     assert said("true") == "mpirun exited with 1 and printed nothing"
     assert said("printf 'no \\377text  \\n'") == "mpirun exited with 1 and printed\nno \ufffdtext"
@@ -267,7 +275,7 @@ def test_what_an_mpirun_printed_is_passed_on_with_a_fix_for_root(tmp_path):
 
 def test_the_end_of_an_mpirun_is_noticed_while_a_process_that_it_has_left_holds_its_output(tmp_path):
     codes: list[int] = []
-    left = mpirun.Mpirun([program(tmp_path / "m", "sleep 60 & echo $!; exit 3")], {}, codes.append)
+    left = started([program(tmp_path / "m", "sleep 60 & echo $!; exit 3")], codes.append)
     assert left.fate() in ("", "mpirun exited with 3"), "it does not wait"
     assert left.fate(10) == "mpirun exited with 3"
     os.kill(int(left.output), signal.SIGKILL)
@@ -280,7 +288,7 @@ def test_an_mpirun_has_a_session_of_its_own_and_no_input(tmp_path):
     before = set(threading.enumerate())
     waits = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
     show = "ps -o sid= -p $$; readlink /proc/$$/fd/0; echo $$"
-    ended = mpirun.Mpirun(["/bin/sh", "-c", f"{waits}; {show}"], {}, lambda _: None)
+    ended = started(["/bin/sh", "-c", f"{waits}; {show}"])
     threads = set(threading.enumerate()) - before
     assert len(threads) == 2 and all(each.daemon for each in threads), "the launcher may end before it"
     assert ended.fate() == "" and not ended.output
@@ -293,9 +301,9 @@ def test_an_mpirun_has_a_session_of_its_own_and_no_input(tmp_path):
 def test_the_settings_of_every_mpi_are_in_the_environment_but_the_users_own_count(tmp_path, monkeypatch):
     monkeypatch.setenv("PRTE_MCA_plm_ssh_no_tree_spawn", "0")
     script = f"tr '\\0' '\\n' < /proc/$$/environ > {tmp_path}/seen"
-    mpirun.Mpirun(["/bin/sh", "-c", script], {"TOLD": "settings"}, lambda _: None).fate(10)
+    started(["/bin/sh", "-c", script]).fate(10)
     lines = (tmp_path / "seen").read_text().splitlines()
-    assert lines[0] == "TOLD=settings", "MPICH 4.0 does not pass on the last variable"
+    assert lines[0] == "DMLTRAIN_BRIDGE=settings", "MPICH 4.0 does not pass on the last variable"
     assert {
         "OMPI_MCA_plm_rsh_no_tree_spawn=1",
         "OMPI_MCA_orte_keep_fqdn_hostnames=1",
@@ -303,19 +311,19 @@ def test_the_settings_of_every_mpi_are_in_the_environment_but_the_users_own_coun
         "PRTE_MCA_prte_keep_fqdn_hostnames=1",
     } <= set(lines)
     with pytest.raises(LaunchError, match=r"^cannot start .*/none: No such file or directory$") as caught:
-        mpirun.Mpirun([str(tmp_path / "none")], {}, print)
+        started([str(tmp_path / "none")], print)
     assert caught.value.code == 126
 
 
 def test_a_talkative_mpirun_is_remembered_in_part(tmp_path):
-    ended = mpirun.Mpirun([program(tmp_path / "m", "yes | head -c 10000000; echo last")], {}, lambda _: None)
+    ended = started([program(tmp_path / "m", "yes | head -c 10000000; echo last")])
     assert ended.fate(30) == "mpirun exited with 0"
     assert ended.output.splitlines() == ["y"] * 29 + ["last"]
-    assert len(ended.output) < mpirun.OUTPUT_BYTES
+    assert len(ended.output) < OUTPUT_BYTES
 
 
 def test_an_mpirun_that_ignores_term_is_killed(tmp_path):
-    stubborn = mpirun.Mpirun([program(tmp_path / "m", "trap '' TERM; echo up; while :; do sleep 0.1; done")], {}, print)
+    stubborn = started([program(tmp_path / "m", "trap '' TERM; echo up; while :; do sleep 0.1; done")], print)
     while "up" not in stubborn.output and not stubborn.fate(0.01):
         pass
     stubborn.end()

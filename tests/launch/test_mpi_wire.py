@@ -22,11 +22,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.channels.mpi import bridge
-from launch.channels.mpi.channel import CLOSE_SECONDS, MpiChannel, frame
-from launch.channels.mpi.mpirun import bridge_command
-from launch.channels.mpi.reception import CALLERS, GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
-from launch.channels.mpi.tls import TlsStream, certificate
+from launch.channels.bridges import bridge
+from launch.channels.bridges.channel import CLOSE_SECONDS, BridgeChannel, frame
+from launch.channels.bridges.engine import bridge_command, choice
+from launch.channels.bridges.reception import CALLERS, GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
+from launch.channels.bridges.tls import TlsStream, certificate
 from launch.job.host import Host
 from tests.launch.test_mpi_bridge import (
     DEADLINE,
@@ -66,7 +66,7 @@ class ScriptedBridge:
         self.tls.sendall(json.dumps({**HELLO, "token": desk.token}).encode() + b"\n")
         desk.caller = desk.came.get(timeout=DEADLINE)
         assert self.tls.recv(1) == bridge.WELCOME
-        self.channel = MpiChannel(desk.caller.stream, "its bridge", "the command", b"text", fate)
+        self.channel = BridgeChannel(desk.caller.stream, "its bridge", "the command", b"text", fate)
         self.file = self.tls.makefile("rb")
         assert [next_frame(self.file) for _ in range(2)] == [b"the command", b"text"]
 
@@ -602,7 +602,7 @@ def test_a_bridge_whose_launcher_was_silent_ends_its_daemon(desk, tmp_path, daem
         "token": desk.token,
         "seconds": DEADLINE,
     }
-    shell, *words = bridge_command(Host("here", python=sys.executable), 7, bridge.VARIABLE)
+    shell, *words = bridge_command(choice(Host("here", python=sys.executable), 7))
     named = tmp_path / "a) shell"  # names may have any character
     named.symlink_to(shell)
     started = tmp_path / daemon
@@ -611,7 +611,7 @@ def test_a_bridge_whose_launcher_was_silent_ends_its_daemon(desk, tmp_path, daem
     environment = dict(os.environ, **{bridge.VARIABLE: json.dumps(told)})
     process = subprocess.Popen([str(started), str(named), *words], env=environment)
     caller = desk.came.get(timeout=DEADLINE)
-    channel = MpiChannel(caller.stream, "its bridge", "echo up; cat", b"", lambda seconds: "")
+    channel = BridgeChannel(caller.stream, "its bridge", "echo up; cat", b"", lambda seconds: "")
     assert channel.read(DEADLINE) == b"up\n"
     (tmp_path / "draft").write_text(str(silence))
     (tmp_path / "draft").rename(tmp_path / "later")

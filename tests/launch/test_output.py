@@ -45,6 +45,21 @@ def test_chunks_become_whole_lines(tmp_path):
     assert output.last_lines(0, 2) == ["three", "four"]
 
 
+def test_a_replacement_continues_the_log_of_the_process_before_it(tmp_path):
+    display = Kept()
+    output = Output(LogFolder(tmp_path), ["worker-0", "worker-1"], display)
+    output.write(1, b"one\ncu")
+    output.add(1)
+    output.add(2)
+    output.write(2, b"two\n")
+    output.write(1, b"t off\n")
+    output.write(3, b"three\n")
+    assert [output.last_lines(task) for task in range(4)] == [[], ["one", "cut off"], ["two"], ["three"]]
+    output.close()
+    assert display.shown == [(1, b"one\n"), (1, b"two\n"), (1, b"cut off\n"), (1, b"three\n"), (-1, b"closed")]
+    assert (tmp_path / "worker-1.log").read_bytes() == b"one\ncu\ntwo\nt off\nthree\n"
+
+
 def test_a_slow_display_holds_the_writer_until_the_job_ends(tmp_path):
     display = Kept()
     display.let.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from launch import LaunchError
 from launch.job.host import Host
-from launch.job.placement import POLICIES, gpus_of, listing, place
+from launch.job.placement import POLICIES, free, gpus_of, listing, place, spare_gpus
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ROLE_SETS = [(), (), (), (WORKER,), (SERVER,), (SCHEDULER,), (SERVER, WORKER), (SCHEDULER, SERVER)]
@@ -270,3 +271,26 @@ def test_shares_of_gpus():
     assert shares(2, "0257") == ["02", "57"]
     assert shares(3, "0257") == ["0", "2", "57"]
     assert shares(4, "02") == ["0", "2", "0", "2"]
+
+
+def test_how_many_more_workers_fit_on_a_host():
+    assert free(Host("a"), 7) == math.inf
+    assert free(Host("a", slots=2), 1) == 1
+    assert free(Host("a", gpus=("0", "1")), 1) == 1 and free(Host("a", gpus=("0", "1")), 3) == -1
+    assert free(Host("a", slots=4, gpus=("0", "1")), 1) == 3, "slots say that devices are shared"
+    assert free(Host("a", roles=("server",)), 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("taken", "spare"),
+    [
+        ([], ("0", "1", "2", "3")),
+        ([("0", "1")], ("2", "3")),
+        ([("0",), ("1",), ("3",)], ("2",)),
+        ([("0", "1", "2", "3")], ("0", "1")),
+        ([("0",), ("1",), ("2",), ("3",), ("3",)], ("0",)),
+    ],
+)
+def test_a_worker_more_gets_the_devices_that_the_fewest_have(taken, spare):
+    assert spare_gpus(Host("a", gpus=("0", "1", "2", "3")), taken) == spare
+    assert spare_gpus(Host("a"), taken) == ()

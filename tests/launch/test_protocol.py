@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.agent import commands, events
@@ -38,6 +38,7 @@ from launch.agent.protocol import (
 )
 from launch.channels import ChannelError, frames
 from tests.pythons import python
+from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
 WHOLE = st.integers(0, 65535)
@@ -58,6 +59,7 @@ VALUES = {  # of the fields, by their types
     "Peer": st.builds(Peer, st.text(), st.text(), WHOLE),
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Count, ...]": st.lists(WHOLE).map(tuple),
+    "tuple[Number, ...]": st.lists(WHOLE).map(tuple),
     "tuple[Peer, ...]": st.lists(st.builds(Peer, st.text(), st.text(), WHOLE)).map(tuple),
     "tuple[Entry, ...]": st.lists(
         st.builds(Entry, WHOLE, st.text(), st.text(), WHOLE, st.integers(-(1 << 40), 1 << 60), WHOLE, st.text())
@@ -73,6 +75,7 @@ VALUES = {  # of the fields, by their types
             st.text(),
             st.booleans(),
             WHOLE,
+            st.booleans(),
         )
     ).map(tuple),
     "dict[str, str]": st.dictionaries(st.text(), st.text()),
@@ -118,6 +121,7 @@ def test_an_event_comes_as_it_was_sent_and_its_host_is_the_connections(event):
     assert {**vars(found), "host": event.host} == vars(event)
 
 
+@settings(max_examples=examples(30))  # they take long to make
 @given(garbled("do", COMMANDS) | garbled("event", EVENTS))
 def test_json_of_any_shape_is_a_message_or_a_protocol_error(found):
     for decode in (decode_command, lambda text: decode_event(text, "h")):
@@ -141,9 +145,9 @@ def test_json_without_end_is_a_protocol_error():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"[]", "'[]' is not a message; expected 'do' to be one of job, sync, "),
-        (b'{"do": "leave"}', "is not a message; expected 'do' to be one of job, sync, "),
-        (b'{"do": ["job"]}', "is not a message; expected 'do' to be one of job, sync, "),
+        (b"[]", "'[]' is not a message; expected 'do' to be one of job, attach, kept, sync, "),
+        (b'{"do": "leave"}', "is not a message; expected 'do' to be one of job, attach, kept, sync, "),
+        (b'{"do": ["job"]}', "is not a message; expected 'do' to be one of job, attach, kept, sync, "),
         (b'{"do": "stop"}', "message 'stop' lacks the field 'grace': expected a number of seconds, 0 or more"),
         (b'{"do": "stop", "grace": true}', "'grace' of message 'stop' is 'true'; expected a number of seconds"),
         (b'{"do": "stop", "grace": -1}', "'grace' of message 'stop' is '-1'; expected a number of seconds, 0 or more"),
@@ -354,16 +358,16 @@ def test_a_line_that_never_ends_takes_little_memory_and_the_next_is_read():
 
 
 HEAVY = {
-    "lists": b"[%s]" % b",".join([b"[]"] * 400_000),
-    "objects": b"[%s]" % b",".join([b'{"a":1}'] * 200_000),
-    "numbers": b"[%s]" % b",".join([b"1000"] * 600_000),
-    "names": b"{%s}" % b",".join(b'"%d":1' % number for number in range(300_000)),
+    "lists": lambda: b"[%s]" % b",".join([b"[]"] * 400_000),
+    "objects": lambda: b"[%s]" % b",".join([b'{"a":1}'] * 200_000),
+    "numbers": lambda: b"[%s]" % b",".join([b"1000"] * 600_000),
+    "names": lambda: b"{%s}" % b",".join(b'"%d":1' % number for number in range(300_000)),
 }
 
 
 @pytest.mark.parametrize("what", HEAVY)
 def test_a_message_that_would_take_much_memory_is_refused_before_it_is_read(what):
-    text = b'{"event": "probed", "facts": %s}' % HEAVY[what]
+    text = b'{"event": "probed", "facts": %s}' % HEAVY[what]()
     assert len(text) < MESSAGE_BYTES
     with pytest.raises(ProtocolError, match=r"the message takes about \d+ MiB; expected at most 24"):
         decode_event(text, "h1")

@@ -25,7 +25,7 @@ SECONDS = 20.0  # a deadline for what takes a tenth of a second
 BLOCK = 5_000_000
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.thorough if kind == "system" else ()) for kind in KINDS])
 def connect(request, home) -> Iterator[Callable[..., Channel]]:  # noqa: F811
     """connect(host, ...) -> channel, which is closed at the end of the test."""
     made = []
@@ -307,6 +307,7 @@ def test_what_answers_is_no_ssh_server(connect):
             each.close()
 
 
+@pytest.mark.thorough
 def test_a_dozen_at_once_get_in_where_two_may_knock(connect, sshds):  # noqa: F811
     sshd = sshds("MaxStartups 2:100:2")
     opened, failed = [], []

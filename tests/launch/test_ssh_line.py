@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -66,6 +67,16 @@ def test_kill_ends_a_running_command_at_once_and_does_nothing_to_one_that_has_en
     assert proxy.failure() == "was killed by SIGKILL"
     proxy.kill()
     proxy.line.close()
+
+
+def test_several_threads_kill_a_command():
+    """As the end of its connection and that of all logins do."""
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(100):
+            proxy = ProxyCommand("sleep 300")
+            for killed in [threads.submit(proxy.kill) for _ in range(8)]:
+                killed.result()
+            proxy.line.close()
 
 
 @pytest.mark.parametrize(

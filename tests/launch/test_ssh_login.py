@@ -23,6 +23,7 @@ from launch.channels.ssh.key import Keys
 from launch.channels.ssh.line import ProxyCommand, tcp
 from launch.channels.ssh.login import Access, Deadline
 from launch.channels.ssh.prompt import TerminalPrompt
+from tests.descriptors import descriptors
 from tests.launch.conftest import ROOT, wait_for
 from tests.launch.ssh_connect import SECONDS, nobody
 from tests.launch.sshd import Home, Sshd, generate_key, home, ssh_agent, sshds  # noqa: F401  fixtures
@@ -498,7 +499,7 @@ def terminal() -> Iterator[Terminal]:
     ],
 )
 def test_the_answer_is_the_typed_line(terminal, typed, answer):
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     asking, answers = terminal.ask()
     assert terminal.shown() == b"Passphrase? "
     for each in typed:
@@ -506,7 +507,7 @@ def test_the_answer_is_the_typed_line(terminal, typed, answer):
     asking.join(SECONDS)
     assert answers == [answer]
     assert terminal.shown() == b"\r\n", "nothing of it is shown"
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert descriptors() <= before
 
 
 def test_close_cancels_the_question_and_no_other_is_asked(terminal):

@@ -32,6 +32,7 @@ from launch.agent.way import shown
 from launch.sync import Sync
 from launch.sync.manifest import Entry, Manifest, Over, manifest, opened
 from launch.sync.send import WRITE_BYTES, offer, push
+from tests.descriptors import descriptors
 from tests.tiers import examples
 
 SECONDS = 60.0  # for anything to happen, on a busy machine
@@ -674,10 +675,10 @@ def test_what_takes_the_name_of_a_file_meanwhile_is_left_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     (tmp_path / "file").touch()
-    before = os.listdir("/proc/self/fd")
+    before = descriptors()
     for name in ("pipe", "link", "none", "file/none", "."):
         assert opened(os.fsencode(tmp_path / name)) is None
-    assert os.listdir("/proc/self/fd") == before
+    assert descriptors() <= before
 
 
 def test_a_file_that_cannot_be_read_is_named(source):
@@ -796,7 +797,7 @@ def test_what_a_killed_agent_left_is_removed_and_what_another_writes_is_not(sour
 
 
 def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tmp_path):
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for ends in (
         b"",
         message(do="entries", entries=[[0, "file", "x", 0o644, 0, 3, NO_HASH]], last=True),
@@ -809,10 +810,10 @@ def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tm
             assert os.listdir(tmp_path / "to") == [agent.last("destination")["probe"]]
         agent.receiver.finish()
         assert names(tmp_path / "to") == []
-        assert set(os.listdir("/proc/self/fd")) <= before  # those of earlier tests may close meanwhile
+        assert descriptors() <= before
     copy(source, tmp_path / "to")
     copy(source, tmp_path / "to")
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert descriptors() <= before
 
 
 LIES = {  # answers to Sync and to the last Entries; what is wrong with them

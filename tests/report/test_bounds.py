@@ -37,7 +37,7 @@ def batch_lines(epochs: int, batches: int) -> bytes:
 
 @pytest.mark.parametrize("log", ["many lines", "one line", "no line", "a coloured line"])
 def test_memory_is_bounded(tmp_path: Path, log: str) -> None:
-    """50 MB of log cost a few blocks of memory, whatever their shape."""
+    """24 MB of log cost a few blocks of memory, whatever their shape."""
     small, large = tmp_path / "small.log", tmp_path / "large.log"
     small.write_bytes(batch_lines(2, 10))
     piece = {
@@ -47,14 +47,14 @@ def test_memory_is_bounded(tmp_path: Path, log: str) -> None:
         "a coloured line": b"\x1b[32m " * (MIB // 6) + b" Epoch[1] Train-accuracy=0.5 ",
     }[log]
     with large.open("wb") as file:
-        while file.tell() < 50 * MIB:
+        while file.tell() < 24 * MIB:
             file.write(piece)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(small), str(large)], capture_output=True, text=True, timeout=120
     )
     epochs, grown = map(int, done.stdout.split())
     assert epochs == {"many lines": 10, "one line": 10, "no line": 0, "a coloured line": 1}[log]
-    assert grown < 16 * 1024  # KiB
+    assert grown < 12 * 1024  # KiB
 
 
 def test_ten_megabytes_on_one_line() -> None:
@@ -86,7 +86,7 @@ def test_a_record_that_begins_with_a_block_is_read_once(name: str) -> None:
     assert len(found[0].epochs[7]["seconds"]) == 1
 
 
-HOSTILE = {  # 2 MB each
+HOSTILE = {  # 1 MB of each is read
     "headers": b"Epoch[1] " * 250_000,
     "batch headers": b"Epoch[1] Batch" * 150_000,
     "names": b"Epoch[1] " + b"a" * 2_000_000,
@@ -110,9 +110,9 @@ HOSTILE = {  # 2 MB each
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("end", [b"", pytest.param(b"\n", marks=pytest.mark.thorough)])
 def test_time_does_not_grow_with_the_square_of_the_size(name: str, end: bytes) -> None:
-    """Quadratic time would be hours; each case takes about a second."""
+    """Quadratic time would be many minutes; each case takes less than a second."""
     before = time.process_time()
-    found, fault = reading.scan(io.BytesIO(HOSTILE[name] + end))
+    found, fault = reading.scan(io.BytesIO(HOSTILE[name][:MIB] + end))
     assert time.process_time() - before < 60.0
     assert bool(found) != bool(fault)
 

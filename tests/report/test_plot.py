@@ -120,7 +120,9 @@ def test_the_range_of_all_workers_is_shaded(tmp_path: Path, monkeypatch: pytest.
     assert not seconds.collections
 
 
-@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+@pytest.mark.parametrize(
+    "ending", ["svg", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("png", "pdf"))]
+)
 def test_equal_logs_give_equal_files(process: Callable, log: Path, tmp_path: Path, ending: str) -> None:
     """In two processes, whose hashes of text differ, and with settings of the user."""
     pictures = [tmp_path / f"{name}.{ending}" for name in ("a", "b")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,13 @@ class MXNetTrainer:
         """Seed MXNet's random numbers (dropout) on every device."""
         mx.random.seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "little") >> 1)
 
-    def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
+    def train_step(
+        self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
+    ) -> None:
         """One update from this worker's images (N, C, H, W), uint8 or float32, and labels (N,) int64, N may be 0.
 
-        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
+        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job). `receipt`
+        has no effect: jobs with MXNet are not elastic.
         """
         self._backward(images, labels, total)
         for each, sums in self._accumulated:
@@ -194,8 +197,12 @@ class MXNetTrainer:
             sums[:] = 0
         return total
 
+    def settle(self) -> None:
+        """Wait until this worker's weights include its last step."""
+        self.synchronize()
+
     def synchronize(self) -> None:
-        """Wait until the weights include the last step."""
+        """Wait until the weights include the last step of all workers."""
         self._step.synchronize()
         mx.nd.waitall()
 
@@ -252,9 +259,18 @@ class MXNetTrainer:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
+    def state(
+        self, residuals: Mapping[str, Array] | None = None, others: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
         """Everything that the next step depends on except data and seeds. Call `synchronize` first."""
         return {"model": self._model(), "optimizer": self._step.state()}
+
+    def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
+        raise NotImplementedError  # elastic jobs are refused: elastic/checks.py
+
+    def own_state(self) -> dict[str, Any]:
+        """Nothing: all workers step together, or the servers do."""
+        return {}
 
     def _model(self) -> dict[str, Array]:
         names = (*(each.name for each in self._learned), *self._statistics)

@@ -62,9 +62,11 @@ class TorchBackend:
         return LocalKVStore(kind, make_step)
 
     def store(self, kind: str, staleness: float, environment: Environment) -> KVStore:
+        from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
         from dmltrain.kvstore.worker.store import DistKVStore
 
-        return DistKVStore(kind, staleness, environment)
+        made = ElasticKVStore if environment.elastic else DistKVStore
+        return made(kind, staleness, environment)
 
     def serve(self, environment: Environment) -> str:
         if environment.role == "scheduler":

@@ -15,7 +15,7 @@ def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
     value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
     if parameter is None or value is None:
         return {"type": settings.gc_type}
-    samples = settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
+    samples = settings.batch_size * (store.num_workers if store.kvstore_type.steps_together else 1)
     return {"type": settings.gc_type, parameter.name: value / samples if parameter.of_gradients else value}
 
 

@@ -1,7 +1,8 @@
 """Loss scaling for float16: keeps gradients that float16 would round to zero, and skips steps that overflow.
 
 Workers decide by the sum of all workers' gradients, which is the same on each, so all skip the same steps without
-communication. Nothing is copied from the device. (Micikevicius et al. 2018, section 3.2.)
+communication. Where workers step alone (dist_local), each decides for itself. Nothing is copied from the device.
+(Micikevicius et al. 2018, section 3.2.)
 """
 
 from __future__ import annotations

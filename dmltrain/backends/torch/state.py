@@ -6,7 +6,7 @@ import io
 import pickletools
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from dmltrain.backends.backend import CommonArray
 from dmltrain.errors import UserError
 
 # What a checkpoint names. torch.load allows more even with weights_only, among it functions that only take memory.
-NAMES = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch \w+Storage")
+NAMES = re.compile(r"collections (OrderedDict|Counter)|torch\._utils _rebuild_tensor_v2|torch \w+Storage")
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
@@ -34,7 +34,7 @@ def decode(content: bytes) -> dict[str, Any]:
     Raises UserError for other content."""
     try:
         npz.check(content)
-        _check_names(content)
+        check_names(content)
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         _check_sizes(found)
     except Exception as error:  # torch.load does not document its exceptions
@@ -44,7 +44,7 @@ def decode(content: bytes) -> dict[str, Any]:
     return found
 
 
-def _check_names(content: bytes) -> None:
+def check_names(content: bytes) -> None:
     """Raises ValueError if the checkpoint's pickle names anything but NAMES."""
     if not content.startswith(b"PK\3\4"):  # torch.load would read it as another format
         raise ValueError("it is not an archive from its start")
@@ -102,10 +102,10 @@ def common(name: str, replicas: Sequence[torch.Tensor]) -> CommonArray:
     return CommonArray(name, read, write)
 
 
-def common_of_optimizer(optimizer: torch.optim.Optimizer) -> list[CommonArray]:
-    """The optimizer's state, which servers may have instead."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = optimizer.state
+def common_of_optimizer(
+    parameters: Iterable[torch.Tensor], state: Mapping[torch.Tensor, Mapping[str, Any]]
+) -> list[CommonArray]:
+    """An optimizer's state by parameter, as far as workers have it in common: servers may have it instead."""
     return [
         common(f"{field} of parameter {number}", [value])
         for number, parameter in enumerate(parameters)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
+from dmltrain.backends.torch.distributed.local_steps import OUTER
 from dmltrain.backends.torch.exchange import compression, factor_rows
 from dmltrain.backends.torch.loss_scale import LossScale
 from dmltrain.backends.torch.normalise import Normalise
@@ -42,6 +43,7 @@ from dmltrain.metric import Sums
 from dmltrain.normalisation import Normalisation
 
 FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
+OTHERS = "workers"  # in checkpoints: what workers 1, 2, ... have of their own
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
 
@@ -74,6 +76,7 @@ class TorchTrainer:
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
         self._forwards = [compiled(each) if settings.compile else each for each in self._modules]
         self._scale: LossScale | None = None
+        self._alone = store.kvstore_type.steps_alone
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
         if state:
             self._load_rest(state, store)
@@ -108,6 +111,7 @@ class TorchTrainer:
             defer=single and not settings.compile,
             factors=factor_rows(settings, store),
             factored=factored,
+            averaging=store.kvstore_type.averaging(settings.local_steps, settings.outer_lr, settings.outer_momentum),
         )
 
     def _loss_scale(self, inner: torch.optim.Optimizer, settings: Settings, store: KVStore) -> LossScale:
@@ -129,11 +133,16 @@ class TorchTrainer:
         """Seed torch's random numbers (dropout) on every device."""
         torch.manual_seed(int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1)
 
-    def train_step(self, images: Array, labels: Array, total: int, learning_rate: float) -> None:
+    def train_step(
+        self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
+    ) -> Array | None:
         """One update from this worker's images (N, C, H, W), uint8 or float32, and labels (N,) int64, N may be 0.
 
-        `total`: number of samples in the mean gradient of this step (of all workers in a synchronous job).
+        `total`: number of samples in the mean gradient of this step (of all workers, if they step together).
+        `receipt` and the result: see Trainer.
         """
+        if receipt is not None:
+            self._optimizer.round(total, receipt)
         set_rate(self._optimizer, learning_rate)
         self._begin()
         self._backward(images, labels, total)
@@ -142,6 +151,7 @@ class TorchTrainer:
             self._sum_gradients()
         self._optimizer.step()
         self._end()
+        return self._optimizer.committed
 
     def accumulate(self, images: Array, labels: Array, total: int) -> None:
         """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
@@ -197,8 +207,13 @@ class TorchTrainer:
             sums.zero_()
         return total
 
+    def settle(self) -> None:
+        """Wait until this worker's weights include its last step."""
+        self._optimizer.settle()
+        self._copy_weights()
+
     def synchronize(self) -> None:
-        """Wait until the weights include the last step."""
+        """Wait until the weights include the last step of all workers."""
         self._optimizer.synchronize()
         self._copy_weights()
 
@@ -269,9 +284,11 @@ class TorchTrainer:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, residuals: Mapping[str, Array] | None = None) -> dict[str, Any]:
-        """Everything that the next step depends on except data and seeds, including the kvstore's residuals. Call
-        `synchronize` first."""
+    def state(
+        self, residuals: Mapping[str, Array] | None = None, others: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """Everything that the next step depends on except data and seeds, including the kvstore's residuals and the
+        other workers' `own_state`. Call `synchronize` first."""
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
         state: dict[str, Any] = {"model": model, "optimizer": self._optimizer.state_dict()}
         if self._optimizer.choices:
@@ -280,23 +297,47 @@ class TorchTrainer:
             state["loss_scale"] = self._scale.state()
         if residuals:
             state["residuals"] = {name: torch.from_numpy(array) for name, array in residuals.items()}
+        if others:
+            state[OTHERS] = list(others)
         return state
 
+    def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
+        """Go on from the result of another worker's `state`, in the middle of a run, also of a step; if so, perhaps
+        with its own statistics."""
+        self._optimizer.forget_round()
+        for module in self._modules:
+            own = dict(module.named_buffers()) if own_statistics else {}
+            kept = {name: each.clone() for name, each in own.items() if name in state["model"]}
+            torch_state.load_weights(module, {**state["model"], **kept})
+        load_state(self._optimizer, state["optimizer"])
+        if not own_statistics:
+            self._seen = [0] * len(self._devices)
+
+    def own_state(self) -> dict[str, Any]:
+        """What only this worker has of it: where workers step alone, the optimizer's state and the loss scale."""
+        if not self._alone:
+            return {}
+        scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
+        return {"optimizer": self._optimizer.state_dict()["state"], **scale}
+
     def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
+        state = with_own(state, store.rank) if self._alone else state
         if "optimizer" in state:
             load_state(self._optimizer, state["optimizer"])
         residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
-        if residuals is not None:
+        were_alone = OUTER in state.get("optimizer", {})
+        if residuals is not None and were_alone == self._alone:  # those of gradients do not fit differences of weights
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
 
     def common_arrays(self) -> list[CommonArray]:
-        """Weights, statistics, and the optimizer's state if it runs on the workers. Call `synchronize` first."""
+        """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""
         replicas = [module.state_dict() for module in self._modules]
         found = [torch_state.common(name, [each[name] for each in replicas]) for name in replicas[0]]
-        found += torch_state.common_of_optimizer(self._optimizer)
-        if scale := self._scale:
+        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
+        found += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
+        if (scale := self._scale) and not self._alone:
             read, write = (lambda: np.array(scale.state())), (lambda values: scale.load_state(values.tolist()))
             found.append(CommonArray("loss scale", read, write))
         return found
@@ -329,6 +370,16 @@ def find_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
+
+
+def with_own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """A checkpoint's state, with what the worker of this rank had of its own there. If there were fewer workers, that
+    is worker 0's."""
+    others = state.get(OTHERS, [])
+    if not 0 < rank <= len(others) or "optimizer" not in state:
+        return state
+    own = others[rank - 1]
+    return {**state, **own, "optimizer": {**state["optimizer"], "state": own["optimizer"]}}
 
 
 def image_layout(network: Network, name: str) -> torch.memory_format:

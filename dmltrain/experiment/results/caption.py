@@ -18,7 +18,11 @@ from dmltrain.experiment.results.published import Published
 from dmltrain.experiment.results.shown import exact
 from dmltrain.report.summary import COLUMNS
 
-EMULATED = {"emulate-step": "each step takes at least {} s", "stragglers": "stragglers {}"}  # option -> in words
+EMULATED = {  # option -> in words
+    "emulate-step": "each step takes at least {} s",
+    "emulate-sample": "each sample takes at least {} s",
+    "stragglers": "stragglers {}",
+}
 
 
 def caption(

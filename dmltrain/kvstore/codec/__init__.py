@@ -43,7 +43,7 @@ def make(parameters: Mapping[str, Any]) -> Codec | None:
     if name not in TYPES:
         raise ValueError(f"gradient compression has no type {name!r}; the types are {', '.join(TYPES)}")
     parameter = None if name == "none" else _BY_NAME[name].parameter
-    unknown = sorted(set(rest) - {parameter and parameter.name})
+    unknown = sorted(set(rest) - {parameter and parameter.name}, key=str)
     if unknown:
         takes = f"the only one is {parameter.name!r}" if parameter else "it has none"
         raise ValueError(f"gradient compression {name} has no parameter {unknown[0]!r}; {takes}")

@@ -12,34 +12,50 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
-from dmltrain.kvstore.transport import host, link
+from dmltrain.kvstore.log import log
+from dmltrain.kvstore.scheduler.following import Following, Standing
+from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.transport.data_links import Watch
-from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import (
     Abort,
+    Admit,
     Barrier,
     Bye,
+    Changed,
+    Enter,
+    Failed,
+    Flushed,
     Heartbeat,
+    Leaving,
     LinkLost,
     Message,
     Overdue,
+    Ready,
     Refuse,
     Register,
     Release,
     Shutdown,
+    Speed,
     Start,
+    Stops,
+    Superseded,
+    Took,
     encode,
 )
 from dmltrain.kvstore.transport.wire import FrameError
+from dmltrain.kvstore.view import EQUAL, Balancing, View
 
 EXIT_SECONDS = 3.0
 VERDICT_SECONDS = 5.0  # for the scheduler to say why a link was lost; it waits 2 s for a better cause
 LOOK_SECONDS = 0.5  # between two looks at data links
+
+Handlers = Mapping[type[Message], Callable[[Any], None]]
 
 
 class Control:
@@ -52,9 +68,13 @@ class Control:
         on_end: Callable[[str], None] | None = None,
         exit_seconds: float = EXIT_SECONDS,
         socket_name: str = "",
+        on_message: Handlers | None = None,
+        standing: Callable[[], Standing | None] = lambda: None,
     ) -> None:
         """Connect and register. `port` is the port on which a server listens, `socket_name` the unix socket for
         processes on its host (rendezvous.py). `exit_seconds`: time for a process of a lost job to end by itself.
+        `on_message`: called on the reading thread with messages that this class does not know. `standing`: how far this
+        process is; None if it does not go on without its scheduler.
         Raises JobLost when the scheduler cannot be reached.
         """
         self.failure = ""
@@ -63,15 +83,28 @@ class Control:
         self.over = threading.Event()  # the job is lost, or the scheduler has sent its last message
         self.watch = Watch.earlier_than(environment.lost_seconds)  # checks the data links that are added to it
         self._environment = environment
+        self._following = Following(environment)
+        self._standing = standing
+        self._moving = threading.Lock()  # guards what every incarnation of the scheduler is told, and the change to it
         self._on_end = on_end
         self._exit_seconds = exit_seconds
         self._changed = threading.Condition()
-        self._released: set[str] = set()
+        self._released: set[tuple[str, int]] = set()  # barrier, view
         self._closing = False
-        self._scheduler = f"the scheduler at {environment.root_host}:{environment.root_port}"
+        self._leaves = threading.Event()  # set when this process no longer looks for another scheduler
+        self._orphaned = False
+        self._handlers: Handlers = {
+            Refuse: self._refused,
+            Abort: self._aborted,
+            Start: self._started,
+            Release: self._release,
+            Shutdown: self._end,
+            **(on_message or {}),
+        }
         self._link = self._connect()
         self._heard = time.monotonic()  # from here on: the scheduler may have started much later than this process
-        self._send(Register(environment.node_host, port, environment.host_name, socket_name, host.identity()))
+        self._registration = Register(environment.node_host, port, environment.host_name, socket_name, host.identity())
+        self._send(self._registration)
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
         self._reader.start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -82,11 +115,44 @@ class Control:
         assert self._start is not None  # see _wait
         return self._start
 
-    def barrier(self, name: str) -> None:
-        """Wait until every worker has called barrier with this name. Raises JobLost."""
-        self._send(Barrier(name))
-        self._wait(lambda: name in self._released, self._environment.wait_seconds + 5.0, f"barrier {name!r}")
-        self._released.discard(name)
+    def barrier(self, name: str, view: int = 0, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until every worker has called barrier with this name, in this view. False if `interrupted` first, which
+        is asked again after each message that is handled. Raises JobLost."""
+        this = name, view
+        self._send(Barrier(name, view))
+        seconds = self._environment.wait_seconds + 5.0
+        self._wait(lambda: this in self._released or interrupted(), seconds, f"barrier {name!r}")
+        released = this in self._released
+        self._released.discard(this)
+        return released
+
+    def ready(self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL) -> None:
+        """Report that this worker can lose others from now on, or waits to join them; see message.Ready."""
+        self._say(Ready(facts, replay, balance))
+
+    def admit(self, view: int) -> None:
+        """Let the change that waits come with the view after this one; see message.Admit."""
+        self._send(Admit(view))
+
+    def leaving(self, reason: str, residuals: bool) -> None:
+        """Report that this worker leaves on purpose; see message.Leaving."""
+        self._say(Leaving(reason, residuals))
+
+    def speed(self, view: int, samples: float) -> None:
+        """Report this worker's speed; see message.Speed."""
+        self._send(Speed(view, samples))
+
+    def flushed(self, message: Flushed) -> None:
+        """Report which op this worker holds."""
+        self._send(message)
+
+    def tell(self, message: Stops | Changed | Took) -> None:
+        """Say what this worker does about a change of the kvstore, or how long it computes."""
+        self._send(message)
+
+    def wait_until(self, reached: Callable[[], bool], what: str) -> None:
+        """Wait until it is reached, which is asked again after each message that is handled. Raises JobLost."""
+        self._wait(reached, self._environment.wait_seconds + 5.0, what)
 
     def lost_within(self, seconds: float) -> str:
         """Why the job was lost, if that is known within `seconds`; else empty."""
@@ -96,27 +162,43 @@ class Control:
 
     def abort(self, reason: str) -> None:
         """End the job for all processes."""
-        self._send(Abort(reason))
+        self._say(Abort(reason))
 
     def overdue(self, reason: str) -> None:
         """End the job for all processes because some have waited for too long, unless there is a better cause."""
-        self._send(Overdue(reason))
+        self._say(Overdue(reason))
 
-    def link_lost(self, lost: LinkLost, seconds: float = VERDICT_SECONDS) -> None:
-        """Report a lost data link, and wait for the scheduler to say what the cause is; after `seconds` this is it."""
-        self._send(lost)
+    def report(self, lost: LinkLost) -> None:
+        """Report a lost data link, and go on: the scheduler decides what that means."""
+        self._say(lost)
+
+    def link_lost(
+        self, lost: LinkLost, seconds: float = VERDICT_SECONDS, settled: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Report a lost data link, and wait for the scheduler to say what the cause is; after `seconds` this is it. Not
+        if it is `settled`, which is asked again after each message that is handled."""
+        self.report(lost)
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or self._closing, seconds)
-        self.fail(str(lost))
+            self._changed.wait_for(lambda: self.failure or self._closing or settled(), seconds)
+        if not settled():
+            self.fail(str(lost))
 
-    def bye(self, stays: bool = False) -> None:
+    def bye(self, stays: bool = False, done: int = -1) -> None:
         """Report that this process has finished: from now on the end of its link is not a failure. With `stays` it
-        serves its host's other workers until it calls this again."""
+        serves its host's other workers until it calls this again. `done`: see message.Bye."""
         self._closing = not stays
-        self._send(Bye(stays))
+        if self._closing:
+            self._leaves.set()
+        self._send(Bye(stays, done))
+
+    def failed(self, error: str, done: int) -> None:
+        """Report that this worker ends by an error of its own; see message.Failed."""
+        self._closing = True
+        self._send(Failed(error, done))
 
     def close(self) -> None:
         self._closing = True
+        self._leaves.set()
         self._link.close()
 
     def fail(self, reason: str) -> None:
@@ -126,27 +208,21 @@ class Control:
                 return
             self.failure = reason
             self.over.set()
+            self._leaves.set()
             self._changed.notify_all()
         threading.Thread(target=self._end_process, name="exit-watchdog", daemon=True).start()
         if self._on_end:
             self._on_end(reason)
 
+    @property
+    def _scheduler(self) -> str:
+        return str(self._following.current)
+
     def _connect(self) -> Link:
-        environment = self._environment
-        address = (environment.root_host, environment.root_port)
-        deadline = time.monotonic() + environment.start_seconds
+        deadline = time.monotonic() + self._environment.start_seconds
         while True:
-            caller = Caller.new(
-                environment.job,
-                environment.key,
-                environment.role,
-                environment.index,
-                "scheduler 0",
-                CONTROL,
-                environment.wire,
-            )
             try:
-                return link.connect(address, caller, timeout=5.0, certificate=environment.certificate_file)
+                return self._following.connect()
             except (OSError, Closed) as error:  # the scheduler may still be starting
                 if time.monotonic() > deadline:
                     raise JobLost(f"{self._scheduler} cannot be reached: {error}") from error
@@ -158,6 +234,12 @@ class Control:
         with contextlib.suppress(Closed):  # which the reading thread reports
             self._link.send(encode(message))
 
+    def _say(self, message: Message) -> None:
+        """Send what a later incarnation of the scheduler must know, too."""
+        with self._moving:
+            self._following.say(message)
+            self._send(message)
+
     def _wait(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: reached() or self.failure, seconds):
@@ -168,38 +250,81 @@ class Control:
     def _read(self) -> None:
         try:
             while True:
-                header = self._link.read_header()
-                message = self._link.read_message(header)
-                self._heard = time.monotonic()
-                self._take(message)
+                try:
+                    self._read_messages()
+                except Exception as error:
+                    if not self._goes_on(error):
+                        raise
         except Exception as error:  # after any error no thread may wait for the scheduler
             self.fail(f"lost {self._scheduler}: {error}")
         finally:
             self.over.set()
 
-    def _take(self, message: Message) -> None:
-        match message:
-            case Refuse():
-                self.fail(f"{self._scheduler} refused this process: {message.reason}")
-            case Abort():
-                self.over.set()
-                self.fail(message.reason)
-            case Start() | Release() | Shutdown():
-                self._wake(message)
+    def _read_messages(self) -> None:
+        """Those of one incarnation of the scheduler. Raises any error when its link ends."""
+        while True:
+            header = self._link.read_header()
+            message = self._link.read_message(header)
+            self._heard = time.monotonic()
+            self._take(message)
 
-    def _wake(self, message: Start | Release | Shutdown) -> None:
-        """Wake the threads that wait for this message."""
+    def _goes_on(self, error: Exception) -> bool:
+        """The link has ended: whether this process goes on with another one."""
+        if self.over.is_set() or self._closing or not self._words():
+            return False
+        self._orphaned = True
+        self._link.close()
+        log(f"lost {self._scheduler}: {error}; waiting for the next one")
+        while (found := self._following.find(self._leaves)) and not self._introduce(found):
+            found.close()
+        if found is None:
+            return False
+        log(f"back with {self._scheduler}, its incarnation {self._following.current.number}")
+        return True
+
+    def _introduce(self, found: Link) -> bool:
+        """Say who this is, and go on with this link. False if it has ended already."""
+        with self._moving:
+            try:
+                for message in self._words():
+                    found.send(encode(message))
+            except Closed:
+                return False
+            self._link, self._heard, self._orphaned = found, time.monotonic(), False
+        return True
+
+    def _words(self) -> list[Message]:
+        return self._following.words(self._registration, self._start, self._standing())
+
+    def _take(self, message: Message) -> None:
+        """Handle a message, and wake the threads that wait for one."""
+        if isinstance(message, Enter):
+            with self._moving:
+                self._following.enter(message.view)
+        if handle := self._handlers.get(type(message)):
+            handle(message)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _refused(self, message: Refuse) -> None:
+        self.fail(f"{self._scheduler} refused this process: {message.reason}")
+
+    def _aborted(self, message: Abort) -> None:
+        self.over.set()
+        self.fail(message.reason)
+
+    def _started(self, message: Start) -> None:
+        self._start = message
+
+    def _release(self, message: Release) -> None:
+        self._released.add((message.id, message.view))
+
+    def _end(self, message: Shutdown) -> None:
         with self._changed:
-            if isinstance(message, Start):
-                self._start = message
-            elif isinstance(message, Release):
-                self._released.add(message.id)
-            else:
-                self.over.set()
-                self._closing = True
-                self.shutdown.set()
-            self._changed.notify_all()
-        if isinstance(message, Shutdown) and self._on_end:
+            self.over.set()
+            self._closing = True
+            self.shutdown.set()
+        if self._on_end:
             self._on_end("")
 
     def _beat(self) -> None:
@@ -209,16 +334,30 @@ class Control:
             if now - last > environment.lost_seconds / 2:  # this process was suspended, perhaps not the scheduler
                 self._heard = now
             last = now
-            if now - self._heard > environment.lost_seconds:
-                self.fail(
-                    f"{self._scheduler} missed heartbeats for {now - self._heard:.0f} s (frozen, stopped, or cut off "
-                    f"from {environment.role} {environment.index} on {environment.host_name})"
-                )
+            if not self._orphaned:
+                self._check_scheduler(now - self._heard)
             self.watch.check()
             if now >= due:
                 due = now + environment.heartbeat_seconds
                 self._send(Heartbeat())
             self.shutdown.wait(max(0.0, min(LOOK_SECONDS, due - now)))
+
+    def _check_scheduler(self, silent: float) -> None:
+        """Leave a scheduler that is silent for too long, or has a later incarnation."""
+        its = self._environment
+        if its.scheduler_file and self._following.superseded and self._words():
+            self._send(Superseded(self._following.current.number + 1))
+            self._link.cut()  # the reading thread goes on with the later one
+        elif silent > its.lost_seconds:
+            reason = (
+                f"{self._scheduler} missed heartbeats for {silent:.0f} s (frozen, stopped, or cut off "
+                f"from {its.role} {its.index} on {its.host_name})"
+            )
+            if self._words():
+                log(reason)
+                self._link.cut()
+            else:
+                self.fail(reason)
 
     def _end_process(self) -> None:
         time.sleep(self._exit_seconds)

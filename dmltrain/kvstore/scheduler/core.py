@@ -7,55 +7,54 @@ when it has finished; after the last `bye` the scheduler sends `shutdown` to all
 heartbeats for `lost_seconds`, its connection ends without `bye`, it sends `abort`, a link between two processes is lost
 (lost_links.py), or a time limit passes. The scheduler then sends `abort` to all, with a reason that names the process,
 or both ends of the link. What follows from a lost link, such as processes that wait for too long, is not the reason.
+
+An elastic job goes on without a worker or a server that is lost after all were ready: views.py. Only that one gets
+`abort`. A replacement registers with its rank, a worker that comes in addition with one above those of the start. It
+gets `start` for itself, and joins when it is ready. The replacement of a server is ready at once.
+
+An elastic job also goes on when its scheduler is lost, with another `incarnation` of it: resume.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node
+from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.changes import Changes
+from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node, process
+from dmltrain.kvstore.scheduler.resume import Resume
+from dmltrain.kvstore.scheduler.stragglers import Stragglers
+from dmltrain.kvstore.scheduler.views import ALL_NEEDED, Views
 from dmltrain.kvstore.transport.message import (
     Abort,
+    Admit,
     Barrier,
     Bye,
+    Change,
+    Changed,
+    Enter,
+    Failed,
+    Flushed,
     Heartbeat,
+    Leaving,
     LinkLost,
     Message,
     Overdue,
+    Ready,
     Refuse,
     Register,
+    Rejoin,
     Release,
     ServerAddress,
     Shutdown,
+    Speed,
     Start,
+    Stops,
+    Superseded,
+    Took,
     WorkerAddress,
 )
-
-ALL: Node = ("all", 0)
-
-
-@dataclass(frozen=True)
-class Send:
-    """`message` to one process, or to all connected processes (ALL)."""
-
-    to: Node
-    message: Message
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The scheduler's work is done; `reason` says why the job was lost, or is empty."""
-
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Log:
-    text: str
-
-
-Action = Send | Refuse | Finish | Log
 
 
 @dataclass
@@ -77,50 +76,97 @@ class SchedulerCore:
     wait_seconds: float = 600.0
     facts: dict[str, Any] = field(default_factory=dict)  # sent to all processes in `start`
     place: str = "the scheduler"  # with host and address, for messages
+    elastic: int = 0  # with fewer workers than this an elastic job ends; 0: the job is not elastic
+    incarnation: int = 1  # later ones wait for the processes that the job has already
+    max_workers: int = 0  # in an elastic job workers with ranks below this may come in addition
+    wait_for_hosts: float = 0.0  # s, for which such a job waits before it ends
+    restart_servers: int = 0  # how many replacements of lost servers such a job can get
     now: float = 0.0
+    _resume: Resume | None = field(init=False)  # until they have come back
     _peers: dict[Node, _Peer] = field(default_factory=dict)
     _barriers: dict[str, tuple[float, set[int]]] = field(default_factory=dict)
     _links: LostLinks = field(default_factory=LostLinks)
+    _views: Views = field(init=False)
+    _changes: Changes = field(init=False)
+    _stragglers: Stragglers = field(init=False)
+    _first_start: Start | None = None  # who joins later must divide keys as all others did
+    _taken_over: Enter | None = None  # the view with which this incarnation went on
+    _early: dict[int, Ready] = field(default_factory=dict)  # of workers that join the first view when it is there
+    _changing_since: float | None = None  # a change of view
     _began: float | None = None
     _logged: float = 0.0  # when missing processes were last logged
     _started: bool = False
     _finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._views = Views(
+            self.num_workers, self.num_servers, self.elastic, self.wait_for_hosts, restarts=self.restart_servers
+        )
+        self._changes, self._stragglers = Changes(self.num_workers), Stragglers(self.num_workers)
+        resumes = self.incarnation > 1
+        self._resume = Resume(self.num_workers, self.num_servers, self.lost_seconds) if resumes else None
 
     def handle(self, node: Node, message: Message, now: float) -> list[Action]:
         """A message from `node`, whose role and index the handshake has proved."""
         if self._finished:
             return []
         self._advance(now)
+        if isinstance(message, Superseded):
+            return self._give_way(message.incarnation)
+        if self._resume:
+            return self._gather(self._resume, node, message)
+        if isinstance(message, Rejoin):
+            return self._comes_late(node, message)
         if isinstance(message, Register):
             return self._register(node, message)
         peer = self._peers.get(node)
         if peer is None:
             return [Refuse(f"{_name(node)} has not registered")]
         peer.heard = now
+        if self._removed(node) or (self._views.has_left(node) and not isinstance(message, (Heartbeat, Bye))):
+            return []
         match message:
             case Heartbeat():
                 return [Send(node, Heartbeat())]
             case Barrier():
-                return self._barrier(node, message.id)
+                return self._barrier(node, message)
             case Bye():
                 return self._bye(node, message)
             case Abort():
                 reason = f"{self._describe(node)}: {message.reason}"
+                if self._views.joins(node):
+                    return self._give_up(node, reason)
                 return self._abort(reason, better=self._links.concern(node))
             case Overdue():
                 return self._abort(f"{self._describe(node)}: {message.reason}")
             case LinkLost():
-                self._links.add(message, now)
-                return []
+                return self._link_lost(message)
+            case Failed() if node[0] == "worker" and self.elastic:
+                return self._failed(node, message)
+            case Ready() | Flushed() | Admit() | Leaving() | Speed() if node[0] == "worker" and self.elastic:
+                return self._view(node[1], message)
+            case Stops() | Changed() if node[0] == "worker":
+                return self._changes.take(node[1], message)
+            case Took() if node[0] == "worker":
+                return self._stragglers.take(node[1], message.seconds)
         return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
+
+    def change(self, change: Change) -> list[Action]:
+        """The user wants to change the job's kvstore."""
+        finished = [worker for worker in range(self.num_workers) if self._done(("worker", worker))]
+        return [] if self._finished else self._changes.ask(change, bool(self.elastic), self._started, finished)
 
     def lost(self, node: Node, reason: str, now: float) -> list[Action]:
         """The connection to `node` has ended."""
+        if self._resume:
+            self._advance(now)
+            self._resume.lose(node, reason)
+            return self._take_over_if(self._resume.complete)
         peer = self._peers.get(node)
         if self._finished or peer is None or peer.left:
             return []
         self._advance(now)
-        return self._abort(f"{self._describe(node)} was lost: {reason}", self._links.concern(node, self._host))
+        return self._lose(node, f"{self._describe(node)} was lost: {reason}")
 
     def tick(self, now: float) -> list[Action]:
         """Check the time limits; call it a few times a second."""
@@ -129,20 +175,25 @@ class SchedulerCore:
             self._began = self._logged = now
         if self._finished:
             return []
+        if self._resume:
+            return self._tick_resume(self._resume, now)
         for node, peer in self._peers.items():
             if not peer.left and now - peer.heard > self.lost_seconds:
-                return self._abort(
+                return self._lose(
+                    node,
                     f"{self._describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
                     f"(frozen, stopped, or cut off: its address is {peer.registration.host}, and it reports to "
                     f"{self.place})",
-                    self._links.concern(node, self._host),
                 )
         if now >= self._links.due:
-            return self._abort(str(self._links.cause))
-        return self._tick_start(now) if not self._started else self._tick_barriers(now)
+            return self._judge_links()
+        if not self._started:
+            return self._tick_start(now)
+        return self._tick_barriers(now) or self._tick_change(now) or self._views.tick()
 
     def _advance(self, now: float) -> None:
         suspended, self.now = now - self.now > self.lost_seconds / 2, now
+        self._views.now = now
         if suspended:  # this process itself: it may still have to read heartbeats
             for peer in self._peers.values():
                 peer.heard = now
@@ -169,40 +220,313 @@ class SchedulerCore:
                 )
         return []
 
+    def _tick_change(self, now: float) -> list[Action]:
+        """A change of view that does not end is a fault of the job."""
+        if not self._views.changing:
+            self._changing_since = None
+            return []
+        self._changing_since = now if self._changing_since is None else self._changing_since
+        if now - self._changing_since <= self.wait_seconds:
+            return []
+        if self._views.waits_for_server:
+            return self._abort(
+                f"no server is left, and no replacement has come within {now - self._changing_since:.0f} s "
+                "(DMLTRAIN_WAIT_TIMEOUT)"
+            )
+        silent = ", ".join(f"worker {member}" for member in self._views.silent)
+        return self._abort(
+            f"change of view: {silent} did not finish an op that others hold within {now - self._changing_since:.0f} s "
+            "(DMLTRAIN_WAIT_TIMEOUT)"
+        )
+
+    # -- after a scheduler that was lost --------------------------------------------------------------------------
+
+    @property
+    def resuming(self) -> bool:
+        """Whether this incarnation still waits for the processes of the job."""
+        return self._resume is not None
+
+    def _give_way(self, incarnation: int) -> list[Action]:
+        """A later incarnation decides. Nobody is told: all will find it."""
+        if incarnation <= self.incarnation:
+            return []
+        self._finished = True
+        return [Finish(f"incarnation {incarnation} of the scheduler has taken over")]
+
+    def _gather(self, resume: Resume, node: Node, message: Message) -> list[Action]:
+        if isinstance(message, Heartbeat):
+            return [Send(node, Heartbeat())]
+        resume.take(node, message, self.now)
+        return self._take_over_if(resume.complete)
+
+    def _tick_resume(self, resume: Resume, now: float) -> list[Action]:
+        assert self._began is not None
+        if not resume.back and now - self._began > self.start_seconds:
+            return self._abort(f"no process of the job has come back to the scheduler within {now - self._began:.0f} s")
+        return self._take_over_if(now >= resume.due)
+
+    def _take_over_if(self, complete: bool) -> list[Action]:
+        """Decide, once those who come back are known."""
+        if not complete:
+            return []
+        resume, self._resume = self._resume, None
+        assert resume is not None
+        self._started = True
+        entered = resume.entered
+        if entered is None:
+            return self._abort("the scheduler was lost before all workers were ready for the first step")
+        if resume.conflict:
+            return self._abort(f"two schedulers have decided who is in view {entered.view.number}")
+        ready = [each.ready[0] for each in resume.back.values() if each.ready]
+        if any(each.replay for each in ready):
+            return self._abort(f"the scheduler was lost, and {ALL_NEEDED}")
+        self._first_start, self._taken_over = resume.start, entered
+        for node in dict.fromkeys([*self._expected(), *resume.expected, *resume.back]):
+            ended = node[0] == "worker" and node[1] in resume.finished
+            self._peers[node] = _Peer(resume.registration(node), self.now, ended, ended or node not in resume.back)
+        missing = {node: f"{self._describe(node)} {resume.absence(node)}" for node in resume.missing}
+        lost = {node[1]: reason for node, reason in missing.items() if node[0] == "worker"}
+        workers = [index for role, index in resume.back if role == "worker"]
+        changed = self._views.resume(entered, resume.finished, lost, (*ready, Ready())[0], workers)
+        back = f"incarnation {self.incarnation} of the scheduler goes on after view {entered.view.number}"
+        told: list[Action] = [Log(back), *(Log(f"{reason}; the job goes on without it") for reason in lost.values())]
+        for node, each in resume.back.items():
+            if self._removed(node):
+                told += self._part(node, f"{self._describe(node)} was lost before", "removed from the job")
+            elif each.entered != (entered,) and not self._peers[node].left:
+                told.append(Send(node, entered))
+        if self._views.over:
+            return [*told, *self._end()]
+        if self._views.too_few:
+            return [*told, *self._abort("; ".join([*lost.values(), self._views.too_few]), better=True)]
+        told += changed
+        for node, reason in missing.items():
+            told += [] if node[0] == "worker" or self._finished else self._remove_server(node, reason, is_here=False)
+        for node, message in resume.held:  # who is refused hears nothing, comes again and is told then
+            told += [each for each in self.handle(node, message, self.now) if not isinstance(each, Refuse)]
+        return told
+
+    def _comes_late(self, node: Node, message: Rejoin) -> list[Action]:
+        """A process whose connection to this scheduler was lost, or that comes back to it too late: it was removed, or
+        will be when the end of its connection is noticed. Nobody has waited for one that has finished, or left on
+        purpose."""
+        view = self._taken_over
+        if view and self._views.has_left(node) and node[1] in [each.member for each in view.view.left]:
+            self._peers[node] = _Peer(message.registration, self.now)
+            return [] if message.entered == (view,) else [Send(node, view)]
+        if node[0] == "worker" and node[1] in self._views.finished:  # servers have said so, and nobody waits for it
+            self._peers[node] = _Peer(message.registration, self.now, done=True, left=True)
+            return []
+        return [Refuse(f"removed from the job: {_name(node)} had lost its connection to {self.place}")]
+
+    # -- losses ---------------------------------------------------------------------------------------------------
+
+    def _lose(self, node: Node, reason: str) -> list[Action]:
+        """A process was lost: an elastic job goes on without it, any other ends."""
+        if self._views.has_left(node):
+            self._peers[node].left = True
+            self._links.forget(node)
+            return []
+        if node[0] == "worker" and node[1] in self._views.dismissed:
+            if self._views.needs(node[1]):
+                return self._abort(f"{reason}; {ALL_NEEDED}", better=True)
+            self._peers[node].left = True
+            self._links.forget(node)
+            return []
+        if self._views.joins(node):
+            return self._give_up(node, reason)
+        if self._views.survives(node):
+            return self._remove(node, reason) if node[0] == "worker" else self._remove_server(node, reason)
+        return self._abort(reason, self._links.concern(node, self._host))
+
+    def _failed(self, node: Node, message: Failed) -> list[Action]:
+        """A worker ends by an error of its own, and its link will end."""
+        if self._views.survives(node):
+            self._views.failed[node[1]] = message.done + 1
+        elif not self._views.joins(node):
+            return []
+        return self._lose(node, f"{self._describe(node)} failed: {message.error}")
+
+    def _remove(self, node: Node, reason: str) -> list[Action]:
+        """Go on without this worker."""
+        changed = self._views.gone(node[1], reason)
+        goes_on = "" if self._views.over or self._views.too_few else "; the job goes on without it"
+        told = self._part(node, f"{reason}{goes_on}", f"removed from the job: {reason}")
+        if self._views.over:
+            return [*told, *self._end_all()]
+        if self._views.too_few:
+            return [*told, *self._abort(f"{reason}; {self._views.too_few}", better=True)]
+        return told + changed
+
+    def _remove_server(self, node: Node, reason: str, is_here: bool = True) -> list[Action]:
+        """Go on without this server. `is_here`: it has a connection, which may be its replacement's otherwise."""
+        changed = self._views.server_gone(node[1], reason)
+        waits = "no server is left, and the job waits for a replacement"
+        goes_on = waits if self._views.waits_for_server else "the job goes on without it"
+        stuck = self._views.stuck
+        parted = self._part(node, reason if stuck else f"{reason}; {goes_on}", f"removed from the job: {reason}")
+        told = parted if is_here else parted[:1]
+        return [*told, *(self._abort(f"{reason}; {stuck}", True) if stuck else changed)]
+
+    def _unless_stuck(self, actions: list[Action]) -> list[Action]:
+        """These actions of the views, or the end of the job if it cannot go on without the servers that were lost."""
+        return self._abort(f"a server was lost: {stuck}") if (stuck := self._views.stuck) else actions
+
+    def _give_up(self, node: Node, reason: str) -> list[Action]:
+        """Go on without this process, which was to join and was in no view yet."""
+        if node[0] == "worker" and self._views.needs(node[1]):
+            return self._abort(f"{reason}; {ALL_NEEDED}", better=True)
+        self._views.gives_up(node)
+        return self._unless_stuck(
+            self._part(node, f"{reason}, before it had joined", f"did not join the job: {reason}")
+        )
+
+    def _part(self, node: Node, log: str, told: str) -> list[Action]:
+        """End the connection to a process that the job goes on without."""
+        self._peers[node].left = True
+        self._links.forget(node)
+        return [Log(log), Send(node, Abort(told)), Cut(node)]
+
+    def _link_lost(self, lost: LinkLost) -> list[Action]:
+        own, ends = process(lost.own), (process(lost.own), process(lost.peer))
+        if any(self._removed(end) for end in ends) or self._is_of_another(lost):
+            return []
+        if self._views.joins(own) or not any(map(self._is_apart, ends)):
+            self._links.add(lost, self.now)
+        return []
+
+    def _is_of_another(self, lost: LinkLost) -> bool:
+        """Whether a worker's lost link was to the server before the one that is new in this view."""
+        view, (role, number) = self._views.view, process(lost.peer)
+        is_new = view is not None and role == "server" and number in view.joined_servers
+        return is_new and view is not None and lost.view < view.number
+
+    def _judge_links(self) -> list[Action]:
+        """The lost links have waited for a better cause in vain."""
+        if not self._views.view:
+            return self._abort(str(self._links.cause))
+        actions: list[Action] = []
+        for node in self._views.judge(self._links.all):
+            if not self._finished and (self._views.joins(node) or not self._is_apart(node)):
+                cause = next(str(each) for each in self._links.all if node in (process(each.own), process(each.peer)))
+                actions += self._lose(node, cause)
+        return actions
+
+    def _removed(self, node: Node) -> bool:
+        """Whether an elastic job has gone on without it."""
+        if node[0] == "server":
+            return self._views.view is not None and self._views.is_lost(node[1])
+        return node[1] in self._views.removed
+
+    def _is_apart(self, node: Node) -> bool:
+        """Whether it is no member, so that its lost links, perhaps those of the one before it, mean nothing."""
+        if self._views.view is None:
+            return self._removed(node)
+        if node[0] != "worker":
+            return node[1] in self._views.lost_servers
+        views, member = self._views, node[1]
+        return member not in views.present and (member not in views.dismissed or views.has_left(node))
+
+    # -- registration, barriers, the end --------------------------------------------------------------------------
+
+    def _view(self, member: int, message: Ready | Flushed | Admit | Leaving | Speed) -> list[Action]:
+        if isinstance(message, Flushed):
+            return self._unless_stuck(self._views.flushed(member, message))
+        if isinstance(message, Admit):
+            return self._views.admit(member, message)
+        if isinstance(message, Speed):
+            return self._views.speed(member, message, self.now)
+        if isinstance(message, Leaving):
+            log = Log(f"{self._describe(('worker', member))} leaves on purpose: {message.reason}")
+            return [log, *changed] if (changed := self._views.leaves(member, message)) is not None else []
+        return self._ready(member, message)
+
+    def _ready(self, member: int, message: Ready) -> list[Action]:
+        node, views = ("worker", member), self._views
+        if views.joins(node) and views.view is None:
+            self._early[member] = message
+            return []
+        if views.joins(node) and (found := views.differences(message.facts)):
+            return self._give_up(node, f"{self._describe(node)} is not like the job's other workers: {found}")
+        actions = views.ready(member, message, self._hosts(self.num_workers if views.view is None else self.ranks))
+        while self._early and views.view:
+            rank, early = self._early.popitem()
+            actions += self._ready(rank, early) if views.joins(("worker", rank)) else []
+        return actions
+
+    def _hosts(self, ranks: int) -> list[tuple[int, ...]]:
+        """The workers that have registered with ranks below this, by host."""
+        hosts: dict[Node | str, list[int]] = {}
+        for rank in range(ranks):
+            if ("worker", rank) in self._peers:
+                hosts.setdefault(self._host(("worker", rank)), []).append(rank)
+        return [tuple(each) for each in hosts.values()]
+
     def _register(self, node: Node, message: Register) -> list[Action]:
-        if node not in self._expected():
+        is_new = self._comes_later(node) and node not in self._peers
+        if node not in self._expected() and not self._comes_later(node):
             return [
                 Refuse(
                     f"{_name(node)} is not part of this job of {self.num_workers} workers "
                     f"and {self.num_servers} servers"
                 )
             ]
+        before = self._peers.get(node)
+        is_free = self._removed(node) or (self._views.has_left(node) and bool(before and before.left))
+        if is_new or (is_free and before):
+            return self._comes(node, message, "to join" if is_new else "as a replacement")
         if node in self._peers:
             host_name = self._peers[node].registration.host_name
             return [Refuse(f"{_name(node)} is already registered, from host {host_name}")]
         self._peers[node] = _Peer(message, self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
-        self._started = True
+        self._started, self._first_start = True, self._start()
         return [
-            Send(ALL, self._start()),
+            Send(ALL, self._first_start),
             Log(f"all registered: {self.num_workers} workers, {self.num_servers} servers"),
         ]
 
+    def _comes(self, node: Node, message: Register, how: str) -> list[Action]:
+        """A process has come to a job that runs, or to one that has not begun."""
+        self._peers[node] = _Peer(message, self.now)
+        changed: list[Action] = []
+        if node[0] == "worker":
+            self._views.returns(node[1])
+        else:
+            changed = self._views.server_returns(node[1], self._address(node[1]))
+        views = self._views
+        start = self._first_start and replace(self._first_start, lost=views.lost_servers, new_servers=views.new_servers)
+        told = [Send(node, start)] if start else []  # else it comes for all
+        return self._unless_stuck([*told, Log(f"{self._describe(node)} has come {how}"), *changed])
+
+    def _comes_later(self, node: Node) -> bool:
+        """Whether a process may come in addition to those of the start."""
+        return node[0] == "worker" and bool(self.elastic) and self.num_workers <= node[1] < self.ranks
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks workers can have."""
+        return max(self.num_workers, self.max_workers)
+
     def _start(self) -> Start:
-        servers = [self._peers["server", number].registration for number in range(self.num_servers)]
         workers = [self._peers["worker", number].registration for number in range(self.num_workers)]
         return Start(
-            tuple(
-                ServerAddress(each.host, each.port, each.socket_name, each.host_id, each.host_name) for each in servers
-            ),
+            tuple(self._address(number) for number in range(self.num_servers)),
             tuple(WorkerAddress(each.socket_name, each.host_id, each.host_name) for each in workers),
             dict(self.facts),
         )
 
-    def _barrier(self, node: Node, name: str) -> list[Action]:
+    def _address(self, server: int) -> ServerAddress:
+        its = self._peers["server", server].registration
+        return ServerAddress(its.host, its.port, its.socket_name, its.host_id, its.host_name)
+
+    def _barrier(self, node: Node, message: Barrier) -> list[Action]:
         if node[0] != "worker":
             return [Refuse("only workers take part in barriers")]
+        if message.view:
+            return self._views.barrier(node[1], message) or self._vain()
+        name = message.id
         _, arrived = self._barriers.setdefault(name, (self.now, set()))
         arrived.add(node[1])
         gone = [w for w in range(self.num_workers) if w not in arrived and self._done(("worker", w))]
@@ -213,13 +537,37 @@ class SchedulerCore:
         del self._barriers[name]
         return [Send(("worker", w), Release(name)) for w in range(self.num_workers)]
 
+    def _vain(self) -> list[Action]:
+        """A barrier of an elastic job that can never be complete is a fault of the program."""
+        if waits := self._views.waits_in_vain():
+            return self._abort(f"barrier {waits[0]!r}: worker {waits[1]} has finished and will not reach it")
+        return []
+
     def _bye(self, node: Node, message: Bye) -> list[Action]:
         self._peers[node].done, self._peers[node].left = True, not message.stays
+        if self._views.has_left(node):
+            self._links.forget(node)
+            return []
+        if self._views.joins(node):
+            return self._give_up(node, f"{self._describe(node)} has left")
+        if node[0] == "worker" and self._views.view:
+            self._links.forget(node)
+            changed = self._unless_stuck(self._views.left(node[1], message.done)) + self._vain()
+            return changed if self._views.present or self._finished else self._end_all()
         for name, (_, arrived) in self._barriers.items():
             if node[0] == "worker" and node[1] not in arrived:
                 return self._abort(f"barrier {name!r}: {_name(node)} has finished and will not reach it")
+        told = self._changes.left(node[1]) if node[0] == "worker" else []
         if not all(self._done(("worker", w)) for w in range(self.num_workers)):
-            return [Log(f"{_name(node)} has finished, and still sums for its host")] if message.stays else []
+            stays = [Log(f"{_name(node)} has finished, and still sums for its host")] if message.stays else []
+            return [*told, *stays]
+        return [*told, *self._end()]
+
+    def _end_all(self) -> list[Action]:
+        """No worker is left; perhaps the job has ended before its time."""
+        return self._abort(self._views.ends, better=True) if self._views.ends else self._end()
+
+    def _end(self) -> list[Action]:
         self._finished = True
         return [Send(ALL, Shutdown()), Finish()]
 
@@ -242,7 +590,8 @@ class SchedulerCore:
         return peer.registration.host_id or node if peer else node
 
     def _describe(self, node: Node) -> str:
-        return f"{_name(node)} on {self._peers[node].registration.host_name or self._peers[node].registration.host}"
+        host = self._peers[node].registration.host_name or self._peers[node].registration.host
+        return f"{_name(node)} on {host}" if host else _name(node)
 
 
 def _name(node: Node) -> str:

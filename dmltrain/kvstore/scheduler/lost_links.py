@@ -40,6 +40,18 @@ class LostLinks:
             self._by_ends[ends] = lost
         self.due = min(self.due, now + WAIT_SECONDS)
 
+    def forget(self, node: Node) -> None:
+        """This process was removed: its lost links follow from that."""
+        self._by_ends = {
+            ends: lost for ends, lost in self._by_ends.items() if node not in (process(lost.own), process(lost.peer))
+        }
+        if not self._by_ends:
+            self.due = math.inf
+
+    @property
+    def all(self) -> list[LinkLost]:
+        return list(self._by_ends.values())
+
     def concern(self, node: Node, group: Callable[[Node], Any] = lambda node: node) -> bool:
         """Whether the cause has an end in this process, or in one of the same `group` (a host)."""
         return bool(self) and group(node) in [group(process(end)) for end in (self.cause.own, self.cause.peer)]

@@ -12,12 +12,14 @@ from typing import Any
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore.log import log
-from dmltrain.kvstore.scheduler.core import ALL, Action, Finish, Log, SchedulerCore, Send
+from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.change_file import ChangeFile
+from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Message, Refuse, Register, Start, encode
+from dmltrain.kvstore.transport.message import Enter, Message, Refuse, Register, Rejoin, Start, encode
 from dmltrain.kvstore.transport.wire import FrameError, Kind
 
 TICK_SECONDS = 0.25
@@ -37,9 +39,15 @@ class SchedulerProcess:
             environment.wait_seconds,
             {} if facts is None else facts,
             f"the scheduler on {environment.host_name} ({environment.root_host}:{environment.root_port})",
+            elastic=environment.elastic,
+            incarnation=environment.incarnation,
+            max_workers=environment.ranks,
+            wait_for_hosts=environment.wait_for_hosts,
+            restart_servers=environment.restart_servers,
         )
         self._events: queue.SimpleQueue[tuple[Link, Node, Message | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
+        self._change_file = ChangeFile(environment.change_file)
         self._listening = _socket(environment)
         self._complete = threading.Event()  # all have registered
 
@@ -50,6 +58,8 @@ class SchedulerProcess:
                 "start it with dmltrain-launch, or set DMLTRAIN_KEY_FILE for all processes"
             )
         self._core.tick(time.monotonic())
+        if self._core.resuming:
+            log(f"incarnation {self._environment.incarnation} of the scheduler waits for the processes of the job")
         threading.Thread(
             target=accept_loop,
             name="accept",
@@ -66,6 +76,8 @@ class SchedulerProcess:
             except queue.Empty:
                 next_tick = time.monotonic() + TICK_SECONDS
                 actions = self._core.tick(time.monotonic())
+                if change := self._change_file.newer():
+                    actions += self._core.change(change)
             for action in actions:
                 if isinstance(action, Finish):
                     self._listening.close()
@@ -80,17 +92,25 @@ class SchedulerProcess:
             return self._core.lost(node, event, time.monotonic())
         if isinstance(event, Register):
             self._links.setdefault(node, origin)  # the core refuses a second process with this role and index
+        elif isinstance(event, Rejoin):
+            if self._core.resuming:
+                self._links[node] = origin
+        elif self._links.get(node, origin) is not origin:
+            return []  # of a process that was removed
         return self._core.handle(node, event, time.monotonic())
 
-    def _act(self, action: Send | Refuse | Log, origin: Link | None) -> None:
+    def _act(self, action: Send | Refuse | Cut | Log, origin: Link | None) -> None:
         if isinstance(action, Log):
             log(action.text)
         elif isinstance(action, Refuse):
             if origin is not None:
                 _send(origin, encode(action))
                 origin.cut()
+        elif isinstance(action, Cut):
+            if removed := self._links.pop(action.node, None):
+                removed.cut()
         else:
-            if isinstance(action.message, Start):
+            if isinstance(action.message, (Start, Enter)):
                 self._complete.set()
             frame = encode(action.message)
             targets = list(self._links.values()) if action.to == ALL else [self._links.get(action.to)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from collections.abc import Collection
 from typing import TypeVar
 
 from dmltrain.kvstore.server.lockstep import GROUP, Parts
@@ -17,11 +18,14 @@ Item = TypeVar("Item")
 
 
 class Answers:
-    """`lock` guards the core. `outboxes` has the queue to each worker and relay; the caller fills it."""
+    """`lock` guards the core. `outboxes` has the queue to each worker and relay, `joining` that to each replacement of
+    a lost worker until a view has it. The caller fills both."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.outboxes: dict[int, Outbox] = {}
+        self.joining: dict[int, Outbox] = {}
         self._lock = lock
+        self._view = 0  # its number
         self._unread = Unread()
         self._replies: deque[tuple[Outbox, Frame]] = deque()  # to be sent
 
@@ -31,7 +35,7 @@ class Answers:
         if outbox is None:
             return reply.release()
         shared = outbox.link.own_arena is not None and self._unread.lend(reply)
-        frame = _shared(reply) if shared else _copied(reply)
+        frame = _shared(reply, self._view) if shared else _copied(reply, self._view)
         if not shared:
             frame.sent = lambda: self._sent(reply)
         self._replies.append((outbox, frame))
@@ -44,9 +48,11 @@ class Answers:
         for outbox, batch in frames.items():
             outbox.put_all(batch)
 
-    def released(self, worker: int, header: Header, payload: bytearray) -> None:
-        """A RELEASE, or RELEASE_GROUP, of this worker. Raises Rejected or FrameError."""
+    def released(self, worker: int, outbox: Outbox, header: Header, payload: bytearray) -> None:
+        """A RELEASE, or RELEASE_GROUP, from the worker at the end of this queue. Raises Rejected or FrameError."""
         with self._lock:
+            if self.outboxes.get(worker) is not outbox:  # it was removed: all is released
+                return
             for key, index, offset in wire.parse_release(payload):
                 read = (GROUP, key) if header.kind == Kind.RELEASE_GROUP else (key, index)
                 self._unread.released(worker, *read, offset).release()
@@ -55,6 +61,17 @@ class Answers:
         """The worker reads nothing any more. Call this with the lock held."""
         for reply in self._unread.left(worker):
             reply.release()
+
+    def enter(self, view: int, members: Collection[int], gone: Collection[int]) -> None:
+        """From now on values are of this view. Those who are gone read nothing any more, and their links are cut:
+        they may only be frozen. Replacements take their places. Call this with the lock held."""
+        self._view = view
+        for worker in gone:
+            if removed := self.outboxes.pop(worker, None):
+                removed.link.cut()
+            self.release_all(worker)
+        for worker in self.joining.keys() & set(members) - self.outboxes.keys():
+            self.outboxes[worker] = self.joining.pop(worker)
 
     def _sent(self, reply: Reply) -> None:
         with self._lock:
@@ -69,26 +86,26 @@ def next_of(items: deque[Item]) -> Item | None:
         return None
 
 
-def _shared(reply: Reply) -> Frame:
+def _shared(reply: Reply, view: int) -> Frame:
     """The frame of a value that the worker reads in this process's memory."""
     buffer = reply.buffer
     if isinstance(buffer, Parts):
         places = buffer.places()
-        return Frame(_header(reply, len(places), Flag.OFFSETS) + places, None, reply.priority)
-    return Frame(_header(reply, buffer.nbytes, Flag.SHARED), None, reply.priority)
+        return Frame(_header(reply, view, len(places), Flag.OFFSETS) + places, None, reply.priority)
+    return Frame(_header(reply, view, buffer.nbytes, Flag.SHARED), None, reply.priority)
 
 
-def _copied(reply: Reply) -> Frame:
+def _copied(reply: Reply, view: int) -> Frame:
     """The frame of a value that follows its header."""
-    return Frame(_header(reply, reply.buffer.nbytes, 0), reply.buffer.views(), reply.priority)
+    return Frame(_header(reply, view, reply.buffer.nbytes, 0), reply.buffer.views(), reply.priority)
 
 
-def _header(reply: Reply, length: int, flags: int) -> bytes:
+def _header(reply: Reply, view: int, length: int, flags: int) -> bytes:
     of_group = reply.key == GROUP
     return Header(
         Kind.VALUE_GROUP if of_group else Kind.VALUE,
         length,
-        reply.worker,
+        view,
         reply.slice if of_group else reply.key,
         0 if of_group else reply.slice,
         reply.clock,

@@ -17,6 +17,11 @@ Server", section 3).
 - Groups (synchronous): a worker may push and pull several slices with one frame. They can be in lockstep, with one
   clock for all; groups.py and lockstep.py have that. A slice leaves its group as soon as it is used alone (`_find`).
 
+- Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
+
+- Changes of the members of an elastic job (synchronous): `enter`. Workers keep their ranks. If the optimizer runs here,
+  the last step may be taken back after it: `hold`, taking_back.py.
+
 For a complete round, or a push that is a step, the actions contain a `Work` (slice.py). The caller runs it without a
 lock and calls `done`. A reply is released when its value has been sent or, in shared memory, when the worker has read
 it.
@@ -25,7 +30,7 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +38,16 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore.server import taking_back
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.groups import Groups
+from dmltrain.kvstore.server.memory import Memory
 from dmltrain.kvstore.server.reply import Action, Reply
 from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, ServerSlice, Work, private
 from dmltrain.kvstore.server.stragglers import Stragglers
 from dmltrain.kvstore.server.workers import Workers
 from dmltrain.kvstore.step import MakeStep, Step, is_whole
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Consistency, Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 
 MAX_LAG = 64  # maximum of incomplete rounds of a slice
@@ -51,8 +58,8 @@ MAX_WAITING = 2 * MAX_LAG  # maximum of a worker's pulls of a slice that wait fo
 class ServerCore:
     """`make_step`, from the backend, returns the function that makes an optimizer's step on one slice.
 
-    All `num_workers` workers of the job push here, unless `on_hosts` selects some. Workers are identified by rank, the
-    relay of a host by `relay_number`.
+    All `num_workers` workers of the job push here, unless `on_hosts` selects some; in an elastic job these are the
+    ranks that workers can have. Workers are identified by rank, the relay of a host by `relay_number`.
     """
 
     num_workers: int
@@ -61,20 +68,77 @@ class ServerCore:
     wait_seconds: float = 600.0
     spec: dict[str, Any] | None = None
     allocate: Allocate = private  # memory for values
+    _kept: dict[str, Array] = field(default_factory=dict)  # states of slices that were divided anew
+    _elastic: bool = False  # there are views
     _slices: dict[tuple[int, int], ServerSlice] = field(default_factory=dict)
     _declared: Declared = field(default_factory=Declared)
     workers: Workers = field(init=False)
     groups: Groups = field(init=False)
     _stragglers: Stragglers = field(init=False)
+    _memory: Memory = field(init=False)
 
     def __post_init__(self) -> None:
+        self._memory = Memory(self.allocate)
         self.groups = Groups(self, self._slices)
         self.on_hosts([(worker,) for worker in range(self.num_workers)])
 
     def on_hosts(self, hosts: Sequence[tuple[int, ...]]) -> None:
         """The ranks on each host, in the order in which hosts are added; call it before the first declaration."""
-        self.workers = Workers(self.num_workers, tuple(hosts))
-        self._stragglers = Stragglers(self.workers, self.wait_seconds)
+        self._set(Workers(self.num_workers, tuple(hosts)))
+
+    def enter(self, hosts: Sequence[tuple[int, ...]], lost: Collection[int] = (), other_servers: bool = False) -> None:
+        """From now on these workers push, by host in the order in which hosts are added, all from clock 0 on. Those of
+        them that were `lost` are replacements. Weights stay declared and keep their values. Other keys are forgotten,
+        but not before those who still read their values release them; so are weights if there are `other_servers`
+        than before, among which slices are divided anew. No work may be in progress. Not for groups."""
+        self._set(self.workers.on_hosts(tuple(hosts), lost))
+        self._elastic = True
+        if other_servers:
+            self._kept |= taking_back.states(self._slices, all_of_it=True)
+        self._declared.forget(weights=other_servers)
+        for (key, index), slice_ in list(self._slices.items()):
+            if slice_.is_weight and not other_servers:
+                slice_.restart(self.workers.ranks)
+                slice_.takes_back = True
+                slice_.factor = self._factor(self._declared.is_mean(key))
+            else:
+                del self._slices[key, index]
+                slice_.retire(self._memory.give_back)
+
+    def hold(self, step: int) -> None:
+        """In a new view each worker holds this step of the optimizer here: take back the one after it. A worker says so
+        before its first push. Raises Rejected. No work may be in progress."""
+        for id, slice_ in self._slices.items():
+            if slice_.is_weight:
+                try:
+                    taking_back.go_to(slice_, step)
+                except taking_back.Ahead as error:
+                    raise Rejected(f"{self._declared.describe(*id)} {error}") from error
+
+    def states(self) -> dict[str, Array]:
+        """What this server has of the optimizer's states: see taking_back.states. After a change of servers also what
+        it had before, until the first push."""
+        return self._kept | taking_back.states(self._slices, all_of_it=False)
+
+    def change(self, message: Consistency) -> None:
+        """The kvstore is of another type, or has another bound on staleness, from now on. Weights and the states of
+        optimizers stay as they are. Raises Rejected if a worker is ahead of another, or waits."""
+        weights = {id: slice_ for id, slice_ in self._slices.items() if slice_.is_weight}
+        for id, slice_ in weights.items():
+            slice_.leave_group()
+            if not slice_.is_settled:
+                raise Rejected(
+                    f"the kvstore changes to {message.type} while {self._declared.describe(*id)} is in use: pushes of "
+                    f"each worker {slice_.clocks}, of these used {slice_.applied}"
+                )
+        synchronous = self._declared.change(message)
+        self.staleness = message.staleness
+        for slice_ in weights.values():
+            slice_.step_at_once(not synchronous)
+
+    def _set(self, workers: Workers) -> None:
+        self.workers = workers
+        self._stragglers = Stragglers(workers, self.wait_seconds)
 
     # -- keys and values ------------------------------------------------------------------------------------------
 
@@ -98,7 +162,6 @@ class ServerCore:
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for worker in self._pushers(entry)}
         at_once = entry.weight and not self._declared.synchronous
-        factor = 1.0 / self.num_workers if entry.mean else 1.0
         slice_ = ServerSlice(
             entry.dtype,
             length,
@@ -106,17 +169,22 @@ class ServerCore:
             entry.weight,
             codec,
             result,
-            self.allocate,
+            self._memory.take,
             zeros,
             zeros.copy(),
-            factor,
+            self._factor(entry.mean),
             pusher=entry.pusher,
+            takes_back=self._elastic,
         )
         if self.spec and self.make_step and slice_.is_weight:
             slice_.set_step(self.make_step(self.spec, entry.key, slice_.value.array), self.workers.ranks)
         if result and result.needs_residual and slice_.step is None:
             slice_.residual = np.zeros(length, np.float32)
         return slice_
+
+    def _factor(self, mean: bool) -> float:
+        """Of the sum of a round."""
+        return 1.0 / len(self.workers.ranks) if mean else 1.0
 
     def _pushers(self, entry: Key) -> Sequence[int]:
         """The workers whose pushes make a round of the key. Raises Rejected."""
@@ -128,7 +196,7 @@ class ServerCore:
 
     def initialise(self, worker: int, key: int, index: int, data: Array) -> None:
         """Set the initial value of a slice. A later call has no effect on weights; it sets other values anew, which
-        worker 0 then broadcasts."""
+        this worker then broadcasts."""
         slice_ = self._find(key, index)
         if slice_.initial or not slice_.is_weight:
             slice_.value.array[:] = data
@@ -187,9 +255,10 @@ class ServerCore:
             return None
         return slice_.borrowed(memory(nbytes), "completing")
 
-    def give_back(self, key: int, index: int, data: Buffer) -> None:
-        """Return a buffer that `buffer` has given."""
-        self._slices[key, index].give_back(data)
+    def give_back(self, data: Buffer) -> None:
+        """Return a buffer that `buffer` has given, also if its slice has been forgotten since."""
+        if data.of:
+            data.of.give_back(data)
 
     def push(
         self,
@@ -244,6 +313,8 @@ class ServerCore:
                 f"worker {worker} has pushed key {key} {MAX_LAG} times more often than other workers, or faster than "
                 f"this server can sum: pull it at least once in {MAX_LAG} pushes"
             )
+        if slice_.step is not None:
+            self._kept.clear()  # who pushes knows that all servers have their slices' states
         slice_.clocks |= dict.fromkeys(covers, clock)
         push = Push(worker, covers, clock, rate, data, now, now - age)
         if slice_.at_once:
@@ -264,6 +335,8 @@ class ServerCore:
         before, slice_.work = (slice_.value, slice_.coded), None
         if slice_.pusher >= 0:
             slice_.keep_previous(slice_.value)
+        if slice_.takes_back:
+            slice_.keep_former(work.former)
         slice_.put(work.target, work.coded)
         ready = max(push.ready for push in work.pushes)
         complete = work.began if worked is None else now - worked
@@ -373,7 +446,7 @@ class ServerCore:
         else:
             if len(pushes) > 1 or slice_.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
                 scratch = slice_.take("value")
-            if slice_.value.readers:  # this value is being sent or read: step on a copy
+            if slice_.value.readers or slice_.takes_back:  # it is being sent or read, or kept: step on a copy
                 target = slice_.take("value")
         coded = slice_.take("coded") if slice_.encodes else None
         pulled = slice_.pulled.get(pushes[-1].worker)

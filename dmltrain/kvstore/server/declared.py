@@ -10,7 +10,7 @@ from dmltrain import bounded
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Consistency, Declare, Key
 from dmltrain.kvstore.transport.wire import DTYPES
 from dmltrain.kvstore.types import KVStoreType
 
@@ -19,7 +19,8 @@ MAX_NAME = 4096  # characters
 
 
 class Rejected(Exception):
-    """An invalid request. The server sends the message to the worker, and the job ends with it."""
+    """An invalid request. The server sends the message to the worker, and the job ends with it; not if that
+    worker took the place of a lost one, without which the job goes on."""
 
 
 @dataclass(eq=False)
@@ -35,6 +36,7 @@ class Declared:
     _keys: dict[int, Key] = field(default_factory=dict)
     _slices: int = 0
     _bytes: int = 0
+    _weights_known: bool = False  # none is added any more
 
     @property
     def type_name(self) -> str | None:
@@ -54,21 +56,32 @@ class Declared:
                 f"worker {worker} uses kvstore {declared[0].name} (staleness {declared[1]:g}), the others use "
                 f"{self._type[0].name} (staleness {self._type[1]:g}): start all with the same --kv-store"
             )
+        for entry in message.keys:
+            self._compare(worker, entry)
         self._type = declared
         for entry in message.keys:
-            known = self._keys.get(entry.key)
-            if known is None:
+            if entry.key not in self._keys:
                 self._add(worker, entry)
-            elif known != entry:
-                raise Rejected(
-                    f"worker {worker} declares key {entry.key} as {_brief(entry)}, another worker as "
-                    f"{_brief(known)}: all workers must train the same model"
-                )
+
+    def change(self, message: Consistency) -> bool:
+        """The kvstore is of another type, or has another bound, from now on. Returns whether it is synchronous. Raises
+        Rejected."""
+        self._type = (_type_of(message), message.staleness)
+        return self.synchronous
+
+    def _compare(self, worker: int, entry: Key) -> None:
+        """Raises Rejected if the key differs from what is known."""
+        known = self._keys.get(entry.key)
+        if known not in (None, entry) or (known is None and entry.weight and self._weights_known):
+            raise Rejected(
+                f"worker {worker} declares key {entry.key} as {_brief(entry)}, "
+                f"{f'another worker as {_brief(known)}' if known else 'which the others do not have'}: "
+                "all workers must train the same model"
+            )
 
     def _add(self, worker: int, entry: Key) -> None:
         """Raises Rejected if it is one too many."""
-        self._slices += max(1, len(entry.slices))
-        self._bytes += sum(length for _, length in entry.slices) * np.dtype(entry.dtype).itemsize
+        self._count(entry, 1)
         if self._slices > MAX_SLICES:
             raise Rejected(
                 f"worker {worker} declares more than {MAX_SLICES} slices on one server: use more servers (-s)"
@@ -80,6 +93,22 @@ class Declared:
             )
         self._keys[entry.key] = entry
 
+    def _count(self, entry: Key, sign: int) -> None:
+        self._slices += sign * max(1, len(entry.slices))
+        self._bytes += sign * sum(length for _, length in entry.slices) * np.dtype(entry.dtype).itemsize
+
+    def forget(self, weights: bool = False) -> None:
+        """Forget the keys that are not weights: their numbers may mean others from now on. All weights are known, or
+        forgotten as well."""
+        for entry in [entry for entry in self._keys.values() if weights or not entry.weight]:
+            self._count(entry, -1)
+            del self._keys[entry.key]
+        self._weights_known = bool(self._keys)
+
+    def is_mean(self, key: int) -> bool:
+        """Whether a round's value is the mean of its pushes."""
+        return self._keys[key].mean
+
     def describe(self, key: int, index: int) -> str:
         """A slice's name in messages."""
         return f"key {self._keys[key].name!r} slice {index}"
@@ -90,7 +119,7 @@ class Declared:
         return [index for index, _ in self._keys[key].slices] == [0]
 
 
-def _type_of(message: Declare) -> KVStoreType:
+def _type_of(message: Declare | Consistency) -> KVStoreType:
     """Raises Rejected."""
     try:
         found = types.find(message.type)

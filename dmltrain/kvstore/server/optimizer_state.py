@@ -52,8 +52,9 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
         if value is None or {value.shape, *shapes} != {slice_.value.array.shape}:
             raise Rejected(f"the optimizer state of key {id[0]} slice {id[1]} belongs to another model")
         slice_.value.array[:] = value
+        slice_.initial = False
         slice_.note_pull(*slice_.pulled)  # every worker pulls after a state was loaded
-        slice_.coded = _encoded(slice_)
+        slice_.coded = encoded(slice_)
         if slice_.residual is not None and residual is not None and residual.shape == slice_.residual.shape:
             slice_.residual[:] = residual
         if slice_.step and fields:
@@ -67,7 +68,7 @@ def _load(step: Step, fields: dict[str, Array]) -> None:
         raise Rejected(f"the optimizer state does not fit this optimizer: {error}") from error
 
 
-def _encoded(slice_: ServerSlice) -> Buffer | None:
+def encoded(slice_: ServerSlice) -> Buffer | None:
     """The encoded value of a weight, if values are sent encoded. (A sum is not sent after it was restored.)"""
     if slice_.step is None or not slice_.encodes:
         return None

@@ -13,7 +13,8 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
-from dmltrain.kvstore.server import optimizer_state
+from dmltrain.kvstore.scheduler.following import Standing
+from dmltrain.kvstore.server import optimizer_state, taking_back
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
@@ -21,7 +22,7 @@ from dmltrain.kvstore.step import MakeStep, Step
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous, state
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Link
-from dmltrain.kvstore.transport.message import Optimizer, expect
+from dmltrain.kvstore.transport.message import Consistency, Enter, Hold, Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
@@ -43,7 +44,7 @@ class ServerProcess:
         self._environment = environment
         arena, self._local = _share(environment.transport)
         core = ServerCore(
-            environment.num_workers,
+            environment.ranks,
             make_step=_rejecting(make_step) if make_step else None,
             wait_seconds=environment.wait_seconds,
             allocate=allocator(arena),
@@ -51,12 +52,15 @@ class ServerProcess:
         self._service = Service(f"server {environment.index}", environment, core, arena, self._fail, self._other)
         self._listening = _listen(environment.node_host)
         self._ended = threading.Event()
+        self._entered: Enter | None = None  # the newest view
         self._control = Control(
             environment,
             self._listening.getsockname()[1],
-            on_end=lambda reason: self._ended.set(),
+            on_end=self._end,
             exit_seconds=exit_seconds,
             socket_name=self._local[1] if self._local else "",
+            on_message={Enter: self._enter},
+            standing=lambda: Standing(self._entered, self._service.finished()),
         )
 
     def run(self) -> str:
@@ -68,7 +72,8 @@ class ServerProcess:
             core.on_hosts(host.at_start(start))
         self._service.expect(range(self._environment.num_workers), host.relays(start, self._environment.index))
         names = data_links.host_names(start)
-        links = DataLinks("server", self._environment, names, self._control.watch, self._control.link_lost)
+        lost = self._control.report if self._environment.elastic else self._control.link_lost
+        links = DataLinks("server", self._environment, names, self._control.watch, lost)
         self._service.accept(self._listening, links)
         if self._local:
             self._service.accept(self._local[0], links)
@@ -76,7 +81,18 @@ class ServerProcess:
             if reason := self._service.overdue():
                 self._control.overdue(reason)
         self._control.close()
+        self._listening.close()
+        if self._local:
+            self._local[0].close()
         return self._control.failure
+
+    def _end(self, reason: str) -> None:
+        self._ended.set()
+        self._service.end()
+
+    def _enter(self, message: Enter) -> None:
+        self._entered = message
+        self._service.enter(message.view)
 
     def _fail(self, reason: str) -> None:
         self._control.abort(reason)
@@ -84,34 +100,53 @@ class ServerProcess:
     def _other(self, connection: Link, header: Header) -> tuple[bytes, memoryview | None]:
         if header.kind == Kind.READ_STATE:
             packed = self.pack_state()
-            return Header(Kind.STATE, len(packed)).pack(), memoryview(packed)
+            return Header(Kind.STATE, len(packed), header.view).pack(), memoryview(packed)
+        if header.kind == Kind.READ_STEPS:
+            packed = self.pack_steps()
+            return Header(Kind.STATE, len(packed), header.view).pack(), memoryview(packed)
         if header.kind == Kind.OPTIMIZER:
             message = expect(connection.read_message(header), Optimizer)
             with self._service.exclusive() as core:
-                core.optimize(dict(message.spec))
+                if header.view == self._service.view:
+                    core.optimize(dict(message.spec))
+        elif header.kind == Kind.CONSISTENCY:
+            changed = expect(connection.read_message(header), Consistency)
+            with self._service.quiescent() as core:
+                core.change(changed)
+        elif header.kind == Kind.HOLD:
+            held = expect(connection.read_message(header), Hold)
+            with self._service.quiescent() as core:
+                if header.view == self._service.view:
+                    core.hold(held.step)
         elif header.kind == Kind.STATE:
             self._restore(connection, header)
         else:
             raise FrameError(f"frame kind {header.kind} from a worker")
-        return Header(Kind.DONE).pack(), None
+        return Header(Kind.DONE, 0, header.view).pack(), None
 
     def _restore(self, connection: Link, header: Header) -> None:
-        self.unpack_state(state.receive(connection, header, self.state_limit()))
+        self.unpack_state(state.receive(connection, header, self.state_limit()), header.view)
 
     def pack_state(self) -> bytes:
         """This server's weights and optimizer state, for checkpoints."""
         with self._service.quiescent() as core:
             return optimizer_state.pack(core.slices())
 
+    def pack_steps(self) -> bytes:
+        """This server's optimizer state by steps, for those who take over from a lost server."""
+        with self._service.quiescent() as core:
+            return taking_back.pack(core.states())
+
     def state_limit(self) -> int:
         """The maximum size in bytes of a state for this server."""
         with self._service.exclusive() as core:
             return optimizer_state.limit(core.slices())
 
-    def unpack_state(self, data: bytearray) -> None:
-        """Restore what `pack_state` returned. Raises Rejected."""
+    def unpack_state(self, data: bytearray, view: int) -> None:
+        """Restore what `pack_state` returned, unless another view than `view` has begun. Raises Rejected."""
         with self._service.quiescent() as core:
-            optimizer_state.unpack(data, core.slices())
+            if view == self._service.view:
+                optimizer_state.unpack(data, core.slices())
 
 
 def _share(transport: str) -> tuple[Arena | None, tuple[socket.socket, str] | None]:

@@ -1,6 +1,14 @@
 """Serves a core's slices to workers: does the I/O between their links and the core. Each worker has one receiving
 and one sending thread; a pool of threads does the arithmetic.
 
+Views. Frames of an elastic job have the number of the view in which they were made (view.py). `enter` begins another.
+From then on those of older views change nothing and get no answer, except RELEASE, PROBE and LEAVE, which concern their
+own link only. What a frame asks for is done under the lock under which its view was compared.
+
+Replacements. The link of a worker that takes the place of a lost one waits for a view that has the worker. Then it is
+that rank's link. The earlier process may only be frozen: its link was cut, its frames are of older views, and what it
+releases is released already.
+
 A worker on this host connects through a unix socket (rendezvous.py). Server and worker then read pushes and values in
 shared memory, and only headers go through the socket.
 """
@@ -38,10 +46,13 @@ from dmltrain.kvstore.transport.message import Declare, Error, Leave
 from dmltrain.kvstore.transport.outbox import LAST, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.view import View
 
+REPLACE_SECONDS = 10.0  # for the view without the worker whose place a caller takes
 OVERDUE_SECONDS = 1.0  # interval of straggler diagnoses
 DRAIN_SECONDS = 1.0  # to send queued answers when a link ends
 MAX_THREADS = 4  # for arithmetic; two or three saturate a machine's memory
+OF_ANY_VIEW = frozenset(map(int, (Kind.RELEASE, Kind.RELEASE_GROUP, Kind.PROBE, Kind.LEAVE)))  # kinds
 MAX_BACKLOG = 8  # pushes of a slice that wait for their step
 QUIESCENT_SECONDS = 10.0  # time limit for work to end before a state is read
 BATCH = 16  # maximum of headers read together: with more, the first sums would begin later
@@ -70,37 +81,79 @@ class Service:
         self._core, self._arena = core, arena
         self._fail, self._other, self._forward = fail, other, forward
         self._lock = threading.Lock()  # guards _core and what _answers has sent
-        self._progress = threading.Condition(self._lock)  # work is done
+        self._progress = threading.Condition(self._lock)  # work is done, or another view or the end has come
+        self._changed = threading.Condition(self._lock)  # another view or the end has come, or a link has ended
+        self._view = 0  # its number
+        self._servers: tuple[int, ...] | None = None  # of this view
+        self._over = False
         self._answers = Answers(self._lock)
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = Pool(self._threads, "arithmetic")
         self._own = threading.local()  # memory of each receiving thread
         self._expected: frozenset[int] = frozenset()
         self._complete = threading.Event()  # all expected have connected
-        self._silent: set[int] = set()  # workers and relays whose link has not had a frame yet
-        self._left: set[int] = set()  # workers and relays
+        self._silent: set[Outbox] = set()  # of links that have not had a frame yet
+        self._left: set[Outbox] = set()  # of workers and relays that have left
+        self._finished: dict[int, int] = {}  # workers that have left -> the last op that each held
 
     def expect(self, workers: Collection[int], relays: Collection[int] = ()) -> None:
-        """Stop listening when all these have connected: after that, unauthenticated peers cannot take this process's
-        time. Call this before `accept`."""
-        total = self._environment.num_workers
+        """When all these have connected, stop listening: after that, unauthenticated peers cannot take this process's
+        time. A server of an elastic job, to which replacements may come, accepts slowly then. Call this before
+        `accept`."""
+        total = self._environment.ranks
         self._expected = frozenset(workers) | {relay_number(total, rank) for rank in relays}
 
     def accept(self, listening: socket.socket, links: DataLinks | None = None) -> None:
         """Accept workers, each on its own thread. Through a unix socket they share memory. `links` gets their links."""
         admit = self._admit if listening.family == socket.AF_UNIX else None
-        serve = functools.partial(self._serve, links)
+        serve, stays = functools.partial(self._serve, links), bool(self._environment.elastic)
         threading.Thread(
             target=accept_loop,
             name="accept",
             daemon=True,
-            args=(listening, self._environment, self._name, serve, admit, self._complete),
+            args=(listening, self._environment, self._name, serve, admit, self._complete, stays),
         ).start()
 
     def overdue(self) -> str:
         """The straggler diagnosis; see ServerCore."""
         with self.exclusive() as core:
             return core.overdue(time.monotonic())
+
+    def enter(self, view: View) -> None:
+        """Begin this view, once no work is in progress. Ignored if it is older than the present one."""
+        with self._progress:
+            self._progress.wait_for(lambda: self._core.quiescent or self._over)
+            if view.number <= self._view or self._over:
+                return
+            lost, joined = {each.member for each in view.lost}, set(view.members).difference(self._core.workers.ranks)
+            others = self._servers is not None and (self._servers != view.servers or bool(view.joined_servers))
+            self._core.enter(view.hosts, lost, others)
+            self._servers = view.servers
+            replaced = joined & self._answers.joining.keys()  # a replay's workers return by the links that they have
+            self._answers.enter(view.number, view.members, lost | replaced)
+            left = {each.member for each in view.left}
+            for member in lost | left | joined:  # it was removed, has not come to its end, or this is its replacement
+                self._finished.pop(member, None)
+            self._view = view.number
+            self._progress.notify_all()
+            self._changed.notify_all()
+
+    @property
+    def view(self) -> int:
+        """The number of the present one; it changes only while nobody has the core exclusively."""
+        return self._view
+
+    def finished(self) -> dict[int, int]:
+        """The workers that have left -> the last op that each held."""
+        with self._lock:
+            return dict(self._finished)
+
+    def end(self) -> None:
+        """The job is over: nothing that threads wait for will come."""
+        with self._progress:
+            self._over = True
+            self._progress.notify_all()
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[ServerCore]:
@@ -136,26 +189,40 @@ class Service:
     def _serve(self, links: DataLinks | None, connection: Link, role: str, index: int) -> None:
         entered = self._enter(connection, role, index)
         if entered is None:
-            log(f"{self._name}: cut off {role} {index}: not a worker of this job, or already connected")
-            return connection.close()
+            return self._refuse(connection, f"cut off {role} {index}: not a worker of this job, or already connected")
         if links:
             links.add(connection, role, index)
         worker, outbox = entered
         error = self._receive_all(connection, outbox, worker, f"{role} {index}")
         outbox.finish(DRAIN_SECONDS)
         connection.close()
-        with self._lock:
-            given_up = self._forget(worker, outbox)
-            if not given_up:
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._over or self._answers.joining.get(worker) is not outbox)
+            forgotten = self._forget(worker, outbox)
+            if not forgotten:
                 self._answers.release_all(worker)
-        if links and not given_up and worker not in self._left:
+        if not links:
+            return
+        if forgotten or outbox in self._left:
+            links.forget(connection)
+        else:
             links.lost(connection, error)
 
+    def _refuse(self, connection: Link, reason: str) -> None:
+        log(f"{self._name}: {reason}")
+        if self._environment.elastic:
+            with contextlib.suppress(Closed):
+                connection.send(message.encode(Error(f"{self._name}: {reason}")))
+        connection.close()
+
     def _forget(self, worker: int, outbox: Outbox) -> bool:
-        """Whether the caller has given up this link before its first frame; then it connects again, or says why not.
-        (Its time for the handshake may end just before ACCEPT arrives.) Call this with the lock held."""
-        current = self._answers.outboxes.get(worker)
-        if current is outbox and worker in self._silent:
+        """Whether nobody misses this link: its worker was removed, or its caller has given it up before its first
+        frame; then it connects again, or says why not. (Its time for the handshake may end just before ACCEPT arrives.)
+        Call this with the lock held."""
+        current, silent = self._answers.outboxes.get(worker), outbox in self._silent
+        self._silent.discard(outbox)
+        if current is outbox and silent and not self._view:
             del self._answers.outboxes[worker]
             return True
         return current is not outbox
@@ -165,15 +232,19 @@ class Service:
         try:
             headers = connection.read_headers(1)
             with self._lock:
-                self._silent.discard(worker)
+                self._silent.discard(outbox)
             self._take(connection, outbox, worker, headers[0])
             while True:
                 headers = connection.read_headers(BATCH)
                 outbox.wait_for_room()
                 if all(header.kind == Kind.PUSH and header.flags & Flag.SHARED for header in headers):
+                    self._wait_for(max([header.view for header in headers]))
+                    self._check_member(worker, headers[-1].view)
                     with self._lock:
+                        headers = [header for header in headers if header.view == self._view]
                         buffers = [self._lent(connection, worker, header) for header in headers]
-                    self._push(worker, headers, buffers)
+                    if headers:
+                        self._push(worker, headers, buffers)
                 else:
                     for header in headers:
                         self._take(connection, outbox, worker, header)
@@ -191,61 +262,115 @@ class Service:
 
     def _enter(self, connection: Link, role: str, index: int) -> tuple[int, Outbox] | None:
         """Admit a worker or relay: returns its number and the queue to it, or None if it may not connect."""
-        workers = self._environment.num_workers
+        workers = self._environment.ranks
         number = {"worker": index, "relay": relay_number(workers, index)}.get(role, -1) if index < workers else -1
-        with self.exclusive() as core:
-            before = self._answers.outboxes.get(number)
-            given_up = before is not None and number in self._silent and before.link.has_ended
-            if not core.workers.takes(number) or (before and not given_up):
+        with self._changed:
+            if self._view and 0 <= number < workers:  # the scheduler has let it join: its view may come a little later
+                self._changed.wait_for(lambda: self._over or self._place(number) is not None, REPLACE_SECONDS)
+            place = self._place(number)
+            if place is None:
                 return None
-            core.workers.join(number)
-            outbox = self._answers.outboxes[number] = Outbox(connection, f"to {role} {index}")
-            self._silent.add(number)
+            if place is self._answers.outboxes:
+                self._core.workers.join(number)
+            before, outbox = place.get(number), Outbox(connection, f"to {role} {index}")
+            place[number] = outbox
+            self._silent.add(outbox)
             complete = self._expected and self._expected <= self._answers.outboxes.keys()
+            self._changed.notify_all()
         if before:
             before.link.cut()
         if complete:
             self._complete.set()
         return number, outbox
 
+    def _place(self, number: int) -> dict[int, Outbox] | None:
+        """Where a new link of this worker or relay belongs: in use, or, of one that joins the job, among those that
+        wait for their view. None if it may not connect. Call this with the lock held."""
+        answers, known = self._answers, self._core.workers.takes(number)
+        before = answers.outboxes.get(number)
+        if known and before is None:
+            return answers.outboxes
+        joins_later = self._environment.num_workers <= number < self._environment.ranks
+        if not self._view and not joins_later:
+            given_up = before is not None and before in self._silent and before.link.has_ended
+            return answers.outboxes if known and given_up else None
+        free = before is None or before.link.has_ended
+        return answers.joining if free and 0 <= number < self._environment.ranks else None
+
     def _take(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
-        kind = header.kind
+        if header.kind in OF_ANY_VIEW:
+            return self._take_of_any_view(connection, outbox, worker, header)
+        self._wait_for(header.view)
+        self._check_member(worker, header.view)
+        kind, done = header.kind, False
         if kind == Kind.PUSH:
-            self._push(worker, [header], [self._receive(connection, worker, header)])
+            if buffer := self._receive(connection, worker, header):
+                self._push(worker, [header], [buffer])
         elif kind == Kind.PULL:
             with self._lock:  # a pull never completes a round
-                self._act(
-                    self._core.pull(worker, header.key, header.slice, header.clock, time.monotonic(), header.priority)
-                )
+                if header.view == self._view:
+                    where = header.key, header.slice
+                    self._act(self._core.pull(worker, *where, header.clock, time.monotonic(), header.priority))
             self._answers.send()
         elif kind in (Kind.GROUP, Kind.PUSH_GROUP, Kind.PULL_GROUP):
             self._take_group(connection, worker, header)
-        elif kind in (Kind.RELEASE, Kind.RELEASE_GROUP):
-            self._answers.released(worker, header, connection.read_payload(header))
-        elif kind == Kind.PROBE:
-            payload = connection.read_payload(header, wire.MAX_PROBE)
-            outbox.put(Header(Kind.PROBE, len(payload)).pack(), memoryview(payload), LAST)
         elif kind == Kind.DECLARE:
             declared = message.expect(connection.read_message(header), Declare)
             with self._lock:
-                self._core.declare(worker, declared)
-            outbox.put(Header(Kind.DONE).pack())
+                if done := header.view == self._view:
+                    self._core.declare(worker, declared)
         elif kind == Kind.INIT:
-            buffer = self._receive(connection, worker, header, initial=True)
-            with self._lock:
-                self._core.initialise(worker, header.key, header.slice, buffer.array)
-                self._core.give_back(header.key, header.slice, buffer)
-            outbox.put(Header(Kind.DONE).pack())
-        elif kind == Kind.LEAVE:
-            message.expect(connection.read_message(header), Leave)
-            self._leave(worker)
-            outbox.put(Header(Kind.DONE).pack())
+            done = self._initialise(connection, worker, header)
+        elif header.view < self._view:
+            connection.discard(header)
         else:
             outbox.put(*self._other(connection, header))
+        if done:
+            outbox.put(Header(Kind.DONE, 0, header.view).pack())
+
+    def _take_of_any_view(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
+        if header.kind == Kind.PROBE:
+            payload = connection.read_payload(header, wire.MAX_PROBE)
+            outbox.put(Header(Kind.PROBE, len(payload), header.view).pack(), memoryview(payload), LAST)
+        elif header.kind == Kind.LEAVE:
+            self._wait_for(header.view)  # so that another scheduler learns of the last view of a worker that is gone
+            self._leave(worker, outbox, message.expect(connection.read_message(header), Leave).done)
+            outbox.put(Header(Kind.DONE, 0, header.view).pack())
+        else:
+            self._answers.released(worker, outbox, header, connection.read_payload(header))
+
+    def _initialise(self, connection: Link, worker: int, header: Header) -> bool:
+        """Take an initial value; returns whether it was of the present view."""
+        buffer = self._receive(connection, worker, header, initial=True)
+        if buffer is None:
+            return False
+        with self._lock:
+            of_this_view = header.view == self._view
+            if of_this_view:
+                self._core.initialise(worker, header.key, header.slice, buffer.array)
+            self._core.give_back(buffer)
+        return of_this_view
+
+    def _wait_for(self, view: int) -> None:
+        """Wait until this server has entered the view, which a worker has already. Raises Closed at the job's end."""
+        if view <= self._view:
+            return
+        if not self._environment.elastic:
+            raise FrameError(f"a frame of view {view} in a job that is not elastic")
+        with self._progress:
+            self._progress.wait_for(lambda: view <= self._view or self._over)
+        if view > self._view:
+            raise Closed(f"the job has ended before view {view}")
+
+    def _check_member(self, worker: int, view: int) -> None:
+        """A scheduler that was lost may have told a worker of another view of this number than the next scheduler
+        has decided, which is without the worker. Raises Closed."""
+        if view and view == self._view and not self._core.workers.takes(worker):
+            raise Closed(f"view {view} is without this worker")
 
     def _take_group(self, connection: Link, worker: int, header: Header) -> None:
-        if self._forward:
-            raise FrameError("a group to a relay")
+        if self._forward or self._environment.elastic:
+            raise FrameError("a group to a relay" if self._forward else "a group in an elastic job")
         if header.kind == Kind.GROUP:
             content = wire.parse_group(connection.read_payload(header, wire.MAX_GROUP))
             with self._lock:
@@ -278,18 +403,24 @@ class Service:
         connection.read_parts(buffer.views())
         return buffer
 
-    def _leave(self, worker: int) -> None:
+    def _leave(self, worker: int, outbox: Outbox, held: int) -> None:
         """The worker, or relay, has sent its last push. A link that ends without that is lost: its worker has not
         finished, and others still wait for it until the job ends."""
         with self._lock:
-            self._left.add(worker)
-            self._act(self._core.finish(worker, time.monotonic()))
+            self._left.add(outbox)
+            if self._answers.outboxes.get(worker) is outbox:
+                if self._core.workers.takes(worker):  # else this view is without it: it has left on purpose
+                    self._finished[worker] = held
+                self._act(self._core.finish(worker, time.monotonic()))
         self._answers.send()
 
     def _push(self, worker: int, headers: list[Header], buffers: list[Buffer]) -> None:
         now, works, full = time.monotonic(), deque[Work](), list[tuple[int, int]]()
         with self._lock:
             for header, buffer in zip(headers, buffers, strict=True):
+                if header.view < self._view:
+                    self._core.give_back(buffer)
+                    continue
                 actions = self._core.push(
                     worker, header.key, header.slice, header.clock, header.number, buffer, now, header.waited
                 )
@@ -323,15 +454,26 @@ class Service:
         else:
             self._carry_out(works)
 
-    def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer:
+    def _receive(self, connection: Link, worker: int, header: Header, initial: bool = False) -> Buffer | None:
+        """The payload of a push, or of an initial value; None if it is of an older view."""
         with self._lock:
-            if header.flags & Flag.SHARED:
+            if header.view < self._view:
+                buffer = None
+            elif header.flags & Flag.SHARED:
                 return self._lent(connection, worker, header)
-            push = (worker, header.key, header.slice, header.length, header.dtype)
-            buffer = None if initial else self._core.completing_buffer(*push, header.clock, self._thread_memory)
-            buffer = buffer or self._core.buffer(*push, initial)
-        if header.length:
-            connection.read_into(memoryview(buffer.array).cast("B"))  # type: ignore[arg-type]
+            else:
+                push = (worker, header.key, header.slice, header.length, header.dtype)
+                buffer = None if initial else self._core.completing_buffer(*push, header.clock, self._thread_memory)
+                buffer = buffer or self._core.buffer(*push, initial)
+        if buffer is None:
+            connection.discard(header)
+        elif header.length:
+            try:
+                connection.read_into(memoryview(buffer.array).cast("B"))  # type: ignore[arg-type]
+            except (Closed, FrameError):
+                with self._lock:
+                    self._core.give_back(buffer)
+                raise
         return buffer
 
     def _thread_memory(self, size: int) -> Array:

@@ -42,6 +42,7 @@ class Buffer:
     kind: str
     offset: int | None = None  # in the memory that this server shares
     readers: int = 0  # replies that are being sent or read from it
+    of: ServerSlice | None = None  # whose memory it is
 
     @property
     def nbytes(self) -> int:
@@ -63,6 +64,14 @@ class Push:
     data: Buffer
     since: float  # when it arrived, s
     ready: float  # when its worker had computed it, s; includes the delay of the wire, which is not known
+
+
+@dataclass(frozen=True, eq=False)
+class Former:
+    """A slice before its last step: the value, and copies of the optimizer's arrays."""
+
+    value: Buffer
+    state: dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,8 @@ class ServerSlice:
     pusher: int = -1  # the only worker that pushes; -1: all do
     previous: Buffer | None = None  # the value of the round before, if only one worker pushes
     steps: int = 0  # optimizer steps, for the reported staleness
+    takes_back: bool = False  # its last step can be taken back: see taking_back.py
+    former: Former | None = None  # if so, and it has made one
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     queue: deque[Push] = field(default_factory=deque)  # if each push is a step
     waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
@@ -110,6 +121,7 @@ class ServerSlice:
     work: Work | None = None
     loose: int = 0  # buffers that are read since a lockstep that has ended
     lockstep: ServerSlice | None = None  # while the slice is pushed and pulled in a group, which has its state
+    retired: Callable[[Buffer], None] | None = None  # gets its free buffers once the slice is forgotten
 
     def __post_init__(self) -> None:
         self.value = self.take("value")
@@ -160,7 +172,7 @@ class ServerSlice:
             offset, memory = self.allocate(self.result_codec.nbytes(self.length))
         else:
             offset, memory = self.allocate(self.length * np.dtype(self.dtype).itemsize)
-        return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, offset)
+        return Buffer(memory.view(self.dtype) if kind == "value" else memory, kind, offset, of=self)
 
     def lacks_only(self, covers: Sequence[int], clock: int) -> bool:
         """Whether a push at `clock`, of these workers' sum, completes the next round, and no work is in progress."""
@@ -217,6 +229,20 @@ class ServerSlice:
         if before:
             self.release(before)
 
+    def keep_former(self, former: Former | None) -> None:
+        """Keep what was before the last step, in place of that before the step before."""
+        before, self.former = self.former, former
+        if former:
+            former.value.readers += 1
+        if before:
+            self.release(before.value)
+
+    def count_from(self, step: int) -> None:
+        """All workers have pushed as often, and all of that is in the value."""
+        self.completed = step
+        self.clocks = dict.fromkeys(self.clocks, step)
+        self.applied = dict(self.clocks)
+
     def at(self, clock: int) -> Buffer:
         """The value for a pull at `clock`, which is complete: that of its round if only one worker pushes."""
         exact = self.pusher >= 0 and clock == self.completed - 1
@@ -229,8 +255,51 @@ class ServerSlice:
 
     def give_back(self, buffer: Buffer) -> None:
         """Free a buffer, unless it is still in use."""
-        if buffer.kind in self.spare and not buffer.readers and buffer is not self.value and buffer is not self.coded:
+        if buffer.kind not in self.spare or buffer.readers:
+            return
+        if self.retired:
+            self.retired(buffer)
+        elif buffer is not self.value and buffer is not self.coded:
             self.spare[buffer.kind].append(buffer)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each worker has pushed as often as all others, all of that is in the value, and no pull waits."""
+        same = len({*self.clocks.values(), *self.applied.values()}) <= 1
+        return same and not (self.work or self.rounds or self.queue or self.waiting)
+
+    def step_at_once(self, at_once: bool) -> None:
+        """From now on each push is a step, or each round. Call this while it `is_settled`; not for one in a group."""
+        self.at_once = at_once
+        self.completed = max(self.clocks.values(), default=0)
+
+    # -- changes of the job's members ------------------------------------------------------------------------------
+
+    def restart(self, workers: Iterable[int]) -> None:
+        """Begin again at clock 0 with the rounds of these workers, or where steps are made at the last one. Pushes and
+        pulls that wait are forgotten. The value stays, with those who read it. The residual begins at zero, because the
+        last round may have been aborted. No work may be in progress, and each push must not be a step."""
+        assert self.work is None and not self.at_once
+        if self.residual is not None:
+            self.residual[:] = 0
+        pending = {push: None for pushes in self.rounds.values() for push in pushes.values()}
+        self.rounds.clear()
+        self.waiting.clear()
+        self.clocks = dict.fromkeys(workers, 0)
+        self.count_from(0 if self.step is None else self.completed)
+        for push in pending:
+            self.give_back(push.data)
+
+    def retire(self, take: Callable[[Buffer], None]) -> None:
+        """The slice is forgotten: `take` gets its buffers, those in use once they are given back or released."""
+        self.restart(())
+        self.retired = take
+        for buffer in [self.value, self.coded, *(buffer for free in self.spare.values() for buffer in free)]:
+            if buffer:
+                self.give_back(buffer)
+        if self.previous:
+            self.release(self.previous)
+        self.keep_former(None)
 
 
 @dataclass(eq=False, slots=True)
@@ -247,6 +316,7 @@ class Work:
     pulled: Buffer | None  # the value that the last push's worker had pulled, if the step needs it
     began: float  # when the last push had arrived, s
     parts: list[Work] | None = None  # of a group that was dissolved since: the works of its slices
+    former: Former | None = None  # what was before the step, if it may be taken back
 
     @property
     def pushes(self) -> list[Push]:
@@ -280,5 +350,8 @@ class Work:
         gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
         if self.target is not self.slice.value:
             np.copyto(self.target.array, self.slice.value.array)
+        if self.slice.takes_back:
+            state = {name: np.array(array) for name, array in step.state().items()}
+            self.former = Former(self.slice.value, state)
         more = (self.pulled.array,) if self.pulled else ()
         step(self.target.array, gradient, pushes[-1].rate, *more)

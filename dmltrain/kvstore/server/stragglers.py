@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from dmltrain.kvstore.server.slice import ServerSlice
 from dmltrain.kvstore.server.workers import Workers
 
+CURE = (
+    "all workers must make the same number of steps (with dist_local: each must call optimizer.synchronize() after its "
+    "last step)"
+)
+
 
 @dataclass(eq=False)
 class Stragglers:
@@ -41,15 +46,12 @@ def absent(name: str, slice_: ServerSlice, finished: Set[int]) -> str:
     if slice_.pusher in finished and slice_.waiting:
         return (
             f"worker {slice_.waiting[0][0]} waits for {name}: worker {slice_.pusher} has finished already and will "
-            "never push it; all workers must make the same number of steps"
+            f"never push it; {CURE}"
         )
     for number, pushes in slice_.rounds.items() if slice_.pusher < 0 else ():
         gone = sorted(finished - pushes.keys())
         if gone:
-            return (
-                f"round {number} of {name}: worker {gone[0]} has finished already and will never push it; all "
-                "workers must make the same number of steps"
-            )
+            return f"round {number} of {name}: worker {gone[0]} has finished already and will never push it; {CURE}"
     return ""
 
 

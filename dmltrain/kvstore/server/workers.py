@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 
@@ -38,12 +39,20 @@ class Workers:
             self._relays.add(worker)
 
     def finish(self, worker: int) -> bool:
-        """A worker, or relay, has finished; returns whether it was a worker."""
+        """A worker, or relay, has finished; returns whether it was a worker of those that push here."""
         if worker in self._relays:
             self._relays.remove(worker)
             return False
+        if worker not in self.covers:  # it was removed before
+            return False
         self.finished.add(worker)
         return True
+
+    def on_hosts(self, hosts: tuple[tuple[int, ...], ...], lost: Collection[int] = ()) -> Workers:
+        """Those of a later membership: of these workers the same have finished, except for replacements of `lost`."""
+        after = Workers(self.num_workers, hosts)
+        after.finished = self.finished.intersection(after.ranks).difference(lost)
+        return after
 
     def finished_without_relay(self) -> set[int]:
         """The finished workers without a connected relay, which could still push for them."""

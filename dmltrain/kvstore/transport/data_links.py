@@ -94,11 +94,18 @@ class DataLinks:
         self._ends[link] = own, LinkEnd(role, index, host, _address(link.sock, own=False))
         self._watch.add(link)
 
+    def forget(self, link: Link) -> None:
+        """The link has ended, or will, and nobody misses it. What its peer has shared can be freed."""
+        self._ends.pop(link, None)
+
     def lost(self, link: Link, error: Exception) -> None:
         """The link has ended with this error although its peer has not left."""
-        own, peer = self._ends[link]
+        own, peer = self._ends.pop(link, (None, None))
+        if own is None or peer is None:  # it has been forgotten
+            return
         if reason := self._watch.reason(link):
-            return self._report(LinkLost(own, peer, reason, cut=True))
+            self._report(LinkLost(own, peer, reason, cut=True))
+            return
         cause = error.__cause__
         found_cut = isinstance(cause, OSError) and cause.errno in NETWORK_ERRORS
         self._report(LinkLost(own, peer, str(error), found_cut))

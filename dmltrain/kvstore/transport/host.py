@@ -39,12 +39,22 @@ def at_start(start: Start) -> tuple[Ranks, ...]:
 
 def relayed(start: Start, rank: int) -> tuple[Ranks, list[int]]:
     """The ranks on this worker's host, whose relay sums their pushes, and the servers that it does this for: those on
-    other hosts. Empty if there is nothing to sum, or if a worker of the host has no unix socket."""
+    other hosts. Empty if there is nothing to sum, if a worker of the host has no unix socket, and for a worker that was
+    not there at the start."""
+    if rank >= len(start.workers):
+        return (), []
     name = start.workers[rank].host_id
     ranks = next(ranks for ranks in at_start(start) if rank in ranks)
     far = [number for number, server in enumerate(start.servers) if server.host_id != name]
     reachable = all(start.workers[each].socket_name for each in ranks)
     return (ranks, far) if len(ranks) > 1 and far and reachable else ((), [])
+
+
+def apart(start: Start) -> bool:
+    """Whether no server is on a host with workers."""
+    workers = {worker.host_id for worker in start.workers}
+    servers = {server.host_id for server in start.servers}
+    return "" not in workers | servers and workers.isdisjoint(servers)
 
 
 def relays(start: Start, server: int) -> list[int]:

@@ -16,7 +16,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dmltrain.kvstore.transport import message, seal, send_window, wire
@@ -166,6 +167,29 @@ class Link:
         payload = bytearray(header.length)
         self.read_into(memoryview(payload))
         return payload
+
+    def discard(self, header: Header) -> None:
+        """Read what follows `header`, the last one that was read, and forget it piece by piece. Raises like
+        `read_into`."""
+        found = bytearray(seal.SIZE)
+        pieces = self._pieces(header.length if header.is_followed else 0, self._sealed, found)
+        if self._sealed:
+            assert self._seals is not None  # see read_header
+            self._sealed = b""
+            self._seals.check(pieces, found)  # which reads them
+        else:
+            deque(pieces, 0)
+
+    def _pieces(self, size: int, header: bytes, found: bytearray) -> Iterator[bytes | memoryview]:
+        """`header` and the `size` bytes after it, each piece valid until the next; then `found` has the seal."""
+        yield header
+        memory = memoryview(bytearray(min(size, CHUNK)))
+        for start in range(0, size, CHUNK):
+            piece = memory[: size - start]
+            self._fill(piece)
+            yield piece
+        if header:
+            self._fill(memoryview(found))
 
     def send(self, *frame: bytes | memoryview) -> None:
         """Send one frame, whose parts follow each other without a gap. Raises Closed."""

@@ -7,12 +7,14 @@ frame also has an "op", which names the class. Anything else raises a FrameError
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from dmltrain.kvstore.view import EQUAL, Balancing, View
 
 MAX_TEXT = 512  # characters of a handshake's texts
 MAX_COMMAS = 3 << 18  # of a message: 8 MiB of empty lists would take 240 MiB
@@ -122,27 +124,30 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True)
 class Barrier(Message):
-    """A worker has reached the barrier `id`."""
+    """A worker has reached the barrier `id`, in `view`; 0 in a job that is not elastic."""
 
     op = "barrier"
     id: str
+    view: int = 0
 
 
 @dataclass(frozen=True)
 class Release(Message):
-    """All workers have reached the barrier `id`."""
+    """All workers have reached the barrier `id`, in `view`."""
 
     op = "release"
     id: str
+    view: int = 0
 
 
 @dataclass(frozen=True)
 class Bye(Message):
     """This process has finished. `stays`: it still serves its host's other workers (relay.py), so it must not be lost;
-    when that is over it sends another Bye."""
+    when that is over it sends another Bye. `done`: the last op that it holds in an elastic job, else -1."""
 
     op = "bye"
     stays: bool = False
+    done: int = -1
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,8 @@ class Overdue(Message):
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """One end of a link between two processes; `host` is its host's name, `address` its address and port."""
+    """One end of a link between two processes; `host` is its host's name, empty for a worker that has joined later and
+    is seen from the other end; `address` its address and port."""
 
     role: str
     index: int
@@ -172,19 +178,21 @@ class LinkEnd:
 
     def __str__(self) -> str:
         name = f"the relay of worker {self.index}" if self.role == "relay" else f"{self.role} {self.index}"
-        return f"{name} on {self.host} ({self.address})"
+        return f"{name} on {self.host} ({self.address})" if self.host else f"{name} ({self.address})"
 
 
 @dataclass(frozen=True)
 class LinkLost(Message):
     """The connection to another process has ended although that process has not left. `cut`: this end has found that
-    nothing reaches the other end; otherwise the other end may have closed it."""
+    nothing reaches the other end; otherwise the other end may have closed it. `view`: the newest that a worker of an
+    elastic job had been told: a later one may have another process in the place of the lost server."""
 
     op = "link lost"
     own: LinkEnd
     peer: LinkEnd
     error: str
     cut: bool
+    view: int = 0
 
     def __str__(self) -> str:
         return f"the connection between {self.own} and {self.peer} was lost: {self.error}"
@@ -209,6 +217,14 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
+class NewServer:
+    """The replacement of a lost server, and where it is."""
+
+    number: int
+    address: ServerAddress
+
+
+@dataclass(frozen=True)
 class WorkerAddress:
     """The address of a worker; see Register."""
 
@@ -219,12 +235,216 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class Start(Message):
-    """All processes have registered: servers by index, workers by rank. `facts` are passed on by the scheduler."""
+    """All processes have registered: servers by index, workers by rank. `facts` are passed on by the scheduler.
+    For a process that comes later: `lost`: the servers that are not in the present view of an elastic job;
+    `new_servers`: those of the others that are not where they were at the start."""
 
     op = "start"
     servers: tuple[ServerAddress, ...]
     workers: tuple[WorkerAddress, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
+    new_servers: tuple[NewServer, ...] = ()
+
+
+# -- views of an elastic job, between workers, or servers, and the scheduler; see scheduler/views.py -------------------
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """This worker has declared its keys and can lose others from now on, or it waits to join those that run.
+    `facts`: what must be the same for all workers, as texts. `replay`: the views that the job must go through; empty
+    without a replay, and for all workers but the first. `balance`: how samples follow the speed of workers; that of the
+    first worker counts."""
+
+    op = "ready"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    replay: tuple[View, ...] = ()
+    balance: Balancing = EQUAL
+
+
+@dataclass(frozen=True)
+class Flush(Message):
+    """A change of `view` begins, or goes on with another `turn`: recognise no op later than `until`, or none at all
+    if that is -1, and say which one you hold. It replaces what earlier turns permitted."""
+
+    op = "flush"
+    view: int
+    turn: int
+    until: int
+
+
+@dataclass(frozen=True)
+class Flushed(Message):
+    """The last op that this worker holds is `done`. `met`: it has reached the barrier of the next one. Turn 0: it has
+    reached the planned end of the view, unasked."""
+
+    op = "flushed"
+    view: int
+    turn: int
+    done: int
+    met: bool = False
+
+
+@dataclass(frozen=True)
+class Enter(Message):
+    """From now on `view` counts: frames of older ones are void. `returns`: a worker that is not in it is in a later
+    view of a replay, for which it must wait. `holds`: its members do nothing in it, and wait for the next one. `ends`:
+    why the job ends, if it does, between two rounds: its members save a checkpoint in this view, and leave.
+    `new_servers`: those of the view that are not where they were at the start."""
+
+    op = "enter"
+    view: View
+    returns: bool = False
+    holds: bool = False
+    ends: str = ""
+    new_servers: tuple[NewServer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Invite(Message):
+    """To the leader: a change of view waits until its next op is a round of training, and then it answers with Admit.
+    `members`: who waits to join."""
+
+    op = "invite"
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Admit(Message):
+    """The leader of `view` begins no op before the next view, which makes the change that waits. Its next op is a round
+    of training."""
+
+    op = "admit"
+    view: int
+
+
+@dataclass(frozen=True)
+class Leaving(Message):
+    """This worker leaves on purpose: it wants to be in no later view, from the next moment between two rounds on.
+    `residuals`: it has some, to be handed over before that."""
+
+    op = "leaving"
+    reason: str
+    residuals: bool = False
+
+
+@dataclass(frozen=True)
+class Speed(Message):
+    """This worker computes so many samples per second of its parts in `view`, without its waits for others."""
+
+    op = "speed"
+    view: int
+    samples: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.samples < math.inf:
+            raise ValueError(f"speed of {self.samples} samples per second, expected a positive number")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker that has come to its end, and the last op that it held."""
+
+    member: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Rejoin(Message):
+    """To another incarnation of the scheduler: a process that the job has already, as `registration` says. `start`: the
+    message that the job began with. `entered`: the newest view that it was told, or none. `ready`: what a worker has
+    said. `finished`: the workers that have left this server."""
+
+    op = "rejoin"
+    registration: Register
+    start: Start
+    entered: tuple[Enter, ...]
+    ready: tuple[Ready, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.entered) > 1 or len(self.ready) > 1:
+            raise ValueError(f"{len(self.entered)} views and {len(self.ready)} times ready, expected 0 or 1 of each")
+
+
+@dataclass(frozen=True)
+class Superseded(Message):
+    """To the scheduler: a later `incarnation` of it decides from now on."""
+
+    op = "superseded"
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """This worker ends by an error of its own, which an elastic job survives, in the op after `done`."""
+
+    op = "failed"
+    error: str
+    done: int
+
+    def __post_init__(self) -> None:
+        _limit(self, "error")
+
+
+# -- a change of the kvstore between two steps, between workers and the scheduler; see scheduler/changes.py ------------
+
+ASKS, CANCELLED = 0, -1  # `Change.after`, where it is not a step
+
+
+@dataclass(frozen=True)
+class Change(Message):
+    """The job's kvstore changes after step `after`, on all workers. ASKS: name a step after which you can, and make no
+    later one before you know. CANCELLED: nothing changes. `kv_store` "": the type stays; `staleness` below 0: it is
+    the type's default, or stays if the type does. `by`: who has asked for it, for the log."""
+
+    op = "change"
+    number: int
+    kv_store: str
+    staleness: float
+    by: str
+    after: int = ASKS
+
+    def __post_init__(self) -> None:
+        _limit(self, "kv_store", "by")
+
+
+@dataclass(frozen=True)
+class Stops(Message):
+    """This worker can change after `step`, and makes no later one; or why it cannot."""
+
+    op = "stops"
+    number: int
+    step: int
+    refusal: str = ""
+
+    def __post_init__(self) -> None:
+        _limit(self, "refusal")
+
+
+@dataclass(frozen=True)
+class Changed(Message):
+    """This worker goes on with the changed kvstore, as `now` describes it."""
+
+    op = "changed"
+    number: int
+    now: str
+
+    def __post_init__(self) -> None:
+        _limit(self, "now")
+
+
+@dataclass(frozen=True)
+class Took(Message):
+    """This worker computes for so many seconds in a step, without its waits for others: the median of some steps."""
+
+    op = "took"
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"{self.seconds} s in a step, expected a positive number")
 
 
 # -- workers with servers ---------------------------------------------------------------------------------------------
@@ -263,11 +483,34 @@ class Optimizer(Message):
 
 
 @dataclass(frozen=True)
+class Consistency(Message):
+    """From now on the kvstore is of this type (types.py), with this bound on staleness. All workers wait meanwhile."""
+
+    kind = Kind.CONSISTENCY
+    type: str
+    staleness: float
+
+
+@dataclass(frozen=True)
+class Hold(Message):
+    """A worker of an elastic job has entered a view, and holds this step of the optimizer on the servers: the one after
+    it, if it was made, is taken back. All workers hold the same."""
+
+    kind = Kind.HOLD
+    step: int
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError(f"step {self.step}, expected 0 or more")
+
+
+@dataclass(frozen=True)
 class Leave(Message):
     """This worker, or relay, has sent its last push and ends the link; answered by DONE. A link that ends without it is
-    lost."""
+    lost. `done`: the last op that it holds in an elastic job, else -1."""
 
     kind = Kind.LEAVE
+    done: int = -1
 
 
 @dataclass(frozen=True)
@@ -281,19 +524,21 @@ class Error(Message):
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 _HANDSHAKE = (Hello, Challenge, Proof, Accept, Refuse)
-_CONTROL = (Register, Heartbeat, Barrier, Release, Bye, Abort, Overdue, LinkLost, Start, Shutdown)
-_DATA = (Declare, Optimizer, Leave, Error)
+_SCHEDULER = (Register, Heartbeat, Barrier, Release, Bye, Abort, Overdue, LinkLost, Start, Shutdown)
+_VIEWS = (Ready, Flush, Flushed, Enter, Invite, Admit, Leaving, Speed, Failed, Rejoin, Superseded)
+_CHANGES = (Change, Stops, Changed, Took)
+_DATA = (Declare, Optimizer, Consistency, Hold, Leave, Error)
 BY_KIND: Mapping[int, type[Message]] = {each.kind: each for each in (*_HANDSHAKE, *_DATA)}
-BY_OP: Mapping[str, type[Message]] = {each.op: each for each in _CONTROL}
+BY_OP: Mapping[str, type[Message]] = {each.op: each for each in (*_SCHEDULER, *_VIEWS, *_CHANGES)}
 _PLAIN = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
 _Message = TypeVar("_Message", bound=Message)
 
 
-def encode(message: Message) -> bytes:
-    """The complete frame of a message."""
+def encode(message: Message, view: int = 0) -> bytes:
+    """The complete frame of a message; `view` is the header's."""
     content = {"op": message.op, **vars(message)} if message.kind == Kind.CONTROL else vars(message)
     payload = json.dumps(content, separators=(",", ":"), default=vars).encode()
-    return Header(message.kind, len(payload)).pack() + payload
+    return Header(message.kind, len(payload), view).pack() + payload
 
 
 def decode(kind: int, payload: bytes | bytearray) -> Message:

@@ -25,8 +25,9 @@ Prepare = Callable[[], tuple[bytes, Payload]]  # returns header and payload
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """A frame to send. `sent` is called once the payload may be changed again (also when the link is cut). `prepare`
-    computes header and payload on the sending thread, just before they are sent."""
+    """A frame to send. `sent` is called once the payload may be changed again (also if the link is cut, the frame is
+    dropped, or it was put too late). `prepare` computes header and payload on the sending thread, just before they are
+    sent."""
 
     header: bytes
     payload: Payload = None
@@ -34,6 +35,7 @@ class Frame:
     sent: Callable[[], None] | None = None
     prepare: Prepare | None = None
     prepared_bytes: int = GATHER_BYTES  # default: send it alone, because the next frame may use the same memory
+    droppable: bool = False  # see Outbox.drop
 
     @property
     def size(self) -> int:
@@ -69,6 +71,7 @@ class Outbox:
         self._room = threading.Condition(lock)  # there may be room for another
         self._sending = False
         self._closing = False
+        self._ended = False  # the thread has
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -87,20 +90,31 @@ class Outbox:
         with self._ready:
             if self._immediate and not self._queue and not self._sending and all(map(_is_header, frames)):
                 frames = self._send_now(frames)
-            for frame in frames:
+            late = frames if self._ended else ()
+            for frame in () if self._ended else frames:
                 heapq.heappush(self._queue, (-frame.priority, next(self._order), frame))
                 self._bytes += frame.size
             if frames:
                 self._ready.notify()
+        _note_sent(late)
 
     def _send_now(self, frames: Sequence[Frame]) -> list[Frame]:
         """Send what the socket accepts without blocking; returns the rest, if any, as one frame."""
         data = b"".join([frame.header for frame in frames])
         sent = self.link.send_now(data)
-        for frame in frames:
-            if frame.sent:
-                frame.sent()
+        _note_sent(frames)
         return [Frame(data[sent:], priority=BEFORE_ALL)] if sent < len(data) else []
+
+    def drop(self) -> None:
+        """Remove all droppable frames from the queue. What is being sent is sent to its end."""
+        with self._ready:
+            dropped = [each[2] for each in self._queue if each[2].droppable]
+            self._queue = [each for each in self._queue if not each[2].droppable]
+            heapq.heapify(self._queue)
+            self._bytes -= sum(frame.size for frame in dropped)
+            if self._has_room():
+                self._room.notify()
+        _note_sent(dropped)
 
     def wait_for_room(self) -> None:
         """Return once fewer than MAX_QUEUED_BYTES and MAX_QUEUED_FRAMES wait to be sent, or the link is cut. The thread
@@ -133,9 +147,7 @@ class Outbox:
             except Exception:  # out of memory for a frame: cut the link, so that no peer waits for it
                 traceback.print_exc()
                 self.link.cut()
-            for frame in batch:
-                if frame.sent:
-                    frame.sent()
+            _note_sent(batch)
 
     def _next(self, sent: int) -> list[Frame]:
         """The next frames to send, after `sent` bytes were sent."""
@@ -146,6 +158,7 @@ class Outbox:
                 self._room.notify()
             while not self._queue:
                 if self._closing:
+                    self._ended = True
                     return []
                 self._ready.wait()
             batch: list[Frame] = []
@@ -157,6 +170,12 @@ class Outbox:
                 size += frame.size
             self._sending = True
             return batch
+
+
+def _note_sent(frames: Sequence[Frame]) -> None:
+    for frame in frames:
+        if frame.sent:
+            frame.sent()
 
 
 def _is_header(frame: Frame) -> bool:

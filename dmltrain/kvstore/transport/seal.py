@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dmltrain.kvstore.transport.wire import FrameError, Kind
@@ -44,7 +44,7 @@ class Seals:
         """The seal of the next frame to send."""
         return self._sending.next(parts)
 
-    def check(self, parts: Sequence[bytes | memoryview], found: bytes | bytearray) -> None:
+    def check(self, parts: Iterable[bytes | memoryview], found: bytes | bytearray) -> None:
         """Raises FrameError unless `found` is the seal of the next frame to receive."""
         if not hmac.compare_digest(self._receiving.next(parts), found):
             raise FrameError("a frame was changed, injected, repeated or lost on its way: its seal is wrong")
@@ -57,7 +57,7 @@ class Direction:
         self._keyed = hmac.new(key, digestmod="sha256")
         self._number = 0
 
-    def next(self, parts: Sequence[bytes | memoryview]) -> bytes:
+    def next(self, parts: Iterable[bytes | memoryview]) -> bytes:
         keyed = self._keyed.copy()
         keyed.update(_NUMBER.pack(self._number))
         self._number += 1

@@ -19,14 +19,14 @@ from typing import NamedTuple
 from dmltrain.kvstore import codec
 
 MAGIC = b"DMLT"
-VERSION = 7
+VERSION = 8
 MAX_CONTROL = 8 << 20  # bytes of JSON; a declaration of 100,000 slices takes 3 MB
 MAX_PROBE = 1 << 20  # bytes of a frame for measuring
 MAX_STATE = 1 << 34  # bytes of a server's weights and optimizer state
 MAX_HELLO = 4096  # bytes of JSON before a peer has proved that it belongs to the job
 MAX_MEMBERS = 1024  # slices of a group
 
-# magic version kind dtype flags worker key slice clock number length offset waited worked priority
+# magic version kind dtype flags view key slice clock number length offset waited worked priority
 _BODY = struct.Struct("!4sBBBBIIIQdQQffi")
 _CRC = struct.Struct("!I")
 _READ = struct.Struct("!IIQ")  # key slice offset
@@ -49,6 +49,8 @@ class Kind(IntEnum):
     DONE = 19
     ERROR = 20
     LEAVE = 21
+    CONSISTENCY = 22
+    HOLD = 23
     INIT = 32
     PUSH = 33
     PULL = 34
@@ -62,6 +64,7 @@ class Kind(IntEnum):
     PULL_GROUP = 42
     VALUE_GROUP = 43
     RELEASE_GROUP = 44
+    READ_STEPS = 45
 
 
 class Flag:
@@ -93,7 +96,7 @@ class Header(NamedTuple):
 
     kind: int
     length: int = 0
-    worker: int = 0
+    view: int = 0  # of an elastic job; see view.py
     key: int = 0
     slice: int = 0
     clock: int = 0  # of the worker that pushes or pulls
@@ -117,7 +120,7 @@ class Header(NamedTuple):
             self.kind,
             self.dtype,
             self.flags,
-            self.worker,
+            self.view,
             self.key,
             self.slice,
             self.clock,
@@ -141,7 +144,7 @@ class Header(NamedTuple):
             kind,
             dtype,
             flags,
-            worker,
+            view,
             key,
             index,
             clock,
@@ -164,7 +167,7 @@ class Header(NamedTuple):
             raise FrameError(f"unknown element type {dtype}")
         if flags > MAX_FLAGS:
             raise FrameError(f"unknown flags {flags}")
-        return Header(kind, length, worker, key, index, clock, number, dtype, flags, offset, waited, worked, priority)
+        return Header(kind, length, view, key, index, clock, number, dtype, flags, offset, waited, worked, priority)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

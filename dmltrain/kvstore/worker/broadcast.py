@@ -1,8 +1,8 @@
-"""Worker 0's bytes for all workers, through the servers and in chunks, so that servers need little memory for them.
+"""One worker's bytes for the others, through the servers and in chunks, so that servers need little memory for them.
 
-A chunk's key is that of a sum, whose number changes no weight's. But there is never a round: worker 0 sets the value,
-as `init` does, and the other workers pull it at clock 0. Two keys take turns: worker 0 sets one while the others still
-pull the other. So there is one barrier a chunk.
+A chunk's key is that of a sum, whose number changes no weight's. But there is never a round: that worker sets the
+value, as `init` does, and the others pull it at clock 0. Two keys take turns: it sets one while they still pull the
+other. So there is one barrier a chunk.
 """
 
 from __future__ import annotations
@@ -30,24 +30,28 @@ class Broadcast:
         self._rank, self._seconds = rank, seconds
         self._turn = 0
 
-    def __call__(self, values: Array, needed: bool) -> None:
+    def restart(self) -> None:
+        """Its keys have been forgotten: all members begin with the same one."""
+        self._turn = 0
+
+    def __call__(self, values: Array, needed: bool, source: int) -> None:
         """See KVStore.broadcast."""
         for start in range(0, values.size, CHUNK):
-            self._chunk(values[start : start + CHUNK], needed)
+            self._chunk(values[start : start + CHUNK], needed, source)
 
-    def _chunk(self, part: Array, needed: bool) -> None:
+    def _chunk(self, part: Array, needed: bool, source: int) -> None:
         memory = np.zeros(_rounded(part.size) // 8, np.float64)  # a type of the kvstore; nothing is computed with it
         key, self._turn = f"broadcast {self._turn} ({memory.size})", 1 - self._turn
         if key not in self._entries:
             self._entries.declare([key], [memory], is_weight=False)
         own = memory.view(np.uint8)[: part.size]
-        if self._rank == 0:
+        if self._rank == source:
             own[:] = part
             for link, slice_ in self._member.routes.direct(self._entries.find(key).slices):
                 link.initialise(slice_, cut(memory, slice_), self._seconds)
         self._member.flush()
         self._member.barrier()
-        if needed and self._rank != 0:
+        if needed and self._rank != source:
             self._pull(key, memory, 0).wait()
             part[:] = own
 

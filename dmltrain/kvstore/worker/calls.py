@@ -124,5 +124,10 @@ class Calls:
                 call.divide()
         return call
 
+    def forget(self) -> None:
+        """Find the keys of each call anew: some have been forgotten."""
+        self._known.clear()
+        self._alone.clear()
+
     def _new(self, names: Sequence[Key]) -> Call:
         return Call(tuple(names), [self.entries.find(name) for name in names])

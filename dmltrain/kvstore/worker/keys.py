@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.entry import Entry, declared
 from dmltrain.kvstore.worker.routes import Routes, Way
 from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.undo import Undo
 from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 NONE: dict[str, Any] = {"type": "none"}
@@ -26,23 +27,31 @@ FIRST_SUM = 1 << 31  # first number of keys that are not weights, so that the nu
 
 @dataclass(eq=False)
 class Entries:
-    """`kind` and `staleness`: the kvstore's, as declared to the servers; `seconds`: time limit for an answer."""
+    """`kind` and `staleness`: the kvstore's, as declared to the servers; `seconds`: time limit for an answer; `apart`:
+    no server is on a host with workers."""
 
     routes: Routes
     num_workers: int
     kind: str
     staleness: float
     seconds: float
+    apart: bool = False
+    can_undo: bool = False  # residuals of a round that is aborted are taken back
     shares: list[float] | None = None  # of the weights, by server; None: equal
     _compression: dict[str, Any] = field(default_factory=lambda: NONE)
     _by_name: dict[Key, Entry] = field(default_factory=dict)
     _loads: list[int] = field(init=False)  # bytes on each server
+    _first: dict[Key, list[sharding.Slice]] = field(default_factory=dict)  # of weights, as they were cut
+    _servers: list[int] | None = None  # that are left, in ascending order; None: all
 
     def __post_init__(self) -> None:
-        self._loads = [0] * len(self.routes.servers)
+        self._loads = [0] * self.routes.num_servers
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._by_name.values())
+
+    def items(self) -> Iterator[tuple[Key, Entry]]:
+        return iter(self._by_name.items())
 
     def __contains__(self, name: Key) -> bool:
         return name in self._by_name
@@ -70,6 +79,11 @@ class Entries:
         codec = codecs.make(self._compression)
         return codec is not None and codec.needs_residual
 
+    @property
+    def compresses(self) -> bool:
+        """Whether weights are compressed."""
+        return codecs.make(self._compression) is not None
+
     def ratio(self, elements: int) -> float:
         """See KVStore.wire_ratio."""
         codec = codecs.make(self._compression)
@@ -79,18 +93,29 @@ class Entries:
         return sum(sizes) / (len(sizes) * elements * FLOAT.itemsize)
 
     def declare(
-        self, names: list[Key], arrays: list[Array], is_weight: bool, whole: bool = False, mean: bool = False
+        self,
+        names: list[Key],
+        arrays: list[Array],
+        is_weight: bool,
+        whole: bool = False,
+        mean: bool = False,
+        tell: bool = True,
     ) -> None:
-        """Declare those of these keys that are new to the servers, whole or in slices. Waits for no answer."""
+        """Declare those of these keys that are new to the servers, whole or in slices. Waits for no answer. Without
+        `tell` the servers are told by `declare_again`."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
         sizes, itemsizes = [array.size for _, array in fresh], [array.itemsize for _, array in fresh]
         slice_bytes = max((array.nbytes for _, array in fresh), default=0) if whole else None
-        plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes, self.shares)
+        plan = sharding.cut(sizes, itemsizes, loads, first, slice_bytes, self.shares, self.apart, self._servers)
         for index, ((name, array), ranges) in enumerate(zip(fresh, plan, strict=True)):
             self._by_name[name] = self._entry(first + index, array, ranges, is_weight, mean)
+            if is_weight:
+                self._first[name] = ranges
         new = [name for name, _ in fresh]
+        if not tell:
+            return
         for server in self.routes.servers:
             self._declare_to(server, new, lambda entry: self.routes.direct(entry.slices))
         if is_weight and self.routes.host:
@@ -109,6 +134,44 @@ class Entries:
         for link in self.routes.servers:
             self._declare_to(link, names, lambda entry: entry.ways)
 
+    def declare_again(self) -> None:
+        """Declare all keys to the servers. Waits for no answer."""
+        for server in self.routes.servers:
+            self._declare_to(server, [*self._by_name], lambda entry: self.routes.direct(entry.slices))
+
+    def place(self, servers: Sequence[int]) -> None:
+        """Only these servers are left, or all are. The slices of weights are divided among them, as follows from the
+        slices and these servers alone: so all workers do the same, also those that come later. Call this between
+        `restart` and `declare_again`."""
+        everywhere = len(servers) == self.routes.num_servers
+        self._servers = None if everywhere else sorted(servers)
+        self._loads = [0] * self.routes.num_servers
+        entries = [(self._by_name[name], ranges) for name, ranges in self._first.items()]
+        sizes = [each.length * entry.dtype.itemsize for entry, ranges in entries for each in ranges]
+        homes = [each.server for _, ranges in entries for each in ranges]
+        places = iter(homes if everywhere else sharding.place(sizes, self._loads, None, self._servers))
+        if everywhere:
+            for server, size in zip(homes, sizes, strict=True):
+                self._loads[server] += size
+        for entry, ranges in entries:
+            for slice_, range_ in zip(entry.slices, ranges, strict=True):
+                slice_.range = replace(range_, server=next(places))
+            entry.ways = self.routes.direct(entry.slices)
+
+    def restart(self) -> list[Entry]:
+        """The members have changed: weights keep their slices and memory, and their clocks begin again; all other keys
+        are forgotten, as by the servers, and returned."""
+        forgotten = [entry for entry in self if not entry.is_weight]
+        self._by_name = {name: entry for name, entry in self._by_name.items() if entry.is_weight}
+        for entry in self:
+            entry.clock, entry.unpushed = 0, True
+        return forgotten
+
+    @property
+    def undos(self) -> Iterator[Undo]:
+        """Of all residuals that can be taken back."""
+        return (slice_.undo for entry in self for slice_ in entry.slices if slice_.undo is not None)
+
     def _declare_to(
         self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]], is_relay: bool = False
     ) -> None:
@@ -119,7 +182,7 @@ class Entries:
             for entry in [self._by_name[name]]
         ]
         message = Declare(self.kind, self.staleness, tuple(each for each in here if each.slices))
-        link.request(encode(message), self.seconds)
+        link.request(encode(message, link.view), self.seconds)
 
     def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> Entry:
         compresses = is_weight and array.dtype == np.float32
@@ -130,5 +193,7 @@ class Entries:
             WorkerSlice(each, array.dtype, codec and codec.of_sum(self.routes.summed(each.server)), result)
             for each in ranges
         ]
+        for slice_ in slices if self.can_undo else ():
+            slice_.undo = None if slice_.residual is None else Undo(slice_.residual)
         ways = self.routes.of_weight(slices) if is_weight else self.routes.direct(slices)
         return Entry(number, array.size, array.dtype, slices, ways, compression, is_weight, mean and codec is None)

@@ -132,10 +132,9 @@ class Scattered(GroupLanding):
 
 @dataclass(eq=False)
 class LinkGroups:
-    """The groups of one link. `rank`: this worker's; `lock` guards `traffic` and the pulls. `alone`: destinations of
-    values of slices, by key, slice and clock."""
+    """The groups of one link. `lock` guards `traffic` and the pulls. `alone`: destinations of values of slices, by key,
+    slice and clock."""
 
-    rank: int
     link: Link
     outbox: Outbox
     traffic: Traffic
@@ -159,7 +158,7 @@ class LinkGroups:
         group = self._by_content[content] = WorkerGroup(len(self._groups), list(slices), tuple(differences), sending)
         self._groups.append(group)
         payload = wire.group(content)
-        header = Header(Kind.GROUP, len(payload), self.rank, group.number)
+        header = Header(Kind.GROUP, len(payload), key=group.number)
         self.outbox.put_all([Frame(header.pack() + payload, None, FIRST)])
         return group
 
@@ -183,7 +182,7 @@ class LinkGroups:
             return Header(
                 Kind.PUSH_GROUP,
                 length,
-                self.rank,
+                0,
                 group.number,
                 0,
                 clock,
@@ -239,13 +238,13 @@ class LinkGroups:
 
     def pull(self, group: WorkerGroup, clock: int, priority: int) -> Frame:
         """The PULL_GROUP frame; call `expect` first."""
-        header = Header(Kind.PULL_GROUP, 0, self.rank, group.number, 0, clock, priority=bounded(priority))
+        header = Header(Kind.PULL_GROUP, key=group.number, clock=clock, priority=bounded(priority))
         return Frame(header.pack(), None, priority)
 
     def release(self, read: Sequence[tuple[WorkerGroup, int]]) -> Frame:
         """The RELEASE_GROUP frame for values that have been read: groups, and the values' numbers."""
         payload = wire.release((group.number, 0, number) for group, number in read)
-        return Frame(Header(Kind.RELEASE_GROUP, len(payload), self.rank).pack() + payload, None, FIRST)
+        return Frame(Header(Kind.RELEASE_GROUP, len(payload)).pack() + payload, None, FIRST)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 

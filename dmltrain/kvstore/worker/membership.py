@@ -8,9 +8,11 @@ import sys
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
-from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.scheduler.client import Control
-from dmltrain.kvstore.transport.message import LinkLost
+from dmltrain.kvstore.base import Dismissed, Handle
+from dmltrain.kvstore.scheduler.client import Control, Handlers
+from dmltrain.kvstore.scheduler.following import Standing
+from dmltrain.kvstore.transport.message import Change, Changed, LinkLost, Took
+from dmltrain.kvstore.worker.changes import Changes
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 
 LINGER_SECONDS = 2.0  # for the scheduler to report a process that could not be reached; for a cut link's thread to end
@@ -25,9 +27,10 @@ class Membership:
         self._closed = False
         self._process = os.getpid()
         self._barriers = 0
+        self.changes = Changes(lambda message: self._control.tell(message))
         self._routes: Routes | None = None  # until connected
         self._control = Control(
-            environment, on_end=self._end, exit_seconds=exit_seconds, socket_name=sharing.socket_name
+            environment, 0, self._end, exit_seconds, sharing.socket_name, self._handlers(), self._standing
         )
         self.start = self._control.wait_for_start()
         self.routes = self._routes = self._connect(sharing)
@@ -43,6 +46,21 @@ class Membership:
         self._barriers += 1
         self._control.barrier(f"{self._barriers}")
 
+    def due_change(self) -> Change | None:
+        """A step has been made: the change of the kvstore that comes after it, or none. Raises JobLost."""
+        if not self.changes.step_made():
+            return None
+        self._control.wait_until(self.changes.decided, "the step after which the kvstore changes")
+        return self.changes.take_due()
+
+    def took(self, seconds: float) -> None:
+        """Report how long this worker computes in a step."""
+        self._control.tell(Took(seconds))
+
+    def changed(self, number: int, now: str) -> None:
+        """Report that the kvstore is `now` another."""
+        self._control.tell(Changed(number, now))
+
     def watched(self, handle: Handle) -> Handle:
         """The handle; it fails immediately if the job is already lost."""
         if self._control.failure:
@@ -56,15 +74,16 @@ class Membership:
                 self.watched(handle).wait()
 
     def abort(self, reason: str) -> None:
-        """Report that this worker has failed: ends the job for all processes."""
+        """Report that this worker has failed: ends the job for all processes; see _report."""
         if not self._closed:
             self._closed = True
-            self._control.abort(reason)
+            self._report(reason)
             self._control.close()
 
     def lose(self, reason: str) -> None:
-        """End the job for all processes, including this one if its main thread is waiting. Called on another thread."""
-        self._control.abort(reason)
+        """End the job for all processes, including this one if its main thread is waiting. Called on another thread;
+        see _report."""
+        self._report(reason)
         self._control.fail(reason)
 
     def close(self) -> None:
@@ -73,7 +92,7 @@ class Membership:
             return
         self._leave()
         self._closed, relay = True, self.routes.relay
-        self._control.bye(stays=relay is not None)
+        self._control.bye(stays=relay is not None, done=self._done())
         for link in self.routes.links:
             link.link.cut()
             link.outbox.finish(LINGER_SECONDS)
@@ -81,11 +100,42 @@ class Membership:
             relay.leave(self._control.over)
             self._control.bye()
 
+    def drop_out(self, error: str = "") -> None:
+        """End as a process does that dies: an elastic job goes on without it. `error`: an error of its own, which the
+        others are told."""
+        if error and not self._closed:
+            self._control.failed(error, self._done())
+        self._closed = True
+        self._control.close()
+
+    def _report(self, reason: str) -> None:
+        """This worker has failed, and the job with it, but not if it only waits to join."""
+        if not self._waits_to_join:
+            self._control.abort(reason)
+
+    @property
+    def _waits_to_join(self) -> bool:
+        """Whether the job goes on without this worker as it did before."""
+        return self._environment.joins
+
+    def _handlers(self) -> Handlers:
+        """For messages of the scheduler that only some memberships take."""
+        return {Change: self.changes.take}
+
+    def _standing(self) -> Standing | None:
+        """What another incarnation of the scheduler needs to know; None if the job ends with this one."""
+        return None
+
+    def _done(self) -> int:
+        """The last op that this worker holds, in an elastic job."""
+        return -1
+
     def _leave(self) -> None:
         """Tell the servers that no push is missing, which is not so in a job that is lost."""
         if self._control.failure:
             return
-        leaving = [self.watched(link.leave(self._environment.wait_seconds)) for link in self.routes.links]
+        seconds, done = self._environment.wait_seconds, self._done()
+        leaving = [self.watched(link.leave(seconds, done)) for link in self.routes.links]
         try:
             for handle in leaving:
                 handle.wait()
@@ -103,10 +153,10 @@ class Membership:
         except JobLost as error:  # a server may have left because the job is lost for another reason
             if reason := self._control.lost_within(LINGER_SECONDS):
                 raise JobLost(reason) from error
-            self._control.abort(str(error))
+            self._report(str(error))
             raise
         except UserError as error:
-            self._control.abort(str(error))
+            self._report(str(error))
             raise
 
     def _link_lost(self, lost: LinkLost) -> None:
@@ -122,7 +172,11 @@ class Membership:
         if os.getpid() != self._process:
             return  # this is the exit of a forked child
         failed = getattr(sys, "last_type", None)  # set when an exception ends the program
-        if failed is None:
+        if failed is None or issubclass(failed, Dismissed):
             self.close()
-        else:
-            self.abort(f"ended by {failed.__name__}: {sys.last_value}")
+        elif not self._closed:
+            self._fail(f"ended by {failed.__name__}: {sys.last_value}")
+
+    def _fail(self, reason: str) -> None:
+        """The program ends with an exception that nobody caught."""
+        self.abort(reason)

@@ -23,6 +23,15 @@ def gathered(slices: Sequence[WorkerSlice]) -> Array:
     return np.concatenate([slice_.residual for slice_ in slices if slice_.residual is not None])
 
 
+def add(slices: Sequence[WorkerSlice], values: Array) -> None:
+    """Add another worker's residuals, which it has `gathered`, to the slices' own."""
+    start = 0
+    for slice_ in slices:
+        assert slice_.residual is not None  # see slices_with_residual
+        slice_.residual += values[start : start + slice_.range.length]
+        start += slice_.range.length
+
+
 def spread(
     slices: Sequence[WorkerSlice], workers: Sequence[Array], whose: Callable[[WorkerSlice], Iterable[int]]
 ) -> None:

@@ -6,26 +6,27 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
-from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import DATA, MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import LinkLost, ServerAddress, Start
+from dmltrain.kvstore.transport.message import LinkEnd, LinkLost, NewServer, ServerAddress, Start
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError
+from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.relay import Relay
 from dmltrain.kvstore.worker.server_link import ServerLink
 from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 Report = Callable[[str], None]
 Lost = Callable[[LinkLost], None]
+Addresses = dict[int, ServerAddress]  # by number
 _FAILURES = (OSError, Closed, FrameError, ArenaError)
 
 
@@ -50,6 +51,8 @@ class Sharing:
 
 class Routes:
     """`links` are those of the worker itself, in the order in which it sends; `all_links` includes those of its relay.
+    `by_number` has those to the servers, of an elastic job to the ones that the worker's view has; `unreachable` says
+    why some of these are missing.
 
     `lost(link)` is called when a link ends, `fail(reason)` to end the job, `overdue(reason)` when a worker is late.
     """
@@ -71,16 +74,81 @@ class Routes:
         self._data_links = self._links_of("worker", lost)
         self._ranks, self._far = host.relayed(start, environment.index)
         self.relay = self._relay(sharing.listening, lost)
-        self.servers = [self._connect(number, server) for number, server in enumerate(start.servers)]
+        self._at_start = start.servers
+        self._new: dict[int, Addresses] = {0: _by_number(start.new_servers)}  # by view
+        self._places: dict[int, ServerAddress] = {}  # where the servers are to which there are links
+        self.unreachable: list[LinkLost] = []
+        self.num_servers = len(start.servers)
+        self.sent_before = self.received_before = 0  # bytes, of links that are no longer there
+        new = self._new.pop(0)
+        self.by_number = {
+            number: self._connect(number, new.get(number, server))
+            for number, server in enumerate(start.servers)
+            if number not in start.lost
+        }
         if self.relay:
             upstream = self._links_of("relay", self.relay.lost)
             self.relay.links |= {
                 number: self._upstream(upstream, number, start.servers[number]) for number in self._far
             }
         self.host = self._join(start) if self._far else None
-        first = environment.index % len(self.servers)  # each worker begins with a different server
-        self.links = [*([self.host] if self.host else ()), *self.servers[first:], *self.servers[:first]]
+        self.links = [*([self.host] if self.host else ()), *self._in_order()]
         self.all_links = [*self.links, *(self.relay.links.values() if self.relay else ())]
+
+    @property
+    def servers(self) -> list[ServerLink]:
+        """The links to the servers, by number."""
+        return [self.by_number[number] for number in sorted(self.by_number)]
+
+    def announce(self, view: View, new: Sequence[NewServer]) -> list[ServerLink]:
+        """A view that the worker will enter, and where its new servers are. Returns the links to those that are lost:
+        `retire` them when waits can be interrupted. For any thread."""
+        self._new[view.number] = _by_number(new)
+        return [each for number, each in self.by_number.items() if self._is_old(number, view, self._new[view.number])]
+
+    def retire(self, links: Iterable[ServerLink]) -> None:
+        """The servers of these links are lost: end all waits for them. For any thread."""
+        for each in links:
+            if not each.retired:
+                each.retire()
+                self._data_links.forget(each.link)
+
+    def enter(self, view: View, connects: bool) -> None:
+        """The worker enters this view: without relays. `connects`: to servers to which there is no link yet. Call this
+        on the thread that pushes."""
+        new = self._new.pop(view.number, {})
+        old = {number: each for number, each in self.by_number.items() if self._is_old(number, view, new)}
+        self.retire(old.values())
+        for each in old.values():
+            sent, received = carried(each)
+            self.sent_before, self.received_before = self.sent_before + sent, self.received_before + received
+        links = {number: each for number, each in self.by_number.items() if number not in old}
+        self.unreachable = []
+        for number in set(view.servers) - links.keys() if connects else ():
+            address = new.get(number, self._at_start[number])
+            try:
+                links[number] = self._connect(number, address)
+            except (JobLost, UserError) as error:
+                self.unreachable.append(self._missing(number, address, error))
+        self.by_number = links
+        self.links = self.all_links = self._in_order()
+
+    def _is_old(self, number: int, view: View, new: Addresses) -> bool:
+        """Whether the link to this server is not to one of the view: perhaps another process has its place there."""
+        place = new.get(number, self._at_start[number])
+        return number not in view.servers or number in view.joined_servers or place != self._places[number]
+
+    def _missing(self, number: int, server: ServerAddress, error: Exception) -> LinkLost:
+        its = self._environment
+        own = LinkEnd("worker", its.index, its.host_name, its.node_host)
+        peer = LinkEnd("server", number, server.host_name, f"{server.host}:{server.port}")
+        return LinkLost(own, peer, str(error), cut=False)
+
+    def _in_order(self) -> list[ServerLink]:
+        """Each worker begins with a different server."""
+        servers = self.servers
+        first = self._environment.index % max(1, len(servers))
+        return [*servers[first:], *servers[:first]]
 
     def summed(self, server: int) -> int:
         """How many workers' pushes reach this server as one sum."""
@@ -93,15 +161,20 @@ class Routes:
         return self._ranks if self.relay else ()
 
     def direct(self, slices: list[WorkerSlice]) -> list[Way]:
-        return [Way(self.servers[slice_.range.server], slice_) for slice_ in slices]
+        """How slices travel; without those of servers that have been lost: see Entries.place."""
+        links = self.by_number
+        return [Way(links[each.range.server], each) for each in slices if each.range.server in links]
 
     def of_weight(self, slices: list[WorkerSlice]) -> list[Way]:
         """How a weight's pushes and results travel."""
+        if self.host is None:
+            return self.direct(slices)
         return [self._way(slice_) for slice_ in slices]
 
     def _way(self, slice_: WorkerSlice) -> Way:
-        if self.host is None or slice_.range.server not in self._far:
-            return Way(self.servers[slice_.range.server], slice_)
+        assert self.host is not None
+        if slice_.range.server not in self._far:
+            return Way(self.by_number[slice_.range.server], slice_)
         if self.relay:
             self.relay.carry(slice_)
         return Way(self.host, WorkerSlice(slice_.range, slice_.dtype, None, None))
@@ -131,19 +204,19 @@ class Routes:
             )
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
-        return self._linked(self._data_links, ("server", number), name, self._environment.index, connection)
+        self._places[number] = server
+        return self._linked(self._data_links, ("server", number), name, connection)
 
     def _linked(
         self,
         links: DataLinks,
         peer: tuple[str, int],
         name: str,
-        own_number: int,
         connection: Link,
         to_relay: bool = False,
     ) -> ServerLink:
         links.add(connection, *peer)
-        return ServerLink(name, own_number, connection, partial(links.lost, connection), self._fail, to_relay)
+        return ServerLink(name, connection, partial(links.lost, connection), self._fail, to_relay)
 
     def _connect_tcp(self, role: str, number: int, server: ServerAddress) -> Link:
         caller = self._caller(role, f"server {number}", DATA)
@@ -165,13 +238,12 @@ class Routes:
 
     def _upstream(self, links: DataLinks, number: int, server: ServerAddress) -> ServerLink:
         """The relay's own link to a server."""
-        environment, name = self._environment, _name(number, server)
+        name = _name(number, server)
         try:
             connection = self._connect_tcp("relay", number, server)
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
-        own_number = relay_number(environment.num_workers, environment.index)
-        return self._linked(links, ("server", number), name, own_number, connection)
+        return self._linked(links, ("server", number), name, connection)
 
     def _join(self, start: Start) -> ServerLink:
         """The link to the host's relay."""
@@ -189,11 +261,21 @@ class Routes:
                 f"({reason}): use --host-sum off, or --transport tcp"
             )
         name = f"worker {leader}, which sums for this host,"
-        return self._linked(self._data_links, ("relay", leader), name, own, connection, to_relay=True)
+        return self._linked(self._data_links, ("relay", leader), name, connection, to_relay=True)
 
     def _caller(self, role: str, listener: str, purpose: str) -> Caller:
         its = self._environment
         return Caller.new(its.job, its.key, role, its.index, listener, purpose, its.wire)
+
+
+def carried(link: ServerLink) -> tuple[int, int]:
+    """Bytes that it has sent and received, also through shared memory."""
+    its, shared = link.link, link.traffic
+    return its.bytes_sent + shared.shared_sent, its.bytes_received + shared.shared_received
+
+
+def _by_number(new: Sequence[NewServer]) -> dict[int, ServerAddress]:
+    return {each.number: each.address for each in new}
 
 
 def _name(number: int, server: ServerAddress) -> str:

@@ -15,6 +15,7 @@ MAX_BYTES = 4 << 20  # of a slice
 MIN_BYTES = 1 << 18  # of a slice of a key that is split; slices are multiples of it, and it of a codec's groups
 PART_BYTES = 1 << 20  # of a slice of a key that is on one server
 FRAME_BYTES = 1 << 20  # smaller slices cost more CPU time per byte
+APART_BYTES = 1 << 19  # the same for servers on hosts without workers: nothing overlaps the answers of the last slices
 SLICES_PER_SERVER = 24  # about, so that loads are even and transfers overlap; fewer of a small model, see `slice_size`
 FEWEST_SLICES = 6  # about, per server, of a small model
 
@@ -37,34 +38,53 @@ def cut(
     first_key: int = 0,
     slice_bytes: int | None = None,
     shares: Sequence[float] | None = None,
+    apart: bool = False,
+    servers: Sequence[int] | None = None,
 ) -> list[list[Slice]]:
     """Place keys of `sizes` elements of `itemsizes` bytes. Returns each key's slices in order, each of `slice_bytes`
     (default: see `slice_size`) except the last.
 
     `loads` has the bytes on each server so far. It is updated in place, so that keys declared later go to the servers
     with fewer bytes. `shares`: of each server, in any unit (default: equal); one with the share 0 gets nothing.
+    `apart`: no server is on a host with workers. `servers`: those that are left (default: all); where they are changes
+    no slice's size.
     """
     if slice_bytes is None:
         fewest = FEWEST_SLICES if shares is None else SLICES_PER_SERVER  # unequal shares are met with small slices only
-        slice_bytes = slice_size(sum(map(operator.mul, sizes, itemsizes)), len(loads), fewest)
+        total, frame_bytes = sum(map(operator.mul, sizes, itemsizes)), APART_BYTES if apart else FRAME_BYTES
+        slice_bytes = slice_size(total, len(loads), fewest, frame_bytes)
     ranges = [
         (key, start, min(size - start, _elements(itemsize, slice_bytes)), itemsize)
         for key, (size, itemsize) in enumerate(zip(sizes, itemsizes, strict=True))
         for start in range(0, max(size, 1), _elements(itemsize, slice_bytes))
     ]
-    placed: dict[tuple[int, int], int] = {}
-    for key, start, length, itemsize in sorted(ranges, key=lambda p: (-p[2] * p[3], p[0], p[1])):
-        server = _least_loaded(loads, length * itemsize, shares)
-        loads[server] += length * itemsize
-        placed[key, start] = server
+    placed = place([length * itemsize for _, _, length, itemsize in ranges], loads, shares, servers)
     plan: list[list[Slice]] = [[] for _ in sizes]
-    for key, start, length, _ in ranges:
-        plan[key].append(Slice(first_key + key, len(plan[key]), start, length, placed[key, start]))
+    for (key, start, length, _), server in zip(ranges, placed, strict=True):
+        plan[key].append(Slice(first_key + key, len(plan[key]), start, length, server))
     return plan
 
 
-def _least_loaded(loads: Sequence[int], size: int, shares: Sequence[float] | None) -> int:
+def place(
+    sizes: Sequence[int],
+    loads: list[int],
+    shares: Sequence[float] | None = None,
+    servers: Sequence[int] | None = None,
+) -> list[int]:
+    """The server of each slice of so many bytes; see `cut`."""
+    placed = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+        placed[number] = server = _least_loaded(loads, sizes[number], shares, servers)
+        loads[server] += sizes[number]
+    return placed
+
+
+def _least_loaded(
+    loads: Sequence[int], size: int, shares: Sequence[float] | None, servers: Sequence[int] | None
+) -> int:
     """The server with the smallest load for its share once it has `size` bytes more."""
+    if servers is not None:
+        return min(servers, key=lambda number: (loads[number], number))
     if shares is None:
         return loads.index(min(loads))
     holding = [number for number, share in enumerate(shares) if share > 0.0]
@@ -80,10 +100,10 @@ def cut_on(server: int, key: int, size: int, itemsize: int, slice_bytes: int = P
     ]
 
 
-def slice_size(total: int, servers: int, fewest: int = FEWEST_SLICES) -> int:
+def slice_size(total: int, servers: int, fewest: int = FEWEST_SLICES, frame_bytes: int = FRAME_BYTES) -> int:
     """Bytes of a slice, for keys with `total` bytes in all. A server gets about SLICES_PER_SERVER slices. Where these
-    would be smaller than FRAME_BYTES, it gets fewer, but about `fewest`."""
-    wanted = max(total / (SLICES_PER_SERVER * servers), min(FRAME_BYTES, total / (fewest * servers)))
+    would be smaller than `frame_bytes`, it gets fewer, but about `fewest`."""
+    wanted = max(total / (SLICES_PER_SERVER * servers), min(frame_bytes, total / (fewest * servers)))
     return min(MAX_BYTES, max(MIN_BYTES, math.ceil(wanted / MIN_BYTES) * MIN_BYTES))
 
 

@@ -27,6 +27,10 @@ class States:
         self._member, self._entries, self._sum_up = member, entries, sum_up
         self._rank, self._num_workers, self._seconds = rank, num_workers, seconds
 
+    def enter(self, rank: int, num_workers: int) -> None:
+        """The members of an elastic job have changed."""
+        self._rank, self._num_workers = rank, num_workers
+
     @property
     def _servers(self) -> Sequence[ServerLink]:
         return self._member.routes.servers
@@ -34,7 +38,7 @@ class States:
     def of_servers(self) -> list[bytearray]:
         answers: list[list[bytearray]] = [[] for _ in self._servers]
         for server, answer in zip(self._servers, answers, strict=True):
-            self._request(server, Header(Kind.READ_STATE).pack(), answer).wait()
+            self._request(server, Header(Kind.READ_STATE, 0, server.view).pack(), answer).wait()
         return [answer[0] for answer in answers]
 
     def load_servers(self, states: Sequence[bytes]) -> None:
@@ -45,13 +49,13 @@ class States:
             ranges = [slice_.range for entry in self._entries if entry.is_weight for slice_ in entry.slices]
             fitting = resharding.fit(states, ranges, len(self._servers))
             for server, state in zip(self._servers, fitting, strict=True):
-                self._request(server, Header(Kind.STATE, len(state)).pack() + state).wait()
+                self._request(server, Header(Kind.STATE, len(state), server.view).pack() + state).wait()
         self._member.barrier()
         for entry in self._entries:
             entry.unpushed = True
 
-    def set_optimizer(self, frame: bytes) -> None:
-        """Worker 0 sends all servers this OPTIMIZER frame."""
+    def tell_servers(self, frame: bytes) -> None:
+        """Worker 0 sends all servers this frame, and waits for their answers."""
         if self._rank == 0:
             for handle in [self._request(server, frame) for server in self._servers]:
                 handle.wait()

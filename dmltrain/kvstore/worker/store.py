@@ -4,7 +4,8 @@ and pulls, states.py the contents of checkpoints, bound.py the limits of network
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,23 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
+from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
+from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
-from dmltrain.kvstore.transport.message import Optimizer, encode
+from dmltrain.kvstore.transport import host
+from dmltrain.kvstore.transport.message import Change, Consistency, Optimizer, encode
 from dmltrain.kvstore.waiting import Waits
+from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.bound import Bound, Carried
 from dmltrain.kvstore.worker.broadcast import Broadcast
+from dmltrain.kvstore.worker.changes import UNKNOWN, Kind
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.gathering import Gathering
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.routes import Sharing
+from dmltrain.kvstore.worker.own_steps import OwnSteps
+from dmltrain.kvstore.worker.routes import Sharing, carried
 from dmltrain.kvstore.worker.shares import shares
 from dmltrain.kvstore.worker.states import States
 from dmltrain.kvstore.worker.transfers import Transfers
@@ -32,6 +39,8 @@ class DistKVStore(KVStore):
     """All distributed types. `staleness`: the bound, in clocks; see dmltrain.kvstore.create."""
 
     present = False  # at most one in a process, because a process has one rank
+    sums_in_host = True  # if its type does
+    groups = True  # of keys, which are pushed and pulled with one frame
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
@@ -44,25 +53,34 @@ class DistKVStore(KVStore):
         self._staleness_taken = (0.0, 0)  # at the last take_staleness: sum and count
         self._stepping = False
         self._bound: Bound | None = None
-        sharing = Sharing(environment, sums=self.kvstore_type.sums_in_host and environment.num_workers > 1)
-        self._member = Membership(environment, sharing, exit_seconds)
+        self._steps = OwnSteps() if environment.reports_steps else None
+        sums = self.sums_in_host and self.kvstore_type.sums_in_host and environment.num_workers > 1
+        sharing = Sharing(environment, sums)
+        self._member = self._join(environment, sharing, exit_seconds)
         self._routes, self.start = self._member.routes, self._member.start
         seconds = environment.wait_seconds
-        self._entries = Entries(self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds)
-        self._transfers = Transfers(self._member, self._entries, sharing.arena, self.kvstore_type.synchronous, seconds)
+        apart = host.apart(self.start)
+        self._entries = Entries(
+            self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds, apart, self.keeps_gradients
+        )
+        synchronous = self.kvstore_type.synchronous
+        self._transfers = Transfers(self._member, self._entries, sharing.arena, synchronous, seconds, self.groups)
         self._gathering = Gathering(self._member, self._entries, self._transfers, self.rank)
         self._broadcast = Broadcast(self._member, self._entries, self._transfers.pull, self.rank, seconds)
         self._states = States(
             self._member, self._entries, self._transfers.all_reduce, self.rank, self.num_workers, seconds
         )
 
+    def _join(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> Membership:
+        return Membership(environment, sharing, exit_seconds)
+
     @property
     def bytes_sent(self) -> int:  # type: ignore[override]
-        return sum(link.link.bytes_sent + link.traffic.shared_sent for link in self._routes.all_links)
+        return self._routes.sent_before + sum(carried(link)[0] for link in self._routes.all_links)
 
     @property
     def bytes_received(self) -> int:  # type: ignore[override]
-        return sum(link.link.bytes_received + link.traffic.shared_received for link in self._routes.all_links)
+        return self._routes.received_before + sum(carried(link)[1] for link in self._routes.all_links)
 
     @property
     def waits(self) -> Waits:  # type: ignore[override]
@@ -127,15 +145,48 @@ class DistKVStore(KVStore):
         self._transfers.all_reduce(name, values)
         return values
 
-    def broadcast(self, values: Array, needed: bool = True) -> None:
-        self._broadcast(values, needed)
+    def broadcast(self, values: Array, needed: bool = True, source: int = 0) -> None:
+        self._broadcast(values, needed, source)
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         if self._entries.shares is not None:
-            raise UserError("--server-shares links needs the optimizer on the workers: use --update-on-kvstore 0")
-        self._states.set_optimizer(encode(Optimizer(spec)))
+            raise UserError("server shares by links need the optimizer on the workers: do not set update_on_kvstore")
+        self._states.tell_servers(encode(Optimizer(spec)))
         self._stepping = True
         self.barrier()
+
+    def follow_changes(self, keys: Sequence[Key], refusal: Callable[[types.KVStoreType], str]) -> None:
+        self._member.changes.follow(lambda change: self._why_not(change, len(keys), refusal))
+
+    def between_steps(self, settle: Callable[[], None]) -> bool:
+        if self._steps and (seconds := self._steps.made(time.perf_counter(), self.waits.total)):
+            self._member.took(seconds)
+        change = self._member.due_change()
+        if change is None:
+            return False
+        before, wanted = self._kind, self._kind.changed(change)
+        settle()
+        self.barrier()  # all pushes are in the weights, and all workers have their values
+        self._states.tell_servers(encode(Consistency(wanted.type.name, wanted.staleness)))
+        self.barrier()
+        self.type = self._entries.kind = wanted.type.name
+        self._entries.staleness = wanted.staleness
+        self._transfers.change(wanted.type.synchronous)
+        log(f"after step {change.after} of this job: {wanted} (before: {before}); asked for by {change.by}")
+        self._member.changed(change.number, str(wanted))
+        return True
+
+    @property
+    def _kind(self) -> Kind:
+        return Kind(self.kvstore_type, self._entries.staleness)
+
+    def _why_not(self, change: Change, keys: int, refusal: Callable[[types.KVStoreType], str]) -> str:
+        """Why the kvstore cannot change; empty if it can. On the control thread."""
+        if not self._stepping or keys != sum(entry.is_weight for entry in list(self._entries)):
+            return UNKNOWN
+        now, routes = self._kind, self._routes
+        why = changes.refusal(now, change, self._entries.compresses, bool(routes.relay or routes.host))
+        return why or refusal(now.changed(change).type)
 
     def key_number(self, key: Key) -> int:
         return self._entries.find(key).number
@@ -167,12 +218,13 @@ class DistKVStore(KVStore):
         if self._environment.server_shares != "links" or self._entries.shares is not None:
             return
         if not self.kvstore_type.synchronous or self._entries.has_residuals:
+            able = " or ".join(types.names(lambda each: each.distributed and each.synchronous))
             raise UserError(
-                "--server-shares links needs dist_sync, and gradient compression none, bf16 or fp16: checkpoints of "
+                f"server shares by links need {able}, and gradient compression none, bf16 or fp16: checkpoints of "
                 "servers could not be loaded after a measurement with another result"
             )
         if not self._environment.probe:
-            raise UserError("--server-shares links needs a measurement of the network: leave DMLTRAIN_PROBE=0 out")
+            raise UserError("server shares by links need a measurement of the network: leave DMLTRAIN_PROBE=0 out")
         self.measure_limits()
         rates = np.zeros(self.num_workers)
         rates[self.rank] = self.link_rate() or 0.0

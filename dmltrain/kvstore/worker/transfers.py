@@ -33,14 +33,22 @@ _NOTHING = np.empty(0)  # in place of a value that has not come
 
 
 class Transfers:
-    """`synchronous`: pulls of weights wait for the round of their push. `arena`: memory shared with this host."""
+    """`synchronous`: pulls of weights wait for the round of their push; if so, keys may travel in `groups`. `arena`:
+    memory shared with this host."""
 
     def __init__(
-        self, member: Membership, entries: Entries, arena: Arena | None, synchronous: bool, wait_seconds: float
+        self,
+        member: Membership,
+        entries: Entries,
+        arena: Arena | None,
+        synchronous: bool,
+        wait_seconds: float,
+        groups: bool = True,
     ) -> None:
+        """`groups`: push and pull several keys with one frame where possible."""
         self.waits = Waits()
         self._member, self._routes, self._entries = member, member.routes, entries
-        self._calls = Calls(entries, synchronous)
+        self._calls = Calls(entries, synchronous and groups)
         self._arena, self._synchronous, self._wait_seconds = arena, synchronous, wait_seconds
 
     def push(self, key: Keys, value: Any, priority: int, rate: float) -> None:
@@ -81,11 +89,15 @@ class Transfers:
     def all_reduce(self, name: str, values: Array) -> None:
         """Replace `values` (float64) by the sum of all workers' values."""
         key = f"sum of {name} ({values.size})"
+        self.declare_sum(key, values)
+        self.push(key, values.reshape(-1), 0, -1.0)
+        self.pull(key, values, 0).wait()
+
+    def declare_sum(self, key: Key, values: Array) -> None:
+        """Declare a key that is no weight, if it is not known. Waits for the servers' answers."""
         if key not in self._entries:
             self._entries.declare([key], [values.reshape(-1)], is_weight=False)
             self._member.flush()
-        self.push(key, values.reshape(-1), 0, -1.0)
-        self.pull(key, values, 0).wait()
 
     def buffers(self, keys: Sequence[Key]) -> list[Array]:
         return [self._buffer(self._entries.find(name)) for name in keys]
@@ -104,6 +116,30 @@ class Transfers:
         since = time.perf_counter()
         self._member.barrier()
         self.waits += Waits(straggler=time.perf_counter() - since)
+
+    def change(self, synchronous: bool) -> None:
+        """The kvstore has changed between two steps. From now on each key travels alone."""
+        self._synchronous, self._calls.groups = synchronous, False
+        self._calls.forget()
+
+    def begin(self, op: int) -> None:
+        """The next pushes are those of this op of an elastic job."""
+        for link in self._routes.links:
+            link.op = op
+
+    def enter(self, view: int, base: int) -> None:
+        """Take part in this view, which begins after op `base`: what was asked for before is forgotten, residuals of
+        later ops are taken back, the clocks of weights begin again, and all other keys will be declared again. Call
+        this on the thread that pushes; without groups."""
+        for link in self._routes.links:
+            link.enter(view)
+        for undo in self._entries.undos:
+            undo.back_to(base)
+        outgoing = Outgoing()
+        for entry in self._entries.restart():
+            _let_go(entry, outgoing)
+        outgoing.send(self._routes.links)
+        self._calls.forget()
 
     def _buffer(self, entry: Entry) -> Array:
         if entry.buffer is None:
@@ -174,9 +210,7 @@ class Transfers:
         for entry in entries:
             entry.clock, entry.priority, entry.unpushed, entry.pushed = entry.clock + 1, priority, False, now
             if entry.kept:
-                kept, entry.kept = entry.kept, []
-                for each in kept:
-                    each.let_go(outgoing)
+                _let_go(entry, outgoing)
         return now
 
     def _places(self, together: Together, arrays: Sequence[Array]) -> bytes:
@@ -240,6 +274,13 @@ def _targets(key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
         return keys_and_values(key, out)
     keys: list[Key] = [key] if isinstance(key, (int, str)) else list(key)
     return keys, [READ] * len(keys)
+
+
+def _let_go(entry: Entry, outgoing: Outgoing) -> None:
+    """Release the key's values that were read in place."""
+    kept, entry.kept = entry.kept, []
+    for each in kept:
+        each.let_go(outgoing)
 
 
 def _copy(array: Array, landing: Array) -> None:

@@ -12,11 +12,13 @@ from dmltrain.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.worker.sharding import Slice
+from dmltrain.kvstore.worker.undo import Undo
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
 
 FIRST = 1 << 30  # the highest priority of a frame
+CLOCK_BITS = 48  # of a moment
 
 
 @dataclass(eq=False)
@@ -30,8 +32,9 @@ class WorkerSlice:
     sending: Array | None = None  # pushes are copied or encoded into it, uint8
     receiving: Array | None = None  # receives encoded values, uint8
     residual: Array | None = None  # of the encoded pushes, (length,) float32
-    loaned: int = 0  # the last clock whose push lies in `sending` in shared memory, where the server reads it
-    returned: int = 0  # the last clock whose value has arrived: the server has finished reading `sending`
+    undo: Undo | None = None  # of the residual, in an elastic job
+    loaned: int = 0  # the last moment whose push lies in `sending` in shared memory, where the server reads it
+    returned: int = 0  # the last moment whose value has arrived: the server has finished reading `sending`
     nbytes: int = field(init=False)
     value_type: int = field(init=False)  # element type in headers of values that are not encoded
     push_bytes: int = field(init=False)
@@ -73,6 +76,11 @@ class Traffic:
     def handled(self) -> float:
         """Seconds that the link's threads have spent on copying and coding."""
         return self.prepared + self.landed
+
+
+def moment(view: int, clock: int) -> int:
+    """A clock of a view, in one order with those of other views: clocks begin again in each."""
+    return (view << CLOCK_BITS) + clock
 
 
 def bounded(priority: int) -> int:

@@ -23,7 +23,8 @@ class Dialect(Protocol):
     programs: ClassVar[tuple[str, ...]]  # that write such logs, for help and messages
 
     def feed(self, block: Block) -> bool:
-        """Read the next block of a file; True if its lines are of this dialect, so that the others can skip it."""
+        """Read the next block of a file; True if later dialects can skip it, because this one has found a run by now,
+        or has the file's header. A mark alone is not enough: what is read would depend on where blocks end."""
 
     def found(self) -> list[Found]:
         """The runs in the file, after its last block."""

@@ -55,7 +55,7 @@ class Caffe:
             self._time(block, test)
             start = test.end()
         self._read(block, start, len(block.data))
-        return True
+        return any(self._tests.values())
 
     def found(self) -> list[Found]:
         tests = {iteration: values for iteration, values in self._tests.items() if values}

@@ -42,7 +42,7 @@ class Estimator:
                 self._validation = pairs
             else:
                 self._take(int(found[1]), float(found[2]), pairs)
-        return True
+        return bool(self._epochs)
 
     def found(self) -> list[Found]:
         return [Found(self._epochs)] if self._epochs else []

@@ -43,13 +43,13 @@ class Keras:
             return False
         if block.limit < len(block.data):  # one very long line
             self._read(block.data, block.limit, True)
-            return True
+            return any(self._runs)
         data = _BACK.sub(b"\r", block.data) if block.holds(b"\b") else block.data
         lines = data.splitlines(keepends=True)
         for place, line in enumerate(lines, 1):
             if (b": " in line or b"Epoch " in line) and not _incomplete(line):
                 self._read(line, len(line), block.whole or place < len(lines))
-        return True
+        return any(self._runs)
 
     def _read(self, text: bytes, limit: int, whole: bool) -> None:
         """Take the epochs and complete bars that begin before `limit`."""

@@ -104,8 +104,12 @@ class MXNet:
             if cell is not None:
                 cell.append(float(found[3]))
                 lines += 1
+            elif name[1]:
+                key = record.key(name[1].decode("ascii"))
+                cells[name] = self._add(form, int(name[0]), key, name[1], float(found[3]))
+                lines += 1
             else:
-                lines += self._add(form, found, _pairs(form, found))
+                lines += self._add_all(form, int(name[0]), _pairs(form, found))
         if self._clock.running:
             self._time(block, ends)
         if lines and block.holds(b"Node["):
@@ -120,20 +124,22 @@ class MXNet:
             if (seconds := self._clock.seconds(block.data, at)) is not None:
                 self._elapsed[int(number)] = seconds
 
-    def _add(self, form: _Form, found: re.Match[bytes], pairs: list[Pair]) -> bool:
-        if not pairs:
-            return False
-        self._forms.add(form)
-        values = self._epochs.setdefault(int(found[1]), {})
+    def _add_all(self, form: _Form, epoch: int, pairs: list[Pair]) -> bool:
         for pair in pairs:
-            if pair.key not in values:
-                values[pair.key] = array("d")
-            values[pair.key].append(pair.value)
-            if pair.key == "train_accuracy":
-                self._unnamed.add(pair.name.lower() in _UNNAMED)
-        if found[2]:
-            self._cells[found.group(1, 2)] = values[pair.key]
-        return True
+            self._add(form, epoch, pair.key, pair.name, pair.value)
+        return bool(pairs)
+
+    def _add(self, form: _Form, epoch: int, key: str, name: bytes, value: float) -> array[float]:
+        """Returns all values of this key in the epoch."""
+        self._forms.add(form)
+        values = self._epochs.setdefault(epoch, {})
+        cell = values.get(key)
+        if cell is None:
+            cell = values[key] = array("d")
+        cell.append(value)
+        if key == "train_accuracy":
+            self._unnamed.add(name.lower() in _UNNAMED)
+        return cell
 
     def _locate_batches(self, form: _Form, block: Block) -> bool:
         """Keep each epoch's last batch line with a metric; returns whether there are any."""
@@ -158,7 +164,7 @@ class MXNet:
 
     def _read_cut(self, form: _Form, block: Block) -> bool:
         for found in form.epoch_line.finditer(block.data):
-            self._add(form, found, [pair for pair in _pairs(form, found) if self._complete(form, pair)])
+            self._add_all(form, int(found[1]), [pair for pair in _pairs(form, found) if self._complete(form, pair)])
         for found in form.batch_line.finditer(block.data):
             line = _line(form, block.data, found.start(), found.end())
             if b"=" in line and all([self._complete(form, pair) for pair in record.pairs(line)]):

@@ -161,9 +161,10 @@ class ProxyCommand:
         self._stalled = False
 
     def kill(self) -> None:
-        """End the command and its children at once."""
-        if self._child.poll() is None:
-            os.killpg(self._child.pid, signal.SIGKILL)
+        """End the command and its children at once; two threads may do so at the same time."""
+        if self._child.poll() is None:  # also while another thread waits for it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
 
     def failure(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dmltrain import kvstore
 
-SIZES = {"big": 1_100_000, "one": 1, "odd": 70_001, "none": 0}  # elements; the first is several slices
+SIZES = {"big": 300_000, "one": 1, "odd": 70_001, "none": 0}  # elements; the first is several slices
 
 
 def gradient(rank: int, clock: int, name: str) -> np.ndarray:

@@ -109,6 +109,15 @@ def test_a_restart_is_a_run_of_its_own_and_in_the_timeline(tmp_path, report):
     assert 'href="demo/restart-1/"' in timeline
 
 
+def test_changes_of_the_kvstore_are_in_the_timeline(tmp_path, report):
+    now = "kv_store=dist_ssp staleness=4"
+    changes = [{"after": 61.0, "step": 147, "now": now, "by": "me"}, {"now": 3, "step": "x"}, {"now": "kv_store=a"}]
+    page = report(written.run(tmp_path / "demo", kvstore_changes=changes))
+    timeline = page.read_text().partition('id="timeline"')[2].partition("</section>")[0]
+    words = " ".join(re.sub(r"<[^>]*>", " ", timeline).split())
+    assert f"after 1 min 01 s {now} on all workers after step 147; asked for by me kv_store=a on all workers" in words
+
+
 def test_a_broken_job_json_is_a_note(tmp_path, report):
     folder = written.run(tmp_path / "demo")
     (folder / "job.json").write_text("{")

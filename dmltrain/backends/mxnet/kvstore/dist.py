@@ -46,10 +46,6 @@ class MXNetKVStore(MXNetStore):
 
     def __init__(self, kind: str, staleness: float, environment: Environment) -> None:
         self.type = kind
-        if self.kvstore_type.takes_staleness:
-            raise UserError(
-                f"MXNet has no kvstore with bounded staleness ({kind}): use dist_sync or dist_async, or --backend torch"
-            )
         mxnet_ps.check(environment)
         super().__init__(mxnet_compat.load())  # takes seconds, in which this process sends no heartbeat
         self._together = self.kvstore_type.synchronous
@@ -114,8 +110,8 @@ class MXNetKVStore(MXNetStore):
     def all_reduce(self, name: str, array: Array) -> Array:
         return self._side.all_reduce(name, array)
 
-    def broadcast(self, values: Array, needed: bool = True) -> None:
-        self._side.broadcast(values, needed)
+    def broadcast(self, values: Array, needed: bool = True, source: int = 0) -> None:
+        self._side.broadcast(values, needed, source)
 
     def set_gradient_compression(self, parameters: dict[str, Any]) -> None:
         """{"type": "2bit", "threshold": 0.5} or {"type": "none"}. All workers must call this, before `init`."""

@@ -145,7 +145,7 @@ class Server(ServerProcess):
     def state_limit(self) -> int:
         return MAX_STATE
 
-    def unpack_state(self, data: bytearray) -> None:
+    def unpack_state(self, data: bytearray, view: int) -> None:
         """Load this server's part of a state, which may contain those of all servers."""
         own = f"{self._store.rank}/"
         try:

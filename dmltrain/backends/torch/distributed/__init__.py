@@ -1,12 +1,16 @@
-"""Torch optimizers whose steps use all workers' gradients: `dmltrain.distribute` returns one.
+"""Torch optimizers of several workers: `dmltrain.distribute` returns one. Most steps use all workers' gradients.
 
 Gradients are in flat buckets of about 1 MiB, in forward order (buckets.py). Each bucket is a key of the kvstore, and is
 pushed as soon as backward has produced its last gradient. Then there are two ways:
 - The servers only sum (on_workers.py; any torch optimizer; the default of dist_sync). The sum is received into the same
-  memory, and the worker's optimizer makes the step, bucket by bucket as sums arrive.
+  memory, and the worker's optimizer makes the step, bucket by bucket as sums arrive; in an elastic job after the last
+  one (elastic.py).
 - The servers make the step (on_servers.py; dist_async, dist_ssp, and dist_sync with update_on_kvstore). Weights are
-  pulled after backward, into the memory of the model's parameters, and awaited just before the next forward.
+  pulled after backward, into the memory of the model's parameters, and awaited just before the next forward; in an
+  elastic job they are taken when all have come (elastic_on_servers.py).
 With `defer` each bucket is awaited where the next forward first reads it (overlap.py, gates.py).
+
+With dist_local no gradients are sent: each worker steps alone, and sometimes weights are averaged (local_steps.py).
 """
 
 from __future__ import annotations
@@ -17,12 +21,17 @@ import torch
 
 from dmltrain import heap
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
+from dmltrain.backends.torch.distributed.elastic import ElasticOptimizer
+from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers
+from dmltrain.backends.torch.distributed.local_steps import LocalStepsOptimizer
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.local_steps import LocalSteps
+from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
 __all__ = ["DistributedOptimizer", "distribute"]
 
@@ -38,6 +47,8 @@ def distribute(
     defer: bool = False,
     factors: int = 0,
     factored: Collection[str] | None = None,
+    averaging: LocalSteps | None = None,
+    balance: bool = False,
 ) -> DistributedOptimizer:
     """Connect `model` and `optimizer` to the other workers of `store`; every worker starts from worker 0's weights.
 
@@ -54,13 +65,29 @@ def distribute(
     most so many rows (samples, times positions) of a worker's step. `optimizer.choices` says which layers do, and why;
     weights then equal those without factors up to rounding. factored: the names of their weights, instead of a choice.
 
+    averaging: for dist_local, when and how weights are averaged (default: the type's). The steps between are the
+    optimizer's own, with the worker's gradients: average, overlap, update_on_kvstore and defer have no effect.
+
+    balance: in an elastic job of dmltrain.State, whether samples follow the speed of workers.
+
     `parameter.grad` is the worker's own gradient after backward() (undefined where factors are sent), the sum or mean
     after `reduce_gradients()`, and undefined after `step()`.
     """
     heap.keep_freed_memory()
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
+    if store.kvstore_type.local_steps:
+        if factors:
+            raise UserError(f"factors stand for gradients, and kvstore {store.type} sends none: use dist_sync")
+        return LocalStepsOptimizer(model, optimizer, store, averaging or store.kvstore_type.local_steps)
     mode = Mode(average, overlap, defer)
+    if store.elastic:
+        if factors or not store.kvstore_type.can_be_elastic:
+            raise UserError("an elastic job needs dist_sync, and no factors")
+        if store.kvstore_type.steps_on_servers(update_on_kvstore):
+            assert isinstance(store, ElasticKVStore)
+            return ElasticOptimizerOnServers(model, optimizer, store, mode, balance)
+        return ElasticOptimizer(model, optimizer, store, mode, balance)
     if factors and not overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
     if not store.kvstore_type.steps_on_servers(update_on_kvstore):

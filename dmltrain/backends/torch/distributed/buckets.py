@@ -31,6 +31,7 @@ class Bucket:
     pulled: Array = field(init=False)  # receives pulled weights, (elements,)
     _views: list[torch.Tensor] = field(init=False)
     _host: torch.Tensor = field(init=False)
+    _landing: torch.Tensor = field(init=False)  # receives results that are not read in place
     _weights: torch.Tensor | None = None
     _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
@@ -40,14 +41,18 @@ class Bucket:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def lay_out(self, memory: Array) -> None:
+    def lay_out(self, memory: Array, keep: bool = False) -> None:
         """Place gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU, and
-        are copied to pinned memory before the push."""
+        are copied to pinned memory before the push; the results come to the same pinned memory, or with `keep` to
+        pinned memory of their own."""
         self._host = torch.from_numpy(memory)
         if self.device.type != "cpu":
             self._host = torch.empty_like(self._host, pin_memory=True)
+        self._landing = self._host
+        if keep and self.device.type != "cpu":
+            self._landing = torch.empty_like(self._host, pin_memory=True)
         self.gradients = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
-        self._views = self._cut(self.gradients)
+        self._views = self.cut(self.gradients)
 
     @property
     def ready(self) -> bool:
@@ -98,21 +103,24 @@ class Bucket:
         parameter.grad = view
         self._seen.add(index)
 
+    def weigh(self, weight: float) -> None:
+        """Multiply the complete gradients, before the push. With 0 they are zeros, whatever they were."""
+        if weight == 0.0:
+            self.gradients.zero_()
+        elif weight != 1.0:
+            self.gradients.mul_(weight)
+
     def host_gradients(self) -> Array:
         """The flat gradients in host memory, which does not change until the key's next pull returns."""
         if self._host is not self.gradients:
             self._host.copy_(self.gradients)
         return self._host.numpy()
 
-    @property
-    def host_memory(self) -> Array:
-        return self._host.numpy()
-
     def send(self, store: KVStore) -> Handle:
         """Push the gradients, and pull the sum or mean of all workers'."""
         gradients = self.host_gradients()
         self._version = self.gradients._version
-        out = READ if self.device.type == "cpu" else gradients  # pinned memory, from which a GPU copies
+        out = READ if self.device.type == "cpu" else self._landing.numpy()  # pinned memory, from which a GPU copies
         return store.pushpull(self.name, gradients, out, self.priority, wait=False)
 
     def factor_to_mean(self, store: KVStore) -> float:
@@ -137,7 +145,7 @@ class Bucket:
         self._take(self._result(handle), factor)
 
     def _result(self, handle: Handle) -> Array:
-        return handle.values[0] if handle.values else self.host_memory
+        return handle.values[0] if handle.values else self._landing.numpy()
 
     def _take(self, total: Array, factor: float) -> None:
         if self.device.type == "cpu":
@@ -171,14 +179,18 @@ class Bucket:
     def host_weights(self) -> Array:
         """A flat copy of the weights."""
         flat = torch.empty(sum(parameter.numel() for parameter in self.parameters), dtype=self.parameters[0].dtype)
-        with torch.no_grad():
-            for view, parameter in zip(self._cut(flat), self.parameters, strict=True):
-                view.copy_(parameter)
+        self.copy_weights(flat)
         return flat.numpy()
 
-    def set_weights(self, weights: Array) -> None:
+    def copy_weights(self, flat: torch.Tensor) -> None:
+        """Copy the weights to `flat` (elements,), on any device."""
         with torch.no_grad():
-            for view, parameter in zip(self._cut(torch.from_numpy(weights)), self.parameters, strict=True):
+            for view, parameter in zip(self.cut(flat), self.parameters, strict=True):
+                view.copy_(parameter)
+
+    def set_weights(self, flat: torch.Tensor) -> None:
+        with torch.no_grad():
+            for view, parameter in zip(self.cut(flat), self.parameters, strict=True):
                 parameter.copy_(view)
 
     def adopt_weights(self) -> None:
@@ -189,7 +201,7 @@ class Bucket:
         self.pulled = flat.numpy()
         self._weights = flat.to(self.gradients.device) if self.gradients.device.type != "cpu" else flat
         with torch.no_grad():
-            for view, parameter in zip(self._cut(self._weights), self.parameters, strict=True):
+            for view, parameter in zip(self.cut(self._weights), self.parameters, strict=True):
                 parameter.data = view
 
     def take_weights(self) -> None:
@@ -205,10 +217,11 @@ class Bucket:
         if views is None:
             if len(self._results) == MAX_PLACES:
                 self._results.clear()
-            views = self._results[address] = self._cut(_read_only(total))
+            views = self._results[address] = self.cut(_read_only(total))
         return views
 
-    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Views of `flat` (elements,), one with the shape and the memory order of each parameter."""
         views, offset = [], 0
         for parameter in self.parameters:
             views.append(flat.as_strided(parameter.size(), parameter.stride(), offset))

@@ -23,7 +23,7 @@ import torch
 
 from dmltrain.backends.torch.distributed import gates
 from dmltrain.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore import KVStore, rules
 
 BYTES = 4  # of an element
 TIMES = 3  # of a product; the fastest counts
@@ -140,8 +140,7 @@ def choose(
 ) -> Chosen:
     """For all dense layers of `model` that `optimizer` trains; `factored` names those that send factors, instead of a
     decision. Every worker must call it with the same model. Raises UserError."""
-    if rows < 1:
-        raise UserError(f"factors={rows}: expected the largest number of samples of a worker's step")
+    rules.check_rows(rows)
     if not gates.can_have(model):
         raise UserError("factors are not kept in TorchScript: train without factors")
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}

@@ -43,7 +43,7 @@ class FactoredBucket(Bucket):
         self._filled = 0  # rows of them
         self._new: list[tuple[int, list[torch.Tensor]]] = []  # factors of a backward (its number) that has not ended
 
-    def lay_out(self, memory: Array) -> None:
+    def lay_out(self, memory: Array, keep: bool = False) -> None:
         raise NotImplementedError("gradients are computed here, not received")
 
     def prepare(self, store: KVStore) -> None:
@@ -51,10 +51,10 @@ class FactoredBucket(Bucket):
         store.init_gathered(self.keys, self.sizes)
         weights = self.host_weights()
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
-        self.set_weights(weights)
+        self.set_weights(torch.from_numpy(weights))
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
-        self._views = self._cut(self.gradients)
-        (self._marker,) = self._cut(self.gradients)  # another tensor of the same memory
+        self._views = self.cut(self.gradients)
+        (self._marker,) = self.cut(self.gradients)  # another tensor of the same memory
         self._note()
 
     def _note(self) -> None:
@@ -105,6 +105,12 @@ class FactoredBucket(Bucket):
                 "outside of its dense layer: it is also used elsewhere, its module is called alone, or the program has "
                 "set its gradient; train without factors (--factors off)"
             )
+
+    def weigh(self, weight: float) -> None:
+        if weight == 0.0:
+            self._filled = 0
+        elif weight != 1.0:
+            self._sent[0][: self._filled] *= weight
 
     # -- forward and backward -------------------------------------------------------------------------------------
 

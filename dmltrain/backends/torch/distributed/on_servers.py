@@ -1,6 +1,7 @@
 """The optimizer on the servers: dist_async, dist_ssp, and dist_sync with update_on_kvstore.
 
-After backward the worker pulls the weights into the memory of the model's parameters.
+After backward the worker pulls the weights into the memory of the model's parameters. Between two steps the kvstore may
+change to another of these (KVStore.between_steps).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dmltrain.backends.torch.optimizer import row_of
 from dmltrain.backends.torch.server_optimizer import make_spec
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.types import KVStoreType
 
 
 class OptimizerOnServers(OverlappedOptimizer):
@@ -25,7 +27,8 @@ class OptimizerOnServers(OverlappedOptimizer):
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
         row = row_of(optimizer)
         super().__init__(model, optimizer, store, mode, whole=row is not None and not row.elementwise)
-        factor = 1.0 / store.num_workers if mode.average and store.kvstore_type.synchronous else 1.0
+        self._average = mode.average
+        self._factor = self._factor_of(store.kvstore_type)
         groups = {
             store.key_number(bucket.name): {
                 **optimizer.param_groups[bucket.group],
@@ -33,7 +36,10 @@ class OptimizerOnServers(OverlappedOptimizer):
             }
             for bucket in self._buckets
         }
-        store.set_optimizer(make_spec(optimizer, groups, factor))
+        store.set_optimizer(make_spec(optimizer, groups, self._factor))
+        self._scale = 1.0  # of gradients, where the servers' factor is of another type of kvstore
+        self._needs_pulled = row is not None and row.needs_pulled
+        store.follow_changes([bucket.name for bucket in self._buckets], self._refusal)
         self._settings = self._fixed_settings()
         for bucket in self._buckets:
             bucket.adopt_weights()
@@ -57,8 +63,21 @@ class OptimizerOnServers(OverlappedOptimizer):
             "dist_sync with the optimizer on the workers to clip or unscale the sum"
         )
 
+    def _factor_of(self, kind: KVStoreType) -> float:
+        """By which a sum of pushes is multiplied."""
+        return 1.0 / self.store.num_workers if self._average and kind.synchronous else 1.0
+
+    def _refusal(self, kind: KVStoreType) -> str:
+        """Why the kvstore cannot change to this type; empty if it can."""
+        if kind.synchronous and self._needs_pulled:
+            return f"optimizer {type(self.inner).__name__} makes sense only where each push is a step"
+        return ""
+
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
+        if self._scale != 1.0:
+            with torch.no_grad():
+                bucket.weigh(self._scale)
         rate = float(self.inner.param_groups[bucket.group]["lr"])
         self.store.push(bucket.name, bucket.host_gradients(), bucket.priority, rate)
 
@@ -67,14 +86,19 @@ class OptimizerOnServers(OverlappedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_settings()
+        self.push_gradients()
+        self._pull()
+        if self.store.between_steps(self.settle):
+            self._scale = self._factor_of(self.store.kvstore_type) / self._factor
+        return loss
+
+    def _check_settings(self) -> None:
         if self._fixed_settings() != self._settings:
             raise UserError(
                 "only the learning rate can be changed while the optimizer runs on the servers; use "
                 "dist_sync with the optimizer on the workers for schedules of momentum or weight decay"
             )
-        self.push_gradients()
-        self._pull()
-        return loss
 
     def synchronize(self) -> None:
         self.settle()

@@ -28,10 +28,11 @@ class OptimizerOnWorkers(OverlappedOptimizer):
         mode: Mode,
         chosen: Chosen = NOTHING_CHOSEN,
     ) -> None:
-        super().__init__(model, optimizer, store, mode, mean=mode.average, factored=chosen.rows)
+        super().__init__(model, optimizer, store, mode, mean=mode.average and not store.elastic, factored=chosen.rows)
         self.choices, self.factored = chosen.choices, frozenset(chosen.rows)
-        self._factors = {bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets}
+        self._means = {bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets}
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
+        self._factor = 1.0  # of that step
         in_buckets = {parameter for bucket in self._buckets for parameter in bucket.parameters}
         self._frozen = [
             parameter
@@ -50,17 +51,7 @@ class OptimizerOnWorkers(OverlappedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         self._push_all()
-        self._groups = self._options_of_parts()
-        if self._groups is None:
-            self._wait(list(self._pending))
-            self.inner.step()
-            for bucket in self._buckets:
-                bucket.begin()
-            return loss
-        for bucket in self._buckets:
-            bucket.stepped = True
-        if not self._defer:
-            self._wait(list(self._pending))
+        self._step_all()
         return loss
 
     def reduce_gradients(self) -> None:
@@ -83,6 +74,20 @@ class OptimizerOnWorkers(OverlappedOptimizer):
         for bucket in self._pending:
             bucket.check_unchanged()
 
+    def _step_all(self, factor: float = 1.0) -> None:
+        """Step all buckets with their results times `factor`: each as its result arrives, or with `defer` later."""
+        self._groups, self._factor = self._options_of_parts(), factor
+        if self._groups is None:
+            self._wait(list(self._pending))
+            self.inner.step()
+            for bucket in self._buckets:
+                bucket.begin()
+            return
+        for bucket in self._buckets:
+            bucket.stepped = True
+        if not self._defer:
+            self._wait(list(self._pending))
+
     def _options_of_parts(self) -> list[dict[str, Any]] | None:
         """The groups' options for a step in parts; None if the step must be made at once."""
         if len(self._pending) < len(self._buckets) or any(each.grad is not None for each in self._frozen):
@@ -92,12 +97,13 @@ class OptimizerOnWorkers(OverlappedOptimizer):
         return parts.options_of(self.inner)
 
     def _take(self, bucket: Bucket, handle: Handle) -> None:
+        factor = self._means[bucket] * self._factor
         if not bucket.stepped:
-            bucket.take_result(handle, self._factors[bucket])
+            bucket.take_result(handle, factor)
             return
-        assert self._groups is not None  # step() sets `stepped` only if it has found these options
+        assert self._groups is not None  # `stepped` is set only where these options were found
         bucket.check_unchanged()
         options = self._groups[bucket.group]
-        with bucket.result_in_place(handle, self._factors[bucket], copied=parts.changes_gradients(options)):
+        with bucket.result_in_place(handle, factor, copied=parts.changes_gradients(options)):
             parts.step(self.inner, options, bucket.parameters)
         bucket.begin()

@@ -1,4 +1,4 @@
-"""The base of both distributed optimizers: buckets are pushed during backward, and their results arrive one by one.
+"""The base of both optimizers that send gradients: buckets are pushed during backward, and results arrive one by one.
 
 A bucket is pending from its push (with the optimizer on the servers: from its pull) until its result is taken. After
 `step()` it is `stepped`: its weights may be read only after it is settled. There are two ways to wait:
@@ -19,10 +19,8 @@ from typing import Any
 import torch
 
 from dmltrain.backends.torch.distributed import gates
+from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.factors import FactoredBucket
-from dmltrain.backends.torch.distributed.layout import make_buckets
-from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
@@ -36,9 +34,8 @@ class Mode:
     defer: bool
 
 
-class OverlappedOptimizer(DistributedOptimizer):
-    """Base of OptimizerOnWorkers and OptimizerOnServers. `whole`: each parameter is a key of its own, on one server.
-    `mean`: see KVStore.init. `factored`: see make_buckets."""
+class OverlappedOptimizer(BucketedOptimizer):
+    """Base of OptimizerOnWorkers and OptimizerOnServers. `whole`, `mean` and `factored`: see BucketedOptimizer."""
 
     def __init__(
         self,
@@ -50,38 +47,16 @@ class OverlappedOptimizer(DistributedOptimizer):
         mean: bool = False,
         factored: Mapping[torch.nn.Parameter, int] | None = None,
     ) -> None:
-        super().__init__(optimizer)
-        self.store = store
+        super().__init__(model, optimizer, store, whole, mean, factored)
         self._overlap, self._accumulating = mode.overlap, False
         self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
-        self._buckets = make_buckets(model, optimizer, store.new_name("bucket"), whole, factored)
-        factors = [bucket for bucket in self._buckets if isinstance(bucket, FactoredBucket)]
-        pushed = [bucket for bucket in self._buckets if bucket not in factors]
-        self._declare(pushed, whole, mean)
-        for each in factors:
-            each.prepare(store)
-        _share_rest(model, self._buckets, store)
         for bucket in self._buckets:
             bucket.watch(self._gradient_ready)
         self._defer = mode.defer and gates.can_have(model)
         if self._defer:
             gates.install(model, self._buckets, self._before_read, self.settle)
-        if factors:
-            gates.factor(model, factors)
-
-    def _declare(self, buckets: list[Bucket], whole: bool, mean: bool) -> None:
-        """Declare the buckets' keys, and take worker 0's weights."""
-        keys = [bucket.name for bucket in buckets]
-        self.store.init(keys, [bucket.host_weights() for bucket in buckets], whole=whole, mean=mean)
-        for bucket, memory in zip(buckets, self.store.buffers(keys), strict=True):
-            bucket.lay_out(memory)
-        for bucket in buckets:
-            weights = bucket.host_weights()
-            self.store.pull(bucket.name, weights)
-            bucket.set_weights(weights)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise UserError("add all parameters to the optimizer before dmltrain.distribute")
+        if self._factored:
+            gates.factor(model, self._factored)
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # read-only here
@@ -95,14 +70,23 @@ class OverlappedOptimizer(DistributedOptimizer):
             bucket.discard()
         self.inner.zero_grad(set_to_none)
 
+    def weigh(self, weight: float, more: bool = False) -> None:
+        super().weigh(weight, more)
+        self._accumulating = more
+
+    def rescale(self, factor: float) -> None:
+        for bucket in self._buckets:
+            bucket.weigh(factor)
+
     # -- pushing --------------------------------------------------------------------------------------------------
 
     def push_gradients(self) -> None:
+        self._check_complete()
         self.settle()  # buckets whose weights no forward has read since the last step
         for bucket in reversed(self._buckets):
             if not bucket.pushed:
                 bucket.complete()
-                self._push(bucket)
+                self._push_first(bucket)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -126,7 +110,12 @@ class OverlappedOptimizer(DistributedOptimizer):
         if self._accumulating:
             bucket.accumulate()
         elif bucket.ready and self._overlap:
-            self._push(bucket)
+            self._push_first(bucket)
+
+    def _push_first(self, bucket: Bucket) -> None:
+        with torch.no_grad():
+            bucket.weigh(self._weight)
+        self._push(bucket)
 
     def _push(self, bucket: Bucket) -> None:
         raise NotImplementedError
@@ -175,19 +164,3 @@ class OverlappedOptimizer(DistributedOptimizer):
 def arrived(handle: Handle) -> bool:
     """Whether `handle.wait()` would return at once."""
     return handle.done
-
-
-def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -> None:
-    """Copy worker 0's frozen parameters and floating-point buffers (batch-norm statistics, masks) to all workers."""
-    trained = {parameter for bucket in buckets for parameter in bucket.parameters}
-    tensors = [
-        each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point() and each not in trained
-    ]
-    if not tensors or store.num_workers == 1:
-        return
-    with torch.no_grad():
-        flat = torch.cat([tensor.double().cpu().reshape(-1) for tensor in tensors])
-        own = flat if store.rank == 0 else torch.zeros_like(flat)  # not flat * 0, which makes nan of infinity
-        shared = torch.from_numpy(store.all_reduce(store.new_name("first buffers"), own.numpy()))
-        for tensor, part in zip(tensors, shared.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.reshape(tensor.shape))

@@ -1,13 +1,14 @@
-"""A torch optimizer that wraps another one: the base of both distributed optimizers, used as it is by one worker."""
+"""A torch optimizer that wraps another one: the base of all distributed optimizers, used as it is by one worker."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from dmltrain.arrays import Array
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.choice import Choice
 from dmltrain.backends.torch.optimizer import row_of
@@ -17,8 +18,14 @@ from dmltrain.errors import UserError
 class DistributedOptimizer(torch.optim.Optimizer):
     """Replaces the given optimizer, also for learning-rate schedulers. This base class only delegates to it."""
 
-    choices: tuple[Choice, ...] = ()  # of dense layers, whether they send factors
+    choices: tuple[Choice, ...] = ()
+    """With `factors`, one for each dense layer: whether it sends factors. `str` says why, with the bytes of a step."""
     factored: frozenset[torch.nn.Parameter] = frozenset()  # the weights of those that do
+    committed: Array | None = None
+    """In an elastic job: the sum of the receipts (see `round`) of all workers whose gradients the last step has."""
+
+    _weight = 1.0  # of the next backward
+    _more = False  # whether the gradients need another backward after it
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # without super().__init__(): the inner has the state
         self.inner = optimizer
@@ -32,6 +39,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def state(self) -> Any:  # type: ignore[override]  # read-only here
         return self.inner.state
+
+    @property
+    def common_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
+        """By parameter: the optimizers' arrays that all workers of a synchronous job have in common."""
+        found: Mapping[torch.Tensor, Mapping[str, Any]] = self.state
+        return found
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # read-only here
@@ -55,8 +68,42 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def reduce_gradients(self) -> None:
         """Wait until the gradients are the sum or mean of all workers'. Needed only before code that reads or changes
         them between backward() and step(): clipping, a gradient scaler's `unscale_`."""
+        self._check_complete()
+        weight, self._weight = self._weight, 1.0
+        self.rescale(weight)
+
+    def weigh(self, weight: float, more: bool = False) -> None:
+        """From the next backward on, multiply this worker's gradients before they are sent. Where steps have the mean
+        of all workers' gradients, it is that over all samples if each worker's loss is the mean over its own, and its
+        weight is their number, times the workers, divided by the samples of all. With 0 any gradients count as zeros.
+        With `more` backward only adds to the gradients, and the next weight counts, for all of them."""
+        self._weight, self._more = weight, more
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the gradients that backward passes have added up so far in a step that needs more of them."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and factor != 1.0:
+                    with torch.no_grad():
+                        parameter.grad.mul_(factor)
+
+    def _check_complete(self) -> None:
+        if self._more:
+            raise UserError(
+                "step() before the last micro-batch of dmltrain.loader: call it only where loader.step_ends is true"
+            )
+
+    def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
+        """In an elastic job this comes before each step: `dealt` is the number of samples that all workers got for it,
+        by which losses are divided, or gradients are weighed; `receipt` (3,) float64 says which this worker got: their
+        number, and two sums over them that the caller chooses. The step has the mean over the samples of those workers
+        that go on; after it `then` is called with the sum of their receipts."""
+
+    def forget_round(self) -> None:
+        """In an elastic job: make no step with the gradients of the last backward."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        DistributedOptimizer.reduce_gradients(self)
         if closure is None and row_of(self.inner) and plain_step.is_possible(self.inner):
             return plain_step.step(self.inner)
         return self.inner.step(closure)
@@ -66,8 +113,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the model's forward (see `distribute`)."""
 
     def synchronize(self) -> None:
-        """Like `settle`, and with the optimizer on the servers also fetch their latest weights. Call it before
-        evaluation or saving."""
+        """Like `settle`; with the optimizer on the servers also fetch their latest weights, and with dist_local, where
+        every worker must call it, average the workers' weights. Call it before evaluation or saving."""
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:

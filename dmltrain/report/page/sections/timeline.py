@@ -1,4 +1,4 @@
-"""What happened to each job: its start, restarts, faults and end, as job.json says."""
+"""What happened to each job: its start, restarts, changes, faults and end, as job.json says."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def _events(context: Context, folder: Folder) -> Iterator[Markup]:
         yield _event("fault", attempt.ended, _after(job, attempt.ended), f"attempt {number} ended{code}", attempt.cause)
         link = element("a", f"restart {number}", href=context.link(f"{folder.path}/restart-{number}") + "/")
         yield _event("restart", "", "", link, "")
+    for change in job.changes:
+        after = "" if change.after is None else f"after {_span(change.after)}"
+        step = "" if change.step is None else f" after step {change.step}"
+        by = f"; asked for by {change.by}" if change.by else ""
+        yield _event("other", "", after, f"{change.now} on all workers{step}{by}", "")
     yield _event(*_last(job))
     for process in job.processes:
         if process.exit_code and not process.by_launcher:

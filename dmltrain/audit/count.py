@@ -1,0 +1,110 @@
+"""Counts an audit folder: how often each position of each epoch was committed, and whether all files agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.audit import lines, receipt, views_file
+from dmltrain.audit.lines import Begun, Committed
+from dmltrain.audit.receipt import Receipt
+from dmltrain.audit.views_file import ranges
+
+SHOWN = 10  # ranges of positions that a problem names
+
+
+@dataclass(frozen=True, eq=False)
+class Count:
+    """times: of each epoch with a committed round, how often each position was committed, uint16 (samples,). problems:
+    sentences; none if each position of these epochs was committed once, and all lines and receipts agree."""
+
+    times: Mapping[int, Array]
+    problems: tuple[str, ...]
+
+
+def count(folder: Path) -> Count:
+    """Takes two bytes of memory for each sample and epoch. Raises UserError for files that are missing or damaged."""
+    recorded = views_file.read(folder / views_file.NAME)
+    tally = _Tally(recorded.job.samples)
+    for member in recorded.members:
+        for line in lines.commits(folder, member):
+            tally.commit(member, line)
+    for member in recorded.members:
+        tally.count(member, lines.samples(folder, member, recorded.job.samples))
+    return tally.result()
+
+
+@dataclass
+class _Round:
+    """committed: as the member `source` wrote it. The rest is of the samples of its members that were counted."""
+
+    committed: Committed
+    source: int
+    epoch: int | None = None
+    receipts: Array = field(default_factory=lambda: np.zeros(receipt.SIZE))
+
+
+class _Tally:
+    def __init__(self, size: int) -> None:
+        self._size = size  # of an epoch
+        self._rounds: dict[int, _Round] = {}  # by op
+        self._times: dict[int, Array] = {}
+        self._problems: list[str] = []
+
+    def commit(self, member: int, line: Committed) -> None:
+        known = self._rounds.setdefault(line.op, _Round(line, member))
+        if known.committed != line:
+            self._problems.append(f"op {line.op}: the commit lines of members {known.source} and {member} differ")
+
+    def count(self, member: int, begun: Iterable[Begun]) -> None:
+        """Count what this member pushed of committed rounds, all of its lines."""
+        expected = {op: each for op, each in self._rounds.items() if member in each.committed.members}
+        seen: dict[int, Receipt] = {}
+        for line in begun:
+            if line.op not in expected:
+                continue  # aborted, or committed without this member
+            own = receipt.summed(receipt.of(line.positions))
+            if line.op not in seen:
+                self._add(member, line, expected[line.op])
+            elif seen[line.op] != own:
+                self._problems.append(f"op {line.op}: member {member} pushed different samples one after another")
+            seen[line.op] = own
+        for op in sorted(expected.keys() - seen.keys()):
+            self._problems.append(f"op {op}: member {member} has no line of its samples")
+
+    def _add(self, member: int, line: Begun, counted: _Round) -> None:
+        if counted.epoch not in (None, line.epoch):
+            self._problems.append(f"op {line.op}: member {member} is in epoch {line.epoch}, others in {counted.epoch}")
+        counted.epoch = line.epoch
+        counted.receipts += receipt.of(line.positions)
+        times = self._times.setdefault(line.epoch, np.zeros(self._size, np.uint16))
+        np.add.at(times, line.positions, 1)
+
+    def result(self) -> Count:
+        for op, each in sorted(self._rounds.items()):
+            self._check_receipt(op, each)
+        for epoch, times in sorted(self._times.items()):
+            for positions, what in ((times == 0, "never committed"), (times > 1, "committed more than once")):
+                if positions.any():
+                    self._problems.append(f"epoch {epoch}: {what}: {_shown(np.flatnonzero(positions))}")
+        return Count(dict(sorted(self._times.items())), tuple(self._problems))
+
+    def _check_receipt(self, op: int, counted: _Round) -> None:
+        line, found = counted.committed, receipt.summed(counted.receipts)
+        if line.receipt != found:
+            self._problems.append(f"op {op}: its receipt is {line.receipt}, and its members' samples make {found}")
+        if line.committed != line.receipt[0] or line.committed > line.dealt:
+            self._problems.append(
+                f"op {op}: {line.committed} samples of {line.dealt} are committed, its receipt has {line.receipt[0]}"
+            )
+
+
+def _shown(positions: Array) -> str:
+    """For example: 3 positions: 5-6, 9."""
+    found = ranges(positions)
+    texts = [f"{first}-{last}" if first < last else str(first) for first, last in found[:SHOWN]]
+    return f"{len(positions)} position(s): {', '.join(texts)}{', ...' if len(found) > SHOWN else ''}"

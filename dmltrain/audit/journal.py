@@ -1,0 +1,141 @@
+"""What happens to a worker in an elastic job: log lines, and the files of --audit if they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+from dmltrain.arrays import Array
+from dmltrain.audit import lines, views_file
+from dmltrain.audit.lines import Writer
+from dmltrain.audit.views_file import Entered, Job, Recorded
+from dmltrain.data.deal import Dealing
+from dmltrain.kvstore.view import View
+
+
+class Journal:
+    """Of one worker. `folder`: of the audit; None for none. `is_replacement`: it joins the others, and continues the
+    files of the worker before it, if there was one.
+    `epoch` and `dealing` are those that are being trained."""
+
+    def __init__(self, log: Logger, member: int, job: Job, folder: Path | None, is_replacement: bool = False) -> None:
+        self._log, self._member, self._job, self._folder = log, member, job, folder
+        self._writer = Writer(folder, member, is_replacement) if folder else None
+        if folder and member == 0 and not is_replacement:
+            lines.clear(folder, job.workers)
+        self._entered: list[Entered] = []
+        self.epoch = 0
+        self.dealing: Dealing | None = None
+        self._taken: Dealing | None = None  # with which a new member begins
+        self._begun: Array | None = None  # positions of the round that is not complete
+        self._missed = False  # the others have completed it, and not this worker
+        self.lacks_state = is_replacement  # and so does not know all views
+
+    def state(self) -> dict[str, Any]:
+        """What a new member needs: where the job is, and its views until now."""
+        assert self.dealing is not None  # newcomers join between two rounds
+        views = views_file.encode(Recorded(self._job, tuple(self._entered)))
+        return {"epoch": self.epoch, "dealing": self.dealing.state(), "views": views.decode()}
+
+    @property
+    def joins(self) -> bool:
+        """Whether the next epoch is one in which this worker joins the others."""
+        return self._taken is not None
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where another member is."""
+        self.epoch, self._taken = state["epoch"], Dealing.of_state(state["dealing"])
+        self._entered = list(views_file.parse(state["views"].encode()).entered)
+        self.lacks_state = False
+        self._write_views()
+
+    def deal(self, epoch: int, view: View, first: int = 0) -> tuple[Dealing, bool]:
+        """The dealing of this epoch, and whether this worker has just joined in it. `view`: in which the op before the
+        epoch was completed. `first`: the step from which an earlier job's checkpoint goes on."""
+        taken, self._taken = self._taken, None
+        self.epoch, job = epoch, self._job
+        self.dealing = taken or Dealing(job.samples, job.batch, view.members, view.shares, job.each)
+        if first and not taken:
+            self.dealing.skip(first)
+        return self.dealing, taken is not None
+
+    def began(self, op: int, view: View, positions: Array) -> None:
+        """Before the first push of a round."""
+        self._begun = positions
+        if self._writer:
+            self._writer.began(op, view.number, self.epoch, positions)
+
+    def postponed(self, op: int, view: View) -> None:
+        """New members got the state of training before this worker's round, which has this number now."""
+        if self._begun is not None:
+            self.began(op, view, self._begun)
+
+    def committed(self, op: int, view: View, dealt: int, receipts: Array) -> None:
+        """This worker holds the round; `receipts`: the sum of all members', float64 (3,)."""
+        self._begun = None
+        if self._writer:
+            self._writer.committed(op, view.number, view.members, dealt, int(receipts[0]), receipts)
+
+    def take_missed(self) -> bool:
+        """Whether the others have completed the round that ends now, before the view that this worker has entered."""
+        missed, self._missed = self._missed, False
+        return missed
+
+    def entered(self, view: View, missed: bool = False) -> None:
+        """This worker goes on in this view. `missed`: the others have completed its round in the view before."""
+        back = 0
+        returned: views_file.Ranges = ()
+        if missed and self.dealing is not None:
+            before = self._entered[-1].view
+            self.dealing.committed(before.members, before.shares)
+            self._begun, self._missed = None, True
+        if self.dealing is not None:
+            self.dealing.enter(view.members, view.shares)
+            back, returned = len(self.dealing.returned), views_file.ranges(self.dealing.returned)
+        self._say(view, back)
+        if view.joined:
+            self._log.info("New in it: workers %s", ", ".join(map(str, view.joined)))
+        if self._entered and self._entered[-1].view.servers != view.servers:
+            self._log.info("Its servers: %s", ", ".join(map(str, view.servers)))
+        if view.joined_servers:
+            self._log.info("New in it: servers %s", ", ".join(map(str, view.joined_servers)))
+        self._entered.append(Entered(view, self.epoch, returned))
+        if self._writer:
+            self._writer.settled(view.base)
+        self._write_views()
+
+    def _write_views(self) -> None:
+        """As the leader, if this worker knows all views."""
+        leads = bool(self._entered) and self._entered[-1].view.leader == self._member
+        if self._folder and leads and not self.lacks_state:
+            views_file.write(self._folder, Recorded(self._job, tuple(self._entered)))
+
+    def _say(self, view: View, back: int) -> None:
+        for reason in [each.reason for each in view.lost] + [each.reason for each in view.lost_servers]:
+            self._log.warning("Removed from the job: %s", reason)
+        for left in view.left:
+            self._log.info("Left the job on purpose: worker %d: %s", left.member, left.reason)
+        members = ", ".join(map(str, view.members))
+        coming = f"; {back} samples of this epoch are dealt again" if back else ""
+        self._log.info("View %d after op %d: workers %s%s", view.number, view.base, members, coming)
+        self._log.info("%s", self._step(view))
+
+    def _step(self, view: View) -> str:
+        """Who gets how many samples of a step."""
+        size = self._job.size(len(view.members))
+        if view.shares:
+            parts = zip(view.members, view.shares, strict=True)
+            return f"Of the {size} samples of a step get: {', '.join(f'worker {each} {part}' for each, part in parts)}"
+        if self._job.each:
+            return f"A step has {size} samples now, {self._job.each} of each worker"
+        return f"A step has {size} samples, whatever the number of workers"
+
+    def close(self, done: int) -> None:
+        """This worker leaves the job, and holds `done`. Views are written once more: a leader that was stopped while it
+        wrote them, and goes on now, has put its older ones in their place."""
+        self._write_views()
+        if self._writer:
+            self._writer.settled(done)
+            self._writer.close()

@@ -1,0 +1,178 @@
+"""The lines that each member of an elastic job writes: a JSON object on each line.
+
+    samples-2.jsonl   {"op": 5, "view": 1, "epoch": 0, "positions": [2, 6, 10]}
+    commits-2.jsonl   {"op": 5, "view": 2, "members": [0, 2], "dealt": 12, "committed": 6,
+                       "receipt": [6, 36, 3573911269]}
+
+A member writes its samples before it pushes their gradient. The line of a committed round follows when the next op is
+complete, because then all members hold the round, or when a view is entered that holds it. So there is none of a round
+that was aborted. A line that a killed process has not finished is the last one, and does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.audit import fields, receipt
+from dmltrain.audit.receipt import Receipt
+from dmltrain.errors import UserError
+
+SAMPLES, COMMITS = "samples-{}.jsonl", "commits-{}.jsonl"  # by member
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A member's part of round `op`: the positions in `epoch`, int64, which it pushes in `view` first."""
+
+    op: int
+    view: int
+    epoch: int
+    positions: Array
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Round `op` was completed in `view`, by these members: `committed` of its `dealt` samples are in the sum."""
+
+    op: int
+    view: int
+    members: tuple[int, ...]
+    dealt: int
+    committed: int
+    receipt: Receipt
+
+
+class Writer:
+    """One member's lines. Each is with the operating system when the call returns: only the end of the host loses it.
+
+    What an earlier job wrote there for this member goes, unless this one `continues` as its replacement, or joins with
+    a rank of its own: then worker 0 has done that (`clear`). Raises UserError when a file cannot be written.
+    """
+
+    def __init__(self, folder: Path, member: int, continues: bool = False) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._samples, self._commits = (
+                _opened(folder / name.format(member), continues) for name in (SAMPLES, COMMITS)
+            )
+        except OSError as error:
+            raise UserError(f"--audit {folder}: {error}; give a folder that can be written") from error
+        self._waiting: Committed | None = None  # whether others hold it, too, is not known yet
+
+    def began(self, op: int, view: int, epoch: int, positions: Array) -> None:
+        """Before the first push of a round."""
+        _append(self._samples, {"op": op, "view": view, "epoch": epoch, "positions": positions.tolist()})
+
+    def committed(
+        self, op: int, view: int, members: Sequence[int], dealt: int, committed: int, receipt_sum: Array
+    ) -> None:
+        """This member holds the round; `receipt_sum`: that of all members' receipts, float64 (3,)."""
+        self.settled(op - 1)
+        self._waiting = Committed(op, view, tuple(members), dealt, committed, receipt.summed(receipt_sum))
+
+    def settled(self, op: int) -> None:
+        """All members hold op `op`: it is a view's base, this member holds a later one, or it leaves with this one."""
+        if self._waiting and self._waiting.op <= op:
+            _append(self._commits, vars(self._waiting))
+            self._waiting = None
+
+    def close(self) -> None:
+        """A round that is not settled stays without a line."""
+        self._samples.close()
+        self._commits.close()
+
+
+def clear(folder: Path, workers: int) -> None:
+    """Empty what an earlier job wrote for ranks from `workers` on: they begin when this job's first worker of such a
+    rank writes. Raises UserError when a file cannot be written."""
+    try:
+        for name in (SAMPLES, COMMITS):
+            for path in folder.glob(name.format("*")):
+                rank = path.stem.rpartition("-")[2]
+                if rank.isdecimal() and int(rank) >= workers:
+                    os.truncate(path, 0)
+    except OSError as error:
+        raise UserError(f"--audit {folder}: {error}; give a folder that can be written") from error
+
+
+def _opened(path: Path, continues: bool) -> BinaryIO:
+    """For appending after the last whole line; without `continues` the file is empty."""
+    if not continues:
+        return path.open("wb", buffering=0)
+    file = path.open("ab+", buffering=0)
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
+    return file
+
+
+def _append(file: BinaryIO, content: dict[str, object]) -> None:
+    rest = memoryview(json.dumps(content).encode() + b"\n")
+    try:
+        while rest:
+            rest = rest[os.write(file.fileno(), rest) :]
+    except OSError as error:
+        raise UserError(f"--audit: {file.name}: {error.strerror}; make room there, or train without --audit") from error
+
+
+def samples(folder: Path, member: int, size: int) -> Iterator[Begun]:
+    """The lines of samples-MEMBER.jsonl; `size`: of an epoch. Raises UserError for a damaged or unreadable file."""
+    for where, content in _lines(folder / SAMPLES.format(member)):
+        try:
+            yield parse_samples(content, size)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}: the file is damaged") from None
+
+
+def commits(folder: Path, member: int) -> Iterator[Committed]:
+    """The lines of commits-MEMBER.jsonl. Raises UserError for a damaged or unreadable file."""
+    for where, content in _lines(folder / COMMITS.format(member)):
+        try:
+            yield parse_commits(content)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}: the file is damaged") from None
+
+
+def parse_samples(content: bytes, size: int) -> Begun:
+    """Raises ValueError."""
+    found = fields.parsed(content, ("op", "view", "epoch", "positions"))
+    op, view, epoch = _op(found), _view(found), fields.whole(found["epoch"], "epoch")
+    return Begun(op, view, epoch, np.array(fields.wholes(found["positions"], "positions", size), np.int64))
+
+
+def parse_commits(content: bytes) -> Committed:
+    """Raises ValueError."""
+    found = fields.parsed(content, ("op", "view", "members", "dealt", "committed", "receipt"))
+    members = fields.wholes(found["members"], "members")
+    dealt, committed = (fields.whole(found[name], name) for name in ("dealt", "committed"))
+    count, positions, hashes = fields.wholes(found["receipt"], "receipt", length=receipt.SIZE)
+    return Committed(_op(found), _view(found), members, dealt, committed, (count, positions, hashes))
+
+
+def _op(found: dict[str, object]) -> int:
+    return fields.whole(found["op"], "op", 1)
+
+
+def _view(found: dict[str, object]) -> int:
+    return fields.whole(found["view"], "view", 1)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """(path and number, content) of each line that is finished."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield f"{path}, line {number}", line
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}; a folder that a job wrote with --audit was expected, with the files of all "
+            "members from all hosts"
+        ) from error

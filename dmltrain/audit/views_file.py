@@ -1,0 +1,313 @@
+"""views.json: the facts of an elastic job and all of its views. `--replay` makes a job go through them again.
+
+    {"format": 1,
+     "job": {"workers": 4, "seed": 3, "samples": 60000, "batch": 256, "epochs": 2, "network": "mlp", "data": "9c1f...",
+      "each": 0},
+     "views": [
+      {"number": 1, "base": 0, "hosts": [[0, 1], [2, 3]], "servers": [0], "lost": [], "joined": [],
+       "shares": [], "left": [], "behind": [], "lost_servers": [], "joined_servers": [], "hands_over": [],
+       "epoch": 0, "returned": []},
+      {"number": 2, "base": 7, "hosts": [[0], [2, 3]], "servers": [0],
+       "lost": [{"member": 1, "reason": "..."}], "joined": [], "shares": [96, 64, 96], "left": [],
+       "behind": [], "lost_servers": [], "joined_servers": [], "hands_over": [],
+       "epoch": 0, "returned": [[1793, 1793], [1797, 1797]]}]}
+
+`returned`: the positions of the epoch that a loss gave back, as ranges from the first to the last. They are for
+readers: a replay finds them again. So are the servers, since results do not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmltrain import bounded, whole_file
+from dmltrain.arrays import Array
+from dmltrain.audit import fields
+from dmltrain.errors import UserError
+from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
+
+NAME, FORMAT = "views.json", 1
+MOST_BYTES = 64 << 20
+MOST_RANKS = 1 << 16  # a worker that came in addition to those of the start has a higher rank
+_FIELDS = (  # of a view
+    "number",
+    "base",
+    "hosts",
+    "servers",
+    "lost",
+    "joined",
+    "shares",
+    "left",
+    "behind",
+    "lost_servers",
+    "joined_servers",
+    "hands_over",
+    "epoch",
+    "returned",
+)
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What must be the same in a replay: workers at the start, the options' seed, samples of an epoch, the batch of all
+    workers together, number of epochs, the network's name, and the digest of the training data. `each`: steps have so
+    many samples for each member of a view instead of `batch`; 0: they do not."""
+
+    workers: int
+    seed: int
+    samples: int
+    batch: int
+    epochs: int
+    network: str
+    data: str
+    each: int = 0
+
+    def size(self, members: int) -> int:
+        """Samples of a step of so many members."""
+        return self.each * members or self.batch
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A view, the epoch in which it was entered, and the positions of that epoch that will be dealt again because of
+    losses, each range with its first and last; empty between epochs."""
+
+    view: View
+    epoch: int = 0
+    returned: Ranges = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A job and all views that it has entered, from number 1 on."""
+
+    job: Job
+    entered: tuple[Entered, ...]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return tuple(each.view for each in self.entered)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """All that have ever been in a view, in ascending order."""
+        return tuple(sorted({member for view in self.views for member in view.members}))
+
+
+def ranges(positions: Array) -> Ranges:
+    """Ascending positions as ranges."""
+    runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+    return tuple((int(run[0]), int(run[-1])) for run in runs if len(run))
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, recorded: Recorded) -> None:
+    """Replace views.json in this folder. Raises UserError when it cannot be written."""
+    try:
+        whole_file.write(folder / NAME, encode(recorded))
+    except OSError as error:
+        raise UserError(
+            f"--audit {folder}: {NAME} cannot be written: {error.strerror}; give a folder with room"
+        ) from error
+
+
+def encode(recorded: Recorded) -> bytes:
+    """The file's content: one line for each view."""
+    rows = ",\n  ".join(json.dumps(_row(each)) for each in recorded.entered)
+    job = json.dumps(asdict(recorded.job))
+    return f'{{"format": {FORMAT},\n "job": {job},\n "views": [\n  {rows}]}}\n'.encode()
+
+
+def _row(entered: Entered) -> dict[str, object]:
+    view = entered.view
+    lost, left = ([{"member": each.member, "reason": each.reason} for each in all_] for all_ in (view.lost, view.left))
+    facts = {"number": view.number, "base": view.base, "hosts": view.hosts, "servers": view.servers, "lost": lost}
+    servers = [{"number": each.number, "reason": each.reason} for each in view.lost_servers]
+    facts |= {
+        "joined": view.joined,
+        "shares": view.shares,
+        "left": left,
+        "behind": view.behind,
+        "lost_servers": servers,
+        "joined_servers": view.joined_servers,
+        "hands_over": view.hands_over,
+    }
+    return {**facts, "epoch": entered.epoch, "returned": entered.returned}
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, option: str = "") -> Recorded:
+    """The content of a file that `write` wrote. Raises UserError, which names `option` if it is given."""
+    where = f"{option} {path}".strip()
+    try:
+        return parse(bounded.read(path, MOST_BYTES))
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror}; the {NAME} of a job with --audit was expected") from error
+    except ValueError as error:
+        raise UserError(f"{where}: {error}: the file is damaged") from None
+
+
+def parse(content: bytes) -> Recorded:
+    """Raises ValueError, which says what is wrong."""
+    found = fields.parsed(content, ("format", "job", "views"))
+    fields.whole(found["format"], "its format", FORMAT, FORMAT + 1)
+    job = _job(found["job"])
+    recorded = Recorded(job, tuple(_entered(row, what, job) for what, row in fields.items(found["views"], "views")))
+    _check_first(recorded)
+    for before, view in zip(recorded.views, recorded.views[1:], strict=False):
+        _check_next(before, view)
+    return recorded
+
+
+def _job(value: Any) -> Job:
+    found = fields.fields(value, "job", [*Job.__annotations__])
+    least = {"workers": 1, "seed": 0, "samples": 1, "batch": 1, "epochs": 1, "each": 0}
+    numbers = {name: fields.whole(found[name], name, low) for name, low in least.items()}
+    return Job(**numbers, network=fields.text(found["network"], "network"), data=fields.text(found["data"], "data"))
+
+
+def _entered(value: Any, what: str, job: Job) -> Entered:
+    found = fields.fields(value, what, _FIELDS)
+    number = fields.whole(found["number"], f"{what}: number", 1)
+    what = f"view {number}"
+    base, servers = fields.whole(found["base"], f"{what}: base"), fields.wholes(found["servers"], f"{what}: servers")
+    hosts = fields.items(found["hosts"], f"{what}: hosts")
+    members = tuple(fields.wholes(host, name, MOST_RANKS) for name, host in hosts)
+    lost, left = (
+        tuple(_lost(each, place) for place, each in fields.items(found[name], f"{what}: {name}"))
+        for name in ("lost", "left")
+    )
+    epoch = fields.whole(found["epoch"], f"{what}: epoch")
+    back = fields.items(found["returned"], f"{what}: returned")
+    joined = fields.wholes(found["joined"], f"{what}: joined", MOST_RANKS)
+    shares = _shares(found["shares"], f"{what}: shares", job.size(sum(map(len, members))))
+    behind = fields.wholes(found["behind"], f"{what}: behind", MOST_RANKS)
+    gone = fields.items(found["lost_servers"], f"{what}: lost_servers")
+    lost_servers = tuple(_lost_server(each, name) for name, each in gone)
+    came = fields.wholes(found["joined_servers"], f"{what}: joined_servers")
+    hands = fields.wholes(found["hands_over"], f"{what}: hands_over", MOST_RANKS)
+    view = View(number, base, members, servers, NEVER, lost, joined, shares, behind, lost_servers, left, came, hands)
+    return Entered(view, epoch, tuple(_range(each, name, job) for name, each in back))
+
+
+def _lost(value: Any, what: str) -> Lost:
+    found = fields.fields(value, what, ("member", "reason"))
+    return Lost(fields.whole(found["member"], f"{what}: member"), fields.text(found["reason"], f"{what}: reason"))
+
+
+def _lost_server(value: Any, what: str) -> LostServer:
+    found = fields.fields(value, what, ("number", "reason"))
+    return LostServer(fields.whole(found["number"], f"{what}: number"), fields.text(found["reason"], f"{what}: reason"))
+
+
+def _shares(value: Any, what: str, size: int) -> tuple[int, ...]:
+    shares = fields.wholes(value, what, size + 1)
+    if shares and sum(shares) != size:
+        raise ValueError(f"{what} are {sum(shares)} samples together, expected {size}")
+    return shares
+
+
+def _range(value: Any, what: str, job: Job) -> tuple[int, int]:
+    first, last = fields.wholes(value, what, job.samples, length=2)
+    if first > last:
+        raise ValueError(f"{what} is from {first} to {last}")
+    return first, last
+
+
+def _check_first(recorded: Recorded) -> None:
+    if not recorded.entered:
+        raise ValueError("it has no views")
+    view, workers = recorded.views[0], recorded.job.workers
+    is_first = (view.number, view.base, len(view.members)) == (1, 0, workers)  # a damaged file may have any number
+    if not is_first or view.members != tuple(range(workers)) or view.lost:
+        raise ValueError(f"its first view is not one of {workers} workers with number 1 and base 0")
+
+
+def _check_next(before: View, view: View) -> None:
+    """Views lose and gain members, and keep the order of the others."""
+    if view.number != before.number + 1:
+        raise ValueError(f"view {view.number} follows view {before.number}")
+    if view.base < before.base:
+        raise ValueError(f"view {view.number} has base {view.base} after base {before.base}")
+    gone = set(before.members) - set(view.members)
+    stayed = tuple(tuple(each for each in host if each not in view.joined) for host in view.hosts)
+    for member in sorted(set(view.joined) & set(before.members)):
+        raise ValueError(f"view {view.number}: worker {member} joins, who was a member before")
+    for number in sorted({each.number for each in view.lost_servers} & set(view.servers) - set(view.joined_servers)):
+        raise ValueError(f"view {view.number} has lost server {number}, and still has it")
+    if gone >= set(before.members) or before.without(gone, view.base).hosts != tuple(filter(None, stayed)):
+        raise ValueError(f"view {view.number} is not view {before.number} without some of its members")
+    if not {each.member for each in (*view.lost, *view.left)} <= gone:
+        raise ValueError(f"view {view.number} has lost members who still belong to it")
+
+
+# -- a replay ---------------------------------------------------------------------------------------------------------
+
+
+def check_same(recorded: Recorded, own: Job, option: str) -> None:
+    """Raises UserError, which begins with `option` and lists each different fact, unless the file is of such a job."""
+    job = recorded.job
+    names = [name for name in Job.__annotations__ if _fact(job, name) != _fact(own, name)]
+    if not names:
+        return
+    theirs, ours = (_listed([_FACTS[name].format(_fact(each, name)) for name in names]) for each in (job, own))
+    fixes = dict.fromkeys(_FIXES[name].format(_option_value(job, name)) for name in names)
+    raise UserError(
+        f"{option}: it is of a job with {theirs}, this one has {ours}: start this job with {_listed([*fixes])}"
+    )
+
+
+def check_ranks(recorded: Recorded, ranks: int, option: str) -> None:
+    """Raises UserError, which begins with `option`, unless all workers of the file have ranks below `ranks`."""
+    last, workers = recorded.members[-1], recorded.job.workers
+    if last >= ranks:
+        raise UserError(
+            f"{option}: worker {last} joined the recorded job, and this one has no more than {ranks} worker(s): start "
+            f"this job with -n {workers}:{last + 1}, so that it can join here, too"
+        )
+
+
+_FACTS = {
+    "workers": "{} worker(s)",
+    "seed": "seed {}",
+    "samples": "{} samples an epoch",
+    "batch": "{} samples a step",
+    "epochs": "{} epoch(s)",
+    "network": "network {}",
+    "data": "data {:.12}",
+    "each": "--batch {}",
+}
+_FIXES = {
+    "workers": "-n {}",
+    "seed": "--seed {}",
+    "samples": "the same --num-examples",
+    "batch": "--batch-size {}",
+    "epochs": "--num-epochs {}",
+    "network": "--network {}",
+    "data": "the same data",
+    "each": "--batch {}",
+}
+
+
+def _fact(job: Job, name: str) -> object:
+    """As a message shows it."""
+    return ("per-worker" if job.each else "constant") if name == "each" else getattr(job, name)
+
+
+def _option_value(job: Job, name: str) -> object:
+    return job.batch // job.workers if name == "batch" else _fact(job, name)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(texts[:-1])] if texts[1:] else []), texts[-1]])

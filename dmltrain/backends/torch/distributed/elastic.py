@@ -1,0 +1,145 @@
+"""The optimizer on the workers of an elastic job, whose members may change in the middle of a step.
+
+Until the store has recognised the round, nothing but the gradients' sums is received: neither gradients nor weights
+change. If the members change before that, the remaining ones push the same gradients again. So a round is made by all
+members that go on, or by none. A worker that cannot get the sums, because a server was lost, gets the result of the
+step from another one.
+
+Each worker also pushes a receipt of its samples. The receipts' sum says how many samples' gradients have come: fewer
+than were dealt if a worker was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dmltrain.arrays import Array
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
+from dmltrain.backends.torch.distributed.overlap import Mode
+from dmltrain.errors import UserError
+from dmltrain.kvstore import READ, Handle, KVStore
+from dmltrain.kvstore.base import ViewChanged
+
+RECEIPT = 3  # numbers
+
+
+class ElasticOptimizer(OptimizerOnWorkers):
+    """See the module. `round` comes before each `step`. With `mode.average` sums are divided by the number of workers
+    at the job's start, which is what `weigh` expects. `balance`: whether samples follow the speed of workers."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore,
+        mode: Mode,
+        balance: bool = False,
+    ) -> None:
+        super().__init__(model, optimizer, store, replace(mode, defer=False))
+        self.balance = balance
+        self._round: tuple[int, Array] | None = None
+        self._then: Callable[[Array], None] | None = None
+        self._is_reduced = False  # the gradients are those of the recognised round
+        self._receipts = store.new_name("receipt")
+        store.init([self._receipts], [np.zeros(RECEIPT)])
+
+    def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
+        self._round, self._then = (dealt, np.array(receipt, np.float64)), then
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Raises what `KVStore.enter` raises, where this worker does not go on."""
+        loss = None
+        if not self._is_reduced:
+            self._check_round()
+        if self._is_reduced and self.committed is not None and not self.committed[0]:
+            self.forget_round()  # there is nothing to step with, or the step is here already
+        else:
+            loss = super().step(closure)
+        if then := self._then:
+            assert self.committed is not None  # by _step_all
+            then(self.committed)
+        return loss
+
+    def _check_round(self) -> None:
+        check_round(self._round is not None)
+
+    def forget_round(self) -> None:
+        """Make no step with the gradients of the last backward."""
+        self._round, self._is_reduced = None, False
+        self._pending.clear()
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def reduce_gradients(self) -> None:
+        """The round is recognised here. So all workers that go on have the same gradients. `step` steps."""
+        if self._is_reduced:
+            return
+        self._check_round()
+        self._push_all()
+        self._factor, self._is_reduced = self._committed_factor(), True
+        self._wait(list(self._pending))
+
+    def _push(self, bucket: Bucket) -> None:
+        try:
+            super()._push(bucket)
+        except ViewChanged:  # backward goes on, and step() pushes again
+            self._pending[bucket] = _interrupted()
+
+    def _step_all(self, factor: float = 1.0) -> None:
+        if not self._is_reduced:
+            factor *= self._committed_factor()
+        self._is_reduced = False
+        assert self.committed is not None
+        if self.committed[0]:
+            return super()._step_all(factor)
+        self.forget_round()  # even a step with zeros would move weights: momentum, weight decay
+
+    def _committed_factor(self) -> float:
+        """Wait until the round is recognised. Returns the samples that were dealt over those that have come."""
+        assert self._round is not None  # see step
+        dealt, receipt = self._round
+        found = self._commit(receipt)
+        if found is None:
+            self.forget_round()
+            found = np.zeros(RECEIPT)  # which the others have
+        self._round, self.committed = None, found
+        used = int(self.committed[0])
+        return dealt / used if used else 0.0
+
+    def _commit(self, receipt: Array) -> Array | None:
+        """Wait until the round is recognised. Returns the sum of its receipts; None if other workers have made the
+        step, and its result is here already."""
+        while True:
+            try:
+                handle = self.store.pushpull(self._receipts, receipt, READ, wait=False)
+                for each in (*self._pending.values(), handle):
+                    each.wait()
+                self.store.complete()
+                return np.array(handle.values[0])
+            except ViewChanged:
+                if self.store.enter():
+                    return None
+                for bucket in reversed(self._buckets):
+                    self._push(bucket)
+
+
+def check_round(is_known: bool) -> None:
+    """Raise UserError unless `round` has come before this step."""
+    if not is_known:
+        raise UserError(
+            "in an elastic job each step() needs to know its samples: make one step for each batch of a "
+            "dmltrain.loader (docs/elastic.md), or start the job without --elastic"
+        )
+
+
+def _interrupted() -> Handle:
+    """Of a push that was not made."""
+    handle = Handle(1, "push", 0.0)
+    handle.interrupt()
+    return handle

@@ -1,0 +1,157 @@
+"""The optimizer on the servers of an elastic dist_sync job, whose members may change in the middle of a step.
+
+Weights are pulled into memory of their own, and taken when the store has recognised the round. If the members change
+before that, servers take back the steps that they have made, and the remaining workers push the same gradients again.
+
+The step has the mean over the samples of those workers that go on. Servers add gradients and do not know samples, so
+workers agree on the number first: each sends a receipt of its samples when the round begins. When all have come, it
+pushes its gradients, multiplied by the samples that were dealt over those that have come; usually both are equal, and
+the receipts have come before the first gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dmltrain.arrays import Array
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.elastic import RECEIPT, check_round
+from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
+from dmltrain.backends.torch.distributed.overlap import Mode
+from dmltrain.kvstore import READ, Handle
+from dmltrain.kvstore.base import ViewChanged
+from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+
+
+class ElasticOptimizerOnServers(OptimizerOnServers):
+    """See the module. `round` comes before each step. With `mode.average` servers divide by the number of workers at
+    the job's start, which is what `weigh` expects. `balance`: whether samples follow the speed of workers."""
+
+    store: ElasticKVStore
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: ElasticKVStore,
+        mode: Mode,
+        balance: bool = False,
+    ) -> None:
+        super().__init__(model, optimizer, store, replace(mode, defer=False))
+        self.balance = balance
+        self._receipts = store.new_name("receipts")
+        self._dealt, self._receipt = 0, np.zeros(RECEIPT)
+        self._then: Callable[[Array], None] | None = None
+        self._sum: Handle | None = None  # of the receipts, in the present view
+        self._sent: set[Bucket] = set()  # in the present view
+        store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in self._buckets})
+
+    def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
+        self._dealt, self._receipt, self._then = dealt, np.array(receipt, np.float64), then
+        try:
+            self._agree()
+        except ViewChanged:  # step() asks again
+            self._begin_again()
+
+    def forget_round(self) -> None:
+        self._begin_again()
+        self._dealt = 0
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Raises what `KVStore.enter` raises, where this worker does not go on."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_settings()
+        check_round(self._dealt > 0)
+        self.push_gradients()
+        self.committed = self._commit()
+        self.forget_round()
+        if then := self._then:
+            then(self.committed)
+        return loss
+
+    def synchronize(self) -> None:
+        """In a view the weights are those of the last step of all workers."""
+        if not self.store.view:
+            super().synchronize()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict() if self.store.sharing else super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.store.view and "servers" not in state_dict:  # of another worker; the servers have theirs
+            self.inner.load_state_dict(state_dict)
+        else:
+            super().load_state_dict(state_dict)
+
+    def _commit(self) -> Array:
+        """Push what has not been pushed, and wait until the round is recognised. Returns the sum of its receipts; zeros
+        if other workers have made the step, and its result is here already."""
+        while True:
+            try:
+                receipts = self._agree()
+                receipts.wait()
+                found = np.array(receipts.values[0])
+                pulled = self._exchange() if found[0] else {}
+                self.store.complete()
+                break
+            except ViewChanged:
+                self._begin_again()
+                if self.store.enter():
+                    return np.zeros(RECEIPT)
+        for bucket, handle in pulled.items():
+            np.copyto(bucket.pulled, handle.values[0])
+            bucket.take_weights()
+        if pulled:
+            self.store.stepped()
+        return found
+
+    def _exchange(self) -> dict[Bucket, Handle]:
+        """Push all gradients, and wait for the weights after the step."""
+        for bucket in reversed(self._buckets):
+            self._send(bucket)
+        pulled = {bucket: self.store.pull(bucket.name, READ, bucket.priority, wait=False) for bucket in self._buckets}
+        for handle in pulled.values():
+            handle.wait()
+        return pulled
+
+    def _agree(self) -> Handle:
+        """The sum of the receipts in the present view."""
+        if self._sum is None:
+            self._sum = self.store.sum_in_round(self._receipts, self._receipt)
+        return self._sum
+
+    def _begin_again(self) -> None:
+        self._sum = None
+        self._sent.clear()
+
+    def _push(self, bucket: Bucket) -> None:
+        bucket.pushed = True
+        if self._sum is not None and self._sum.done:  # else step() pushes it
+            try:
+                self._sum.wait()
+                if self._sum.values[0][0]:
+                    self._send(bucket)
+            except ViewChanged:
+                self._begin_again()
+
+    def _send(self, bucket: Bucket) -> None:
+        """Push the gradients of a bucket, once in a view. The receipts have come."""
+        if bucket in self._sent:
+            return
+        assert self._sum is not None
+        gradients, committed = bucket.host_gradients(), int(self._sum.values[0][0])
+        if committed != self._dealt:
+            gradients = gradients * gradients.dtype.type(self._dealt / committed)
+        rate = float(self.inner.param_groups[bucket.group]["lr"])
+        self.store.push(bucket.name, gradients, bucket.priority, rate)
+        self._sent.add(bucket)

@@ -1,0 +1,145 @@
+"""Local SGD: each worker steps alone, with any optimizer, and all meet to average their weights (dist_local).
+
+Workers meet after their local steps, and in `synchronize`. At a meeting they first exchange where they come from. A
+worker that waits in `synchronize` takes part in the averages of those that still make steps, with its weights as they
+are, until all workers are there. So workers may make unequal numbers of steps between two calls of `synchronize`, if
+they train one model: with several, a worker cannot wait in one model for another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from dmltrain import agreement
+from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
+from dmltrain.backends.torch.distributed.outer import OuterOptimizer
+from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.local_steps import LocalSteps
+
+OUTER = "outer"  # in a state_dict: what all workers have in common, beside the worker's own inner state
+
+
+class LocalStepsOptimizer(BucketedOptimizer):
+    """See the module. The inner optimizer's state is each worker's own; that of the outer one is the same on all."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, settings: LocalSteps
+    ) -> None:
+        super().__init__(model, optimizer, store, mean=True)
+        self._settings = settings
+        _check_equal(settings, store)
+        self._model = store.key_number(self._buckets[0].name) if self._buckets else -1  # which model it is
+        self._outer = [OuterOptimizer(bucket, settings) for bucket in self._buckets]
+        self._made = 0  # steps since the last average
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._numbers = {parameter: number for number, parameter in enumerate(parameters)}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._begin()
+        loss = super().step(closure)
+        self._made += 1
+        if self._made >= self._settings.steps:  # more: loaded from a run with other settings
+            self._meet(last=False)
+        return loss
+
+    def synchronize(self) -> None:
+        while not self._meet(last=True):
+            pass
+
+    def _begin(self) -> None:
+        """Note the weights before the first local step, not after the average: the program may load others there."""
+        if self._made == 0:
+            for each in self._outer:
+                each.begin()
+
+    def _meet(self, last: bool) -> bool:
+        """Average the weights if any worker has made steps. Returns whether this is the `last` meeting for all."""
+        own = np.array([last, self._made > 0, self._model, self._model**2], np.float64)
+        here, moved, models, squares = self.store.all_reduce("local steps of workers", own)
+        if models**2 != self.store.num_workers * squares:  # equal only for equal numbers (Cauchy-Schwarz)
+            raise UserError(
+                "the workers average different models: where a script has several models with dist_local, all workers "
+                "must make the same number of steps of each, and call synchronize() of each in the same order"
+            )
+        if moved:
+            self._average()
+        return bool(here == self.store.num_workers)
+
+    def _average(self) -> None:
+        self._begin()
+        with torch.no_grad():
+            sent = [(each, each.send(self.store)) for each in self._outer]
+            for each, handle in sent:
+                handle.wait()
+                each.take(handle, each.bucket.factor_to_mean(self.store))
+        self._made = 0
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def common_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
+        return {
+            parameter: {"outer_momentum": view}
+            for each in self._outer
+            if each.momentum is not None
+            for parameter, view in zip(each.bucket.parameters, each.bucket.cut(each.momentum), strict=True)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and under OUTER: `momentum` by the parameter's number; between two averages also the
+        number of `steps` since the last, and `start`, the weights there."""
+        outer: dict[str, Any] = {"steps": self._made, "momentum": {}, "start": {}}
+        for each in self._outer:
+            outer["momentum"] |= self._by_number(each, each.momentum)
+            outer["start"] |= self._by_number(each, each.start if self._made else None)
+        return {**super().state_dict(), OUTER: outer}
+
+    def _by_number(self, outer: OuterOptimizer, flat: torch.Tensor | None) -> dict[int, torch.Tensor]:
+        if flat is None:
+            return {}
+        views = zip(outer.bucket.parameters, outer.bucket.cut(flat), strict=True)
+        return {self._numbers[parameter]: view.cpu().clone() for parameter, view in views}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also that of another kvstore with the optimizer on the workers: then the outer momentum begins anew."""
+        super().load_state_dict(state_dict)
+        outer = state_dict.get(OUTER, {})
+        self._made = int(outer.get("steps", 0))
+        for each in self._outer:
+            if each.momentum is not None:
+                each.momentum.zero_()
+                self._load(each, each.momentum, outer.get("momentum", {}))
+            if self._made:
+                each.begin()  # for parameters that were frozen when the state was saved
+                self._load(each, each.start, outer["start"])
+
+    def _load(self, outer: OuterOptimizer, flat: torch.Tensor, found: Mapping[int, torch.Tensor]) -> None:
+        for parameter, view in zip(outer.bucket.parameters, outer.bucket.cut(flat), strict=True):
+            number = self._numbers[parameter]
+            if number in found and found[number].shape != view.shape:
+                raise UserError(
+                    f"the outer optimizer's state belongs to another model: parameter {number} has the shape "
+                    f"{tuple(found[number].shape)} there and {tuple(view.shape)} here"
+                )
+            if number in found:
+                view.copy_(found[number])
+
+
+def _check_equal(settings: LocalSteps, store: KVStore) -> None:
+    """Raise UserError unless all workers have the same settings."""
+    table = agreement.rows(
+        store, "settings of local steps", [settings.steps, settings.outer_lr, settings.outer_momentum]
+    )
+    if others := agreement.different(table):
+        shown = [
+            f"{steps:.0f}, {rate:g} and {momentum:g} on worker {worker}"
+            for worker, (steps, rate, momentum) in ((each, table[each]) for each in (0, others[0]))
+        ]
+        raise UserError(
+            f"local_steps, outer_lr and outer_momentum are {' but '.join(shown)}: give all workers the same"
+        )

@@ -1,0 +1,117 @@
+"""What users' choices of how workers exchange gradients need of one another. The options of the training programs and
+the parameters of `dmltrain.distribute` have the same rules; a message spells each choice as the user does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore import codec, types
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a user writes a choice: `names` by the parameters of `check`, then `between` and the value as `show` writes
+    it."""
+
+    names: Mapping[str, str]
+    between: str
+    show: Callable[[Any], str]
+
+    def __call__(self, choice: str, *values: Any) -> str:
+        """The choice alone, or with alternative values."""
+        return self.names[choice] + (self.between + " or ".join(map(self.show, values)) if values else "")
+
+
+CHOICES = (
+    *("kvstore", "staleness", "local_steps", "outer_lr", "outer_momentum"),
+    *("update_on_kvstore", "compression", "threshold", "factors", "server_shares"),
+)
+IN_PYTHON = Spelling({name: name for name in CHOICES} | {"threshold": "compression's threshold"}, "=", repr)
+
+
+def check(
+    say: Spelling,
+    *,
+    kvstore: str,
+    staleness: float | None,
+    local_steps: int | None,
+    outer_lr: float | None,
+    outer_momentum: float | None,
+    update_on_kvstore: bool,
+    compression: str,
+    threshold: float | None,
+    factors: Any,
+    server_shares: str | None,
+) -> None:
+    """Raise UserError for the first choice that another one excludes. compression: the codec's name; threshold: its
+    parameter, None if it is not given. factors: what asks for them, None without factors."""
+    kind = types.find(kvstore)
+    kind.bound(staleness, say("staleness"))
+    kind.averaging(local_steps, outer_lr, outer_momentum, say)
+    if kind.steps_alone:
+        _check_steps_alone(say, kvstore, update_on_kvstore, threshold)
+    _check_compression(say, compression, kvstore)
+    if factors is not None:
+        able = types.names(lambda each: each.takes_factors)
+        _check_on_workers(say, "factors", factors, kvstore, update_on_kvstore, able)
+    if server_shares == "links":
+        able = types.names(lambda each: each.distributed and "workers" in each.optimizer_on)
+        _check_on_workers(say, "server_shares", server_shares, kvstore, update_on_kvstore, able)
+        _check_exact(say, "server_shares", server_shares, compression)
+
+
+def _check_steps_alone(say: Spelling, kvstore: str, update_on_kvstore: bool, threshold: float | None) -> None:
+    if update_on_kvstore:
+        raise UserError(
+            f"{say('update_on_kvstore', True)}: with {say('kvstore', kvstore)} each worker's own optimizer makes the "
+            f"steps: leave {say('update_on_kvstore')} out"
+        )
+    if threshold is not None:
+        raise UserError(
+            f"{say('threshold', threshold)} is compared with gradients, and {say('kvstore', kvstore)} sends "
+            f"differences of weights: leave {say('threshold')} out, the levels then adapt"
+        )
+
+
+def _check_compression(say: Spelling, compression: str, kvstore: str) -> None:
+    if compression != "none" and not types.find(kvstore).distributed:
+        raise UserError(
+            f"{say('compression', compression)} needs a distributed kvstore; {say('kvstore', kvstore)} sends nothing: "
+            f"leave {say('compression')} out"
+        )
+
+
+def _check_exact(say: Spelling, name: str, value: Any, compression: str) -> None:
+    """Raise UserError if the codec keeps residuals, which exclude the choice `name` of `value`."""
+    exact = ["none", *(each.name for each in codec.TABLE if not each.needs_residual)]
+    if compression not in exact:
+        raise UserError(
+            f"{say(name, value)} does not work with {say('compression', compression)}, which keeps residuals: "
+            f"use {say('compression', *exact)}, or leave {say(name)} out"
+        )
+
+
+def _check_on_workers(
+    say: Spelling, name: str, value: Any, kvstore: str, update_on_kvstore: bool, able: Sequence[str]
+) -> None:
+    """Raise UserError unless the optimizer runs on the workers of one of the kvstores `able`, as the choice `name` of
+    `value` needs."""
+    kind = types.find(kvstore)
+    if kind.name not in able:
+        what, fix = say("kvstore", kvstore), say("kvstore", *able)
+    elif kind.steps_on_servers(update_on_kvstore):
+        what, fix = "the optimizer on the servers", say("update_on_kvstore", False)
+    else:
+        return
+    raise UserError(f"{say(name, value)} does not work with {what}: use {fix}, or leave {say(name)} out")
+
+
+def check_rows(rows: Any) -> None:
+    """Raise UserError unless this can be the `factors` of `dmltrain.distribute`."""
+    if isinstance(rows, bool) or not isinstance(rows, Integral) or int(rows) < 1:
+        raise UserError(f"factors={rows!r}: expected the largest number of samples of a worker's step")

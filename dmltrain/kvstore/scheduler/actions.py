@@ -1,0 +1,40 @@
+"""What the scheduler's decisions ask of its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmltrain.kvstore.scheduler.lost_links import Node
+from dmltrain.kvstore.transport.message import Message, Refuse
+
+ALL: Node = ("all", 0)
+
+
+@dataclass(frozen=True)
+class Send:
+    """`message` to one process, or to all connected processes (ALL)."""
+
+    to: Node
+    message: Message
+
+
+@dataclass(frozen=True)
+class Cut:
+    """End the connection to a process that was removed, after what was sent to it before."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The scheduler's work is done; `reason` says why the job was lost, or is empty."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Log:
+    text: str
+
+
+Action = Send | Refuse | Cut | Finish | Log

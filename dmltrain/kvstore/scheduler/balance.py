@@ -1,0 +1,97 @@
+"""How the samples of a step are divided among workers of unequal speed. Pure.
+
+Each member reports how many samples it computes per second, without its waits for others. A step takes as long as its
+slowest member, so the best parts take all members equally long. When all have reported, and the best parts would make
+the computing of a step shorter by GAIN, they are proposed for the next view. Hosts of equal speed never get there.
+
+The time of a part is about a + b * samples, so speeds depend on the parts. They need no model: reports count in the
+view in which they were made only, and to divide anew by them comes nearer to equal times each time, because what is
+missing (in the logarithm of a part) shrinks by the factor a / (a + b * samples).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dmltrain.kvstore.view import Balancing, View
+
+GAIN = 1.05  # the least ratio of a step's computing before and after
+PAUSE = 5.0  # s, between two proposals
+LEAST = 1 / 8  # of the equal part: the smallest part of a member
+SLOWEST = 1e-6  # of the fastest member's speed: what counts as its speed at least
+
+
+class Balance:
+    """`proposal`: shares that wait for the next view, or none. `settings.batch` 0: nothing is ever divided."""
+
+    def __init__(self, settings: Balancing) -> None:
+        self.settings = settings
+        self.proposal: tuple[int, ...] = ()
+        self._speeds: dict[int, float] = {}  # of this view since the last decision, samples per second
+        self._proposed = -math.inf  # s, when
+
+    def report(self, view: View, member: int, speed: float, now: float) -> bool:
+        """A member of the present view has measured its speed. Whether there is a new proposal."""
+        self._speeds[member] = speed
+        total = self.settings.size(len(view.members))
+        if total < len(view.members) or self.proposal or now - self._proposed < PAUSE:
+            return False
+        if not self._speeds.keys() >= set(view.members):
+            return False
+        speeds = [self._speeds.pop(each) for each in view.members]  # the next decision needs new ones of all
+        shares = divided(speeds, total, self.settings.limit)
+        if seconds(self._present(view), speeds) < GAIN * seconds(shares, speeds):
+            return False
+        self.proposal, self._proposed = shares, now
+        return True
+
+    def next_view(self, before: View, view: View) -> View:
+        """`view`, which follows `before`, with shares: those that are proposed, or else those of `before`. They are
+        kept in proportion where members have gone, and who has joined gets an equal part."""
+        shares, self.proposal = self.proposal or before.shares, ()
+        self._speeds.clear()
+        if not shares or view.members == before.members:
+            return replace(view, shares=shares)
+        known = dict(zip(before.members, shares, strict=True))
+        stayed = [known[each] for each in view.members if each in known]
+        mean, total = sum(stayed) / len(stayed), self.settings.size(len(view.members))
+        if total < len(view.members):
+            return replace(view, shares=())
+        weights = [known.get(each, mean) for each in view.members]
+        return replace(view, shares=divided(weights, total, self.settings.limit))
+
+    def _present(self, view: View) -> Sequence[float]:
+        count = len(view.members)
+        return view.shares or [self.settings.size(count) / count] * count
+
+
+def divided(speeds: Sequence[float], total: int, limit: float) -> tuple[int, ...]:
+    """`total` samples, at least one for each member, in parts that take them equally long, as far as whole samples and
+    the bounds permit: each part is from LEAST to `limit` times the equal one."""
+    speeds = [max(each, SLOWEST * max(speeds)) for each in speeds]
+    equal = total / len(speeds)
+    low, high = max(1, int(LEAST * equal)), max(math.ceil(equal), int(limit * equal))
+    enough, too_long = 0.0, high / min(speeds)  # s
+    for _ in range(60):
+        middle = (enough + too_long) / 2
+        if sum(min(max(speed * middle, low), high) for speed in speeds) <= total:
+            enough = middle
+        else:
+            too_long = middle
+    shares = [int(min(max(speed * enough, low), high)) for speed in speeds]
+    ends = [((share + 1) / speed, place) for place, (share, speed) in enumerate(zip(shares, speeds, strict=True))]
+    heapq.heapify(ends)
+    while sum(shares) < total:  # the others go where they end first
+        _, place = heapq.heappop(ends)
+        if shares[place] < high:
+            shares[place] += 1
+            heapq.heappush(ends, ((shares[place] + 1) / speeds[place], place))
+    return tuple(shares)
+
+
+def seconds(parts: Sequence[float], speeds: Sequence[float]) -> float:
+    """That the computing of a step takes."""
+    return max(part / speed for part, speed in zip(parts, speeds, strict=True))

@@ -1,0 +1,77 @@
+"""A change of the job's kvstore between two steps, on all workers at once. Pure.
+
+Each worker is asked after which step it can stop: after the one that it makes, or makes next. It goes no further before
+it knows more. The latest of these steps is the one after which all change: all workers make the same number of steps,
+so all come to it. What they do there is in worker/changes.py. If a worker refuses, or finishes, nothing changes.
+
+The launcher reads what is logged here (launch/run/scheduler_log.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from dmltrain.kvstore.scheduler.actions import Action, Log, Send
+from dmltrain.kvstore.transport.message import CANCELLED, Change, Changed, Stops
+
+ELASTIC = "an elastic job has dist_sync for good: start the job without --elastic"
+STARTING = "the job is still starting: try again when it trains"
+ENDING = "the job is ending"
+
+
+@dataclass
+class Changes:
+    """Of one job's `workers`. One change at a time: the next is refused until all have made this one."""
+
+    workers: int
+    _change: Change | None = None
+    _steps: dict[int, int] = field(default_factory=dict)  # by worker: after which it can change
+    _made: set[int] = field(default_factory=set)  # workers that have changed
+
+    def ask(self, change: Change, elastic: bool, registered: bool, finished: Collection[int]) -> list[Action]:
+        """The user wants this change."""
+        asked = Log(f"change {change.number} is asked for by {change.by}")
+        busy = f"change {self._change.number} is not made yet: wait for it" if self._change else ""
+        why = (elastic and ELASTIC) or (not registered and STARTING) or (finished and ENDING) or busy
+        if why:
+            return [asked, _refused(change.number, str(why))]
+        self._change, self._steps, self._made = change, {}, set()
+        return [asked, *self._tell(change)]
+
+    def take(self, worker: int, message: Stops | Changed) -> list[Action]:
+        """What a worker says about it. That about another change means nothing."""
+        change = self._change
+        if change is None or message.number != change.number:
+            return []
+        if isinstance(message, Changed):
+            return self._changed(worker, change, message)
+        if message.refusal:
+            return self._cancel(change, message.refusal)
+        self._steps[worker] = message.step
+        if len(self._steps) < self.workers:
+            return []
+        self._change = replace(change, after=max(self._steps.values()))
+        return self._tell(self._change)
+
+    def left(self, worker: int) -> list[Action]:
+        """A worker has finished, and makes no more steps."""
+        return self._cancel(self._change, ENDING) if self._change and worker not in self._made else []
+
+    def _changed(self, worker: int, change: Change, message: Changed) -> list[Action]:
+        self._made.add(worker)
+        if len(self._made) < self.workers:
+            return []
+        self._change = None
+        return [Log(f"change {change.number} after step {change.after} of all workers: {message.now}")]
+
+    def _cancel(self, change: Change, why: str) -> list[Action]:
+        self._change = None
+        return [*self._tell(replace(change, after=CANCELLED)), _refused(change.number, why)]
+
+    def _tell(self, change: Change) -> list[Action]:
+        return [Send(("worker", worker), change) for worker in range(self.workers)]
+
+
+def _refused(number: int, why: str) -> Log:
+    return Log(f"change {number} is refused: {why}")

@@ -1,0 +1,108 @@
+"""Members that leave an elastic job on purpose, and a job that has too few of them. Pure.
+
+A member that gives notice stays until the leader's next op is a round of training: then all members are between two
+rounds, and the next view is without it. At such a moment, and at no other, the job may also wait for more workers (the
+members do nothing in that view), or end: the members then save a checkpoint in their last view.
+
+Who leaves is let go only if somebody stays who has the state of training. Who joins has not got it yet, so if only
+newcomers would be left, they join first, and the others leave one view later.
+
+Who has residuals of a compression hands them over first: that is the only op of one more view, which still has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the next view does besides what was lost. `leaves`: member -> reason. `admits`: whether those who wait join.
+    `holds`: whether all wait in it. `ends`: why the job ends with it, or empty. `hands_over`: who hands over residuals
+    in it, and leaves one view later."""
+
+    leaves: dict[int, str] = field(default_factory=dict)
+    admits: bool = True
+    holds: bool = False
+    ends: str = ""
+    hands_over: tuple[int, ...] = ()
+
+
+@dataclass
+class Departures:
+    """`minimum` of workers; the job waits for more for `patience` seconds. 0: it does not."""
+
+    minimum: int
+    patience: float = 0.0
+    notices: dict[int, str] = field(default_factory=dict)  # of members that have not left: why they leave
+    residuals: set[int] = field(default_factory=set)  # of these those with residuals that nobody else has
+    gone: set[int] = field(default_factory=set)  # that have left, or were about to: no replacement has come
+    holding: bool = False  # all members wait between two rounds
+    ends: str = ""  # why the job ends: it is in its last view
+    since: float | None = None  # s, when it began to have too few
+
+    def notice(self, member: int, reason: str, residuals: bool) -> None:
+        """A member gives notice, with residuals or without."""
+        self.notices[member] = reason
+        if residuals:
+            self.residuals.add(member)
+
+    def forget(self, member: int) -> None:
+        """A member has left, or was lost, or has come to its end."""
+        self.notices.pop(member, None)
+        self.residuals.discard(member)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a moment between two rounds is needed."""
+        return bool(self.notices) or self.since is not None
+
+    def observe(self, count: int, now: float) -> str:
+        """A view begins with so many workers. Returns what there is to say."""
+        if count >= self.minimum or not self.patience or self.ends:
+            self.since = None
+            return ""
+        if self.since is not None:
+            return ""
+        self.since = now
+        return f"{self._few(count)}: the job waits up to {self.patience:g} s for more (DMLTRAIN_WAIT_FOR_HOSTS)"
+
+    def overdue(self, now: float) -> bool:
+        """Whether all have waited for long enough."""
+        return self.holding and self.since is not None and now - self.since >= self.patience
+
+    def enough(self, count: int) -> bool:
+        """Whether a job whose members wait can go on with so many."""
+        return count >= self.minimum
+
+    def decide(self, present: Collection[int], coming: int, now: float) -> Decision:
+        """All members are between two rounds; `present` are those that are left, and so many would join them."""
+        decision = self._decide(present, coming, now)
+        if not (hands_over := self.residuals & decision.leaves.keys()):
+            return decision
+        leaves = {member: reason for member, reason in decision.leaves.items() if member not in hands_over}
+        return replace(decision, leaves=leaves, holds=False, hands_over=tuple(sorted(hands_over)))
+
+    def _decide(self, present: Collection[int], coming: int, now: float) -> Decision:
+        leaves = {member: reason for member, reason in self.notices.items() if member in present}
+        count = len(present) - len(leaves) + coming
+        if len(leaves) == len(present):
+            return Decision() if coming else Decision(admits=False, ends=self._last(leaves, "no worker is left"))
+        if count >= self.minimum:
+            return Decision(leaves)
+        if not self.patience:
+            return Decision(admits=False, ends=self._last(leaves, self._few(count)))
+        if self.since is not None and now - self.since >= self.patience:
+            return Decision(
+                admits=False, ends=f"{self._few(count)} after {now - self.since:.0f} s (DMLTRAIN_WAIT_FOR_HOSTS)"
+            )
+        return Decision(leaves, admits=False, holds=True)
+
+    def _few(self, count: int) -> str:
+        return f"{count} worker{' is' if count == 1 else 's are'} left, and --min-workers is {self.minimum}"
+
+    def _last(self, leaves: dict[int, str], left: str) -> str:
+        """Why the job ends with these notices."""
+        names = "; ".join(f"worker {member} leaves on purpose: {reason}" for member, reason in sorted(leaves.items()))
+        return f"{names}; {left}" if names else left

@@ -1,0 +1,111 @@
+"""How a process of an elastic job goes on when it loses its scheduler: with the next incarnation (incarnation.py).
+
+Until that one decides, it does what the scheduler before has permitted: training goes on until something needs the
+scheduler. What that scheduler may not have acted on is said again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.scheduler.incarnation import Incarnation, newest
+from dmltrain.kvstore.scheduler.lost_links import process
+from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.handshake import CONTROL, Caller
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.message import Enter, Finished, LinkLost, Message, Ready, Register, Rejoin, Start
+from dmltrain.kvstore.transport.wire import FrameError
+from dmltrain.kvstore.view import View
+
+LOOK_SECONDS = 0.05  # between two looks for the next incarnation
+SAME_SECONDS = 1.0  # between two calls of the same one: if it lives, it has removed this process, and says so
+CALL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a process is. `entered`: the newest view that it was told. `finished`: of a server, who has left it."""
+
+    entered: Enter | None
+    finished: Mapping[int, int] = field(default_factory=dict)
+
+
+class Following:
+    """`current`: the incarnation that this process is, or was, connected to."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.current = newest(environment)
+        self._said: list[Message] = []
+
+    @property
+    def superseded(self) -> bool:
+        """Whether there is a later incarnation than `current`."""
+        return newest(self._environment).number > self.current.number
+
+    def connect(self, seconds: float = CALL_SECONDS) -> Link:
+        """A link to the newest incarnation. Raises OSError, Closed or FrameError."""
+        its, target = self._environment, self._newest
+        caller = Caller.new(its.job, its.key, its.role, its.index, "scheduler 0", CONTROL, its.wire)
+        found = link.connect((target.host, target.port), caller, timeout=seconds, certificate=its.certificate_file)
+        self.current = target
+        return found
+
+    def find(self, ended: threading.Event) -> Link | None:
+        """A link to a later incarnation, as soon as there is one; None if not within `wait_seconds`, or when `ended`.
+        If `current` lives, to that."""
+        began = time.monotonic()
+        same_at = began + SAME_SECONDS
+        while not ended.wait(LOOK_SECONDS) and time.monotonic() - began < self._environment.wait_seconds:
+            if not self.superseded and time.monotonic() < same_at:
+                continue
+            same_at = time.monotonic() + SAME_SECONDS
+            try:
+                return self.connect()
+            except (OSError, Closed, FrameError):  # not there yet, or another program has its port
+                continue
+        return None
+
+    def say(self, message: Message) -> None:
+        """Remember what every incarnation has to know."""
+        self._said.append(message)
+
+    def enter(self, view: View) -> None:
+        """A new view: what a server has said about its links to workers that are not in it, or new, is void: it was
+        about the processes before those. So is what a worker has said about its links to servers that are new."""
+        if self._environment.role == "worker":
+            stay = set(view.servers).difference(view.joined_servers)
+        else:
+            stay = set(view.members).difference(view.joined)
+        role = "server" if self._environment.role == "worker" else "worker"
+        self._said = [each for each in self._said if not isinstance(each, LinkLost) or _concerns(each, role, stay)]
+
+    def words(self, registration: Register, start: Start | None, standing: Standing | None) -> list[Message]:
+        """What to say first to another incarnation; nothing if this process cannot go on with one. `standing`: None if
+        it does not survive the loss of a scheduler."""
+        ready = tuple(each for each in self._said if isinstance(each, Ready))
+        if standing is None or not (self._environment.elastic and self._environment.scheduler_file):
+            return []
+        if standing.entered is None and self._environment.joins:
+            return [registration, *self._said]  # it is no member yet
+        if start is None or not (standing.entered or ready or self._environment.role == "server"):
+            return []
+        entered = (standing.entered,) if standing.entered else ()
+        finished = tuple(Finished(*each) for each in sorted(standing.finished.items()))
+        said = [each for each in self._said if not isinstance(each, Ready)]
+        return [Rejoin(registration, start, entered, ready[:1], finished), *said]
+
+    @property
+    def _newest(self) -> Incarnation:
+        found = newest(self._environment)
+        return max(found, self.current, key=lambda each: each.number)
+
+
+def _concerns(lost: LinkLost, peers: str, stay: set[int]) -> bool:
+    """Whether the end of this link with the role `peers`, if there is one, is among those that `stay`."""
+    ends = (process(lost.own), process(lost.peer))
+    return all(index in stay for role, index in ends if role == peers)

@@ -1,0 +1,131 @@
+"""How another incarnation of the scheduler learns how far an elastic job is. Pure.
+
+The processes of the job come back to it, and each says which view it was told last. The highest of these views counts:
+all its members held its base when the scheduler before sent it, so all get it. The new scheduler waits for all members
+of this view and all servers. Who does not come within `lost_seconds` of the first one is lost. Servers say which
+workers have finished, since these do not come back. Then a change of view begins (`Views.resume`): it completes, or
+aborts, whatever the members were doing, and what the scheduler before had begun.
+
+Other messages wait until then. A replacement that registers meanwhile proves that the worker before it is gone, and so
+do all servers if each has lost its link to it: nobody waits for such a worker. A worker that had joined with the
+highest view, and was not told so, also registers: it leaves that view and joins again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dmltrain.kvstore.scheduler.lost_links import Node, process
+from dmltrain.kvstore.transport.message import Enter, LinkLost, Message, Register, Rejoin, Start
+from dmltrain.kvstore.view import View
+
+
+@dataclass
+class Resume:
+    """`back`: who has come back. `held`: what waits, in order."""
+
+    workers: int
+    servers: int
+    lost_seconds: float
+    back: dict[Node, Rejoin] = field(default_factory=dict)
+    held: list[tuple[Node, Message]] = field(default_factory=list)
+    due: float = math.inf  # when those that are missing are lost
+    gone: dict[Node, str] = field(default_factory=dict)  # that had come back, and were lost again: why
+
+    def take(self, node: Node, message: Message, now: float) -> None:
+        """A message of another kind than a heartbeat."""
+        if isinstance(message, Rejoin):
+            self.back[node] = message
+            self.gone.pop(node, None)
+            self.due = min(self.due, now + self.lost_seconds)
+        else:
+            self.held.append((node, message))
+
+    def lose(self, node: Node, reason: str) -> None:
+        """The connection to a process has ended. What it has said about views stays true."""
+        self.held = [each for each in self.held if each[0] != node]
+        if node in self.back:
+            self.gone[node] = reason
+
+    @property
+    def entered(self) -> Enter | None:
+        """The highest view that anybody knows, as it was told."""
+        entered = [told for each in self.back.values() for told in each.entered]
+        return max(entered, key=lambda told: told.view.number, default=None)
+
+    @property
+    def view(self) -> View | None:
+        """The highest that anybody knows."""
+        return self.entered.view if self.entered else None
+
+    @property
+    def conflict(self) -> bool:
+        """Whether two processes were told different views of the highest number."""
+        views = [told.view for each in self.back.values() for told in each.entered]
+        return any(view.number == self.view.number and view != self.view for view in views) if self.view else False
+
+    @property
+    def finished(self) -> dict[int, int]:
+        """The workers that have finished -> the last op that each held."""
+        return {each.member: each.done for message in self.back.values() for each in message.finished}
+
+    @property
+    def expected(self) -> list[Node]:
+        """Who must come back, as far as is known."""
+        members = self.view.members if self.view else range(self.workers)
+        servers = self.view.servers if self.view else range(self.servers)
+        nodes: list[Node] = [("server", number) for number in servers]
+        return nodes + [("worker", member) for member in members if member not in self.finished]
+
+    @property
+    def replaced(self) -> set[Node]:
+        """Those whose places others take."""
+        return {node for node, message in self.held if isinstance(message, Register)}
+
+    @property
+    def severed(self) -> set[Node]:
+        """The workers to which every server has lost its link."""
+        links = {
+            frozenset((process(each.own), process(each.peer))) for _, each in self.held if isinstance(each, LinkLost)
+        }
+        servers = [node for node in self.back if node[0] == "server" and node not in self.gone]
+        workers = [node for node in self.expected if node[0] == "worker"]
+        return {node for node in workers if servers and all(frozenset((node, each)) in links for each in servers)}
+
+    @property
+    def missing(self) -> list[Node]:
+        """Who must come back and has not, or not for good."""
+        return [node for node in self.expected if node not in self.back or node in self.gone]
+
+    def absence(self, node: Node) -> str:
+        """Why one of the missing counts as lost."""
+        if node in self.gone:
+            return f"was lost: {self.gone[node]}"
+        if node in self.replaced and self.view and node[0] == "worker" and node[1] in self.view.joined:
+            return "was not told that it had joined, or was lost: it joins again"
+        if node in self.replaced:
+            return "was lost: its replacement is here"
+        if node in self.severed:
+            return "was lost: no server has a connection to it"
+        return f"has not come back to the next scheduler within {self.lost_seconds:g} s"
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody is waited for."""
+        return bool(self.back) and not set(self.missing) - self.gone.keys() - self.replaced - self.severed
+
+    @property
+    def start(self) -> Start:
+        """The message that the job began with."""
+        return next(each.start for each in self.back.values())
+
+    def registration(self, node: Node) -> Register:
+        """Where a process is; of one that has not come back, where it, or the one before it, was at the start."""
+        if node in self.back:
+            return self.back[node].registration
+        role, index = node
+        addresses = self.start.servers if role == "server" else self.start.workers
+        if index >= len(addresses):
+            return Register("", 0, "", "", "")
+        return Register("", 0, addresses[index].host_name, addresses[index].socket_name, addresses[index].host_id)

@@ -1,0 +1,498 @@
+"""The views of an elastic job: who takes part from which op on. Pure; core.py notices who was lost.
+
+Theory of operation. A member holds op n when its training thread has recognised that it has all results of op n. An op
+needs all members, so members differ by at most one op. An op is committed if a member that is present, or one that has
+finished, holds it. When a worker is lost:
+
+1. `flush` without permission goes to all present members. Each recognises nothing new from now on, and answers with the
+   last op that it holds.
+2. The target is the highest answer. Who is behind gets `flush` with the target as permission: the servers still have
+   its results. It answers when it holds it.
+3. When all hold the target, the next view begins there. Nobody has recognised a later op, so those who died with a part
+   of one are the only ones who knew of it: the others do that op again without them.
+
+A lost server goes the same way. Its results are lost with it, so who is behind does not complete the target. Its
+replacement waits for the next view, or for the leader as those workers do that join (server_losses.py).
+
+Another loss meanwhile begins a new turn. Each flush replaces the permission of earlier turns, so a member that held
+more, and dies between two turns, takes its op with it. A planned end (`View.until`, in a replay) goes the same way:
+members report it unasked.
+
+A replacement of a lost worker has its rank, a worker that comes in addition a new one. Both join with a change of view.
+Only the members know when that is possible: between two rounds of training. So the leader is told who waits. When its
+next op is a round, it asks for the change and waits for it. That round needs the leader, so nobody can hold it: the
+next op is the same round for all. Samples are divided anew (balance.py) in the same way, so that no round is
+interrupted by it. In a replay the views themselves say who joins when, and wait for who is not ready yet.
+
+Members leave on purpose in the same way, and only there may a job with too few of them wait or end: departures.py. If
+they have residuals to hand over, that is the only op of one more view (`View.hands_over`), whose end is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dmltrain.kvstore.scheduler.actions import Action, Log, Send
+from dmltrain.kvstore.scheduler.balance import Balance
+from dmltrain.kvstore.scheduler.departures import Decision, Departures
+from dmltrain.kvstore.scheduler.lost_links import Node, process
+from dmltrain.kvstore.scheduler.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses, holders
+from dmltrain.kvstore.transport.message import (
+    Admit,
+    Barrier,
+    Enter,
+    Flush,
+    Flushed,
+    Invite,
+    Leaving,
+    LinkLost,
+    NewServer,
+    Ready,
+    Release,
+    ServerAddress,
+    Speed,
+)
+from dmltrain.kvstore.view import EQUAL, NEVER, Lost, View, barrier_of
+
+NOTHING = -1  # permission of a flush
+ALL_NEEDED = "a replay needs all workers of the replayed job: start it again"
+
+
+@dataclass
+class Views:
+    """`minimum`: with fewer workers the job ends, after `patience` seconds of waiting for more. `servers`: how many
+    there are. Workers are members by their rank. `now`: seconds of the core's clock, which it sets. `restarts`: how
+    many replacements of servers there can be."""
+
+    workers: int
+    servers: int
+    minimum: int
+    patience: float = 0.0
+    now: float = 0.0
+    restarts: int = 0
+    view: View | None = None  # until all are ready
+    finished: dict[int, int] = field(default_factory=dict)  # member that has left at its end -> the last op it held
+    dismissed: set[int] = field(default_factory=set)  # members that a replay has let go
+    failed: dict[int, int] = field(default_factory=dict)  # member that ends by an error of its own -> in which op
+    removed: set[int] = field(default_factory=set)  # members that were lost, and have no replacement
+    facts: Mapping[str, Any] = field(default_factory=dict)  # that are the same for all workers
+    _present: set[int] = field(init=False)
+    _ready: set[int] = field(default_factory=set)
+    _replay: list[View] = field(default_factory=list)  # that are still to come
+    _replays: bool = False
+    _joining: set[int] = field(default_factory=set)  # replacements and additional workers that are not members yet
+    _waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of these the ready ones -> who is on its host
+    _admitting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of these those that the next view has
+    _admitter: int = -1  # the member that has asked for it
+    _lost: list[Lost] = field(default_factory=list)  # since the view began
+    _barriers: dict[str, set[int]] = field(default_factory=dict)  # of this view
+    _reports: dict[int, int] = field(default_factory=dict)  # of this turn, or of the planned end
+    _permitted: set[int] = field(default_factory=set)  # in this turn
+    _servers: ServerLosses = field(init=False)
+    _balance: Balance = field(default_factory=lambda: Balance(EQUAL))
+    _departures: Departures = field(init=False)
+    _turn: int = 0
+    _flushing: bool = False
+    _resumed: bool = False  # until the next view: the scheduler before may not have released all barriers
+
+    def __post_init__(self) -> None:
+        self._present = set(range(self.workers))
+        self._servers = ServerLosses(set(range(self.servers)), self.restarts)
+        self._departures = Departures(self.minimum, self.patience)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change of view has begun and has not ended."""
+        return self._flushing
+
+    @property
+    def present(self) -> list[int]:
+        """The members that are neither lost nor at their end."""
+        return sorted(self._present)
+
+    @property
+    def silent(self) -> list[int]:
+        """The members that have not answered the flush."""
+        return [member for member in self.present if self._reports.get(member, NOTHING) < self._target]
+
+    def survives(self, node: Node) -> bool:
+        """Whether the job goes on without this process, if enough others are left."""
+        return self.view is not None and node[1] in (self._present if node[0] == "worker" else self._servers.present)
+
+    @property
+    def lost_servers(self) -> tuple[int, ...]:
+        """The servers that the present view has no longer, or not yet."""
+        return tuple(number for number in range(self.servers) if number not in self._servers.present)
+
+    def is_lost(self, server: int) -> bool:
+        """Whether this server was lost, and no replacement has come."""
+        return server not in self._servers.present and server not in self._servers.coming
+
+    @property
+    def new_servers(self) -> tuple[NewServer, ...]:
+        """The servers of the present view that are not where they were at the start."""
+        return self._servers.new
+
+    @property
+    def waits_for_server(self) -> bool:
+        """Whether no server is left, and the next view begins when a replacement comes."""
+        return self._servers.waits
+
+    def server_returns(self, number: int, address: ServerAddress) -> list[Action]:
+        """A replacement of a lost server has registered. Call `stuck` after it."""
+        self._servers.comes(number, address)
+        return self._proceed() if self._flushing else self._invite()
+
+    def ready(self, member: int, message: Ready, hosts: Sequence[tuple[int, ...]]) -> list[Action]:
+        """A worker is ready. `hosts`: the ranks on each host. The first view begins when all of the start are; one that
+        comes later has to wait until it is admitted."""
+        if self.view is not None:
+            return self._newcomer(member, next(host for host in hosts if member in host))
+        self._ready.add(member)
+        if member == 0:
+            self.facts = message.facts
+            self._replay = _planned(message.replay, tuple(range(self.servers)))
+            self._replays = bool(self._replay)
+            self._balance = Balance(message.balance)
+        if len(self._ready) < self.workers:
+            return []
+        if self._replay:
+            return self._begin(self._replay.pop(0))
+        return self._begin(View(1, 0, tuple(hosts), tuple(range(self.servers))))
+
+    def resume(
+        self, entered: Enter, finished: Mapping[int, int], lost: Mapping[int, str], ready: Ready, back: Collection[int]
+    ) -> list[Action]:
+        """Go on where the scheduler before this one was lost: all who are left know the view of `entered`. `lost`:
+        members of it that have not come back, and why. `back`: all workers that have, also those that were removed
+        before. Look at `over` and `too_few` after it. An answer to the scheduler before may count here: who has given
+        it is still frozen."""
+        view = entered.view
+        self.view, self.finished, self.facts = view, dict(finished), ready.facts
+        self._balance = Balance(ready.balance)
+        self._present = set(view.members).difference(finished, lost)
+        self._departures.gone = {each.member for each in view.left}
+        self._departures.holding, self._departures.ends = entered.holds, entered.ends
+        apart = {*self._present, *finished, *self._departures.gone}
+        self.removed = {*range(self.workers), *view.members, *back}.difference(apart)
+        self._lost += [Lost(member, reason) for member, reason in sorted(lost.items())]
+        self._servers.resume(view.servers, entered.new_servers)
+        self._resumed = True
+        return self._ask() if self._present else []
+
+    # -- newcomers ------------------------------------------------------------------------------------------------
+
+    def returns(self, member: int) -> None:
+        """A replacement of a removed worker, or an additional one, has registered."""
+        self.removed.discard(member)
+        self.dismissed.discard(member)
+        self._departures.gone.discard(member)
+        self._joining.add(member)
+
+    def joins(self, node: Node) -> bool:
+        """Whether this process is to join and is not a member yet."""
+        return node[1] in (self._joining if node[0] == "worker" else self._servers.coming)
+
+    def gives_up(self, node: Node) -> None:
+        """A process was lost before it was in a view."""
+        member = node[1]
+        if node[0] == "server":
+            del self._servers.coming[member]
+            return
+        self._joining.discard(member)
+        self._waiting.pop(member, None)
+        self._admitting.pop(member, None)
+        self.removed.add(member)
+
+    def differences(self, facts: Mapping[str, Any]) -> str:
+        """What a newcomer has other than the job; empty if nothing."""
+        names = sorted(name for name in {*self.facts, *facts} if self.facts.get(name) != facts.get(name))
+        return ", ".join(f"{name} {facts.get(name)!s:.80} (the job: {self.facts.get(name)!s:.80})" for name in names)
+
+    def admit(self, member: int, message: Admit) -> list[Action]:
+        """The leader waits before a round of training."""
+        if self.view is None or self._flushing or message.view != self.view.number or member not in self._present:
+            return []
+        self._admitting, self._admitter = dict(self._waiting), member
+        return self._ask()
+
+    def _newcomer(self, member: int, host: tuple[int, ...]) -> list[Action]:
+        if member not in self._joining or member in self._waiting:
+            return []
+        self._waiting[member] = host
+        return self._end_as_planned() if self._replays and not self._flushing else self._invite()
+
+    def _invite(self) -> list[Action]:
+        """Tell the leader that a change waits."""
+        leaders = [member for member in self.view.by_duty if member in self._present] if self.view else []
+        if self._replays or self._flushing or not leaders or self._departures.ends or self._hands_over:
+            return []
+        if self._departures.holding:
+            enough = self._departures.enough(len(self._present) + len(self._waiting))
+            return self._ask() if enough or self._departures.notices else []
+        if not (self._waiting or self._servers.coming or self._balance.proposal or self._departures.wanted):
+            return []
+        return [Send(("worker", leaders[0]), Invite(tuple(sorted(self._waiting))))]
+
+    def speed(self, member: int, message: Speed, now: float) -> list[Action]:
+        """A member has measured its speed. Perhaps samples are divided anew, which the leader asks for as above."""
+        if self.view is None or self._flushing or self._replays or message.view != self.view.number:
+            return []
+        if member not in self._present or not self._balance.report(self.view, member, message.samples, now):
+            return []
+        return self._invite()
+
+    # -- departures -----------------------------------------------------------------------------------------------
+
+    def leaves(self, member: int, message: Leaving) -> list[Action] | None:
+        """A member gives notice. None if that means nothing."""
+        if self.view is None or self._replays or member not in self._present or member in self._departures.notices:
+            return None
+        self._departures.notice(member, message.reason, message.residuals)
+        return self._invite()
+
+    def has_left(self, node: Node) -> bool:
+        """Whether this process has left on purpose, and no replacement has come."""
+        return node[0] == "worker" and node[1] in self._departures.gone
+
+    @property
+    def ends(self) -> str:
+        """Why the job ends before its time, or empty."""
+        return self._departures.ends
+
+    def tick(self) -> list[Action]:
+        """Time has passed: a job that waits for more workers may have waited for long enough."""
+        return self._ask() if not self._flushing and self._departures.overdue(self.now) else []
+
+    # -- losses and ends ------------------------------------------------------------------------------------------
+
+    def gone(self, member: int, reason: str) -> list[Action]:
+        """A member was lost; see `survives`. Call `too_few` after it."""
+        self._present.discard(member)
+        self.removed.add(member)
+        self._lost.append(Lost(member, reason, self.failed.pop(member, 0)))
+        self._departures.forget(member)
+        if member == self._admitter:  # with its op, the next one of the others may not be a round
+            self._admitting.clear()
+            self._admitter = -1
+        return self._ask() if self._present else []
+
+    def server_gone(self, number: int, reason: str) -> list[Action]:
+        """A server was lost; see `survives`. Call `stuck` after it."""
+        self._servers.gone(number, reason)
+        return self._ask() if self._present else []
+
+    @property
+    def stuck(self) -> str:
+        """Why the job cannot go on without the servers that were lost, or empty."""
+        if self._replays and len(self._servers.present) < self.servers:
+            return ALL_SERVERS_NEEDED
+        if self._servers.none and not self._servers.waits:
+            return NO_SERVER
+        if self.view is None or not self._flushing or not self._present <= self._reports.keys():
+            return ""
+        target = self._target
+        holding = holders(target, self._present, self._reports)
+        if self._servers.can_complete(target) or holding == self._present:
+            return ""
+        if holding:
+            return ""
+        return f"op {target} has results that it had, and all workers that have them too have left"
+
+    @property
+    def too_few(self) -> str:
+        """Why the job cannot go on with those who are left, or empty."""
+        count = len(self._present) + len(self.finished)
+        if not count or (count < self.minimum and not (self.patience or self.ends)):
+            left = "no worker is left" if not count else f"{count} worker{'s are' if count > 1 else ' is'} left"
+            return f"{left}, and --min-workers is {self.minimum}"
+        if self._replays:
+            return ALL_NEEDED
+        return ""
+
+    @property
+    def over(self) -> bool:
+        """Whether no member is present, and one at least has come to its end: it holds everything."""
+        return not self._present and bool(self.finished)
+
+    def left(self, member: int, done: int) -> list[Action]:
+        """A member has come to its end."""
+        if self.view is None or member not in self._present:
+            return []
+        self._present.remove(member)
+        self._departures.forget(member)
+        self.finished[member] = max(done, self.view.base)
+        return self._proceed() if self._flushing and self._present else []
+
+    def flushed(self, member: int, message: Flushed) -> list[Action]:
+        """A member says which op it holds."""
+        turn = self._turn if self._flushing else 0
+        if self.view is None or member not in self._present or (message.view, message.turn) != (self.view.number, turn):
+            return []
+        self._reports[member] = message.done
+        if message.met:  # if another member holds that op, all have reached its barrier
+            self._servers.released(barrier_of(message.done + 1))
+        return self._proceed() if self._flushing or self._hands_over else self._end_as_planned()
+
+    @property
+    def _hands_over(self) -> bool:
+        """Whether this view is for one op only, in which residuals are handed over: the next view follows."""
+        return bool(self.view and self.view.hands_over) and not self._replays
+
+    def barrier(self, member: int, message: Barrier) -> list[Action]:
+        """A member waits for the others. A barrier that a change interrupts is waited for again in the next view."""
+        if self.view is None or self._flushing or message.view != self.view.number or member not in self._present:
+            return []
+        arrived = self._barriers.setdefault(message.id, set())
+        arrived.add(member)
+        if not arrived.issuperset(self.view.members):
+            return []
+        del self._barriers[message.id]
+        self._servers.released(message.id)
+        return self._send(Release(message.id, message.view))
+
+    def waits_in_vain(self) -> tuple[str, int] | None:
+        """A barrier, and a member of the view that has come to its end without reaching it."""
+        for name, arrived in self._barriers.items():
+            for member in self.finished:
+                if self.view is not None and member in self.view.members and member not in arrived:
+                    return name, member
+        return None
+
+    def judge(self, links: Sequence[LinkLost]) -> list[Node]:
+        """Who is cut off, by the lost links between workers and servers: a server if it has lost more than half of the
+        members, else each worker. A member that has finished took leave of all servers."""
+        pairs = {(process(link.own), process(link.peer)) for link in links}
+        cut = {(a, b) if a[0] == "worker" else (b, a) for a, b in pairs}
+        members = len(self._present) + len(self.finished)
+        for server in sorted({server for _, server in cut}):
+            if 2 * sum(other == server and not self.joins(worker) for worker, other in cut) > members:
+                return [server]
+        return sorted({worker for worker, _ in cut})
+
+    # -- the change -----------------------------------------------------------------------------------------------
+
+    @property
+    def _target(self) -> int:
+        """The last op that anybody holds who is present or has finished, as far as is known."""
+        reports = [done for member, done in self._reports.items() if member in self._present]
+        return max(self.view.base if self.view else 0, *reports, *self.finished.values(), 0)
+
+    def _ask(self) -> list[Action]:
+        """Begin a turn."""
+        assert self.view is not None
+        self._flushing = True
+        self._turn += 1
+        self._reports.clear()
+        self._permitted.clear()
+        self._barriers.clear()
+        return self._send(Flush(self.view.number, self._turn, NOTHING))
+
+    def _proceed(self) -> list[Action]:
+        """Go on when all have answered."""
+        assert self.view is not None
+        if not self._present <= self._reports.keys():
+            return []
+        target = self._target
+        late = {member for member in self._present if self._reports[member] < target}
+        if late and self._servers.can_complete(target):
+            return self._permit(late, target)
+        if self.stuck or self._servers.none:
+            return []
+        if target > self.view.base:
+            self._departures.residuals.difference_update(self.view.hands_over)
+        decision = self._decide(late)
+        gone = (set(self.view.members) - self._present) | decision.leaves.keys()
+        left = tuple(Lost(member, reason) for member, reason in sorted(decision.leaves.items()))
+        view = self.view.without(gone, target, tuple(self._lost), left)
+        if decision.admits:
+            view = view.joined_by(self._admitting)
+        if decision.hands_over:
+            view = replace(view, until=target + 1, hands_over=decision.hands_over)
+        view = self._servers.next_view(view, late)
+        return self._begin(self._balance.next_view(self.view, view), decision)
+
+    def _decide(self, late: set[int]) -> Decision:
+        """What comes with the next view. Between two rounds are those who wait there, and all when the leader does, or
+        when residuals are handed over, but for those who are `late` and need what others hold."""
+        departures = self._departures
+        if departures.ends:
+            return Decision(ends=departures.ends)
+        if departures.holding:  # a replacement of a worker that this view loses joins with the one after it
+            members = self.view.members if self.view else ()
+            self._admitting = {member: host for member, host in self._waiting.items() if member not in members}
+        elif late or not (self._admitter >= 0 or self._hands_over):
+            return Decision()
+        return departures.decide(self._present, len(self._admitting), self.now)
+
+    def _permit(self, late: set[int], target: int) -> list[Action]:
+        """Let those who are behind recognise the target. They answer in the same turn."""
+        assert self.view is not None
+        new, self._permitted = sorted(late - self._permitted), self._permitted | late
+        permit: list[Release | Flush] = [Flush(self.view.number, self._turn, target)]
+        if self._resumed:  # who holds the target has passed its last barrier, which all had reached
+            permit.insert(0, Release(barrier_of(target), self.view.number))
+        return [Send(("worker", member), message) for member in new for message in permit]
+
+    def _end_as_planned(self) -> list[Action]:
+        if not self._present <= self._reports.keys() or not self._replay:
+            return []
+        missing = set(self._replay[0].joined) - self._waiting.keys() - self.dismissed
+        if missing:
+            names = ", ".join(f"worker {member}" for member in sorted(missing))
+            return [Log(f"the replay waits for {names} to join, as in the replayed job")]
+        return self._begin(self._replay.pop(0))
+
+    def _begin(self, view: View, decision: Decision = Decision()) -> list[Action]:  # noqa: B008  it is frozen
+        dismissed = self._present.difference(view.members)
+        self._servers.begin(view)
+        new = self._servers.new
+        told = [
+            Send(("worker", member), Enter(view, self.needs(member), new_servers=new)) for member in sorted(dismissed)
+        ]
+        self.view, self.dismissed = view, (self.dismissed | dismissed).difference(view.members)
+        self._present = (self._present - dismissed) | set(view.joined)
+        self._joining -= set(view.joined)
+        for member in view.joined:
+            self._waiting.pop(member, None)
+        self._admitting.clear()
+        self._admitter = -1
+        self._flushing, self._turn, self._resumed = False, 0, False
+        self._lost.clear()
+        self._reports.clear()
+        self._barriers.clear()
+        enter = Enter(view, holds=decision.holds, ends=decision.ends, new_servers=new)
+        servers = [Send(("server", number), enter) for number in view.servers]
+        names = ", ".join(str(member) for member in view.members)
+        logs = [Log(f"view {view.number} after op {view.base}: workers {names}")]
+        logs += [Log(text) for text in self._depart(decision) if text]
+        return [*servers, *self._send(enter), *told, *logs, *self._invite()]
+
+    def _depart(self, decision: Decision) -> list[str]:
+        """A view begins with this decision; what there is to say."""
+        departures = self._departures
+        for member in decision.leaves:
+            departures.forget(member)
+        departures.gone |= decision.leaves.keys()
+        said = f"the job ends: {decision.ends}" if decision.ends and not departures.ends else ""
+        departures.holding, departures.ends = decision.holds, decision.ends
+        return [said, departures.observe(len(self._present) + len(self.finished), self.now)]
+
+    def needs(self, member: int) -> bool:
+        """Whether a later view of the replay has this member."""
+        return any(member in view.members for view in self._replay)
+
+    def _send(self, message: Release | Flush | Enter) -> list[Action]:
+        return [Send(("worker", member), message) for member in self.present]
+
+
+def _planned(views: Sequence[View], servers: tuple[int, ...]) -> list[View]:
+    """The views of a replay, with the ends that the next ones give them, and this job's servers. Who was behind is not
+    so here, but waits in the same op until the others know that."""
+    ends = [*(after.base for after in views[1:]), NEVER]
+    return [
+        replace(view, servers=servers, until=end, lost=(), left=(), lost_servers=(), joined_servers=())
+        for view, end in zip(views, ends, strict=False)
+    ]

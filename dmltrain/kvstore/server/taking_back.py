@@ -1,0 +1,74 @@
+"""The optimizer's steps on a server of an elastic job: how the last one is taken back, and what a lost server's
+successors get. Pure.
+
+A round that no worker holds is made again in the next view (view.py), though some slices may have made its step. So a
+slice keeps its value and its optimizer's state as they were before its last step, until it makes the next one: that
+needs a push of each worker, which then holds the round before. In a new view each worker first says which step it
+holds, the same on all, and slices that are one step ahead go back.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.kvstore.server.optimizer_state import encoded
+from dmltrain.kvstore.server.slice import ServerSlice
+
+STEPS, STATE = "steps", "state "  # in names of arrays: of a slice, which may have no other; before the optimizer's own
+
+
+class Ahead(Exception):
+    """A slice has made steps that cannot be taken back, or lacks some."""
+
+
+def go_to(slice_: ServerSlice, step: int) -> None:
+    """All workers hold this step of the slice's optimizer: take back the one after it. A slice that is new here only
+    counts from there on. Raises Ahead. No work may be in progress."""
+    if slice_.completed == step:
+        return
+    if slice_.initial:
+        slice_.count_from(step)
+    elif slice_.completed == step + 1 and slice_.former is not None:
+        former, slice_.former = slice_.former, None
+        after, slice_.value = (slice_.value, slice_.coded), former.value
+        assert slice_.step is not None  # it has made one
+        slice_.step.load(former.state)
+        slice_.coded = encoded(slice_)
+        for buffer in after:
+            if buffer is not None:
+                slice_.give_back(buffer)
+        slice_.release(former.value)
+        slice_.count_from(step)
+    else:
+        raise Ahead(f"has made {slice_.completed} steps where the workers hold {step}")
+
+
+def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> dict[str, Array]:
+    """Copies of the optimizers' states: "key/slice/steps/state momentum_buffer", ...; `steps` is how many have led to
+    it. `all_of_it`: with values ("key/slice/steps/value"), and with what was before the last step. Slices that have no
+    value yet are left out."""
+    found = {}
+    for (key, index), slice_ in slices.items():
+        if slice_.step is None or slice_.initial:
+            continue
+        each = [(slice_.completed, slice_.value, slice_.step.state())]
+        if slice_.former is not None and all_of_it:
+            each.append((slice_.completed - 1, slice_.former.value, slice_.former.state))
+        for made, value, state in each:
+            where = f"{key}/{index}/{made}"
+            found[f"{where}/{STEPS}"] = np.array(made)
+            found |= {f"{where}/{STATE}{name}": np.array(array) for name, array in state.items()}
+            if all_of_it:
+                found[f"{where}/value"] = value.array.copy()
+    return found
+
+
+def pack(states: Mapping[str, Array]) -> bytes:
+    """As npz."""
+    stream = io.BytesIO()
+    np.savez(stream, **states)
+    return stream.getvalue()

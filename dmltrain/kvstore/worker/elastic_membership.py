@@ -1,0 +1,134 @@
+"""A worker's membership in an elastic job, which goes on when workers are lost: see scheduler/views.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dmltrain.env import Environment
+from dmltrain.errors import UserError
+from dmltrain.kvstore.base import Handle, ViewChanged
+from dmltrain.kvstore.scheduler.client import Handlers
+from dmltrain.kvstore.scheduler.following import Standing
+from dmltrain.kvstore.transport.message import Enter, Flush, Invite, LinkLost
+from dmltrain.kvstore.view import Balancing, View, barrier_of
+from dmltrain.kvstore.worker.membership import Membership
+from dmltrain.kvstore.worker.progress import Progress
+from dmltrain.kvstore.worker.routes import Sharing
+
+
+class ElasticMembership(Membership):
+    """`progress` knows the ops that this worker holds."""
+
+    def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
+        self._is_out = False  # the newest view is without this worker
+        self.progress = Progress(environment.index, lambda message: self._control.flushed(message))
+        super().__init__(environment, sharing, exit_seconds)
+
+    def arm(self, facts: Mapping[str, Any], replay: tuple[View, ...], balance: Balancing) -> None:
+        """From the first view on, which comes when all workers have called this, the job goes on without workers that
+        are lost. A replacement waits until it is admitted. Raises JobLost, Dismissed."""
+        self._control.ready(facts, replay, balance)
+        self.progress.wait_for_view()
+
+    def admit(self) -> None:
+        """This worker leads, and its next op is a round of training: let the change that waits come before it. Raises
+        JobLost."""
+        self.progress.admit(self._control.admit)
+
+    def leave(self, reason: str, residuals: bool) -> None:
+        """This worker leaves on purpose, when its next op would be a round of training, and hands its `residuals` over
+        if it has some. For any thread."""
+        self._control.leaving(reason, residuals)
+
+    def wait_for_others(self, unreachable: Sequence[LinkLost]) -> None:
+        """Servers of this view cannot be reached: the scheduler decides who goes on in the next one. Raises JobLost."""
+        for each in unreachable:
+            self._control.report(self._dated(each))
+        self.progress.wait_for_view()
+
+    def speed(self, view: View, samples: float) -> None:
+        """Report how many samples this worker computes per second in this view."""
+        self._control.speed(view.number, samples)
+
+    def barrier(self) -> None:
+        """Wait for all members. Raises JobLost, ViewChanged."""
+        if self.progress.view is None:
+            super().barrier()
+            return
+        self.progress.met = self.progress.done + 1
+        name, view = barrier_of(self.progress.met), self.progress.view.number
+        if not self._control.barrier(name, view, lambda: self.progress.pending is not None):
+            raise ViewChanged(f"barrier {name!r}: the members of the job have changed")
+
+    def watched(self, handle: Handle) -> Handle:
+        """The handle; it fails, or is interrupted, immediately if the job is lost or a new view has to be entered."""
+        if self.progress.pending is not None:
+            handle.interrupt()
+        return super().watched(handle)
+
+    def close(self) -> None:
+        """Leave. Views that are announced from now on are those of others."""
+        self.progress.finish()
+        super().close()
+
+    @property
+    def _waits_to_join(self) -> bool:
+        return super()._waits_to_join and self.progress.view is None
+
+    def _standing(self) -> Standing | None:
+        return Standing(self.progress.announced)
+
+    def _done(self) -> int:
+        return self.progress.done
+
+    def _handlers(self) -> Handlers:
+        return {
+            Flush: self.progress.freeze,
+            Enter: self._announce,
+            Invite: lambda message: self.progress.invite(),
+        }
+
+    def _announce(self, message: Enter) -> None:
+        self._is_out = self._environment.index not in message.view.members
+        lost = self._routes.announce(message.view, message.new_servers) if self._routes else []
+        self.progress.announce(message.view, message.returns, message.holds, message.ends, message.new_servers)
+        if self._routes:
+            self._routes.retire(lost)
+        if self.progress.pending is not None and self._routes:
+            for link in self._routes.all_links:
+                link.interrupt(message.view.number)
+
+    def _link_lost(self, lost: LinkLost) -> None:
+        """The scheduler decides who goes on, which may take as long as to notice that a host is lost."""
+        link = self._routes.by_number.get(lost.peer.index) if self._routes else None
+        if self._closed:
+            return
+        if not self._is_out:
+            seconds, settled = (
+                self._environment.wait_seconds,
+                lambda: self._is_out or (link is not None and link.retired),
+            )
+            self._control.link_lost(self._dated(lost), seconds, settled)
+        if link is not None and self._is_out:  # no later view tells this worker that the server was lost
+            link.retire()
+
+    def _dated(self, lost: LinkLost) -> LinkLost:
+        announced = self.progress.announced
+        return replace(lost, view=announced.view.number if announced else 0)
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        if reason:
+            self.progress.lose(reason)
+        else:
+            self.progress.end()
+
+    def _fail(self, reason: str) -> None:
+        """The job goes on without this worker, unless all workers have the same mistake."""
+        if isinstance(sys.last_value, UserError):
+            super()._fail(reason)
+        else:
+            self.drop_out()

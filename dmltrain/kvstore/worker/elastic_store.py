@@ -1,0 +1,408 @@
+"""The distributed kvstore of an elastic job: its operations are ops of views (view.py), which changes interrupt.
+
+Before `arm` it is a kvstore like any other. After it, each round of training, barrier and all_reduce is one op. An op
+that a change of view interrupts raises ViewChanged: `repeat` enters the view and runs its block again, and the
+optimizer does the same with its round.
+
+A replacement of a lost worker prepares itself without the others: until it is a member, sums are its own values, and
+it only remembers its keys. A view with new members begins with one more op, in which they get the state of training.
+So does one with members that could not complete a round, because a server was lost that had its results: they get the
+weights and the optimizer's state. Any other op ends with a barrier: if a member holds it, all have its results.
+
+If the next view has other servers, all divide the slices of keys among these, and declare them again. If the optimizer
+runs on the workers, servers keep nothing from one round to the next; else they get the states of their slices in that
+view's first op (server_steps.py). Each worker connects to new servers when it enters the view. If it cannot, the
+scheduler decides who is cut off, and another view follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.env import Environment
+from dmltrain.errors import Diverged, JobLost, Unreadable, UserError
+from dmltrain.kvstore.base import READ, Dismissed, Handle, Key, Keys, Stopped, ViewChanged, keys_and_values, summed
+from dmltrain.kvstore.log import log
+from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
+from dmltrain.kvstore.view import EQUAL, Balancing, View
+from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
+from dmltrain.kvstore.worker.handing_over import HandingOver
+from dmltrain.kvstore.worker.routes import Sharing
+from dmltrain.kvstore.worker.server_steps import ServerSteps
+from dmltrain.kvstore.worker.store import DistKVStore
+
+T = TypeVar("T")
+ERROR_LETTERS = 300  # of an error that others are told
+CHUNK = 1 << 16  # bytes of a broadcast in one op; each byte takes 8 on the wire
+STEP, ALL = 1, 2  # what a worker lacks: the weights and the optimizer's state that came of a round; all of the state
+
+
+class ElasticKVStore(DistKVStore):
+    """`rank` and `num_workers` are this worker's place in its view, and the number of its members."""
+
+    elastic = True
+    keeps_gradients = True
+    sharing = False  # the state that is asked for now is for other workers, and not for a checkpoint
+    sums_in_host = False  # a host's relay would be one more process that can be lost
+    groups = False
+
+    def __init__(
+        self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
+    ) -> None:
+        self.is_alone = environment.joins  # a replacement that is not a member yet
+        self._lacks = ALL if environment.joins else 0
+        self._undeclared = environment.joins  # the servers of the view may not know the keys
+        self._servers = tuple(range(environment.num_servers))  # among which the slices of keys are divided
+        self._sharing_state = False  # the state of training has to be sent to new members
+        self._restoring = False  # servers need the optimizer's state of their slices
+        self._holding = False  # servers do not know yet which step this worker holds in its view
+        self.give_state: Callable[[], bytes] = lambda: b""
+        self.take_state: Callable[[bytes], None] = lambda content: None
+        self.take_step: Callable[[bytes], None] = lambda content: None  # of the state only what a step changes
+        self.blamed: Callable[[str], str] = lambda error: ""  # this worker's error -> why it ends the job, if it does
+        self.on_shared: Callable[[], None] = lambda: None  # called when all members have the state of training
+        self._repeating = self._stopped = False
+        self._farewell = "the replay has no later view with this worker"
+        self.pushed = 0.0  # when the last push of a round was handed over, s of time.perf_counter
+        # Called when this worker is in a new view; `missed`: others have completed its round.
+        self.on_enter: Callable[[View, bool], None] = lambda view, missed: None
+        super().__init__(kind, staleness, environment, exit_seconds)
+        self._handing_over = HandingOver(environment.index, self._entries, self._broadcast)
+        self._on_servers = ServerSteps(self._member, self._entries, environment.wait_seconds)
+
+    def _join(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> ElasticMembership:
+        self._elastic = ElasticMembership(environment, sharing, exit_seconds)
+        self._progress = self._elastic.progress
+        return self._elastic
+
+    @property
+    def member(self) -> int:
+        return self._environment.index
+
+    @property
+    def view(self) -> View | None:
+        """None before `arm`."""
+        return self._progress.view
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether the compression does."""
+        return self._entries.has_residuals
+
+    @property
+    def done(self) -> int:
+        """The last op that this worker holds."""
+        return self._progress.done
+
+    def members(self, ranks: Sequence[int]) -> list[int]:
+        return [self.view.members[rank] for rank in ranks] if self.view else list(ranks)
+
+    # -- views ----------------------------------------------------------------------------------------------------
+
+    def arm(self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL) -> None:
+        """All keys are declared: the job goes on without workers that are lost from now on. `facts`: what a replacement
+        must have in common with the others. `replay`: the views to go through, on worker 0. `balance`: how samples
+        follow the speeds that are reported. Waits for all workers, or until this one is admitted. Raises JobLost,
+        Dismissed."""
+        self._member.flush()
+        self._elastic.arm(facts, replay, balance)
+        self.enter()
+
+    def admit(self) -> None:
+        """The next op is a round of training: let a change that waits come before it. Raises JobLost."""
+        if self._progress.invited:
+            self._elastic.admit()
+
+    def report_speed(self, view: View, samples: float) -> None:
+        """How many samples of its parts in this view the worker computes per second, without waits for others."""
+        self._elastic.speed(view, samples)
+
+    def wait_to_return(self) -> None:
+        """After Dismissed: wait for a later view of the replay with this worker, and enter it. Raises JobLost, and
+        Dismissed if there is none."""
+        if not (self._progress.returns or self._progress.pending):
+            raise Dismissed(self._farewell)
+        self._lacks = ALL
+        self._progress.wait_for_view()
+        self.enter()
+
+    def repeat(self, block: Callable[[], T]) -> T:
+        while True:
+            outer, self._repeating = self._repeating, True
+            try:
+                return block()
+            except ViewChanged:
+                if outer:
+                    raise
+                self.enter()
+            finally:
+                self._repeating = outer
+
+    def leave(self, reason: str) -> None:
+        """This worker leaves on purpose before one of its next rounds: then `enter` raises Dismissed. For any thread;
+        before `arm` it means nothing."""
+        self._elastic.leave(reason, self.keeps_residuals)
+
+    def enter(self) -> bool:
+        """See KVStore.enter. Raises Stopped as well, once, when the job ends with too few workers."""
+        completed = False
+        while True:
+            with contextlib.suppress(ViewChanged):
+                completed = self._enter_next() or completed
+                if self._routes.unreachable:
+                    self._elastic.wait_for_others(self._routes.unreachable)
+                    self._progress.begin()
+                if self._undeclared and not self.is_alone:
+                    self._declare_again()
+                if self._holding and not self._lacks:
+                    self._hold()
+                if self._sharing_state:
+                    self._share_state()
+                self._progress.wait_if_held()
+                break
+        if self._progress.ends and not self._stopped:
+            self._stopped = True
+            raise Stopped(f"the job ends: {self._progress.ends}")
+        return completed
+
+    def _enter_next(self) -> bool:
+        """Returns whether others have completed the round of this worker."""
+        view = self._progress.enter()
+        is_member = self.member in view.members
+        self._routes.enter(view, connects=is_member and self._progress.pending is None)
+        # Also for a worker that is not in the view: its LEAVE must not wait for earlier answers.
+        self._transfers.enter(view.number, view.base)
+        if leaves := [each.reason for each in view.left if each.member == self.member]:
+            self._farewell = f"it leaves the job on purpose ({leaves[0]})"
+        if not is_member:
+            raise Dismissed(f"view {view.number} is without worker {self.member}")
+        self._broadcast.restart()
+        self.rank, self.num_workers = view.place(self.member), len(view.members)
+        self._states.enter(self.rank, self.num_workers)
+        if self.member in view.joined:
+            for undo in self._entries.undos:
+                undo.forget()
+        self._sharing_state = self._sharing_state or view.shares_state
+        missed = view.number in self._progress.missed
+        self._lacks = max(self._lacks, STEP if missed else 0)
+        self.on_enter(view, missed)
+        others = self._servers != view.servers or bool(view.joined_servers)
+        if self._stepping:
+            self._holding = view.number > 1  # before that there is no step; and the first round is not dealt yet
+            self._on_servers.enter(set(self._servers).difference(view.servers) | set(view.joined_servers))
+            self._restoring = self._restoring or (others and not self.is_alone)
+            self._sharing_state = self._sharing_state or self._restoring
+        if others or self.is_alone:
+            self._servers = view.servers
+            self._entries.place(view.servers)
+        self._undeclared = self._undeclared or others
+        return missed
+
+    def _declare_again(self) -> None:
+        self._entries.declare_again()
+        self._member.flush()
+        self._undeclared = False
+
+    def _hold(self) -> None:
+        self._on_servers.hold()
+        self._holding = False
+
+    def _share_state(self) -> None:
+        """One op of several exchanges, in which the first member that has the state of training sends it to those that
+        lack it, and to servers, and those that leave hand over their residuals. Its barriers have one name: each is
+        released before the next is reached. Raises ViewChanged: then the next view begins with it."""
+        self._begin()
+        told = np.zeros((3, self.num_workers))
+        told[:, self.rank] = self._lacks, self._on_servers.made, self._restoring
+        lacking, made, restoring = super().all_reduce("who lacks the state", told)
+        if self.is_alone:  # the others have declared the keys: so it is this worker's that are refused if they differ
+            self._declare_again()
+            self.is_alone = False
+        if lacking.all():
+            reason = "all workers that had the state of training were lost: start the job again"
+            self.abort(reason)
+            raise JobLost(reason)
+        source = int(np.argmin(lacking))
+        if self._lacks and self._holding:
+            self._on_servers.made = int(made[source])
+            self._hold()
+        if restoring.any():
+            self._restore(source)
+        content = self._shared_state(source) if lacking.any() else b""
+        view = self.view
+        assert view is not None
+        residuals = self._handing_over.exchange(view)
+        self._member.barrier()  # all who lacked it have it now
+        self.complete()
+        self._handing_over.settle(view, residuals)
+        self._sharing_state = self._restoring = False
+        self._on_servers.restored()
+        lacked, self._lacks = self._lacks, 0
+        if lacked:
+            (self.take_state if lacked == ALL else self.take_step)(content)
+        self.on_shared()
+
+    def _shared_state(self, source: int) -> bytes:
+        """The state of training of the worker with this rank, if this one lacks it."""
+        self.sharing = True
+        content = self.give_state() if self.rank == source else b""
+        self.sharing = False
+        size = super().all_reduce("size of the state", np.array([float(len(content))]))
+        values = np.frombuffer(content, np.uint8) if self.rank == source else np.zeros(int(size[0]), np.uint8)
+        self._broadcast(values, bool(self._lacks), self.members([source])[0])
+        return values.tobytes() if self._lacks else b""
+
+    def _restore(self, source: int) -> None:
+        """The worker with this rank sends servers the states of their slices."""
+        own = self._on_servers.own_snapshots()
+        sizes = np.zeros(self.num_workers)
+        sizes[self.rank] = len(own)
+        sizes = super().all_reduce("sizes of snapshots", sizes)
+        snapshots = []
+        for place in np.flatnonzero(sizes).tolist():
+            values = np.frombuffer(own, np.uint8) if place == self.rank else np.zeros(int(sizes[place]), np.uint8)
+            self._broadcast(values, self.rank == source, self.members([place])[0])
+            snapshots.append(values.tobytes())
+        if self.rank == source:
+            for text in self._on_servers.restore(snapshots):
+                log(text)
+
+    def complete(self) -> None:
+        self._progress.complete()
+
+    def _begin(self) -> None:
+        if self.view:
+            self._progress.begin()
+
+    # -- the optimizer on the servers -----------------------------------------------------------------------------
+
+    def set_optimizer(self, spec: dict[str, Any]) -> None:
+        self._on_servers.spec = spec
+        if self.is_alone:  # the servers have it
+            self._stepping = True
+        else:
+            super().set_optimizer(spec)
+
+    def keep_snapshots(self, weights: Callable[[], Mapping[Key, Array]]) -> None:
+        """`weights()`: this worker's by key, flat, which servers get if they lack them."""
+        self._on_servers.weights = weights
+
+    def snapshot_every(self, seconds: float) -> None:
+        """How often the servers' states of the optimizer are copied into the memory of workers."""
+        self._on_servers.every = seconds
+
+    def sum_in_round(self, name: str, values: Array) -> Handle:
+        """As a part of a round: the handle's value will be the sum of all members' `values`, float64 (n,)."""
+        self._begin()
+        self._transfers.begin(self.done + 1)
+        self._transfers.declare_sum(name, values)
+        return super().pushpull(name, values, READ, wait=False)
+
+    def stepped(self) -> None:
+        """The round that was recognised has made a step of the servers' optimizer."""
+        assert self.view is not None
+        self._on_servers.made += 1
+        self._on_servers.keep(self.view, self.member, time.monotonic())
+
+    # -- ops ------------------------------------------------------------------------------------------------------
+
+    def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
+        if self.view:
+            raise UserError("kvstore: an elastic job declares all keys before its first step")
+        if self.is_alone:
+            keys, values = keys_and_values(key, value)
+            self._entries.declare(keys, [summed(each) for each in values], True, whole, mean, tell=False)
+        else:
+            super().init(key, value, whole, mean)
+
+    def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
+        self._begin()
+        self._transfers.begin(self.done + 1)
+        super().push(key, value, priority, rate)
+        self.pushed = time.perf_counter()
+
+    def pull(self, key: Keys, out: Any, priority: int = 0, wait: bool = True) -> Handle:
+        if self.is_alone:  # its values will come with the state of training
+            return Handle(0, "pull", 0.0)
+        self._begin()
+        return super().pull(key, out, priority, wait)
+
+    def pushpull(
+        self, key: Keys, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0
+    ) -> Handle:
+        self._begin()
+        self._transfers.begin(self.done + 1)
+        handle = super().pushpull(key, value, out, priority, wait, rate)
+        self.pushed = time.perf_counter()
+        return handle
+
+    def barrier(self) -> None:
+        if not self.is_alone:
+            self._op("a barrier", super().barrier)
+
+    def all_reduce(self, name: str, array: Array) -> Array:
+        if self.is_alone:
+            return np.array(array, np.float64)
+        return self._op(f"the sum of {name}", lambda: self._sum(name, array))
+
+    def _sum(self, name: str, array: Array) -> Array:
+        """Nobody has the sum for good before all have it: a server could be lost before it has sent it to the rest."""
+        total = super().all_reduce(name, array)
+        if self.view:
+            self._member.barrier()
+        return total
+
+    def _op(self, what: str, run: Callable[[], T]) -> T:
+        """An op outside of `repeat` would leave the others waiting in theirs when the view changes."""
+        if not self.view:
+            return run()
+        if not self._repeating:
+            raise RuntimeError(f"{what} of an elastic job must be inside of KVStore.repeat")
+        self._begin()
+        result = run()
+        self.complete()
+        return result
+
+    def broadcast(self, values: Array, needed: bool = True, source: int = 0) -> None:
+        """An op for each chunk: the sum of worker `source`'s bytes and zeros."""
+        if not self.view:
+            if not self.is_alone:
+                super().broadcast(values, needed, source)
+            return
+        for start in range(0, values.size, CHUNK):
+            part = values[start : start + CHUNK]
+            own = part if self.rank == source else np.zeros_like(part)
+            total = self.all_reduce("bytes of one worker", own)
+            if needed:
+                part[:] = total.astype(np.uint8)
+
+    def measure_limits(self) -> str:
+        """Its bounds are for the links at the start."""
+        return ""
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def failed(self, error: BaseException) -> None:
+        """A mistake of the user, or weights that differ, is the same on all workers and ends the job."""
+        if not self.view or isinstance(error, (UserError, Diverged)):
+            super().failed(error)
+        elif not self._progress.finished:
+            own = _own(error)
+            if own and (reason := self.blamed(own)):
+                self.abort(reason)
+            else:
+                self._member.drop_out(own)
+
+
+def _own(error: BaseException) -> str:
+    """What to say of an error of this worker itself; empty if others, or a signal, have ended it."""
+    if not isinstance(error, Exception) or (isinstance(error, JobLost) and not isinstance(error, Unreadable)):
+        return ""
+    text = str(error.__cause__) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"
+    return text[:ERROR_LETTERS]

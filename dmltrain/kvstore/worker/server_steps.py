@@ -1,0 +1,206 @@
+"""An elastic job whose optimizer runs on the servers: how many steps a worker holds, and what a lost server leaves.
+
+Servers have the only copies of the optimizer's state. So each server's is copied into the memory of two workers now and
+then, of two hosts if there are two: a snapshot. When slices have to be divided among other servers, one worker gathers
+what the servers that are left had, and snapshots of the lost ones, and sends each server its part. Weights are those of
+the present step in any case: each worker has them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmltrain import npz
+from dmltrain.arrays import Array
+from dmltrain.kvstore.base import Handle, Key, ViewChanged
+from dmltrain.kvstore.transport.message import Hold, Optimizer, encode
+from dmltrain.kvstore.transport.outbox import LAST
+from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.view import View
+from dmltrain.kvstore.worker.entry import cut
+from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.membership import Membership
+from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.worker_slice import FIRST
+
+STATE, VALUE = "state ", "value"  # in the names of arrays: see server/taking_back.py
+States = Mapping[str, Array]  # by such names
+MAX_NAMED = 5  # keys in a message
+
+
+class ServerSteps:
+    """`made`: the steps that this worker holds. `spec`: the optimizer's; None if it does not run on the servers.
+    `weights()`: this worker's, flat by key. `every`: seconds between snapshots."""
+
+    def __init__(self, member: Membership, entries: Entries, seconds: float) -> None:
+        self._member, self._entries, self._seconds = member, entries, seconds
+        self.made = 0
+        self.spec: dict[str, Any] | None = None
+        self.weights: Callable[[], Mapping[Key, Array]] = dict
+        self.every = 10.0
+        self._lost: set[int] = set()  # servers whose slices have not all what they need yet
+        self._snapshots: dict[int, bytearray] = {}  # by server
+        self._asked: dict[int, tuple[Handle, list[bytearray]]] = {}  # snapshots that have not come yet
+        self._due = 0.0  # when the next ones are asked for
+
+    def enter(self, lost: Iterable[int]) -> None:
+        """This worker is in a new view, without these servers or with new ones in their places."""
+        self._lost |= set(lost)
+        self._take_snapshots()
+        self._asked.clear()
+        self._due = 0.0
+
+    def hold(self) -> None:
+        """Tell the servers which step this worker holds, before its first push in a view. Waits for their answers.
+        Raises ViewChanged, JobLost."""
+        for entry in self._entries:
+            if entry.is_weight:
+                entry.clock = self.made
+        for link in self._member.routes.links:
+            self._request(link, encode(Hold(self.made), link.view))
+        self._member.flush()
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def keep(self, view: View, member: int, now: float) -> None:
+        """This worker has made a step: ask for snapshots if it is time, and take those that have come."""
+        self._take_snapshots()
+        if now < self._due or self._asked:
+            return
+        self._due = now + self.every
+        own = {number for number in view.servers if member in keepers(view, number)}
+        for number in self._snapshots.keys() - own:
+            del self._snapshots[number]
+        for number in own:
+            link, answer = self._member.routes.by_number[number], list[bytearray]()
+            handle = self._request(link, Header(Kind.READ_STEPS, 0, link.view).pack(), answer, FIRST)
+            self._asked[number] = handle, answer
+        if not self.every:
+            self._wait_for_snapshots()
+
+    def _wait_for_snapshots(self) -> None:
+        with contextlib.suppress(ViewChanged):  # the round is made: it is entered before the next one
+            for handle, _ in self._asked.values():
+                handle.wait()
+
+    def _take_snapshots(self) -> None:
+        """Those that have come."""
+        for number, (handle, answer) in list(self._asked.items()):
+            if handle.done:
+                del self._asked[number]
+                if answer:
+                    self._snapshots[number] = answer[0]
+
+    def own_snapshots(self) -> bytes:
+        """Those of lost servers in this worker's memory; empty if there are none."""
+        found: dict[str, Array] = {}
+        for number in self._lost & self._snapshots.keys():
+            found |= npz.read(self._snapshots[number])
+        return _packed(found) if found else b""
+
+    # -- other servers --------------------------------------------------------------------------------------------
+
+    def restore(self, snapshots: Sequence[bytes | bytearray]) -> list[str]:
+        """Send each server what its slices need; only one worker does that. Waits for their answers. Returns what there
+        is to say of what was lost. Raises ViewChanged, JobLost."""
+        found: dict[str, Array] = {}
+        for each in [*snapshots, *self._of_servers()]:
+            found |= npz.read(each)
+        parts, behind = self._divided(found)
+        assert self.spec is not None
+        handles = []
+        for number, link in self._member.routes.by_number.items():
+            state = _packed(parts[number])
+            if number in self._lost:  # a new process
+                handles.append(self._request(link, encode(Optimizer(self.spec), link.view)))
+            handles.append(self._request(link, Header(Kind.STATE, len(state), link.view).pack() + state))
+        for handle in handles:
+            handle.wait()
+        return [_said(behind_by, keys) for behind_by, keys in sorted(behind.items())]
+
+    def restored(self) -> None:
+        """All servers have what they need."""
+        for number in self._lost:
+            self._snapshots.pop(number, None)
+        self._lost.clear()
+
+    def _of_servers(self) -> Iterable[bytearray]:
+        answers: list[list[bytearray]] = []
+        handles = []
+        for link in self._member.routes.by_number.values():
+            answers.append([])
+            handles.append(self._request(link, Header(Kind.READ_STEPS, 0, link.view).pack(), answers[-1]))
+        for handle in handles:
+            handle.wait()
+        return [answer[0] for answer in answers]
+
+    def _divided(self, found: States) -> tuple[dict[int, dict[str, Array]], dict[int, dict[Key, int]]]:
+        """The states of each server's slices. Also: how many steps older than the weights -> of each key how many
+        slices have such a state, if it is older; -1: as there is none."""
+        by_slice = _by_slice(found)
+        parts: dict[int, dict[str, Array]] = defaultdict(dict)
+        behind: dict[int, dict[Key, int]] = defaultdict(lambda: defaultdict(int))
+        weights = self.weights()
+        for name, entry in self._entries.items():
+            if not entry.is_weight:
+                continue
+            for slice_ in entry.slices:
+                states = by_slice.get((slice_.range.key, slice_.range.index), {})
+                newest = max((steps for steps in states if steps <= self.made), default=-1)
+                fields = states.get(newest, {})
+                exact = newest == self.made and VALUE in fields
+                part = {VALUE: fields[VALUE] if exact else np.ascontiguousarray(cut(weights[name], slice_))}
+                part |= {field: array for field, array in fields.items() if field != VALUE}
+                where = f"{slice_.range.key}/{slice_.range.index}"
+                parts[slice_.range.server] |= {f"{where}/{field}": array for field, array in part.items()}
+                if self.made > max(newest, 0):
+                    behind[self.made - newest if newest >= 0 else -1][name] += 1
+        return parts, behind
+
+    def _request(
+        self, link: ServerLink, frame: bytes, answer: list[bytearray] | None = None, priority: int = LAST
+    ) -> Handle:
+        return self._member.watched(link.request(frame, self._seconds, answer, priority=priority))
+
+
+def keepers(view: View, server: int) -> set[int]:
+    """The members that keep this server's snapshots: two, on two hosts if there are two."""
+    number, hosts = view.servers.index(server), view.hosts
+    if len(hosts) == 1:
+        return {view.members[each % len(view.members)] for each in (number, number + 1)}
+    return {
+        hosts[each % len(hosts)][(each // len(hosts)) % len(hosts[each % len(hosts)])] for each in (number, number + 1)
+    }
+
+
+def _by_slice(states: States) -> dict[tuple[int, int], dict[int, dict[str, Array]]]:
+    """(key, slice) -> steps -> "value" and the optimizer's arrays by name."""
+    found: dict[tuple[int, int], dict[int, dict[str, Array]]] = defaultdict(lambda: defaultdict(dict))
+    for name, array in states.items():
+        key, index, steps, field = name.split("/", 3)
+        fields = found[int(key), int(index)][int(steps)]
+        if field == VALUE or field.startswith(STATE):
+            fields[field.removeprefix(STATE)] = array
+    return found
+
+
+def _packed(states: States) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **states)
+    return stream.getvalue()
+
+
+def _said(behind_by: int, slices: Mapping[Key, int]) -> str:
+    names = [f"{name} ({count})" for name, count in slices.items()]
+    more = f" and {len(names) - MAX_NAMED} others" if len(names) > MAX_NAMED else ""
+    what = f"{sum(slices.values())} slices, of the keys {', '.join(names[:MAX_NAMED])}{more}"
+    if behind_by < 0:
+        return f"the optimizer's state of {what} is lost with their server, and begins anew"
+    steps = "1 step" if behind_by == 1 else f"{behind_by} steps"
+    return f"the optimizer's state of {what} is {steps} older than the weights: it is a lost server's last snapshot"

@@ -1,0 +1,45 @@
+"""The rounds of an epoch in a job that is not elastic. elastic/member.py has those of one that is."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dmltrain.arrays import Array
+from dmltrain.data.deal import Dealing
+from dmltrain.data.parts import Epoch, Part
+
+
+class Rounds(Protocol):
+    """See MemberRounds."""
+
+    dealing: Dealing
+
+    @property
+    def finished(self) -> bool: ...
+
+    def part(self, epoch: Epoch) -> Part: ...
+
+    def begin(self) -> tuple[Array, int]: ...
+
+    def end(self, receipts: Array) -> bool: ...
+
+
+class PlainRounds:
+    """Of worker `rank`, whose job always has the same workers."""
+
+    def __init__(self, dealing: Dealing, rank: int) -> None:
+        self.dealing, self._rank = dealing, rank
+
+    @property
+    def finished(self) -> bool:
+        return self.dealing.finished
+
+    def part(self, epoch: Epoch) -> Part:
+        return self.dealing.part(self._rank, epoch)
+
+    def begin(self) -> tuple[Array, int]:
+        return self.dealing.positions_of(self._rank), self.dealing.round.dealt
+
+    def end(self, receipts: Array) -> bool:
+        self.dealing.committed(self.dealing.members)
+        return False

@@ -1,0 +1,147 @@
+"""What a script asks of `dmltrain.distribute`: checked before its job starts, and the one kvstore of its process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dmltrain import env, kvstore
+from dmltrain.env import Environment
+from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore, codec, rules, types
+from dmltrain.kvstore.local_steps import LocalSteps
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How the models of a process exchange gradients; the fields are parameters of `dmltrain.distribute`."""
+
+    kvstore: str
+    compression: str | Mapping[str, Any]
+    staleness: float | None
+    update_on_kvstore: bool | None
+    transport: str | None
+    host_sum: str | None
+    server_shares: str | None
+    balance: bool = False
+
+    @property
+    def codec_parameters(self) -> dict[str, Any]:
+        """As `KVStore.set_gradient_compression` takes them."""
+        return dict(self.compression) if isinstance(self.compression, Mapping) else {"type": self.compression}
+
+    def chosen(self, environment: Environment) -> Environment:
+        """`environment` with what is asked for in place of its own. Raises UserError for a wrong value."""
+        return env.with_choices(
+            environment, transport=self.transport, host_sum=self.host_sum, server_shares=self.server_shares
+        )
+
+    def in_effect(self, environment: Environment) -> dict[str, Any]:
+        """By field, what holds with the defaults of `environment`. Raises UserError for a wrong value."""
+        kind, chosen = types.find(self.kvstore), self.chosen(environment)
+        return {
+            "kvstore": kind.name,
+            "compression": self._codec(),
+            "staleness": kind.bound(self.staleness),
+            "update_on_kvstore": self.on_servers(environment),
+            "balance": self.balance,
+            **{name: getattr(chosen, name) for name in env.CHOICES},
+        }
+
+    def on_servers(self, environment: Environment) -> bool:
+        """Whether the user wants the optimizer on the servers; the environment counts where servers can run it."""
+        if self.update_on_kvstore is not None:
+            return bool(self.update_on_kvstore)
+        return bool(environment.update_on_kvstore) and "servers" in types.find(self.kvstore).optimizer_on
+
+    def _codec(self) -> codec.Codec | None:
+        try:
+            return codec.make(self.codec_parameters)
+        except ValueError as error:
+            raise UserError(f"compression={self.compression!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class OfModel:
+    """What each model of a process can choose for itself; the fields are parameters of `dmltrain.distribute`."""
+
+    local_steps: int | None
+    outer_lr: float | None
+    outer_momentum: float | None
+    factors: int
+
+    def averaging(self, kvstore: str) -> LocalSteps | None:
+        """See KVStoreType.averaging."""
+        return types.find(kvstore).averaging(self.local_steps, self.outer_lr, self.outer_momentum)
+
+
+def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
+    """Raise UserError for the first mistake, also where the script trains alone and its choices have no effect."""
+    found = asked.in_effect(environment)
+    if model.factors:
+        rules.check_rows(model.factors)
+    rules.check(
+        rules.IN_PYTHON,
+        kvstore=asked.kvstore,
+        staleness=asked.staleness,
+        local_steps=model.local_steps,
+        outer_lr=model.outer_lr,
+        outer_momentum=model.outer_momentum,
+        update_on_kvstore=found["update_on_kvstore"],
+        compression=found["compression"].name if found["compression"] else "none",
+        threshold=asked.codec_parameters.get("threshold"),
+        factors=model.factors or None,
+        server_shares=asked.server_shares,
+    )
+    if asked.balance and environment.launched and not environment.elastic:
+        raise UserError("balance=True needs a job that was started with dmltrain-launch --elastic")
+    if environment.elastic:
+        _check_elastic({**found, "threshold": asked.codec_parameters.get("threshold"), "factors": model.factors})
+
+
+def _check_elastic(chosen: Mapping[str, Any]) -> None:
+    """Raise UserError for what an elastic job cannot have."""
+    wanted = {"threshold": None, "factors": 0, "server_shares": env.SERVER_SHARES[0]}
+    wrong = [f"{name}={chosen[name]!r}" for name, value in wanted.items() if chosen[name] != value]
+    if not types.find(chosen["kvstore"]).can_be_elastic:
+        wrong.insert(0, f"kvstore={chosen['kvstore']!r}")
+    if wrong:
+        raise UserError(
+            "this job was started with --elastic, which needs kvstore='dist_sync', without a threshold of compression, "
+            f"without factors, and with equal server_shares; this is "
+            f"{', '.join(wrong)}: use these, or start it without --elastic"
+        )
+
+
+def store(asked: Exchange, environment: Environment) -> KVStore:
+    """The kvstore of this process, which its first model creates. Raises UserError if that asked for another one."""
+    if not environment.launched:
+        return kvstore.create("local")
+    if not _stores:
+        chosen = asked.chosen(environment)
+        made = kvstore.create(asked.kvstore, staleness=asked.staleness, environment=chosen, elastic=True)
+        made.set_gradient_compression(asked.codec_parameters)
+        _stores.append((asked, made))
+    first, shared = _stores[0]
+    _check_same(asked, first, environment)
+    return shared
+
+
+def _check_same(asked: Exchange, first: Exchange, environment: Environment) -> None:
+    now, before = asked.in_effect(environment), first.in_effect(environment)
+    for name in now:
+        if now[name] != before[name]:
+            raise UserError(
+                f"{_shown(asked, name, now)}: this process already uses {_shown(first, name, before)}; use that for "
+                "every model"
+            )
+
+
+def _shown(asked: Exchange, name: str, found: dict[str, Any]) -> str:
+    """What was asked for, else what is in effect."""
+    value = getattr(asked, name)
+    return f"{name}={(found[name] if value is None else value)!r}"
+
+
+_stores: list[tuple[Exchange, KVStore]] = []  # at most one: a process joins its job once, however many models it trains

@@ -1,0 +1,232 @@
+"""The frames of an agent that its launcher has not confirmed, on the agent's disk.
+
+Frames are numbered from 1. They are kept in files of SEGMENT_BYTES, each named by the number of its first frame, and a
+file goes when the launcher has confirmed all of it. So the next launcher gets all that the one before has not kept.
+
+Above `most` bytes output of the processes is left out, and a line in its place says how many bytes. Events are few, and
+always kept: in memory if the disk is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+
+from launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT
+
+SEGMENT_BYTES = 1 << 20
+MOST_BYTES = 64 << 20
+LEFT_OUT = "\n%d bytes of output are missing here: no launcher was attached, and %s\n"
+NAME = "%020d"
+
+
+def folder_of(prefix: str, host: str) -> str:
+    """Where the agent of `host` keeps its frames. `prefix`: of the job's private folders."""
+    import hashlib
+
+    return os.path.join(tempfile.gettempdir(), prefix + "spool-" + hashlib.sha256(host.encode()).hexdigest()[:16])
+
+
+class Segment:
+    """Frames from number `first` on, `size` bytes in the file `path`; or, if there is no room on the disk, in
+    `memory`."""
+
+    def __init__(self, path: str, first: int):
+        self.path, self.first, self.count, self.size = path, first, 0, 0
+        self.memory: bytearray | None = None
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+    def append(self, frame: bytes) -> None:
+        """OSError if there is no room; then nothing has changed."""
+        if self.memory is not None:
+            self.memory += frame
+        else:
+            self._write(frame)
+        self.size += len(frame)
+        self.count += 1
+
+    def _write(self, frame: bytes) -> None:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.pwrite(descriptor, frame, self.size) < len(frame):
+                raise OSError("there is no room")
+        finally:
+            os.close(descriptor)
+
+    def read(self, start: int, most: int) -> bytes:
+        if self.memory is not None:
+            return bytes(self.memory[start : start + most])
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, min(most, self.size - start), start)
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        if self.memory is None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+class Spool:
+    """Appends to a new `folder`, which only this user can read. OSError if it cannot be made.
+
+    `first`: the number of the oldest frame that is there; `last`: of the newest. `read` gives each frame once, in
+    order, until `rewind`.
+    """
+
+    def __init__(self, folder: str, most: int = MOST_BYTES, segment: int = SEGMENT_BYTES):
+        self.folder, self._most, self._segment = folder, most, segment
+        self.first, self.last, self.confirmed = 1, 0, 0
+        self._segments: list[Segment] = []
+        self._left_out: dict[int, int] = {}  # bytes by task
+        self._why = ""
+        self._next, self._offset = 1, 0  # the first frame of the segment that is read next, and where in it
+        self._bytes = 0
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder, 0o700)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that `read` has not given yet."""
+        found = sum(each.size for each in self._segments if each.first >= self._next)
+        return found - self._offset
+
+    @property
+    def done(self) -> bool:
+        """Whether the launcher has kept all."""
+        return self.confirmed >= self.last
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def append(self, kind: int, task: int, payload: bytes) -> None:
+        """Keep a frame; or, if it is output and there is no room, count what is left out."""
+        frame = HEADER.pack(kind, task, len(payload)) + payload
+        if kind == EVENT:
+            return self._keep(frame)
+        if self._bytes + len(frame) > self._most:
+            return self._leave_out(task, len(payload), f"its host keeps {self._most >> 20} MiB at most")
+        try:
+            self._explain(task)
+            self._add(frame)
+        except OSError as error:
+            self._leave_out(task, len(payload), f"its host had no room on its disk ({error.strerror or error})")
+
+    def explain_all(self) -> None:
+        """Say in the output where some of it is missing."""
+        for task in list(self._left_out):
+            with contextlib.suppress(OSError):
+                self._explain(task)
+
+    def _explain(self, task: int) -> None:
+        if task in self._left_out:
+            text = (LEFT_OUT % (self._left_out[task], self._why)).encode()
+            self._add(HEADER.pack(OUTPUT, task, len(text)) + text)
+            del self._left_out[task]
+
+    def _leave_out(self, task: int, size: int, why: str) -> None:
+        self._left_out[task] = self._left_out.get(task, 0) + size
+        self._why = why
+
+    def _keep(self, frame: bytes) -> None:
+        try:
+            self._add(frame)
+        except OSError:
+            self._new()
+            self._segments[-1].memory = bytearray()
+            self._add(frame)
+
+    def _add(self, frame: bytes) -> None:
+        newest = self._segments[-1] if self._segments else None
+        if newest is None or newest.size >= self._segment or (newest.memory is not None and newest.count):
+            self._new()
+        self._segments[-1].append(frame)
+        self._bytes += len(frame)
+        self.last += 1
+
+    def _new(self) -> None:
+        if self._segments and not self._segments[-1].count:
+            self._segments.pop()
+        self._segments.append(Segment(os.path.join(self.folder, NAME % (self.last + 1)), self.last + 1))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def rewind(self) -> None:
+        """The next launcher gets all that is there."""
+        self.explain_all()
+        self._next, self._offset = self.first, 0
+
+    def read(self, most: int) -> bytes:
+        """Whole frames, about `most` bytes, or one frame that is larger; b"" if all have been read."""
+        for segment in self._segments:
+            if segment.first == self._next:
+                data = self._frames(segment, most)
+                self._offset += len(data)
+                if self._offset == segment.size and segment is not self._segments[-1]:
+                    self._next, self._offset = segment.last + 1, 0
+                    return data or self.read(most)
+                return data
+        return b""
+
+    def _frames(self, segment: Segment, most: int) -> bytes:
+        data = segment.read(self._offset, max(most, HEADER.size))
+        end = 0
+        while len(data) - end >= HEADER.size:
+            size = HEADER.size + HEADER.unpack_from(data, end)[2]
+            if end + size > len(data):
+                if not end:
+                    return segment.read(self._offset, size)
+                break
+            end += size
+        return data[:end]
+
+    def confirm(self, number: int) -> None:
+        """The launcher has kept the frames up to this one."""
+        self.confirmed = max(self.confirmed, min(number, self.last))
+        while self._segments and self._segments[0].first < self._next and self._segments[0].last <= self.confirmed:
+            gone = self._segments.pop(0)
+            gone.remove()
+            self._bytes -= gone.size
+            self.first = gone.last + 1
+
+    def close(self) -> None:
+        """At the agent's end: nothing is left of it if the launcher has kept all."""
+        self.explain_all()
+        if self.done:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Left(Spool):
+    """What an agent that has ended has left in `folder`; FileNotFoundError if there is nothing."""
+
+    def __init__(self, folder: str):
+        self.folder, self._most, self._segment = folder, MOST_BYTES, SEGMENT_BYTES
+        self._left_out, self._why, self._segments = {}, "", []
+        for name in sorted(os.listdir(folder)):
+            segment = Segment(os.path.join(folder, name), int(name))
+            segment.size, segment.count = _measured(segment.path)
+            self._segments.append(segment)
+        self.first = self._segments[0].first if self._segments else 1
+        self.last = self._segments[-1].last if self._segments else 0
+        self.confirmed = self._bytes = 0
+        self.rewind()
+
+
+def _measured(path: str) -> tuple[int, int]:
+    """Bytes and number of the whole frames in a file: a killed agent may have written a part of one."""
+    size, end, count = os.path.getsize(path), 0, 0
+    with open(path, "rb") as file:
+        while end + HEADER.size <= size:
+            file.seek(end)
+            kind, task, length = HEADER.unpack(file.read(HEADER.size))
+            known = (kind == EVENT and task == NO_TASK) or kind == OUTPUT
+            if not known or end + HEADER.size + length > size:
+                break
+            end += HEADER.size + length
+            count += 1
+    return end, count

@@ -1,0 +1,36 @@
+"""A launcher that goes on in the background when its job runs, and the process that waits for that in the terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+
+def in_background(act: Callable[[Callable[[str], None]], int], say: Callable[[str], None]) -> int:
+    """Call `act(started)` in a child process, whose exit code this is; or 0, as soon as the child has called
+    `started(text)`: then the text is said, and the child goes on alone. In the child it returns what `act` returns.
+
+    Until then the child belongs to the terminal: it may ask for a passphrase, and gets Ctrl-C.
+    """
+    there, here = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(there)
+        return act(lambda text: _tell(here, text))
+    os.close(here)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: os.kill(child, number))
+    text = b""
+    while more := os.read(there, 1 << 16):
+        text += more
+    if text:
+        say(text.decode(errors="replace"))
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256
+
+
+def _tell(descriptor: int, text: str) -> None:
+    os.write(descriptor, text.encode(errors="replace"))
+    os.close(descriptor)

@@ -1,0 +1,125 @@
+"""Planned changes of a running elastic job: what the user asks for, and what comes of it. Pure.
+
+`dmltrain job add` and `job remove` ask for a change through the launcher's control socket (session.py). Workers come
+(arrivals.py) and leave (leavers.py) while the others go on. The scheduler's lines say when a worker is a member. A
+request is answered when all that it asked for has happened, or cannot happen any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from launch import LaunchError
+from launch.control.message import ADD, SET
+from launch.job import hosts
+from launch.job.host import Host
+from launch.run.action import Action
+from launch.run.arrivals import Arrivals
+from launch.run.attempt import Attempt
+from launch.run.event import Asked, Viewed
+from launch.run.leavers import Leavers
+from launch.run.limit import FAULT_CODE, USAGE_CODE
+from launch.run.listing import Listing
+from launch.run.losses import Notice
+from launch.run.process import Process
+from launch.run.waiters import Waiter, Waiters
+
+FIXED = "an elastic job has dist_sync for good: start it without --elastic to change its kvstore while it runs"
+MOST_AT_ONCE = 1000  # workers that one request may add
+MOST_DIGITS = 6  # Python makes no number of very many
+
+
+class Changes:
+    """`listed`: hosts that the user has described, also those without a process."""
+
+    def __init__(self, attempt: Attempt, listed: Sequence[Host] = ()):
+        self._attempt = attempt
+        self._waiters = Waiters()
+        self.arrivals = Arrivals(attempt, self._waiters)
+        self.leavers = Leavers(attempt, self._waiters)
+        self.listing = Listing(attempt, self.arrivals, self.leavers, listed)
+
+    @property
+    def deadline(self) -> float:
+        return self.arrivals.deadline
+
+    def asked(self, request: Asked, now: float) -> list[Action]:
+        """What the user wants. A request that cannot be done at all changes nothing."""
+        waiter = Waiter(request.number)
+        self._waiters.add(waiter)
+        try:
+            if request.do == SET:
+                raise LaunchError(FIXED)
+            if why := self._attempt.unready:
+                raise LaunchError(why, FAULT_CODE)
+            if request.do == ADD:
+                return self._add(request.what, waiter, now)
+            return self.leavers.remove(request.what, waiter, "dmltrain job remove", now)
+        except LaunchError as error:
+            waiter.keys.clear()
+            waiter.note(str(error), error.code)
+            return []
+
+    def _add(self, what: str, waiter: Waiter, now: float) -> list[Action]:
+        if re.fullmatch(r"\d+", number := what.strip(), re.ASCII):
+            if len(number) > MOST_DIGITS:
+                raise LaunchError(f"a number of {len(number)} digits: expected 1 to {MOST_AT_ONCE} workers")
+            self._check_more(int(number))
+            return self.arrivals.place(int(number), waiter)
+        wanted = [self._described(host) for host in hosts.from_list(what)]
+        self._check_more(sum(workers for _, workers in wanted))
+        return [action for host, workers in wanted for action in self.arrivals.add(host, workers, waiter, now)]
+
+    def _check_more(self, workers: int) -> None:
+        if not 1 <= workers <= MOST_AT_ONCE:
+            raise LaunchError(f"{workers} workers: expected 1 to {MOST_AT_ONCE}")
+        self.arrivals.check(workers)
+
+    def _described(self, host: Host) -> tuple[Host, int]:
+        """The host as the user has described it before, and how many workers it gets."""
+        known = self._attempt.hosts.get(host.name) or self.listing.known.get(host.name)
+        return known or host, host.slots or 1
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def viewed(self, event: Viewed, after: float) -> None:
+        """These workers are the members from now on, `after` s from the job's start."""
+        self.leavers.viewed(event.workers)
+        for number, each in enumerate(self._attempt.processes):
+            if each.comes and each.runs and each.task.rank in event.workers:
+                each.joined_after = after
+                text = f"worker {each.task.rank} on {each.task.host.name} has joined the job in view {event.view}"
+                self._attempt.losses.notices.append(Notice(text))
+                self._waiters.settle(("joins", number), text)
+
+    def settle(self, now: float) -> list[Action]:
+        """Give hosts back, and answer what is settled. Call it after each event."""
+        if self._attempt.ending.begun:
+            self._waiters.settle_all(self._attempt.why_ended, FAULT_CODE)
+            return list(self._waiters.replies())
+        actions = self.listing.follow(now) if self.listing.wanted and not self._attempt.unready else []
+        actions += self.leavers.give_back()
+        if self._waiters:
+            self._settle_newcomers()
+            self.leavers.settle()
+        return [*actions, *self._waiters.replies()]
+
+    def _settle_newcomers(self) -> None:
+        for key in self._waiters.keys:
+            match key:
+                case ("joins", int(task)) if not self._attempt.processes[task].runs:
+                    process = self._attempt.processes[task]
+                    self._waiters.settle(key, _why_not(process), _code(process), task)
+                case _:
+                    pass
+
+
+def _why_not(process: Process) -> str:
+    if process.code == 0:
+        return f"worker {process.task.rank} on {process.task.host.name} did not join the job: it came to its end"
+    return f"{process.fate}, before it had joined the job"
+
+
+def _code(process: Process) -> int:
+    return USAGE_CODE if process.code == USAGE_CODE else FAULT_CODE

@@ -1,0 +1,149 @@
+"""Start a job with --detach, which lives on without its launcher, or take one up again (detached.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launch import NAME, version
+from launch.clusters import Cluster
+from launch.run import journal, report
+from launch.run.action import Continue
+from launch.run.detached import DetachedSession
+from launch.run.journal import Beginning, Journal, Story
+from launch.run.limit import FAULT_CODE
+from launch.run.repeated import Repeated
+from launch.run.session import Session
+from launch.run.start import Start
+from launch.run.supervise import Supervisor
+from launch.terminal.choice import make_display
+from launch.terminal.log_folder import LogFolder
+from launch.terminal.output import Output
+
+LOG = "launcher.log"  # what a launcher in the background says
+REQUESTS = 1 << 20  # of one launcher
+
+
+class DetachedStart(Start):
+    """`started` is called once when all processes run, with a text for the user."""
+
+    session_type = DetachedSession
+    started: Callable[[str], None] | None = None
+    foreground = False
+    _left = False
+
+    def make_output(self, names: Sequence[str]) -> Output:
+        shown = self.options if self.foreground else replace(self.options, quiet=True)
+        return Output(self.folder, names, make_display(shown, names))
+
+    def prepare(self, session: Session, output: Output) -> None:
+        assert isinstance(session, DetachedSession)
+        session.keep(journal.Kept(self.folder.path), output.size)
+        session.foreground = self.foreground
+        self._write(session, output)
+
+    def _write(self, session: DetachedSession, output: Output) -> None:
+        given = self.options
+        options = replace(
+            given,
+            hostfile=report.absolute(given.hostfile),
+            worker_hostfile=report.absolute(given.worker_hostfile),
+            server_hostfile=report.absolute(given.server_hostfile),
+            identity=report.absolute(given.identity),
+        )
+        hosts, listed = tuple(self.cluster.hosts), tuple(self.listed)
+        beginning = Beginning(options, self.job, hosts, listed, str(self.path), self.began)
+        session.write_to(Journal(self.folder.path, version()), beginning)
+
+    def told(self) -> None:
+        if self.started:
+            started, self.started = self.started, None
+            self.to_background(started)
+
+    def leave(self, supervisor: Supervisor, session: Session) -> int:
+        assert isinstance(session, DetachedSession)
+        self._left = True
+        self._record(supervisor)
+        self.say(f"{NAME}: {session.why}; the job goes on without this launcher: dmltrain job attach {self.path}")
+        return FAULT_CODE
+
+    def run(self) -> int:
+        """The exit code of the job; that of a launcher that leaves it is FAULT_CODE."""
+        code = super().run()
+        if not self._left:
+            journal.remove(self.folder.path)
+        return code
+
+    def _interrupt(self, number: int) -> None:
+        """A terminal that closes does not end the job."""
+        if number == signal.SIGHUP:
+            return self.to_background()
+        super()._interrupt(number)
+
+    def to_background(self, started: Callable[[str], None] | None = None) -> None:
+        """Go on without a terminal."""
+        self.foreground = False
+        if isinstance(self._session, DetachedSession):
+            self._session.foreground = False
+        if started:
+            os.setsid()
+            started(
+                f"{NAME}: job {self.job.name} goes on without this terminal; logs in {self.path}; "
+                f"to take it up again: dmltrain job attach {self.path if self.options.log_dir else self.job.name}"
+            )
+        into_background(self.folder.path)
+
+
+class AttachedStart(DetachedStart):
+    """A job that another launcher has started. `folder` is locked by this one."""
+
+    foreground = True
+
+    def __init__(self, story: Story, size: int, cluster: Cluster, folder: LogFolder, say: Callable[[str], None]):
+        began = story.beginning
+        self._story, self._length = story, size
+        super().__init__(began.options, began.job, cluster, Path(folder.shown), say, began.listed, folder)
+        self.began = began.began
+        self.first_request = (story.lease + 1) * REQUESTS
+
+    def _supervisor(self) -> Supervisor:
+        self._repeated = Repeated(super()._supervisor(), self._story)
+        return self._repeated.supervisor
+
+    def greet(self, supervisor: Supervisor) -> None:
+        self.say(f"{NAME}: attached to job {self.job.name}, logs in {self.path}")
+        for line in report.losses(supervisor):
+            self.say(f"{NAME}: {line}")
+
+    def prepare(self, session: Session, output: Output) -> None:
+        super().prepare(session, output)
+        self._record(self._repeated.supervisor)
+
+    def _write(self, session: DetachedSession, output: Output) -> None:
+        for action in self._repeated.opened:
+            if isinstance(action, Continue):
+                output.add(action.task)
+            else:
+                output.open(action.name)
+        kept = session.kept
+        names: dict[str, list[int]] = {}
+        for number, process in enumerate(self._repeated.supervisor.processes):
+            names.setdefault(process.task.name, []).append(number)
+        for tasks in names.values():
+            for task in tasks:
+                output.cut(task, kept.size(tasks))
+        session.go_on(Journal(self.folder.path, version(), self._length), self._repeated, self._story.lease)
+
+
+def into_background(folder: Path) -> None:
+    """Leave the terminal: what is said goes to a file in `folder`."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.dup2(log, 2)
+    os.close(nothing)
+    os.close(log)

@@ -1,0 +1,63 @@
+"""The supervisor of a job that is not elastic: only its kvstore can change while it runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launch import LaunchError
+from launch.control.message import SET
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.run.action import Action
+from launch.run.event import Asked, Event, Slowest, Tick, Told
+from launch.run.limit import FAULT_CODE, UNLIMITED, Limits
+from launch.run.settings import SettingsChanges
+from launch.run.supervise import Supervisor
+from launch.run.waiters import Waiter, Waiters
+
+NOT_ELASTIC = "the job's workers are those of its start: start it with --elastic to add and remove some while it runs"
+
+
+class PlainSupervisor(Supervisor):
+    """See `Supervisor`."""
+
+    def __init__(self, job: Job, hosts: Sequence[Host], limits: Limits = UNLIMITED):
+        super().__init__(job, hosts, limits)
+        self._waiters = Waiters()
+        self._settings = SettingsChanges(self, self._waiters)
+
+    @property
+    def deadline(self) -> float:
+        return min(super().deadline, self._settings.deadline)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Asked():
+                actions = self._asked(event, now)
+            case Told():
+                actions = self._settings.told(event, now - self._began, now)
+            case Slowest():
+                actions = [] if self.unready else self._settings.slowest(event, now)
+            case _:
+                actions = super().handle(event, now)
+        if isinstance(event, Tick):
+            actions = [*actions, *self._settings.tick(now)]
+        return [*actions, *self._answers()]
+
+    def _asked(self, request: Asked, now: float) -> list[Action]:
+        waiter = Waiter(request.number)
+        self._waiters.add(waiter)
+        try:
+            if request.do != SET:
+                raise LaunchError(NOT_ELASTIC)
+            if why := self.unready:
+                raise LaunchError(why, FAULT_CODE)
+            return self._settings.ask(request.what, waiter, "dmltrain job set", now)
+        except LaunchError as error:
+            waiter.note(str(error), error.code)
+            return []
+
+    def _answers(self) -> list[Action]:
+        if self.ending.begun:
+            self._waiters.settle_all(self.why_ended, FAULT_CODE)
+        return list(self._waiters.replies())

@@ -1,0 +1,149 @@
+"""Counting an audit folder: jobs that lost members are exact, and every way to be wrong is a problem."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain.audit import lines, receipt, views_file
+from dmltrain.audit.count import count
+from dmltrain.audit.lines import Writer
+from dmltrain.audit.views_file import Entered, Job, Recorded
+from dmltrain.data.deal import Dealing
+from dmltrain.errors import UserError
+from dmltrain.kvstore.view import View
+
+
+def write_job(folder, samples=22, batch=6, workers=3, epochs=2, losses=()):
+    """What the members of a job write. `losses`: op -> the member that is lost after it has pushed this op."""
+    losses, op, left, number = dict(losses), 0, list(range(workers)), 1
+    writers = {member: Writer(folder, member) for member in left}
+    first = View(1, 0, (tuple(left),), (0,))
+    entered = [Entered(first)]
+    for epoch in range(epochs):
+        dealing = Dealing(samples, batch, left)
+        while not dealing.finished:
+            op += 1
+            for member in left:
+                writers[member].began(op, number, epoch, dealing.positions_of(member))
+            if losses.get(op) in left and len(left) > 1:
+                left.remove(losses[op])
+                number += 1
+                dealing.enter(left)
+                view = entered[-1].view.without([losses[op]], op - 1)
+                entered.append(Entered(view, epoch, views_file.ranges(dealing.returned)))
+            total = sum(receipt.of(dealing.positions_of(member)) for member in left)
+            for member in left:
+                writers[member].committed(op, number, left, dealing.round.dealt, int(total[0]), total)
+            dealing.committed(left)
+        op += 1  # the barrier at the epoch's end
+        for member in left:
+            writers[member].settled(op - 1)
+    for writer in writers.values():
+        writer.close()
+    views_file.write(folder, Recorded(Job(workers, 1, samples, batch, epochs, "mlp", ""), tuple(entered)))
+
+
+@given(st.dictionaries(st.integers(1, 12), st.integers(0, 2)), st.integers(1, 30), st.integers(1, 8))
+def test_a_job_that_loses_members_is_exact(tmp_path_factory, losses, samples, batch):
+    folder = tmp_path_factory.mktemp("audit")
+    write_job(folder, samples, batch, losses=losses)
+    found = count(folder)
+    assert found.problems == ()
+    assert list(found.times) == [0, 1] and all(np.all(each == 1) for each in found.times.values())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_job(tmp_path, losses={2: 1})
+    assert count(tmp_path).problems == ()
+    return tmp_path
+
+
+def edit(path, change):
+    """Rewrite the file by change(list of its objects)."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    change(found)
+    path.write_text("".join(json.dumps(each) + "\n" for each in found))
+
+
+def drop(*places):
+    return lambda found: [found.pop(place) for place in sorted(places, reverse=True)]
+
+
+def put(place, name, value):
+    return lambda found: found[place].__setitem__(name, value)
+
+
+def test_what_a_lost_member_pushed_last_does_not_count(folder):
+    """Its samples of the carried round were dealt again."""
+    assert [each.op for each in lines.samples(folder, 1, 22)] == [1, 2]
+    edit(folder / "samples-1.jsonl", put(1, "positions", [0]))
+    assert count(folder).problems == ()
+
+
+def test_a_member_without_a_line_of_its_samples(folder):
+    edit(folder / "samples-2.jsonl", drop(2))
+    problems = count(folder).problems
+    assert problems[0] == "op 3: member 2 has no line of its samples"
+    assert problems[1].startswith("op 3: its receipt is (6, ") and "its members' samples make (3, " in problems[1]
+    assert problems[2].startswith("epoch 0: never committed: 3 position(s): ")
+
+
+def test_a_sample_that_was_used_twice_and_one_that_was_not(folder):
+    edit(folder / "samples-0.jsonl", put(0, "positions", [1, 3]))
+    problems = count(folder).problems
+    assert problems[1:] == (
+        "epoch 0: never committed: 1 position(s): 0",
+        "epoch 0: committed more than once: 1 position(s): 1",
+    )
+    assert problems[0].startswith("op 1: its receipt is") and count(folder).times[0][:4].tolist() == [0, 2, 1, 1]
+
+
+def test_the_same_numbers_and_sum_of_other_samples(folder):
+    [first, *_] = lines.samples(folder, 0, 22)
+    assert first.positions.tolist() == [0, 3]
+    edit(folder / "samples-0.jsonl", put(0, "positions", [1, 2]))
+    assert count(folder).problems[0].startswith("op 1: its receipt is (6, 21, ")
+
+
+def test_commit_lines_that_differ(folder):
+    edit(folder / "commits-2.jsonl", put(3, "view", 9))
+    assert count(folder).problems == ("op 4: the commit lines of members 0 and 2 differ",)
+
+
+def test_a_round_that_nobody_committed(folder):
+    for member in (0, 2):
+        edit(folder / f"commits-{member}.jsonl", drop(2))
+    [problem] = count(folder).problems
+    assert problem.startswith("epoch 0: never committed: 6 position(s): ")
+
+
+def test_committed_samples_that_are_not_those_of_the_receipt(folder):
+    for member in (0, 2):
+        edit(folder / f"commits-{member}.jsonl", put(2, "committed", 5))
+    assert count(folder).problems == ("op 3: 5 samples of 6 are committed, its receipt has 6",)
+
+
+def test_samples_of_another_epoch(folder):
+    edit(folder / "samples-2.jsonl", put(0, "epoch", 1))
+    assert "op 1: member 2 is in epoch 1, others in 0" in count(folder).problems
+
+
+def test_a_round_that_was_pushed_again(folder):
+    """With the same samples it is fine; with others it was dealt twice."""
+    edit(folder / "samples-0.jsonl", lambda found: found.insert(1, found[0] | {"view": 2}))
+    assert count(folder).problems == ()
+    edit(folder / "samples-0.jsonl", put(1, "positions", [4]))
+    assert count(folder).problems == ("op 1: member 0 pushed different samples one after another",)
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / "samples-1.jsonl").unlink()
+    with pytest.raises(UserError, match="samples-1.jsonl: No such file or directory; .* of all members from all hosts"):
+        count(folder)
+    (folder / "views.json").unlink()
+    with pytest.raises(UserError, match="^/.*/views.json: No such file or directory; the views.json of a job"):
+        count(folder)

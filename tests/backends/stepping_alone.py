@@ -1,0 +1,64 @@
+"""Small models and their local steps, for tests of dist_local. They need torch."""
+
+import threading
+
+import torch
+from torch import nn
+
+from dmltrain.backends.torch.distributed import distribute
+
+MEAN = (1.0, 0.0)  # outer learning rate and momentum
+NESTEROV = (0.7, 0.9)
+SEEDING = threading.Lock()  # torch has one generator for the workers' threads
+
+
+class Line(nn.Module):
+    """Its loss has the same gradient at all weights: `slopes`."""
+
+    def __init__(self, size=4):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(float(size)))
+
+    def forward(self, slopes):
+        return (self.weight * slopes).sum()
+
+
+def slopes(store, size=4):
+    """Each worker's; all their products and means are exact."""
+    return torch.arange(1.0, size + 1) * (1 + 2 * store.rank)
+
+
+def step(optimizer, model, slopes):
+    optimizer.zero_grad()
+    model(slopes).backward()
+    optimizer.step()
+
+
+def weights(model):
+    return torch.cat([each.detach().reshape(-1) for each in model.parameters()]).tolist()
+
+
+def perceptron(seed):
+    with SEEDING:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batches(rank, count, size=5):
+    draw = torch.Generator().manual_seed(100 + rank)
+    return [torch.randn(size, 6, generator=draw) for _ in range(count)]
+
+
+def trained(store, kind, averaging, count, momentum=0.0):
+    """The weights after so many steps on this worker's batches."""
+    model = perceptron(store.rank)
+    made = distribute(model, kind(model.parameters(), lr=0.1, **momentum_of(momentum)), store, averaging=averaging)
+    for x in batches(store.rank, count):
+        made.zero_grad()
+        model(x).square().mean().backward()
+        made.step()
+    return model, made
+
+
+def momentum_of(value):
+    return {"momentum": value} if value else {}

@@ -1,0 +1,342 @@
+"""The optimizer of an elastic job: a step is made by all members that go on or by none, whenever members are lost."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch import nn  # noqa: E402
+
+from dmltrain import models  # noqa: E402
+from dmltrain.backends.torch import trainer as backend  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute, layout  # noqa: E402
+from dmltrain.errors import UserError  # noqa: E402
+from dmltrain.options import parse  # noqa: E402
+from tests.backends.a_gpu import DEVICES, device_for  # noqa: E402
+from tests.backends.changing_store import ChangingStore  # noqa: E402
+from tests.backends.late_store import LateStore  # noqa: E402
+from tests.backends.test_torch_overlap import OPTIMIZERS as IN_PARTS  # noqa: E402
+
+STEPS, OWN = 3, 4  # steps of a run, samples of each member in a step
+RECEIPT = [OWN, 100.0, 2.0**40]
+
+
+def whole(make):
+    """The optimizer, of a class of its own: such ones make whole steps."""
+
+    def made(parameters):
+        optimizer = make(parameters)
+        optimizer.__class__ = type("Own", (type(optimizer),), {})
+        return optimizer
+
+    return made
+
+
+OPTIMIZERS = IN_PARTS | {f"{name}, whole": whole(make) for name, make in IN_PARTS.items()}
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    monkeypatch.setattr(layout, "BUCKET_BYTES", 64)
+
+
+def network(device="cpu"):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 2)).to(device)
+
+
+def backward(model, step, dealt):
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randn(OWN, 4, generator=generator).to(next(model.parameters()).device)
+    (model(images).pow(2).sum() / dealt).backward()
+
+
+def run(model, store, kind="sgd", dealt=3 * OWN, steps=STEPS):
+    """Train; returns the optimizer and the committed receipt of each step."""
+    optimizer = distribute(model, OPTIMIZERS[kind](model.parameters()), store, average=False, defer=True)
+    committed = []
+    for step in range(steps):
+        optimizer.round(dealt, np.array(RECEIPT))
+        optimizer.zero_grad()
+        backward(model, step, dealt)
+        optimizer.step()
+        committed.append(optimizer.committed.tolist())
+    return optimizer, committed
+
+
+def expected(members, kind="sgd", dealt=12, device="cpu"):
+    """The weights after steps with so many members each, without a store."""
+    model = network(device)
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    for step, count in enumerate(members):
+        optimizer.zero_grad()
+        backward(model, step, dealt)
+        for each in model.parameters():
+            each.grad = each.grad * count * (dealt / (OWN * count))
+        optimizer.step()
+    return weights(model)
+
+
+def weights(model):
+    return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+
+
+# -- without a change -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind):
+    plain, elastic = network(), network()
+    optimizer = distribute(plain, OPTIMIZERS[kind](plain.parameters()), LateStore(), average=False)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(plain, step, 8)
+        optimizer.step()
+    _, committed = run(elastic, ChangingStore(members=2), kind, dealt=8)
+    assert torch.equal(weights(plain), weights(elastic))
+    assert committed == [[8, 200, 2.0**41]] * STEPS
+
+
+def test_real_servers_sum_receipts_beside_gradients(job):
+    networks = [network(), network()]  # not made by two threads, which share torch's random numbers
+
+    def one(store):
+        store.elastic = True
+        try:
+            model = networks[store.rank]
+            optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store, average=False)
+            for step in range(STEPS):
+                optimizer.round(OWN, np.array([OWN if store.rank else 0, step, 2.0**40]))
+                optimizer.zero_grad()
+                backward(model, step, OWN if store.rank else float("inf"))
+                optimizer.step()
+            return weights(model), optimizer.committed.tolist()
+        finally:
+            store.elastic = False
+
+    for found, committed in job.all(one):
+        assert torch.equal(found, expected([1] * STEPS, dealt=OWN))
+        assert committed == [OWN, 2 * (STEPS - 1), 2.0**41]
+
+
+# -- with changes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_gradients_are_not_touched_before_the_commit(name, monkeypatch):
+    device = device_for(name, monkeypatch)
+    model, seen = network(device), []
+    before = weights(model).clone()
+
+    def recognised():
+        own = network(device)
+        backward(own, 0, 12)
+        seen.append(all(torch.equal(a.grad, b.grad) for a, b in zip(own.parameters(), model.parameters(), strict=True)))
+        seen.append(torch.equal(weights(model), before))
+
+    run(model, ChangingStore(changes={7}, recognised=recognised), steps=1)
+    assert seen == [True, True]
+    assert not torch.equal(weights(model), before)
+
+
+def calls(kind):
+    store = ChangingStore()
+    run(network(), store, kind)
+    return store.calls
+
+
+FIRST, *OTHERS = OPTIMIZERS
+
+
+@pytest.mark.parametrize("kind", [FIRST, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)])
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_member_may_be_lost_at_any_call(name, kind, monkeypatch):
+    """Each round is made with the members that are left, and the others' weights are those of plain steps."""
+    device = device_for(name, monkeypatch)
+    ways = set()
+    for number in range(1, calls(kind) + 1):
+        model, store = network(device), ChangingStore(changes={number})
+        _, committed = run(model, store, kind)
+        ways.add(tuple(store.rounds))
+        assert torch.equal(weights(model), expected(store.rounds, kind, device=device)), number
+        assert committed == [[count * each for each in RECEIPT] for count in store.rounds]
+    assert ways == {(3, 3, 3), (3, 3, 2), (3, 2, 2), (2, 2, 2)}  # the first is after the last round
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.thorough) if each == "stand-in" else each for each in DEVICES]
+)
+def test_an_aborted_round_is_pushed_again_with_the_same_bits(name, monkeypatch):
+    device, again = device_for(name, monkeypatch), 0
+    count = calls("sgd") // STEPS + 6
+    for first in range(1, count):
+        for second in range(first, count):
+            model, store = network(device), ChangingStore(members=3, changes={first, second})
+            run(model, store)
+            assert torch.equal(weights(model), expected(store.rounds, device=device)), (first, second)
+            for pushes in store.pushes[:STEPS]:
+                assert all(len(set(each)) == 1 for each in pushes.values())
+                again += max(map(len, pushes.values())) > 1
+    assert again > 2 * count
+
+
+def test_the_mean_is_over_the_committed_samples():
+    model, one = network(), network()
+    optimizer, committed = run(model, ChangingStore(changes={9}), "sgd", steps=1)
+    assert committed == [[8, 200, 2.0**41]]
+    backward(one, 0, OWN)  # all members have the same samples, whose mean this is
+    inner = OPTIMIZERS["sgd"](one.parameters())
+    inner.step()
+    torch.testing.assert_close(weights(model), weights(one))
+    assert not torch.equal(weights(model), weights(network()))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_round_without_samples_changes_nothing(kind):
+    """Also with momentum and weight decay."""
+    model = network()
+    optimizer, _ = run(model, ChangingStore(), kind)
+    before = (
+        weights(model).clone(),
+        [
+            {name: torch.as_tensor(value).clone() for name, value in optimizer.state[each].items()}
+            for each in model.parameters()
+        ],
+    )
+    optimizer.round(12, np.zeros(3))
+    optimizer.zero_grad()
+    (model(torch.zeros(1, 4)).sum() * 0.0).backward()
+    optimizer.step()
+    assert torch.equal(weights(model), before[0]) and not optimizer._pending
+    for each, state in zip(model.parameters(), before[1], strict=True):
+        assert all(torch.equal(torch.as_tensor(optimizer.state[each][name]), value) for name, value in state.items())
+    optimizer.round(12, np.array(RECEIPT))
+    optimizer.zero_grad()
+    backward(model, STEPS, 12)  # goes on as if that round had not been
+    optimizer.step()
+    assert torch.equal(weights(model), expected([3] * (STEPS + 1), kind))
+
+
+def test_who_does_not_go_on_makes_no_step():
+    class Ended(Exception):
+        pass
+
+    class Ending(ChangingStore):
+        def enter(self):
+            raise Ended
+
+    model = network()
+    before = weights(model).clone()
+    with pytest.raises(Ended):
+        run(model, Ending(changes={9}))
+    assert torch.equal(weights(model), before)
+
+
+# -- what is refused, and the trainer ---------------------------------------------------------------------------------
+
+
+def test_an_elastic_job_cannot_have_factors():
+    model = network()
+    with pytest.raises(UserError, match="and no factors"):
+        distribute(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(), average=False, factors=4)
+
+
+def clipped(changes=()):
+    """Steps whose gradients are clipped after their reduction; the weights, the norms, the rounds' members, the calls
+    of the store."""
+    model, store, norms = network(), ChangingStore(changes=changes), []
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store, average=False)
+    for step in range(STEPS):
+        optimizer.round(3 * OWN, np.array(RECEIPT))
+        optimizer.zero_grad()
+        backward(model, step, 3 * OWN)
+        optimizer.reduce_gradients()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
+        optimizer.reduce_gradients()  # again: nothing
+        optimizer.step()
+    return weights(model), norms, store.rounds, store.calls
+
+
+def test_gradients_can_be_clipped_when_the_round_is_made():
+    """Whenever a member is lost: all members have the same, so the mean is that of one."""
+    one, inner_norms = network(), []
+    inner = OPTIMIZERS["sgd"](one.parameters())
+    for step in range(STEPS):
+        inner.zero_grad()
+        backward(one, step, OWN)
+        inner_norms.append(float(nn.utils.clip_grad_norm_(one.parameters(), 0.01)))
+        inner.step()
+    expected_, (_, _, _, calls) = weights(one), clipped()
+    assert max(inner_norms) > 0.01
+    for number in range(calls + 1):
+        found, norms, rounds, _ = clipped({number})
+        torch.testing.assert_close(found, expected_)
+        assert norms == pytest.approx(inner_norms) and len(rounds) == STEPS
+
+
+def test_a_reduction_needs_its_round():
+    optimizer, _ = run(network(), ChangingStore(), steps=0)
+    with pytest.raises(UserError, match="make one step for each batch of a dmltrain.loader"):
+        optimizer.reduce_gradients()
+
+
+def test_a_step_needs_its_round():
+    optimizer, _ = run(network(), ChangingStore(), steps=1)
+    with pytest.raises(UserError, match="make one step for each batch of a dmltrain.loader"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("changes, left", [((), 3), ((9,), 2)])
+def test_weighed_gradients_give_the_mean_over_the_committed_samples(name, changes, left, monkeypatch):
+    """All members have 4 of the 12 samples, and losses are the means over these."""
+    device, after = device_for(name, monkeypatch), []
+    model, one = network(device), network(device)
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), ChangingStore(3, changes))
+    optimizer.weigh(OWN * 3 / 12)
+    optimizer.round(12, np.array(RECEIPT), after.append)
+    backward(model, 0, OWN)
+    optimizer.step()
+    backward(one, 0, OWN)  # the mean of what all have
+    OPTIMIZERS["sgd"](one.parameters()).step()
+    torch.testing.assert_close(weights(model), weights(one))
+    assert [each.tolist() for each in after] == [[left * each for each in RECEIPT]]
+
+
+@pytest.mark.parametrize("weight", [0.5, 2.0, 0.0])
+def test_an_aborted_round_is_weighed_once(weight):
+    """Weight 0 makes zeros of any gradients, also of nan."""
+    model, store = network(), ChangingStore(3, changes=(9,))
+    optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store)
+    optimizer.weigh(weight)
+    optimizer.round(12, np.array(RECEIPT))
+    twin = network()
+    for each in (model, twin):
+        if weight:
+            backward(each, 0, OWN)
+        else:
+            (each(torch.ones(1, 4)).sum() * float("nan")).backward()
+    own = [each.grad * weight if weight else torch.zeros_like(each) for each in twin.parameters()]
+    optimizer.step()
+    sent = np.concatenate([np.frombuffer(store.pushes[0][bucket.name][0], np.float32) for bucket in optimizer._buckets])
+    again = np.concatenate(
+        [np.frombuffer(store.pushes[0][bucket.name][-1], np.float32) for bucket in optimizer._buckets]
+    )
+    assert sent.tobytes() == again.tobytes() == torch.cat([each.reshape(-1) for each in own]).numpy().tobytes()
+
+
+MLP = models.create("mlp", None, 10, (1, 8, 8))
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
+def test_a_trainer_returns_the_receipts_of_the_members_that_made_the_step(devices):
+    draw = np.random.default_rng(1)
+    images, labels = draw.standard_normal((4, 1, 8, 8), dtype=np.float32), draw.integers(0, 10, 4)
+    options = parse(["--kv-store", "dist_sync", "--devices", devices])
+    trained = {}
+    for members, changes in {(3, (5,)), (2, ())}:
+        made = backend.TorchTrainer(MLP, options, ChangingStore(members, changes))
+        found = made.train_step(images, labels, 4 * members, 0.1, np.array(RECEIPT))
+        assert found.tolist() == [2 * each for each in RECEIPT]
+        trained[members] = made.state()["model"]
+    for name, value in trained[3].items():
+        torch.testing.assert_close(value, trained[2][name])

@@ -1,0 +1,238 @@
+"""dist_local in jobs: workers step alone and average their weights, with an outer optimizer."""
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch import nn  # noqa: E402
+
+from dmltrain.backends.torch.distributed import distribute  # noqa: E402
+from dmltrain.backends.torch.distributed.outer import outer_step  # noqa: E402
+from dmltrain.kvstore.local_steps import LocalSteps  # noqa: E402
+from tests.backends.stepping_alone import MEAN, NESTEROV, Line, perceptron, slopes, step, trained, weights  # noqa: E402
+from tests.kvstore.whole_job import WholeJob  # noqa: E402
+
+# -- what an average is -----------------------------------------------------------------------------------------------
+
+
+def test_a_mean_after_each_step_is_the_step_of_dist_sync(job, alone):
+    """Up to rounding, with plain gradient descent."""
+
+    def one(store):
+        return weights(trained(store, torch.optim.SGD, LocalSteps(1, *MEAN), 5)[0])
+
+    (together, _), (apart, other) = job.all(one), alone.all(one)  # dist_sync has no use for the LocalSteps
+    assert apart == other
+    assert apart == pytest.approx(together, rel=1e-5, abs=1e-6)
+    assert apart != pytest.approx(weights(perceptron(0)), rel=1e-2)
+
+
+@pytest.mark.parametrize("outer", [MEAN, NESTEROV], ids=["mean", "nesterov"])
+def test_outer_steps_are_those_of_the_paper(alone, outer):
+    """Three averages of two steps each, of Line's gradients, in numpy: DiLoCo's algorithm 1."""
+    rate, momentum = outer
+
+    def one(store):
+        model = Line()
+        made = distribute(model, torch.optim.SGD(model.parameters(), lr=0.5), store, averaging=LocalSteps(2, *outer))
+        for _ in range(6):
+            step(made, model, slopes(store))
+        return weights(model)
+
+    expected, velocity = np.arange(4.0), np.zeros(4)
+    for _ in range(3):
+        gradient = 2 * 0.5 * 2 * np.arange(1.0, 5.0)  # two steps of 0.5, and workers' slopes of 1 and 3
+        velocity = momentum * velocity + gradient
+        expected = expected - rate * (gradient + momentum * velocity)
+    first, second = alone.all(one)
+    assert first == second and first == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("outer", [MEAN, NESTEROV, (0.3, 0.5)], ids=str)
+def test_an_outer_step_is_that_of_torch(outer):
+    settings = LocalSteps(1, *outer)
+    draw = torch.Generator().manual_seed(0)
+    found = torch.randn(1000, generator=draw)
+    expected = nn.Parameter(found.clone())
+    momentum = torch.zeros(1000) if settings.outer_momentum else None
+    reference = torch.optim.SGD(
+        [expected], settings.outer_lr, settings.outer_momentum, nesterov=settings.outer_momentum > 0
+    )
+    for _ in range(4):
+        expected.grad = torch.randn(1000, generator=draw)
+        outer_step(found, expected.grad, momentum, settings)
+        reference.step()
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad], ids=lambda each: each.__name__
+)
+def test_workers_differ_between_averages_and_are_equal_after_them(alone, kind):
+    """Bit for bit, with weights of two buckets' types, and with any optimizer; so are the outer optimizer's arrays,
+    and the inner ones are the workers' own."""
+
+    def one(store):
+        model, made = trained(store, kind, LocalSteps(3, *NESTEROV), 4, momentum=0.9 if kind is torch.optim.SGD else 0)
+        between = weights(model)
+        made.synchronize()
+        inner = [each.tolist() for state in made.state.values() for each in state.values() if each.dim()]
+        common = {name: view.tolist() for found in made.common_state.values() for name, view in found.items()}
+        return between, weights(model), common, inner
+
+    (between, after, common, inner), other = alone.all(one)
+    assert between != other[0] and after == other[1]
+    assert common == other[2] != {} and inner != other[3]
+
+
+def test_a_closure_is_evaluated_with_the_workers_own_gradients(alone):
+    """L-BFGS needs one; it steps to the minimum of its own worker, and the average is between both."""
+
+    def one(store):
+        model = Line(2)
+        target = torch.tensor([1.0, 3.0]) * (1 + store.rank)
+        made = distribute(model, torch.optim.LBFGS(model.parameters()), store, averaging=LocalSteps(5, *MEAN))
+
+        def closure():
+            made.zero_grad()
+            loss = (model.weight - target).square().sum()
+            loss.backward()
+            return loss
+
+        made.step(closure)
+        own = weights(model)
+        made.synchronize()
+        return own, weights(model)
+
+    for rank, (own, mean) in enumerate(alone.all(one)):
+        assert own == pytest.approx([1.0 + rank, 3.0 * (1 + rank)], rel=1e-4)
+        assert mean == pytest.approx([1.5, 4.5], rel=1e-4)
+
+
+# -- when workers meet ------------------------------------------------------------------------------------------------
+
+
+def test_workers_may_make_unequal_numbers_of_steps_until_they_synchronize(alone):
+    """Worker 0 makes 7 steps and worker 1 makes 3, with averages after 2: worker 1 waits in `synchronize`, with its
+    weights as they are, for the averages of worker 0."""
+
+    def one(store):
+        model = Line(1)
+        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(2, *MEAN))
+        for _ in range(7 - 4 * store.rank):
+            step(made, model, torch.ones(1))
+        made.synchronize()
+        again = weights(model)
+        made.synchronize()  # nothing has changed since
+        assert weights(model) == again
+        return again
+
+    # Averages of: 2 and 2 steps; 2 and 1; 2 and 0; 1 and 0.
+    assert alone.all(one) == [[-(2 + 1.5 + 1 + 0.5)]] * 2
+
+
+def test_gradients_are_the_workers_own_and_may_be_accumulated_and_clipped(alone):
+    def one(store):
+        model = Line(4)
+        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(1, *MEAN))
+        with made.accumulate():
+            model(slopes(store)).backward()
+        model(slopes(store)).backward()
+        made.reduce_gradients()
+        assert model.weight.grad.tolist() == (2 * slopes(store)).tolist()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        made.step()
+        return weights(model)
+
+    unit = np.arange(1.0, 5.0) / math.sqrt(30)  # both workers' gradients are clipped to it
+    for found in alone.all(one):
+        assert found == pytest.approx((np.arange(4.0) - unit).tolist(), rel=1e-5)
+
+
+def test_weights_that_are_loaded_between_averages_are_where_the_next_steps_begin(alone):
+    def one(store):
+        model = Line(2)
+        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(1, 0.5, 0.0))
+        step(made, model, torch.ones(2))
+        model.load_state_dict({"weight": torch.tensor([10.0, 20.0])})
+        step(made, model, torch.ones(2))
+        return weights(model)
+
+    assert alone.all(one) == [[9.5, 19.5]] * 2
+
+
+# -- what travels -----------------------------------------------------------------------------------------------------
+
+
+def counted(store):
+    """Bytes sent so far. A link counts a frame after it has sent it, so the answer may be there before; another frame
+    is sent after the count."""
+    store.all_reduce("all frames before", np.zeros(1))
+    return store.bytes_sent
+
+
+def sent(job, averaging, steps, gc_type="none", size=20_000):
+    """Bytes that worker 0 sends for so many steps of Line."""
+
+    def one(store):
+        if gc_type != "none":
+            store.set_gradient_compression({"type": gc_type})
+        model = Line(size)
+        made = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), store, averaging=averaging)
+        before = counted(store)
+        for _ in range(steps):
+            step(made, model, slopes(store, size))
+        return counted(store) - before
+
+    return job.all(one)[0]
+
+
+def test_a_worker_sends_a_gradient_for_all_its_local_steps(job, alone):
+    each_step, seldom = sent(job, None, 50), sent(alone, LocalSteps(50, *MEAN), 50)
+    assert each_step > 50 * 4 * 20_000
+    assert seldom == pytest.approx(each_step / 50, rel=0.02)
+
+
+@pytest.fixture
+def own_job():
+    """A job for one test: compression counts for all its later keys."""
+    jobs = []
+
+    def start(**options):
+        jobs.append(WholeJob("dist_local", workers=2, servers=1, **options))
+        return jobs[-1]
+
+    yield start
+    for each in jobs:
+        each.close()
+
+
+@pytest.mark.parametrize("gc_type, share", [("int8", 1 / 4), ("bf16", 1 / 2)])
+def test_compressed_outer_gradients_are_smaller(own_job, gc_type, share):
+    averaging = LocalSteps(5, *NESTEROV)
+    plain = sent(own_job(transport="tcp"), averaging, 10)
+    assert sent(own_job(transport="tcp"), averaging, 10, gc_type) == pytest.approx(share * plain, rel=0.05)
+
+
+@pytest.mark.parametrize("far", [0, 1])
+def test_what_int8_leaves_out_of_an_outer_gradient_is_in_the_next_one(own_job, far):
+    """Each average misses up to a quantum of the largest slope; 20 of them together miss no more than a few."""
+    size, rounds = 256, 20
+
+    def one(store):
+        store.set_gradient_compression({"type": "int8"})
+        model = Line(size)
+        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(1, *MEAN))
+        first = np.array(weights(model))
+        for _ in range(rounds):
+            step(made, model, torch.linspace(-1.0, 1.0, size) * (1 + 2 * store.rank))
+        return first - np.array(weights(model)), store.residuals()
+
+    job = own_job(far=far)
+    (found, residuals), (other, _) = job.all(one)
+    assert np.array_equal(found, other) and any(each.any() for each in residuals.values())
+    expected, quantum = rounds * 2.0 * np.linspace(-1.0, 1.0, size), 3.0 / 127
+    error = np.abs(found - expected).max()
+    assert 0 < error < 3 * quantum < rounds * quantum / 4

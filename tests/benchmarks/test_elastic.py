@@ -1,0 +1,33 @@
+"""The benchmark of elastic jobs runs, and reports a cost and the times after losses."""
+
+import json
+
+import pytest
+
+from tests.benchmarks.as_a_user import run
+
+SMALL = ["--network", "--network lenet", "--batch", "4", "--format", "json"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "more, kind",
+    [
+        pytest.param([], "plain", marks=pytest.mark.exhaustive),  # the same job, but for one program
+        (["--undefer"], "plain, not deferred"),
+    ],
+)
+def test_the_cost_is_that_of_both_kinds_of_jobs(more, kind):
+    done = run("elastic.py", *SMALL, "--servers", "1", "--turns", "1", "--epochs", "2", "--losses", "0", *more)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found["costs"]) == {kind, "elastic"} and found["losses"] == []
+    assert all(seconds > 0 for each in found["costs"].values() for seconds in each)
+
+
+@pytest.mark.thorough
+def test_a_job_goes_on_soon_after_a_loss():
+    done = run("elastic.py", *SMALL, "--workers", "3", "--servers", "1", "--turns", "0", "--losses", "1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["costs"] == {} and len(found["losses"]) == 1 and max(found["losses"]) < 30

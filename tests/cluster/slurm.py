@@ -1,0 +1,115 @@
+"""A real Slurm on the hosts of a test bed: slurmctld and munge on `login`, slurmd on each other host.
+
+Its configuration is on every host's own /etc/slurm only. A host that does not answer is down after 10 s, not 300.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster.layout import LOGIN
+from tests.cluster.testbed import Testbed
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc")  # Debian: munge, slurmctld, slurmd, slurm-client
+IDLE_SECONDS = 60.0
+CONFIGURATION = """
+ClusterName=testbed
+SlurmctldHost=login
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout=10
+SlurmctldTimeout=10
+KillWait=3
+MessageTimeout=30
+SlurmdParameters=config_overrides
+NodeName=h[1-{last}] CPUs=4 RealMemory=2000 State=UNKNOWN
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+# Nothing here uses cgroups; without this line slurmd looks for those of systemd and gives up.
+CGROUPS = "CgroupPlugin=cgroup/v1\n"
+
+
+def missing() -> str:
+    """What this machine lacks, in a few words; "" when it has everything."""
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    lacking = [program for program in PROGRAMS if not shutil.which(program, path=path)]
+    return f"{', '.join(lacking)} (Debian's packages slurmctld, slurmd, slurm-client, munge)" if lacking else ""
+
+
+class Slurm:
+    """Started by `start`. All its processes are the hosts' own guests: the test bed's `sweep` ends them."""
+
+    def __init__(self, testbed: Testbed, folder: Path):
+        self.testbed, self.folder = testbed, folder
+        self.nodes = [host for host in testbed.hosts if host != LOGIN]
+
+    def start(self) -> None:
+        (self.folder / "state").mkdir(parents=True)
+        self.folder.chmod(0o755)
+        text = CONFIGURATION.format(folder=self.folder, last=len(self.nodes))
+        (self.folder / "slurm.conf").write_text(text.lstrip())
+        (self.folder / "cgroup.conf").write_text(CGROUPS)
+        key = self.folder / "munge.key"
+        key.write_bytes(b"a key of tests, which protects nothing " * 4)
+        key.chmod(0o400)
+        self._bind(LOGIN)
+        munged = ["munged", f"--key-file={key}", f"--socket={self.folder}/munge.socket", "--num-threads=2"]
+        munged += [f"--{name}-file={self.folder}/munged.{name}" for name in ("pid", "log", "seed")]
+        self.on(LOGIN, [*munged, "--force"])
+        self.on(LOGIN, ["slurmctld", "-c"])
+        for node in self.nodes:
+            self.start_node(node)
+        self._wait_idle()
+
+    def start_node(self, node: str) -> None:
+        """slurmd on one host, also after the test bed's `boot`."""
+        (self.folder / node).mkdir(exist_ok=True)
+        self._bind(node)
+        self.on(node, ["slurmd"])
+
+    def _bind(self, host: str) -> None:
+        script = 'umount /etc/slurm 2> /dev/null; mount --bind "$0" /etc/slurm'
+        self.on(host, ["sh", "-c", script, str(self.folder)])
+
+    def _wait_idle(self) -> None:
+        end = time.monotonic() + IDLE_SECONDS
+        while self.on(LOGIN, ["sinfo", "-h", "-N", "-p", "debug", "-t", "idle", "-o", "%N"]).split() != self.nodes:
+            if time.monotonic() > end:
+                raise TimeoutError(f"Slurm's nodes are not idle: {self.on(LOGIN, ['sinfo', '-N', '-l'])}")
+            time.sleep(0.1)
+
+    def on(self, host: str, argv: Sequence[str]) -> str:
+        """The output of a command, which must succeed."""
+        ran = self.testbed.run(host, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, capture_output=False)
+        assert ran.returncode == 0, f"{argv} on {host}: {ran.returncode}: {ran.stdout}"
+        return ran.stdout
+
+    def queue(self) -> list[str]:
+        """The ids of the jobs that Slurm has."""
+        return self.on(LOGIN, ["squeue", "-h", "-o", "%i"]).split()
+
+    def stop(self) -> None:
+        for host in (LOGIN, *self.nodes):
+            if self.testbed.pid_1(host):
+                self.testbed.run(host, ["umount", "/etc/slurm"])

@@ -1,0 +1,321 @@
+"""Jobs in an allocation of a real Slurm, on a test bed's hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.commands import jobs
+from tests.cluster.launching import Front, Launched
+from tests.cluster.layout import LOGIN
+from tests.cluster.slurm import Slurm, missing
+from tests.cluster.test_changes import ask
+from tests.cluster.testbed import Testbed
+from tests.launch.conftest import ROOT, wait_for
+from tests.launch.test_change_commands import PROGRAM
+
+DIGEST = re.compile(r"Final weights sha256=(\w{64})")
+EXAMPLES = ROOT / "examples"
+GONE_SECONDS = 20.0  # for the end of all processes of a job whose launcher or allocation is lost
+SLURM = ("--launcher", "slurm", "--connect-timeout", 60)
+SHOWS = """
+import json, os
+place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
+slurm = {name: value for name, value in os.environ.items() if name.startswith(("SLURM_", "SRUN_", "PMI"))}
+with open(place + ".json", "w") as file:
+    json.dump({"host": os.uname().nodename, "slurm": slurm, "cores": len(os.sched_getaffinity(0))}, file)
+"""
+WAITS = """
+import os, time
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def slurm(testbed: Testbed, tmp_path: Path) -> Iterator[Slurm]:
+    if lacking := missing():
+        pytest.skip(f"no Slurm: it needs {lacking}")
+    made = Slurm(testbed, tmp_path / "slurm")
+    try:
+        made.start()
+        yield made
+    finally:
+        testbed.sweep()
+        made.stop()
+
+
+def allocated(slurm: Slurm, folder: Path, *options: str) -> Front:
+    """A front door in an allocation of two nodes."""
+    return Front(slurm.testbed, folder, ["salloc", "--quiet", "--nodes=2", *options])
+
+
+def of_the_job(slurm: Slurm) -> list[str]:
+    """The job's processes, agents and bridges on the nodes."""
+    words = ("program.py", "dmltrain-agent", "dmltrain-bridge")
+    found = [(node, each) for node in slurm.nodes for each in slurm.testbed.processes(node)]
+    return [f"{node}: {each}" for node, each in found if any(word in str(each) for word in words)]
+
+
+def wait_gone(slurm: Slurm) -> None:
+    began = time.monotonic()
+    wait_for(lambda: not of_the_job(slurm), "the end of the job's processes")
+    assert time.monotonic() - began < GONE_SECONDS
+
+
+def waiting_job(slurm: Slurm, folder: Path) -> Launched:
+    front = allocated(slurm, folder)
+    job = front.start(*SLURM, "-n", 2, "-s", 0, front.script(WAITS))
+    job.wait_for_words("up", "worker-0", "worker-1")
+    return job
+
+
+def test_a_job_runs_on_the_nodes_of_its_allocation(slurm: Slurm, tmp_path: Path):
+    front = allocated(slurm, tmp_path, "--cpus-per-task=2", "--nodelist=h2,h4")
+    done = front.run(*SLURM, "-n", 2, "-s", 2, front.script(SHOWS))
+    assert done.code == 0, done
+    assert "0 processes left on 2 hosts" in done.err
+    written = front.written()
+    assert {written["worker-0"]["host"], written["worker-1"]["host"]} == {"h2", "h4"}
+    for each in written.values():
+        assert each["slurm"]["SLURM_JOB_NODELIST"] == "h[2,4]"
+        assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_ID"} & each["slurm"].keys()
+    assert slurm.queue() == [], "the allocation ends with the launcher"
+
+
+@pytest.mark.thorough
+def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, tmp_path: Path):
+    """The script's own options for steps, and its exports, do not change the launcher's step."""
+    front = Front(slurm.testbed, tmp_path)
+    program = front.script("import os, sys\nsys.exit(3 if os.environ['DMLC_ROLE'] == 'worker' else 0)")
+    words = " ".join(map(str, SLURM))
+    script = front.script(
+        "#!/bin/sh\n#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --mem-per-cpu=100 --export=NONE\n"
+        f"export PYTHONPATH={front.environment['PYTHONPATH']}\n"
+        f"{sys.executable} -m launch.cli {words} -n 2 -s 1 --log-dir logs {program}\n",
+        "job.sh",
+    )
+    ran = slurm.testbed.run(LOGIN, ["sbatch", "--wait", str(script)], cwd=tmp_path)
+    printed = "".join(path.read_text() for path in tmp_path.glob("slurm-*.out"))
+    assert ran.returncode == 3, ran.stderr + printed
+    assert "worker 0" in printed and "0 processes left on 2 hosts" in printed
+
+
+@pytest.mark.thorough
+def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, tmp_path: Path):
+    job = waiting_job(slurm, tmp_path)
+    front = Front(slurm.testbed, tmp_path)
+    listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
+    assert listed.code == 0, listed
+    assert listed.out.count("worker") == 2, listed
+    killed = front.ask("--kill", job.logs, "--connect-timeout", 60)
+    assert killed.code == 0, killed
+    assert "Slurm's job 1 has ended" in killed.err and "0 processes left on 0 hosts" in killed.err, killed
+    assert job.wait().code != 0
+    wait_gone(slurm)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_launcher_ends(slurm: Slurm, tmp_path: Path, number: int):
+    job = waiting_job(slurm, tmp_path)
+    (launcher,) = [
+        each for each in slurm.testbed.processes(LOGIN) if "launch.cli" in each.argv and "salloc" not in each.argv
+    ]
+    os.kill(launcher.pid, number)
+    wait_gone(slurm)
+    ended = job.wait()
+    assert number == signal.SIGKILL or ended.code == 130, ended  # salloc gives 0 for a command that was killed
+    wait_for(lambda: slurm.queue() == [], "the end of the allocation")
+
+
+@pytest.mark.thorough
+def test_scancel_ends_the_job_and_is_named(slurm: Slurm, tmp_path: Path):
+    job = waiting_job(slurm, tmp_path)
+    (number,) = slurm.queue()
+    slurm.on(LOGIN, ["scancel", f"{number}.0"])
+    ended = job.wait()
+    assert ended.code not in (0, 1), ended
+    assert "srun" in ended.err
+    wait_gone(slurm)
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_switched_off_is_named(slurm: Slurm, tmp_path: Path):
+    job = waiting_job(slurm, tmp_path)
+    slurm.testbed.kill("h2")
+    ended = job.wait()
+    assert ended.code == 125, ended
+    assert "h2" in ended.err.splitlines()[-2], ended
+    wait_gone(slurm)
+
+
+@pytest.mark.thorough
+def test_a_host_whose_bridge_was_killed_is_cleaned_by_a_step_of_its_own(slurm: Slurm, tmp_path: Path):
+    job = waiting_job(slurm, tmp_path)
+    found = [each for each in slurm.testbed.processes("h2") if "dmltrain-bridge" in each.argv]
+    for bridge in found:
+        os.kill(bridge.pid, signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 125, ended
+    assert "0 processes left on 2 hosts" in ended.err
+    wait_gone(slurm)
+
+
+@pytest.mark.thorough
+def test_hosts_outside_of_the_allocation_and_no_allocation_are_refused(slurm: Slurm, tmp_path: Path):
+    front = Front(slurm.testbed, tmp_path)
+    outside = front.run(*SLURM, "-n", 1, "true")
+    assert outside.code == 2 and "salloc -N 2 dmltrain launch --launcher slurm" in outside.err, outside
+    other = allocated(slurm, tmp_path).run(*SLURM, "--hosts", "h1,h3", "-n", 1, "true", logs="other")
+    assert other.code == 2 and "h3 is not in this allocation, which has h[1-2]" in other.err, other
+    ended = front.run(*SLURM, "--slurm-job", 4242, "-n", 1, "true", logs="ended")
+    assert ended.code == 2 and "Slurm's job 4242 has ended, or does not run yet (squeue --me" in ended.err, ended
+
+
+@pytest.mark.thorough
+def test_a_step_that_has_all_cpus_is_named_with_the_fix(slurm: Slurm, tmp_path: Path):
+    front = allocated(slurm, tmp_path)
+    words = " ".join(map(str, ("--launcher", "slurm", "--slurm-args=--immediate=1", "-n", 1, "-s", 0, "true")))
+    script = front.script(
+        f"#!/bin/sh\nsrun --mem=0 -N2 sleep 60 &\nsleep 2\n{sys.executable} -m launch.cli {words}\n", "busy.sh"
+    )
+    ran = slurm.testbed.run(
+        LOGIN, ["salloc", "--quiet", "--nodes=2", "sh", str(script)], cwd=tmp_path, env=front.environment
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert "Requested nodes are busy" in ran.stderr and "srun --overlap" in ran.stderr
+
+
+@pytest.mark.thorough
+def test_the_weights_are_those_of_one_machine(slurm: Slurm, tmp_path: Path):
+    """Bit for bit."""
+    program = (EXAMPLES / "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 1, "--num-examples", 256)
+    under = allocated(slurm, tmp_path).run(
+        *SLURM, "-n", 2, "-s", 2, "--env", "OMP_NUM_THREADS=1", *program, logs="slurm"
+    )
+    here = Front(slurm.testbed, tmp_path).run("-n", 2, "-s", 2, "--env", "OMP_NUM_THREADS=1", *program, logs="here")
+    assert (under.code, here.code) == (0, 0), (under, here)
+    digests = [DIGEST.search((tmp_path / logs / "worker-0.log").read_text()) for logs in ("slurm", "here")]
+    assert digests[0] and digests[1] and digests[0][1] == digests[1][1]
+
+
+@pytest.mark.thorough
+def test_an_elastic_job_goes_on_without_a_node_and_takes_another_one_of_its_allocation(slurm: Slurm, tmp_path: Path):
+    front = allocated(slurm, tmp_path, "--no-kill", "--nodelist=h1,h2,h3,h4", "--nodes=4")
+    options = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1, front.script(PROGRAM).name]
+    job = front.start(*SLURM, *options)
+    job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
+    code, out = ask(front, job, "add", "h3")
+    assert (code, out) == (0, "worker 2 on h3 has joined the job in view 2\n")
+    slurm.testbed.kill("h3")
+    wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node")
+    code, out = ask(front, job, "add", "h4,h5")
+    assert code == 2 and "worker 3 on h4 has joined the job in view 3" in out, out
+    assert "h5 was not added: " in out and "only the nodes of its allocation: scontrol show job 1" in out, out
+    (tmp_path / "done").touch()
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]
+    wait_gone(slurm)
+
+
+# -- --submit ----------------------------------------------------------------------------------------------------------
+
+
+def output_of(folder: Path, number: str) -> str:
+    return (folder / f"slurm-{number}.out").read_text()
+
+
+def wait_queue_empty(slurm: Slurm) -> None:
+    wait_for(lambda: slurm.queue() == [], "the end of Slurm's job")
+
+
+@pytest.mark.thorough
+def test_a_submitted_job_runs_in_an_allocation_of_its_own(slurm: Slurm, tmp_path: Path):
+    """With the options of this command line, also after the program's own."""
+    front = Front(slurm.testbed, tmp_path)
+    words = ("--slurm-args=--cpus-per-task=2", "--slurm-args=--nodelist=h3,h5", "--job", "two words")
+    asked = front.run(
+        *SLURM, "--submit", *words, "-n", 2, "-s", 1, front.script(SHOWS), "--submit", "it's", logs="a b%j"
+    )
+    assert asked.code == 0, asked
+    assert "job two words is in Slurm's queue, as its job 1; it will print to a b%j/slurm-1.out" in asked.err
+    assert "dmltrain job ps 'a b%j', and the same with logs and kill, find it from here" in asked.err
+    wait_queue_empty(slurm)
+    assert "0 processes left on 2 hosts" in output_of(tmp_path / "a b%j", "1")
+    assert {each["host"] for each in front.written().values()} <= {"h3", "h5"}
+    record = json.loads((tmp_path / "a b%j/job.json").read_text())
+    assert (record["job"], record["exit_code"], record["reached_by"]["slurm_job"]) == ("two words", 0, 1)
+
+
+@pytest.mark.thorough
+def test_a_queued_job_is_found_and_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path):
+    front = Front(slurm.testbed, tmp_path)
+    slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive"])  # an allocation of all nodes
+    assert front.run(*SLURM, "--submit", "-n", 2, "-s", 0, "true").code == 0
+    wait_for(lambda: "(Resources)" in front.ask("--ps", "logs").out, "what Slurm says about the job")
+    assert front.ask("--ps", "logs").out == "Slurm's job 2 is PENDING (Resources)\n"
+    again = front.run(*SLURM, "--submit", "-n", 2, "-s", 0, "true")
+    assert again.code == 2 and "logs: Slurm's job 2 is PENDING (Resources), and has this log folder" in again.err, again
+    listed = jobs.table(jobs.find_jobs(tmp_path), 0.0)
+    assert [line.split()[:3] for line in listed[1:]] == [["logs", "in", "queue"]]
+    killed = front.ask("--kill", "logs")
+    assert (killed.code, killed.err) == (0, "Slurm's job 2 has ended\n"), killed
+    assert slurm.queue() == ["1"]
+
+
+@pytest.mark.thorough
+def test_what_the_dry_run_prints_works_by_hand(slurm: Slurm, tmp_path: Path):
+    front = Front(slurm.testbed, tmp_path)
+    printed = front.ask(*SLURM, "--submit", "--dry-run", "-n", 1, "-s", 0, "--log-dir", "logs", front.script(SHOWS))
+    assert printed.code == 0 and not (tmp_path / "logs").exists(), printed
+    (tmp_path / "logs").mkdir()
+    ran = slurm.testbed.run(LOGIN, ["sh", "-c", printed.out], cwd=tmp_path, env=front.environment)
+    assert (ran.returncode, ran.stdout) == (0, "1\n"), ran.stderr
+    wait_queue_empty(slurm)
+    assert "0 processes left on 1 host" in output_of(tmp_path / "logs", "1")
+
+
+@pytest.mark.thorough
+def test_what_slurm_refuses_is_passed_on(slurm: Slurm, tmp_path: Path):
+    front = Front(slurm.testbed, tmp_path)
+    for words, said in (
+        (("--slurm-args=--partition=nowhere", "-n", 1), "invalid partition specified: nowhere"),
+        (("-n", 1, "--detach", "-s", 1), "--launcher slurm --detach"),
+    ):
+        refused = front.ask(*SLURM, "--submit", *words, "true")
+        assert refused.code == 2 and said in refused.err, refused
+    assert slurm.queue() == []
+
+
+@pytest.mark.thorough
+def test_a_job_that_gives_way_to_a_more_urgent_one_runs_again_when_that_has_ended(slurm: Slurm, tmp_path: Path):
+    """Slurm puts it back into the queue, where it keeps its number, its name and its folder of logs."""
+    front = Front(slurm.testbed, tmp_path)
+    first = tmp_path / "first"
+    program = f"""
+import os, pathlib, time
+first = pathlib.Path({str(first)!r} + os.environ["DMLC_TASK_ID"])
+if not first.exists():
+    first.touch()
+    time.sleep(600)
+"""
+    assert front.run(*SLURM, "--submit", "--slurm-args=--requeue", "-n", 2, "-s", 0, front.script(program)).code == 0
+    wait_for(lambda: all(Path(f"{first}{rank}").exists() for rank in (0, 1)), "the first run")
+    slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
+    assert slurm.on(LOGIN, ["squeue", "-h", "-o", "%i %T"]).split("\n")[:2] == ["1 PENDING", "2 RUNNING"]
+    wait_gone(slurm)
+    slurm.on(LOGIN, ["scancel", "2"])
+    slurm.on(LOGIN, ["scontrol", "update", "JobId=1", "StartTime=now"])  # Slurm would wait two minutes
+    wait_for(lambda: (tmp_path / "logs/previous-1/job.json").exists(), "the second run")
+    wait_queue_empty(slurm)
+    assert json.loads((tmp_path / "logs/job.json").read_text())["exit_code"] == 0

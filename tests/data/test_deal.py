@@ -1,0 +1,331 @@
+"""Dealing an epoch: a plain job's assignment without faults, and each position exactly once whatever happens."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmltrain.data import partition, synthetic
+from dmltrain.data.augment import Augmentation
+from dmltrain.data.batches import TrainBatches
+from dmltrain.data.dataset import Split
+from dmltrain.data.deal import Dealing
+from dmltrain.data.parts import Epoch, Shared
+
+shuffles = st.sampled_from(sorted(partition.SHUFFLES))
+
+
+def commit(dealing, members, used):
+    """Commit the present round in a view of these members; `used` counts how often each position was used."""
+    for member in members:
+        np.add.at(used, dealing.positions_of(member), 1)
+    dealing.committed(members)
+    assert dealing.done == used.sum()
+
+
+@given(st.integers(1, 90), st.integers(1, 20), st.integers(1, 4), st.integers(0, 9))
+def test_after_skipped_steps_comes_what_a_plain_job_has_left(samples, batch, members, steps):
+    dealing, whole = (Dealing(samples, batch, range(members)) for _ in range(2))
+    dealing.skip(steps)
+    for _ in range(steps):
+        if not whole.finished:
+            whole.committed(range(members))
+    assert dealing.step == whole.step if not whole.finished else dealing.finished
+    while not whole.finished:
+        assert dealing.round.positions.tolist() == whole.round.positions.tolist()
+        assert dealing.positions_of(0).tolist() == whole.positions_of(0).tolist()
+        for each in (dealing, whole):
+            each.committed(range(members))
+    assert dealing.finished
+
+
+def finish(dealing, used):
+    rounds = 0
+    while not dealing.finished:
+        commit(dealing, dealing.members, used)
+        rounds += 1
+    return rounds
+
+
+# without faults
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 6), st.integers(1, 20), shuffles)
+def test_without_faults_it_is_todays_assignment(count, samples, workers, batch, shuffle):
+    shared = Shared(count, workers, batch, max(count, samples), shuffle)
+    dealing, epoch = Dealing(shared.samples, batch * workers, range(workers)), Epoch(shared, 5, 2)
+    parts = [shared.part(rank, 5, 2) for rank in range(workers)]
+    whole = [dealing.part(rank, epoch) for rank in range(workers)]
+    for step in range(shared.steps):
+        assert not dealing.finished and dealing.step == dealing.rounds == step
+        assert dealing.round.dealt == sum(shared.step_sizes(step))
+        for rank, (part, same) in enumerate(zip(whole, parts, strict=True)):
+            assert part.bounds(step) == same.bounds(step)
+            expected = same.order[slice(*same.bounds(step))]
+            assert np.array_equal(epoch.samples_at(dealing.positions_of(rank)), expected)
+            assert np.array_equal(part.words(*part.bounds(step)), same.words(*same.bounds(step)))
+        dealing.committed(range(workers))
+    assert dealing.finished and dealing.done == shared.samples and not len(dealing.returned)
+    for part, same in zip(whole, parts, strict=True):
+        assert np.array_equal(part.order, same.order) and part.order.dtype == same.order.dtype
+        assert (part.steps, part.batch_size, part.window) == (same.steps, same.batch_size, same.window)
+
+
+# with faults
+
+
+@st.composite
+def histories(draw):
+    """An epoch of 4 members at most, and when which members are lost: before a commit, between a commit and the next
+    round's pushes, and several views in a row."""
+    members = draw(st.integers(1, 4))
+    samples, batch = draw(st.integers(1, 60)), draw(st.integers(1, 12))
+    losses = draw(st.dictionaries(st.integers(0, 12), st.lists(st.integers(0, 3), min_size=1, max_size=2)))
+    return samples, batch, members, losses
+
+
+@given(histories(), st.data())
+def test_each_position_once_whatever_happens(history, data):
+    samples, batch, members, losses = history
+    dealing, used, left, rounds = Dealing(samples, batch, range(members)), np.zeros(samples, int), range(members), 0
+    while not dealing.finished:
+        for gone in losses.get(rounds, []):
+            left = [member for member in left if member != gone or len(left) == 1]
+            if data.draw(st.booleans()):  # it knows of the view before the round is complete, or learns it with it
+                dealing.enter(left)
+        assert dealing.round.dealt == min(batch, samples - dealing.done)
+        assert np.all(np.diff(dealing.returned) > 0), "these are in ascending order"
+        commit(dealing, left, used)
+        assert dealing.round.members == tuple(left)
+        rounds += 1
+    assert np.array_equal(used, np.ones(samples))
+    assert dealing.rounds == rounds <= -(-samples // batch) + 2 * members
+
+
+def drawn_shares(data, members, batch, each=0):
+    """Of a round, perhaps none."""
+    size = each * len(members) or batch
+    if size < len(members) or data.draw(st.booleans()):
+        return ()
+    shares, rest = [], size - len(members)
+    for _ in range(len(members) - 1):
+        shares.append(1 + data.draw(st.integers(0, rest)))
+        rest -= shares[-1] - 1
+    return (*shares, 1 + rest)
+
+
+@given(histories(), st.data())
+def test_each_position_once_whatever_the_shares_are(history, data):
+    """Members are lost and come back, and shares change, before a commit and with it."""
+    samples, batch, members, losses = history
+    each = data.draw(st.sampled_from([0, 3]))
+    left = range(members)
+    shares = drawn_shares(data, left, batch, each)
+    dealing, used, rounds = Dealing(samples, batch, left, shares, each), np.zeros(samples, int), 0
+    while not dealing.finished:
+        assert dealing.round.dealt == min(each * len(left) or batch, samples - dealing.done)
+        if shares and dealing.round.dealt == sum(shares):
+            assert tuple(len(dealing.positions_of(member)) for member in left) == shares
+        if rounds in losses:
+            gone = set() if data.draw(st.booleans()) else set(losses[rounds])
+            left = [member for member in range(members) if member not in gone] or [0]
+            shares = drawn_shares(data, left, batch, each)
+            if data.draw(st.booleans()):
+                dealing.enter(left, shares)
+        np.add.at(used, np.concatenate([dealing.positions_of(member) for member in left]), 1)
+        dealing.committed(left, shares)
+        assert dealing.done == used.sum() and dealing.step == dealing.done // batch
+        rounds += 1
+    assert np.array_equal(used, np.ones(samples))
+
+
+def test_shares_are_spread_over_the_round():
+    dealing = Dealing(24, 8, [0, 2, 5], [4, 1, 3])
+    assert [dealing.positions_of(member).tolist() for member in (0, 2, 5)] == [[0, 2, 5, 7], [3], [1, 4, 6]]
+    assert dealing.part(0, Epoch(Shared(24, 1, 1, 24), 5, 2)).batch_size == 4
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 60))
+def test_equal_shares_are_no_shares(members, share, samples):
+    with_shares = Dealing(samples, share * members, range(members), [share] * members)
+    without = Dealing(samples, share * members, range(members))
+    while not without.finished:
+        for member in range(members):
+            assert np.array_equal(with_shares.positions_of(member), without.positions_of(member))
+        for each in (with_shares, without):
+            each.committed(range(members), each.division.shares)
+    assert with_shares.finished
+
+
+def test_a_short_round_is_divided_in_the_same_proportions():
+    dealing = Dealing(8, 32, [0, 1, 2], [16, 8, 8])
+    assert [len(dealing.positions_of(member)) for member in (0, 1, 2)] == [4, 2, 2]
+
+
+def test_rounds_can_have_so_many_samples_for_each_member():
+    dealing = Dealing(30, 8, [0, 1], (), 4)
+    dealing.committed([0])
+    assert dealing.returned.tolist() == [] and dealing.round.positions.tolist() == [1, 3, 5, 7]
+    dealing.committed([0, 1, 2])
+    assert (dealing.round.dealt, dealing.step) == (12, 1), "a plain job's step has 8 samples"
+
+
+def test_shares_that_are_not_of_these_members_are_refused():
+    for shares in ([3, 2], [2, 2, 2, 2], [5, 5, 5]):
+        with pytest.raises(ValueError, match=r"of 8 samples for the members \(0, 1, 2\)"):
+            Dealing(24, 8, [0, 1, 2], shares)
+
+
+@given(histories(), shuffles, st.data())
+def test_a_part_is_what_its_rounds_say(history, shuffle, data):
+    samples, batch, members, losses = history
+    each = data.draw(st.sampled_from([0, 3]))
+    dealing = Dealing(samples, batch, range(members), (), each)
+    epoch = Epoch(Shared(samples, 1, 1, samples, shuffle), 5, 2)
+    left, words, shares = range(members), epoch.words(0, samples), ()
+    while not dealing.finished:
+        if dealing.rounds in losses:
+            left = [member for member in left if member not in losses[dealing.rounds]] or left[:1]
+            shares = drawn_shares(data, left, batch, each)
+            dealing.enter(left, shares)
+        if dealing.rounds % 3 == 0 or dealing.rounds in losses:
+            _check_parts(dealing, epoch, words)
+        dealing.committed(left, shares)
+    assert dealing.part(left[0], epoch).steps == 0
+
+
+def _check_parts(dealing, epoch, words):
+    """Those of all members, from the present round to the last."""
+    ahead = copy.copy(dealing)
+    parts, step = {member: dealing.part(member, epoch) for member in dealing.members}, 0
+    while not ahead.finished:
+        for member, part in parts.items():
+            start, stop = part.bounds(step)
+            positions = ahead.positions_of(member)
+            assert np.array_equal(part.order[start:stop], epoch.samples_at(positions))
+            assert np.array_equal(part.words(start, stop), words[positions]) and stop - start <= part.batch_size
+        ahead.committed(ahead.members, ahead.division.shares)
+        step += 1
+    assert {part.steps for part in parts.values()} == {step}
+    assert all(part.bounds(step - 1)[1] == len(part.order) for part in parts.values())
+
+
+def test_what_comes_back_is_dealt_first_to_who_is_left():
+    dealing = Dealing(20, 6, [0, 1, 2])
+    dealing.committed([0, 1, 2])
+    assert dealing.round.positions.tolist() == [6, 7, 8, 9, 10, 11]
+    dealing.enter([0, 2])
+    assert dealing.positions_of(1).tolist() == [7, 10], "a carried round stays as it was dealt"
+    assert dealing.returned.tolist() == [7, 10]
+    dealing.committed([0, 2])
+    assert dealing.done == 10 and dealing.round.positions.tolist() == [7, 10, 12, 13, 14, 15]
+    assert dealing.positions_of(0).tolist() == [7, 12, 14] and dealing.positions_of(2).tolist() == [10, 13, 15]
+    assert not len(dealing.positions_of(1)) and not len(dealing.returned)
+
+
+def test_what_comes_back_of_several_is_in_ascending_order():
+    dealing = Dealing(20, 6, range(4))
+    dealing.committed([0, 2])
+    assert dealing.round.positions.tolist() == [1, 3, 5, 6, 7, 8]
+    dealing.enter([2])
+    assert dealing.returned.tolist() == [1, 5, 7]
+
+
+def test_a_removal_in_the_last_round_of_an_epoch_makes_another_round():
+    dealing, used = Dealing(10, 6, [0, 1, 2]), np.zeros(10, int)
+    commit(dealing, [0, 1, 2], used)
+    dealing.enter([1, 2])
+    commit(dealing, [1, 2], used)
+    assert not dealing.finished and dealing.round.positions.tolist() == [6, 9]
+    commit(dealing, [1], used)  # and another in that one
+    assert dealing.round.positions.tolist() == [9]
+    assert finish(dealing, used) == 1 and np.all(used == 1)
+
+
+def test_a_round_of_which_nothing_is_committed():
+    """All of whom it was dealt to are lost but those whose part is empty."""
+    dealing, used = Dealing(1, 6, [0, 1]), np.zeros(1, int)
+    assert not len(dealing.positions_of(1))
+    commit(dealing, [1], used)
+    assert dealing.done == 0 and dealing.positions_of(1).tolist() == [0]
+    assert finish(dealing, used) == 1 and np.all(used == 1)
+
+
+def test_a_member_that_joins_has_no_part_of_the_carried_round():
+    dealing, used = Dealing(12, 6, [0, 2]), np.zeros(12, int)
+    dealing.enter([0, 1, 2])
+    epoch = Epoch(Shared(12, 1, 1, 12), 5, 2)
+    assert not len(dealing.positions_of(1)) and dealing.part(1, epoch).bounds(0) == (0, 0)
+    assert dealing.part(0, epoch).bounds(0) == (0, 3) and dealing.part(0, epoch).batch_size == 3
+    commit(dealing, [0, 1, 2], used)
+    assert dealing.positions_of(1).tolist() == [7, 10]
+    finish(dealing, used)
+    assert np.all(used == 1)
+
+
+def test_an_epoch_that_is_finished_commits_no_more():
+    dealing = Dealing(3, 4, [0])
+    dealing.committed([0])
+    with pytest.raises(ValueError, match="all 3 samples of the epoch are committed"):
+        dealing.committed([0])
+
+
+def test_only_members_have_parts():
+    with pytest.raises(ValueError):
+        Dealing(3, 4, [0, 2]).part(1, Epoch(Shared(3, 1, 1, 3), 5, 2))
+
+
+# with the batches of the training loop
+
+
+def test_batches_of_parts_of_any_size_have_each_sample_once_with_its_pixels():
+    """Members are lost one after another, and the others make their batches anew each time. The last round is one of
+    empty batches for some."""
+    count = 53
+    data = synthetic.load(num_examples=count, image_shape=(3, 6, 5), seed=1).train
+    split = Split(data.images, np.arange(count), Augmentation(pad=2, crop=(6, 5), mirror=True))
+    shared = Shared(count, 1, 8, count)
+    alone = {
+        label: image
+        for batch in TrainBatches(split, shared.part(0, 9, 2))
+        for label, image in zip(batch.labels.tolist(), batch.images, strict=True)
+    }
+    dealing, epoch, seen = Dealing(count, 10, range(4)), Epoch(shared, 9, 2), []
+    for gone, rounds in ((None, 2), (3, 2), (0, 10)):
+        dealing.enter([member for member in dealing.members if member != gone])
+        streams = {member: iter(TrainBatches(split, dealing.part(member, epoch), 2)) for member in dealing.members}
+        for number in range(rounds):
+            if dealing.finished:
+                break
+            for stream in streams.values():
+                batch = next(stream)
+                assert batch.index == number
+                for label, image in zip(batch.labels.tolist(), batch.images, strict=True):
+                    assert np.array_equal(alone[label], image)
+                seen += batch.labels.tolist()
+            dealing.committed(dealing.members)
+        for stream in streams.values():
+            stream.close()
+    assert dealing.finished and sorted(seen) == list(range(count))
+
+
+def test_a_new_member_deals_as_the_others_do():
+    """From each round of an epoch with a loss and a return."""
+    for at in range(12):
+        dealing = Dealing(53, 10, [0, 1, 2])
+        for number in range(at):
+            if not dealing.finished:
+                dealing.committed([0, 2] if number in (2, 3) else [0, 1, 2])
+        dealing.enter([0, 2], [7, 3] if at % 2 else [])
+        copied = Dealing.of_state(json.loads(json.dumps(dealing.state())))
+        assert copied.returned.tolist() == dealing.returned.tolist() and copied.division == dealing.division
+        while not dealing.finished:
+            assert (copied.step, copied.rounds, copied.finished) == (dealing.step, dealing.rounds, False)
+            for member in (0, 1, 2):
+                assert copied.positions_of(member).tolist() == dealing.positions_of(member).tolist()
+            for each in (dealing, copied):
+                each.committed([0, 1, 2])
+        assert copied.finished

@@ -1,0 +1,54 @@
+"""Jobs whose step grows and shrinks with the number of workers (--batch)."""
+
+import re
+
+import pytest
+
+from dmltrain.audit.views_file import read
+from tests.elastic_job import AUDIT, PREFIX, make_forker, make_jobs  # noqa: F401
+
+KILLED = "1:before:complete:4:kill"
+FACTS = "it is of a job with --batch per-worker, this one has --batch constant: start this job with --batch per-worker"
+
+
+def rate(job, epoch):
+    (found,) = re.findall(rf"Epoch\[{epoch}\] Learning-rate=(\S+)", job.output("worker-0"))
+    return float(found)
+
+
+def test_each_worker_keeps_its_samples_and_the_rate_follows_them(jobs):
+    """The replay has the same steps and rates."""
+    options = ["--batch", "per-worker-scaled-lr", "--lr", "0.12"]
+    job = jobs.survives(KILLED, *options, workers=3, servers=1)
+    output = job.output("worker-0")
+    assert "A step has 12 samples now, 4 of each worker" in output and "A step has 8 samples now, 4 of each" in output
+    assert "Learning rates are multiplied by 0.6667: a step has 8 samples, 12 at the job's start" in output
+    assert rate(job, 1) == pytest.approx(0.08)
+    facts = read(job.folder / "audit/views.json").job
+    assert (facts.batch, facts.each) == (12, 4)
+
+
+@pytest.mark.thorough
+def test_the_rate_stays_without_being_asked_to_follow(jobs):
+    job = jobs.survives(KILLED, "--batch", "per-worker", "--lr", "0.12", workers=3, servers=1)
+    assert rate(job, 1) == pytest.approx(0.12) and "Learning rates" not in job.output("worker-0")
+    assert "A step has 8 samples now, 4 of each worker" in job.output("worker-0")
+
+
+@pytest.mark.thorough
+def test_parts_follow_the_speed_too(jobs):
+    pace = ["--balance", "--emulate-sample", "0.05", "--slow-worker", "1:4"]
+    options = [*AUDIT, *PREFIX, "--batch", "per-worker", *pace]
+    job = jobs.start("2:before:complete:4:kill", *options, workers=3, servers=1)
+    job.wait()
+    last = read(job.folder / "audit/views.json").views[-1]
+    assert sum(last.shares) == 8 and last.shares[1] < 4, job.outputs()
+
+
+@pytest.mark.thorough
+def test_a_replay_with_another_kind_of_batch_is_refused(jobs):
+    job = jobs.start(KILLED, *AUDIT, "--batch", "per-worker", workers=2, servers=1)
+    job.wait()
+    again = jobs.start("", "--replay", job.folder / "audit/views.json", workers=2, servers=1)
+    again.wait()
+    assert FACTS in again.output("worker-0"), again.outputs()

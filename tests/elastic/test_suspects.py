@@ -1,0 +1,117 @@
+"""A sample at which two workers fail, one after the other, ends the job; other losses one after another do not."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dmltrain.elastic.suspects import Suspects
+from tests.elastic_job import AUDIT, each_sample_once, make_forker, make_jobs  # noqa: F401
+
+thorough = pytest.mark.thorough
+
+
+def positions(*values):
+    return np.array(values, np.int64)
+
+
+def blamed(suspects, epoch, *values):
+    return suspects.blamed(epoch, positions(*values), "ValueError: 3", lambda found: found * 100)
+
+
+# -- pure -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_message_names_what_both_had_and_both_errors():
+    suspects = Suspects()
+    suspects.add(2, positions(3, 7, 11), "worker 1 on h failed: ValueError: 2")
+    assert blamed(suspects, 2, 4, 7, 12) == (
+        "two workers have failed at sample 700 of the training data (position 7 of epoch 2): worker 1 on h failed: "
+        "ValueError: 2; and then this one: ValueError: 3: mend or remove it, and start the job again from its last "
+        "checkpoint"
+    )
+    assert "one of the samples 300, 1100 of the training data (positions 3, 11 of" in blamed(suspects, 2, 3, 11)
+
+
+def test_a_message_names_ten_samples_at_most():
+    suspects = Suspects()
+    suspects.add(0, positions(*range(30)), "x")
+    assert "800, 900 and 20 more of the training data" in blamed(suspects, 0, *range(30))
+
+
+def test_others_are_not_blamed():
+    suspects = Suspects()
+    assert blamed(suspects, 0, 1, 2) == ""
+    suspects.add(0, positions(1, 2), "x")
+    suspects.add(0, positions(), "in a validation")
+    assert blamed(suspects, 0, 3, 4) == "" and blamed(suspects, 0) == ""
+
+
+def test_positions_of_another_epoch_are_other_samples():
+    suspects = Suspects()
+    suspects.add(0, positions(1, 2), "x")
+    assert blamed(suspects, 1, 1, 2) == ""
+
+
+def test_a_newcomer_knows_what_the_others_know():
+    suspects = Suspects()
+    suspects.add(3, positions(1, 2), "x")
+    assert blamed(Suspects.of_state(suspects.state()), 3, 2) == blamed(suspects, 3, 2) != ""
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+BOTH = r"two workers have failed at .* of epoch {0}\): worker (\d) on \S+ failed: {1}; and then this one: {1}: mend or"
+
+
+def ended(job, error, epoch=0, code=1):
+    """Two workers have failed with this error, and all processes name both. Returns the samples that are named."""
+    codes = job.wait()
+    text = BOTH.format(epoch, error)
+    found = [re.search(text, job.output(name)) for name in codes]
+    one = next(int(each[1]) for each in found if each)
+    assert sum(each is None for each in found) == 1 and not re.search(text, job.output(f"worker-{one}")), job.outputs()
+    assert codes.pop(f"worker-{one}") == code and sorted(codes.values())[-1] == 75, job.outputs()
+    named = re.search(
+        r"failed at (?:one of the samples|sample) ([\d, ]+) of the training data", job.output("scheduler-0")
+    )
+    return [int(each) for each in named[1].split(", ")]
+
+
+def test_a_sample_at_which_everybody_fails_is_named_and_ends_the_job(jobs):
+    job = jobs.start("any:sample:17", workers=4, servers=1)
+    assert 17 in ended(job, "RuntimeError: a bad sample")
+
+
+@thorough
+def test_a_sample_that_nobody_can_read(jobs):
+    job = jobs.start("any:unreadable:17", workers=3, servers=1)
+    assert 17 in ended(job, "it is damaged", code=75)
+    assert "Traceback" not in job.outputs()
+
+
+@thorough
+def test_the_last_two_workers(jobs):
+    job = jobs.start("any:sample:17", workers=2, servers=1)
+    assert 17 in ended(job, "RuntimeError: a bad sample")
+
+
+@thorough
+def test_errors_in_steps_with_the_same_samples(jobs):
+    """What came back from the first is dealt in the next round."""
+    job = jobs.start("1:before:train_step:4:own,2:before:train_step:5:own", workers=3, servers=1)
+    assert ended(job, "RuntimeError: this worker's own mistake")
+
+
+@thorough
+@pytest.mark.parametrize("first, second", [("own", "6:own"), ("own", "5:kill"), ("kill", "5:own")])
+def test_other_losses_do_not_end_the_job(jobs, first, second):
+    """An error at other samples, and workers that are killed."""
+    faults = f"1:before:train_step:4:{first},2:before:train_step:{second}"
+    job = jobs.start(faults, *AUDIT, workers=3, servers=1)
+    assert job.wait()["worker-0"] == 0, job.outputs()
+    each_sample_once(job)
+    removed = re.search(
+        "Removed from the job: worker 1 on .* failed: RuntimeError: this worker's", job.output("worker-0")
+    )
+    assert bool(removed) == (first == "own")

@@ -1,0 +1,193 @@
+"""A service, and workers by hand: what the tests of single frames send and read."""
+
+import contextlib
+import queue
+import socket
+import struct
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.process import ServerProcess
+from dmltrain.kvstore.server.service import Service, allocator
+from dmltrain.kvstore.transport import handshake, link, message, rendezvous
+from dmltrain.kvstore.transport.data_links import DataLinks, Watch
+from dmltrain.kvstore.transport.handshake import Caller
+from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.message import Declare, Heartbeat, Key, Register, Shutdown
+from dmltrain.kvstore.transport.shared_memory import Arena
+from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from dmltrain.kvstore.view import View
+from tests.kvstore.made import start
+from tests.kvstore.whole_job import NEVER, begun
+
+ENVIRONMENT = Environment(role="server", num_workers=2, num_servers=1, job="job", key=b"key")
+ELASTIC = replace(ENVIRONMENT, num_workers=3, elastic=1)
+FIRST = View(1, 0, ((0,), (1,), (2,)), (0,))
+DEADLINE = 10.0
+MEMORY = 1 << 26  # bytes of an arena
+
+
+class Peer:
+    """Worker `rank`, by hand: each call sends one frame, or reads one. `address`: a port, or the name of a socket
+    through which memory is shared."""
+
+    def __init__(self, address, rank):
+        purpose = handshake.MEMORY if isinstance(address, str) else handshake.DATA
+        caller = Caller.new("job", b"key", "worker", rank, "server 0", purpose)
+        self.arena = Arena(MEMORY)
+        if isinstance(address, str):
+            self.link = rendezvous.connect(address, caller, self.arena)
+        else:
+            self.link = link.connect(address, caller, DEADLINE)
+        self.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(DEADLINE), 0))
+
+    def send(self, kind, payload=b"", **fields):
+        self.link.send(Header(kind, len(payload), **fields).pack(), payload)
+
+    def push(self, values, key=0, clock=1, rate=-1.0, **fields):
+        values = np.asarray(values, np.float32)
+        self.send(Kind.PUSH, values.tobytes(), key=key, clock=clock, number=rate, **fields)
+
+    def push_shared(self, values, clock, flags=0, **fields):
+        offset, memory = self.arena.take(4 * len(values))
+        memory.view(np.float32)[:] = values
+        fields |= {"flags": flags | Flag.SHARED, "offset": offset}
+        self.link.send(Header(Kind.PUSH, 4 * len(values), clock=clock, **fields).pack())
+
+    def answer(self):
+        """The next header and its payload."""
+        header = self.link.read_header()
+        payload = bytearray(header.length if header.is_followed else 0)
+        self.link.read_into(memoryview(payload))
+        return header, bytes(payload)
+
+    def begun(self, key):
+        """Pull a value and read its header: the rest is being sent. Returns the memory for that."""
+        self.send(Kind.PULL, key=key)
+        return memoryview(bytearray(self.link.read_header().length))
+
+    def value(self):
+        """The next header, which is a value's, and the value."""
+        header, payload = self.answer()
+        assert header.kind == Kind.VALUE, message.decode(header.kind, payload)
+        if header.flags & Flag.SHARED:
+            payload = self.link.peer_arena.view(header.offset, header.length)
+        return header, np.frombuffer(payload, np.float32).tolist()
+
+    def error(self):
+        """What the service says last."""
+        header, payload = self.answer()
+        with pytest.raises(Closed):
+            self.link.read_header()
+        return message.decode(header.kind, payload).reason
+
+
+class Server:
+    """A service of these keys' sizes; its `peers` connect when they are asked for."""
+
+    def __init__(self, kind="dist_sync", staleness=0.0, sizes=(4, 4), shared=False, make_step=None, **options):
+        self.arena, self.failed = Arena(MEMORY) if shared else None, queue.Queue()
+        environment = options.pop("environment", ENVIRONMENT)
+        workers = environment.num_workers
+        self.core = ServerCore(environment.ranks, make_step=make_step, allocate=allocator(self.arena))
+        self.core.on_hosts([(worker,) for worker in range(workers)])
+        keys = tuple(
+            Key(number, f"k{number}", "float32", True, {"type": "none"}, ((0, size),))
+            for number, size in enumerate(sizes)
+        )
+        for worker in range(workers):
+            self.core.declare(worker, Declare(kind, staleness, keys))
+        if make_step:
+            self.core.optimize({"name": "made"})
+        other = options.pop("other", pytest.fail)
+        self.service = Service("server 0", environment, self.core, self.arena, self.failed.put, other, **options)
+        self.listening, self.met, self._peers = link.listen("127.0.0.1"), rendezvous.listen(), {}
+        self._others = []
+        self.lost = queue.Queue()
+        links = DataLinks("server", environment, {}, Watch(8.0), self.lost.put)
+        self.service.accept(self.met[0] if shared else self.listening, links)
+
+    def peer(self, rank=0):
+        if rank not in self._peers:
+            self._peers[rank] = self.another(rank)
+        return self._peers[rank]
+
+    def another(self, rank):
+        """Another process with this rank."""
+        peer = Peer(self.met[1] if self.arena else self.listening.getsockname(), rank)
+        self._others.append(peer)
+        return peer
+
+    def close(self):
+        for each in self._others:
+            each.link.close()
+        self.service.end()
+        self.listening.close()
+        self.met[0].close()
+
+
+class Process:
+    """A server's process, whose scheduler is this. `heard` has what it reports."""
+
+    def __init__(self, environment, transport="tcp"):
+        self._listening, self.heard, self._links = socket.create_server(("127.0.0.1", 0)), queue.Queue(), queue.Queue()
+        environment = replace(environment, root_port=self._listening.getsockname()[1], transport=transport)
+        own = replace(environment, role="scheduler")
+        threading.Thread(target=accept_loop, args=(self._listening, own, "scheduler", self._serve), daemon=True).start()
+        self.ended = begun(ServerProcess(environment, None, NEVER).run)
+        self._link, registered = self._links.get(timeout=DEADLINE)
+        self.address, self.socket_name = (registered.host, registered.port), registered.socket_name
+        self.send(start([("h", "")] * environment.num_workers, [(*self.address, self.socket_name, "h")]))
+
+    def _serve(self, connection, role, index):
+        with contextlib.suppress(Closed):
+            while True:
+                found = connection.read_message(connection.read_header())
+                if isinstance(found, Register):
+                    self._links.put((connection, found))
+                elif isinstance(found, Heartbeat):
+                    connection.send(message.encode(found))
+                else:
+                    self.heard.put(found)
+
+    def send(self, found):
+        self._link.send(message.encode(found))
+
+    def close(self):
+        self.send(Shutdown())
+        assert self.ended.result(DEADLINE) == ""
+        self._listening.close()
+
+
+def heard(peer):
+    """Wait until the service has taken all frames of this worker. Returns the answers that came before."""
+    peer.send(Kind.PROBE, view=99)
+    found = []
+    while True:
+        header, payload = peer.answer()
+        if header.kind == Kind.PROBE:
+            return found
+        found.append((header, payload))
+
+
+def push(peer, values, view, shared=False, **fields):
+    """Push and pull."""
+    fields = {"flags": Flag.PULL, "view": view, "clock": 1, **fields}
+    if shared:
+        peer.push_shared(values, **fields)
+    else:
+        peer.push(values, **fields)
+
+
+def until(condition):
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

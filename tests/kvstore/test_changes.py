@@ -1,0 +1,392 @@
+"""The kvstore changes between two steps of all workers: random schedules of one job without sockets and threads.
+
+The machines of the scheduler and the workers, and the servers' cores, are the real ones. Gradients are whole numbers,
+and steps add them, so all values are exact.
+"""
+
+import math
+import random
+from collections import deque
+
+import pytest
+
+from dmltrain.kvstore import types
+from dmltrain.kvstore.scheduler.actions import Log, Send
+from dmltrain.kvstore.scheduler.changes import ELASTIC, ENDING, STARTING, Changes
+from dmltrain.kvstore.scheduler.core import SchedulerCore
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.reply import Reply
+from dmltrain.kvstore.transport.message import ASKS, CANCELLED, Bye, Change, Changed, Consistency, Register, Stops, Took
+from dmltrain.kvstore.worker import changes
+from dmltrain.kvstore.worker.changes import UNKNOWN, Kind
+from dmltrain.kvstore.worker.own_steps import OwnSteps
+from tests.kvstore.made import declaration
+
+SIZE, FLOAT32 = 3, 0
+KINDS = [("dist_sync", -1.0), ("dist_async", -1.0), ("dist_ssp", 0.0), ("dist_ssp", 2.0), ("dist_ssp", -1.0)]
+
+
+def adds(spec, key, value):
+    def step(value, gradient, rate):
+        value += gradient
+
+    return step
+
+
+def kind(name, staleness=-1.0):
+    found = types.find(name)
+    return Kind(found, found.bound(None if staleness < 0 else staleness))
+
+
+def change(number=1, kv_store="dist_sync", staleness=-1.0, after=ASKS):
+    return Change(number, kv_store, staleness, "a test", after)
+
+
+class Server:
+    """`works`: those that run now."""
+
+    def __init__(self, workers, first):
+        self.core, self.works = ServerCore(workers, make_step=adds), []
+        for worker in range(workers):
+            self.core.declare(worker, declaration(first.type.name, first.staleness, sizes=(SIZE,)))
+        self.core.optimize({"name": "adds"})
+
+
+class Worker:
+    """Makes `steps` steps: in each it pushes one gradient to all servers, pulls, and waits for the values. Each `epoch`
+    steps it waits for all others. `pulled`: the values after each step, by server."""
+
+    def __init__(self, job, rank, first):
+        self.job, self.rank, self.kind = job, rank, first
+        self.inbox, self.doing, self.missing = deque(), "trains", 0
+        self.made, self.pulled = 0, []
+        self.changed = []  # (after which step, of which kind then)
+        self.changes = changes.Changes(job.to_scheduler[rank].append)
+        self.changes.follow(lambda wanted: changes.refusal(self.kind, wanted, False, False))
+
+    def gradient(self, step):
+        return 1 + self.rank + 10 * step
+
+    def go_on(self):
+        """One thing that it can do now."""
+        if self.doing == "trains":
+            if self.made == self.job.steps:
+                self.doing = "waits for the end"
+                return self.job.arrive(self, "end", "is at its end")
+            self.pulled.append([None] * len(self.job.servers))
+            self.missing = len(self.job.servers)
+            self.doing = "waits for values"
+            for server in self.job.servers:
+                self.job.wires[self.rank, self.job.servers.index(server)] += [self.push_to, self.pull_from]
+        elif self.doing == "has values":
+            self.made += 1
+            self.doing = "asks" if self.changes.step_made() else "between"
+        elif self.doing == "asks":
+            due = self.changes.take_due()
+            if due is None:
+                self.doing = "between"
+            else:
+                assert due.after == self.made
+                self.kind = self.kind.changed(due)
+                self.changed.append((self.made, self.kind))
+                self.number = due.number
+                self.job.arrive(self, f"first of change {due.number}", "tells")
+        elif self.doing == "tells":
+            if self.rank == 0:
+                for server in self.job.servers:
+                    server.core.change(Consistency(self.kind.type.name, self.kind.staleness))
+            self.job.arrive(self, f"second of change {self.number}", "is told")
+        elif self.doing == "is told":
+            self.job.to_scheduler[self.rank].append(Changed(self.number, str(self.kind)))
+            self.doing = "between"
+        elif self.doing == "between":
+            self.doing = "trains"
+            if self.made % self.job.epoch == 0:
+                self.job.arrive(self, f"step {self.made}", "trains")
+        elif self.doing == "is at its end":
+            self.doing = "ended"
+            self.job.to_scheduler[self.rank].append(Bye())
+
+    def push_to(self, server):
+        clock = self.made + 1
+        buffer = server.core.buffer(self.rank, 0, 0, 4 * SIZE, FLOAT32)
+        buffer.array[:] = self.gradient(clock)
+        return server.core.push(self.rank, 0, 0, clock, 1.0, buffer)
+
+    def pull_from(self, server):
+        return server.core.pull(self.rank, 0, 0, self.made + 1)
+
+    @property
+    def can_go_on(self):
+        if self.doing == "asks":
+            return self.changes.decided()
+        return self.doing in ("trains", "has values", "tells", "is told", "between", "is at its end")
+
+
+class Job:
+    """A schedule by `seed`."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        self.steps, self.epoch = self.chance.randint(3, 14), self.chance.randint(2, 6)
+        count, first = self.chance.randint(1, 4), kind(*self.chance.choice(KINDS))
+        self.first = first
+        self.servers = [Server(count, first) for _ in range(self.chance.randint(1, 2))]
+        self.scheduler, self.log = Changes(count), []
+        self.to_scheduler = [deque() for _ in range(count)]
+        self.workers = [Worker(self, rank, first) for rank in range(count)]
+        self.arrived, self.ended = {}, []
+        self.wires = {(worker, number): deque() for worker in range(count) for number in range(len(self.servers))}
+        self.asked = 0
+
+    def arrive(self, worker, name, then):
+        """A barrier, and what the worker does after it."""
+        worker.doing = "waits for all"
+        here = self.arrived.setdefault(name, [])
+        here.append((worker, then))
+        if len(here) == len(self.workers):
+            for each, after in here:
+                each.doing = after
+
+    def act(self, server, actions):
+        for action in actions:
+            if isinstance(action, Reply):
+                worker = self.workers[action.worker]
+                clock = len(worker.pulled)
+                worker.pulled[clock - 1][self.servers.index(server)] = action.buffer.array.copy()
+                worker.missing -= 1
+                action.release()
+                if not worker.missing:
+                    worker.doing = "has values"
+            else:
+                server.works.append(action)
+
+    def deliver(self):
+        """What the scheduler has decided: to the workers' inboxes."""
+        for action in [each for each in self.log if isinstance(each, Send)]:
+            self.workers[action.to[1]].inbox.append(action.message)
+        self.log = [each for each in self.log if isinstance(each, Log)]
+
+    def ask(self):
+        self.asked += 1
+        name, staleness = self.chance.choice([*KINDS, ("", 1.0), ("", -1.0), ("dist_local", -1.0), ("sync", -1.0)])
+        self.log += self.scheduler.ask(change(self.asked, name, staleness), False, True, self.ended)
+        self.deliver()
+
+    def events(self):
+        found = [worker.go_on for worker in self.workers if worker.can_go_on]
+        found += [lambda each=each: each.changes.take(each.inbox.popleft()) for each in self.workers if each.inbox]
+        found += [lambda each=each: self.run_work(each) for each in self.servers if each.works]
+        found += [lambda at=at: self.arrives_at(at[1], self.wires[at].popleft()) for at in self.wires if self.wires[at]]
+        found += [lambda rank=rank: self.scheduler_reads(rank) for rank, said in enumerate(self.to_scheduler) if said]
+        return found
+
+    def arrives_at(self, number, request):
+        self.act(self.servers[number], request(self.servers[number]))
+
+    def scheduler_reads(self, worker):
+        message = self.to_scheduler[worker].popleft()
+        if isinstance(message, Bye):
+            self.ended.append(worker)
+            self.log += self.scheduler.left(worker)
+        else:
+            self.log += self.scheduler.take(worker, message)
+        self.deliver()
+
+    def run_work(self, server):
+        work = server.works.pop(self.chance.randrange(len(server.works)))
+        work.run()
+        self.act(server, server.core.done(work))
+
+    def run(self):
+        asks = sorted(self.chance.randint(0, 60 * len(self.workers)) for _ in range(self.chance.randint(1, 4)))
+        number = 0
+        while (events := self.events()) or asks:
+            while asks and (asks[0] <= number or not events):
+                asks.pop(0)
+                self.ask()
+            if not events:
+                continue
+            number += 1
+            self.chance.choice(events)()
+        return self
+
+    def kinds(self):
+        """Of each step."""
+        found, now, changed = [], self.first, dict(self.workers[0].changed)
+        for step in range(1, self.steps + 1):
+            found.append(now)
+            now = changed.get(step, now)
+        return found
+
+    def check(self):
+        assert [worker.doing for worker in self.workers] == ["ended"] * len(self.workers)
+        assert len({tuple(worker.changed) for worker in self.workers}) == 1
+        everything = sum(worker.gradient(step) for worker in self.workers for step in range(1, self.steps + 1))
+        for server in self.servers:
+            slice_, last = server.core.slices()[0, 0], self.workers[0].kind
+            assert (slice_.value.array == everything).all()
+            assert (slice_.at_once, server.core.staleness) == (not last.type.synchronous, last.staleness)
+        for step, now in enumerate(self.kinds(), 1):
+            self.check_step(step, now)
+        answers = [each.text.split()[1] for each in self.log if "is asked for" not in each.text]
+        assert sorted(answers) == sorted({*answers}) and len(answers) == self.asked
+        made = [each.text for each in self.log if " after step " in each.text]
+        assert len(made) == len(self.workers[0].changed)
+
+    def check_step(self, step, now):
+        """What each worker has pulled after it."""
+        for worker in self.workers:
+            for value in worker.pulled[step - 1]:
+                least = 0 if now.type.synchronous else now.staleness
+                reached = max(0, step - (step if math.isinf(least) else int(least)))
+                lowest = sum(each.gradient(n) for each in self.workers for n in range(1, reached + 1))
+                lowest += sum(worker.gradient(n) for n in range(reached + 1, step + 1))
+                assert (value >= lowest).all()
+                if now.type.synchronous:
+                    assert (value == sum(e.gradient(n) for e in self.workers for n in range(1, step + 1))).all()
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_random_schedules_change_all_workers_at_once_and_use_each_gradient_once(block):
+    made = refused = 0
+    for seed in range(block * 80, (block + 1) * 80):
+        job = Job(seed).run()
+        try:
+            job.check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {[each.text for each in job.log]}") from error
+        made += len(job.workers[0].changed)
+        refused += job.asked - len(job.workers[0].changed)
+    assert made > 30 and refused > 20
+
+
+@pytest.mark.thorough
+def test_many_more_schedules():
+    for seed in range(1000, 3000):
+        job = Job(seed).run()
+        job.check()
+
+
+def test_a_server_that_is_in_use_changes_nothing():
+    core = ServerCore(2, make_step=adds)
+    for worker in range(2):
+        core.declare(worker, declaration("dist_ssp", 3.0, sizes=(SIZE,)))
+    core.optimize({"name": "adds"})
+    buffer = core.buffer(0, 0, 0, 4 * SIZE, FLOAT32)
+    [work] = core.push(0, 0, 0, 1, 1.0, buffer)
+    work.run()
+    core.done(work)
+    with pytest.raises(Rejected, match=r"changes to dist_sync while key 'k0' slice 0 is in use: .*\{0: 1, 1: 0\}"):
+        core.change(Consistency("dist_sync", 0.0))
+    assert core.staleness == 3.0
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refusal(now, wanted, compressed=False, relays=False):
+    return changes.refusal(now, wanted, compressed, relays)
+
+
+def test_what_cannot_be_is_refused_with_the_reason():
+    ssp = kind("dist_ssp", 4.0)
+    assert refusal(ssp, change(kv_store="dist_async")) == ""
+    assert refusal(ssp, change(kv_store="", staleness=2.0)) == ""
+    assert (
+        refusal(ssp, change(kv_store="", staleness=4.0)) == "kv_store=dist_ssp staleness=4 is what the job has already"
+    )
+    assert refusal(ssp, change(kv_store="dist_sinc")).startswith("unknown kvstore 'dist_sinc'; choose one of ")
+    assert "staleness is an option of kvstore dist_ssp" in refusal(ssp, change(kv_store="dist_async", staleness=1.0))
+    expected = "expected dist_sync or dist_async or dist_ssp"
+    assert expected in refusal(ssp, change(kv_store="dist_local"))
+    assert expected in refusal(ssp, change(kv_store="local"))
+
+
+def test_rounds_come_and_go_only_without_compression_and_relays():
+    ssp, sync = kind("dist_ssp"), kind("dist_sync")
+    for now, to in ((ssp, "dist_sync"), (sync, "dist_ssp")):
+        assert refusal(now, change(kv_store=to)) == ""
+        assert "start it without --gc-type" in refusal(now, change(kv_store=to), compressed=True).lower()
+        assert "--host-sum off" in refusal(now, change(kv_store=to), relays=True)
+    assert refusal(ssp, change(kv_store="dist_async"), compressed=True, relays=True) == ""
+
+
+def test_a_change_without_a_bound_has_that_of_the_type():
+    assert str(kind("dist_async").changed(change(kv_store="dist_ssp"))) == "kv_store=dist_ssp staleness=3"
+    assert str(kind("dist_ssp", 7.0).changed(change(kv_store="dist_ssp"))) == "kv_store=dist_ssp staleness=7"
+
+
+def test_a_program_that_makes_no_steps_on_servers_is_refused():
+    said = []
+    found = changes.Changes(said.append)
+    found.take(change())
+    assert said == [Stops(1, 1, UNKNOWN)]
+    assert not found.step_made()
+
+
+def test_what_is_asked_while_nothing_can_change_is_refused_at_once():
+    asked = change(3)
+    for why, arguments in (
+        (ELASTIC, (True, True, ())),
+        (STARTING, (False, False, ())),
+        (ENDING, (False, True, (1,))),
+    ):
+        found = Changes(2).ask(asked, *arguments)
+        assert found == [Log("change 3 is asked for by a test"), Log(f"change 3 is refused: {why}")]
+
+
+def test_one_change_at_a_time():
+    scheduler = Changes(1)
+    scheduler.ask(change(1), False, True, ())
+    assert scheduler.ask(change(2), False, True, ())[1:] == [
+        Log("change 2 is refused: change 1 is not made yet: wait for it")
+    ]
+    scheduler.take(0, Stops(1, 5))
+    [made] = scheduler.take(0, Changed(1, "kv_store=dist_async"))
+    assert made == Log("change 1 after step 5 of all workers: kv_store=dist_async")
+    assert len(scheduler.ask(change(3), False, True, ())) == 2
+
+
+def test_a_worker_that_finishes_ends_the_change():
+    core = SchedulerCore(2, 1)
+    for node in (("server", 0), ("worker", 0), ("worker", 1)):
+        core.handle(node, Register("h", 1, "h", "", "h"), 0.0)
+    core.change(change(1))
+    core.handle(("worker", 0), Stops(1, 9), 0.0)
+    found = core.handle(("worker", 1), Bye(), 0.0)
+    assert Send(("worker", 0), change(1, after=CANCELLED)) in found
+    assert Log(f"change 1 is refused: {ENDING}") in found
+    assert core.handle(("worker", 0), Changed(1, "late"), 0.0) == []
+
+
+# -- stragglers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_the_median_of_steps_without_waits():
+    own, reports, now, waited = OwnSteps(), [], 0.0, 0.0
+    for step in range(12):
+        found = own.made(now, waited)
+        reports += [(step, found)] if found else []
+        validation = 60.0 if step == 3 else 0.0
+        now, waited = now + 1.0 + 0.5 + validation, waited + 0.5
+    assert reports == [(5, 1.0), (10, 1.0)]
+
+
+def test_few_steps_and_steps_without_computing_are_no_report():
+    own = OwnSteps()
+    assert [own.made(10.0 * step, 0.0) for step in range(5)] == [None] * 5
+    own = OwnSteps()
+    assert [own.made(10.0 * step, 10.0 * step) for step in range(9)] == [None] * 9
+
+
+def test_the_slowest_worker_is_compared_when_all_have_reported():
+    core = SchedulerCore(3, 1)
+    for node in (("server", 0), ("worker", 0), ("worker", 1), ("worker", 2)):
+        core.handle(node, Register("h", 1, "h", "", "h"), 0.0)
+    for _ in range(2):
+        assert core.handle(("worker", 0), Took(0.2), 0.0) == []
+        assert core.handle(("worker", 2), Took(0.31), 0.0) == []
+        line = "worker 2 computes 55.0 % longer in a step than the median of 0.2 s"
+        assert core.handle(("worker", 1), Took(0.1), 0.0) == [Log(line)]

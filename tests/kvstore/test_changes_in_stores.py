@@ -1,0 +1,176 @@
+"""The kvstore of a running job changes between two steps: scheduler, servers and workers with threads and links."""
+
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore import READ
+from tests.elastic_job import put
+from tests.kvstore.whole_job import WholeJob
+
+MORE, SIZE = 3, 50_000  # steps after each change; elements
+SPEC = {"name": "plain"}
+
+
+class Asking:
+    """A job whose worker 0 asks for changes, each MORE steps after the one before, by writing what the agent writes. It
+    ends so many steps after the last. `said`: the log."""
+
+    def __init__(self, path, capfd, wanted, **job):
+        self._path, self._capfd, self._wanted, self.said = path, capfd, wanted, ""
+        self.job = WholeJob(change_file=str(path), **job)
+
+    def train(self, store):
+        """Each worker's steps: what it has pulled after each, of which type, and after which steps it changed. Then the
+        values at the end."""
+        values, pulled, types, changed = np.zeros(SIZE, np.float32), [], [], []
+        wanted = iter(self._wanted)
+        store.init("w", values)
+        store.pull("w", values)
+        store.set_optimizer(SPEC)
+        store.follow_changes(["w"], lambda wanted: "")
+        for step in itertools.count(1):
+            last = changed[-1] if changed else 0
+            if store.rank == 0 and step == last + MORE and len(changed) < len(self._wanted):
+                self.ask(len(changed) + 1, *next(wanted))
+            types.append(store.type)
+            store.push("w", np.full(SIZE, -gradient(store.rank, step), np.float32))
+            handle = store.pull("w", READ, wait=False)
+            if store.between_steps(handle.wait):
+                changed.append(step)
+            handle.wait()
+            pulled.append(float(handle.values[0][-1]))
+            if len(changed) == len(self._wanted) and step == changed[-1] + MORE:
+                break
+        store.barrier()
+        store.pull("w", values)
+        store.close()
+        return pulled, types, changed, values
+
+    def ask(self, number, name, staleness):
+        """Ask for the change, and wait until the scheduler has asked the workers."""
+        put(self._path, json.dumps({"number": number, "kv_store": name, "staleness": staleness, "by": "a test"}))
+        self.wait_for(f"change {number} is asked for by a test")
+
+    def wait_for(self, text):
+        until = time.monotonic() + 30.0
+        while text not in self.said and time.monotonic() < until:
+            self.said += self._capfd.readouterr().err
+            time.sleep(0.01)
+        assert text in self.said
+
+
+def gradient(rank, step):
+    return 1 + rank + 10 * step
+
+
+def total(workers, steps):
+    return sum(gradient(rank, step) for rank in range(workers) for step in range(1, steps + 1))
+
+
+@pytest.mark.parametrize(
+    "first, wanted",
+    [
+        ("dist_ssp", [("dist_sync", -1.0), ("dist_ssp", 4.0)]),
+        pytest.param("dist_sync", [("dist_async", -1.0), ("dist_sync", -1.0)], marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.thorough)])
+def test_all_workers_change_after_the_same_step(tmp_path, capfd, first, wanted, transport):
+    found = Asking(tmp_path / "change.json", capfd, wanted, kind=first, staleness=3.0, transport=transport)
+    results = found.job.all(found.train)
+    found.wait_for("change 2 after step ")
+    assert found.job.ended() == [""] * 3
+    (_, types, changed, _), (_, others, others_changed, _) = results
+    assert types == others and changed == others_changed and len(changed) == 2
+    names = [first, *(name for name, _ in wanted)]
+    assert [*dict.fromkeys(types)] == [*dict.fromkeys(names)] and types[-1] == names[-1]
+    for pulled, _, _, values in results:
+        assert (values == total(2, len(types))).all()
+        for step, (value, name) in enumerate(zip(pulled, types, strict=True), 1):
+            assert name != "dist_sync" or value == total(2, step)
+    first_step, second_step = changed
+    now = [name + (" staleness=4" if name == "dist_ssp" else "") for name, _ in wanted]
+    before = [f"kv_store={each}" for each in (first + " staleness=3" * (first == "dist_ssp"), now[0])]
+    for step, after, earlier in zip((first_step, second_step), now, before, strict=True):
+        line = f"after step {step} of this job: kv_store={after} (before: {earlier}); asked for by a test"
+        assert found.said.count(line) == 2
+    assert f"change 1 after step {first_step} of all workers: kv_store={now[0]}\n" in found.said
+
+
+def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, capfd):
+    found = Asking(tmp_path / "change.json", capfd, [], kind="dist_async", staleness=np.inf)
+
+    def train(store):
+        store.init("w", np.zeros(4, np.float32))
+        store.set_optimizer(SPEC)
+        store.follow_changes(["w"], lambda wanted: "")
+        if store.rank == 0:
+            for number, (name, staleness, why) in enumerate(REFUSED, 1):
+                found.ask(number, name, staleness)
+                found.wait_for(f"change {number} is refused: {why}")
+        store.barrier()
+        assert not store.between_steps(lambda: None) and store.type == "dist_async"
+        store.barrier()
+        store.close()
+
+    found.job.all(train)
+    assert found.job.ended() == [""] * 3
+
+
+REFUSED = [
+    ("dist_async", 2.0, "staleness is an option of kvstore dist_ssp; this is dist_async: use dist_ssp, or leave "),
+    ("dist_sinc", -1.0, "unknown kvstore 'dist_sinc'; choose one of "),
+    ("dist_async", -1.0, "kv_store=dist_async is what the job has already\n"),
+]
+
+
+def test_a_program_that_pushes_by_itself_is_refused(tmp_path, capfd):
+    found = Asking(tmp_path / "change.json", capfd, [], kind="dist_sync", workers=1, servers=1)
+    [store] = found.job.stores
+    found.ask(1, "dist_ssp", -1.0)
+    found.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
+    store.close()
+    assert found.job.ended() == [""] * 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first, then", [("dist_sync", "dist_async"), ("dist_async", "dist_sync")])
+def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, capfd, first, then):
+    """The mean of a step of all workers, and the whole gradient of a step of one; momentum goes on."""
+    import torch
+
+    from dmltrain.backends.torch.distributed import distribute
+    from dmltrain.backends.torch.server_optimizer import Step
+
+    staleness = np.inf if first == "dist_async" else 0.0
+    found = Asking(tmp_path / "change.json", capfd, [], kind=first, staleness=staleness, servers=1, make_step=Step)
+
+    def train(store):
+        model = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = distribute(model, inner, store, update_on_kvstore=True)
+        steps = {"dist_sync": 0, "dist_async": 0}
+        while steps[then] < MORE:
+            if store.rank == 0 and steps[first] == MORE and not steps[then]:
+                found.ask(1, then, -1.0)
+            steps[store.type] += 1
+            optimizer.zero_grad()
+            model(torch.full((1, 1), 1.0 + store.rank)).sum().backward()
+            optimizer.step()
+        optimizer.settle()  # all pushes are in the weights
+        store.barrier()
+        optimizer.synchronize()
+        store.close()
+        return steps, float(model.weight.detach())
+
+    results = found.job.all(train)
+    assert found.job.ended() == [""] * 2
+    (steps, weight), (others, other) = results
+    assert steps == others and weight == other
+    assert weight == -(1.5 * steps["dist_sync"] + 3.0 * steps["dist_async"])

@@ -1,0 +1,419 @@
+"""Another incarnation of the scheduler finds out how far the job is: no sockets, no clocks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.scheduler.actions import Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.core import SchedulerCore
+from dmltrain.kvstore.scheduler.following import Following, Standing
+from dmltrain.kvstore.scheduler.incarnation import Incarnation, newest
+from dmltrain.kvstore.transport.message import (
+    Abort,
+    Bye,
+    Enter,
+    Finished,
+    Flush,
+    Flushed,
+    Heartbeat,
+    LinkEnd,
+    LinkLost,
+    Ready,
+    Refuse,
+    Register,
+    Rejoin,
+    Release,
+    ServerAddress,
+    Shutdown,
+    Start,
+    Superseded,
+    WorkerAddress,
+)
+from dmltrain.kvstore.view import Lost, View, barrier_of
+
+START = Start(
+    (ServerAddress("10.0.0.9", 9, "", "s", "hs"),), tuple(WorkerAddress("", f"i{w}", f"h{w}") for w in range(3))
+)
+FIRST = View(1, 0, ((0,), (1,), (2,)), (0,))
+SECOND = FIRST.without([2], 7, (Lost(2, "end"),))
+SERVER = ("server", 0)
+MEMBERS = [("worker", member) for member in range(3)]
+
+
+def registration(node):
+    return Register("10.0.0.1", 9, f"h{node[1]}", "", f"i{node[1]}")
+
+
+def rejoin(node, view=FIRST, finished=(), replay=()):
+    ready = (Ready({"network": "mlp"}, replay),) if node[0] == "worker" else ()
+    return Rejoin(registration(node), START, (Enter(view),) if view else (), ready, finished)
+
+
+def core(**settings):
+    found = SchedulerCore(3, 1, **{"elastic": 1, **settings}, incarnation=2, place="the scheduler")
+    found.tick(0.0)
+    return found
+
+
+def back(found, views, finished=(), now=1.0):
+    """These come back, in this order: node -> its view. Returns what the last one leads to."""
+    actions = []
+    for node, view in views.items():
+        assert not actions, "it decides only when all are back"
+        actions = found.handle(node, rejoin(node, view, finished if node == SERVER else ()), now)
+    return actions
+
+
+def sent(actions, kind):
+    return {
+        action.to: action.message for action in actions if isinstance(action, Send) and type(action.message) is kind
+    }
+
+
+def reason(actions):
+    return next(action.reason for action in actions if isinstance(action, Finish))
+
+
+def test_when_all_are_back_it_asks_what_they_hold():
+    actions = back(core(), dict.fromkeys([SERVER, *MEMBERS], FIRST))
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS, Flush(1, 1, -1))
+    assert not sent(actions, Enter)
+
+
+def test_then_the_next_view_begins_although_nobody_was_lost():
+    found = core()
+    back(found, dict.fromkeys([SERVER, *MEMBERS], FIRST))
+    for node in MEMBERS:
+        actions = found.handle(node, Flushed(1, 1, 7), 1.0)
+    assert sent(actions, Enter)[SERVER].view == View(2, 7, FIRST.hosts, (0,))
+
+
+def lost_with_the_server(met):
+    """Worker 1 does not hold the op that worker 0 holds, and a server is lost as well."""
+    found = SchedulerCore(2, 2, elastic=1, incarnation=2, place="the scheduler")
+    found.tick(0.0)
+    view, servers = View(1, 0, ((0,), (1,)), (0, 1)), [("server", 0), ("server", 1)]
+    for node in [*servers, *MEMBERS[:2]]:
+        found.handle(node, rejoin(node, view), 1.0)
+    found.lost(servers[1], "end of stream", 1.0)
+    found.handle(MEMBERS[0], Flushed(1, 2, 8), 1.0)
+    return found.handle(MEMBERS[1], Flushed(1, 2, 7, met), 1.0)
+
+
+def test_who_waits_in_an_ops_barrier_completes_it_without_the_server():
+    assert lost_with_the_server(met=True) == [
+        Send(MEMBERS[1], Release(barrier_of(8), 1)),
+        Send(MEMBERS[1], Flush(1, 2, 8)),
+    ]
+
+
+def test_who_lacks_a_lost_servers_results_gets_the_step_from_another():
+    view = sent(lost_with_the_server(met=False), Enter)[MEMBERS[1]].view
+    assert (view.base, view.servers, view.behind) == (8, (0,), (1,))
+
+
+def waiting(now=1.0):
+    """The two members that are left wait for a third; the scheduler before told only the server."""
+    found = core(elastic=3, wait_for_hosts=60.0)
+    for node, told in ((SERVER, Enter(SECOND, holds=True)), (MEMBERS[0], Enter(FIRST)), (MEMBERS[1], Enter(FIRST))):
+        actions = found.handle(node, replace(rejoin(node), entered=(told,)), now)
+    assert sent(actions, Enter) == dict.fromkeys(MEMBERS[:2], Enter(SECOND, holds=True))
+    return found
+
+
+def flushed(found, view, done, now=1.0):
+    for node in MEMBERS[:2]:
+        actions = found.handle(node, Flushed(view, 1, done), now)
+    return sent(actions, Enter)
+
+
+def test_those_who_wait_for_hosts_go_on_waiting_and_all_train_when_there_are_enough():
+    found = waiting()
+    assert flushed(found, 2, 7) == dict.fromkeys([SERVER, *MEMBERS[:2]], Enter(SECOND.without([], 7), holds=True))
+    found.handle(MEMBERS[2], registration(MEMBERS[2]), 2.0)
+    found.handle(MEMBERS[2], Ready({"network": "mlp"}), 2.0)
+    entered = flushed(found, 3, 7, 2.0)
+    assert set(entered) == {SERVER, *MEMBERS}
+    assert all(each.view.joined == (2,) and not each.holds for each in entered.values())
+
+
+def test_those_who_wait_for_hosts_do_so_for_as_long_again():
+    found = waiting()
+    flushed(found, 2, 7)
+    for now in (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.9):
+        for node in (SERVER, *MEMBERS[:2]):
+            found.handle(node, Heartbeat(), now)
+        assert not found.tick(now)
+    asked = found.tick(61.1)
+    assert sent(asked, Flush) == dict.fromkeys(MEMBERS[:2], Flush(3, 1, -1))
+    assert {each.ends for each in flushed(found, 3, 7, 61.1).values()} == {
+        "2 workers are left, and --min-workers is 3 after 60 s (DMLTRAIN_WAIT_FOR_HOSTS)"
+    }
+
+
+def test_a_job_that_was_ending_ends():
+    found = core(elastic=3)
+    for node in (SERVER, *MEMBERS[:2]):
+        found.handle(node, replace(rejoin(node), entered=(Enter(SECOND, ends="two are left"),)), 1.0)
+    assert {each.ends for each in flushed(found, 2, 8).values()} == {"two are left"}
+    for node in MEMBERS[:2]:
+        actions = found.handle(node, Bye(), 1.0)
+    assert "two are left" in reason(actions)
+
+
+def test_who_lacks_the_highest_view_gets_it():
+    actions = back(core(), {MEMBERS[0]: FIRST, SERVER: FIRST, MEMBERS[1]: SECOND})
+    assert sent(actions, Enter) == dict.fromkeys([MEMBERS[0], SERVER], Enter(SECOND))
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS[:2], Flush(2, 1, -1))
+
+
+def test_who_is_behind_gets_the_release_that_the_scheduler_before_may_not_have_sent():
+    found = core()
+    back(found, dict.fromkeys([SERVER, *MEMBERS], FIRST))
+    found.handle(MEMBERS[0], Flushed(1, 1, 8), 1.0)
+    found.handle(MEMBERS[1], Flushed(1, 1, 7), 1.0)
+    actions = found.handle(MEMBERS[2], Flushed(1, 1, 8), 1.0)
+    assert actions == [Send(MEMBERS[1], Release(barrier_of(8), 1)), Send(MEMBERS[1], Flush(1, 1, 8))]
+
+
+def test_who_does_not_come_back_is_lost():
+    found = core()
+    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    assert found.tick(9.0) == []
+    actions = found.tick(9.6)
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS[:2], Flush(1, 1, -1))
+    for node in MEMBERS[:2]:
+        actions = found.handle(node, Flushed(1, 1, 7), 9.7)
+    (lost,) = sent(actions, Enter)[SERVER].view.lost
+    assert lost == Lost(2, "worker 2 on h2 has not come back to the next scheduler within 8.5 s")
+
+
+def test_who_comes_too_late_is_refused():
+    found = core()
+    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    found.tick(9.6)
+    (refuse,) = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 9.7)
+    assert isinstance(refuse, Refuse) and "removed from the job: worker 2" in refuse.reason
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_who_has_left_on_purpose_and_comes_late_leaves(knows):
+    """The scheduler before may not have told it that it could. Nobody waits for it."""
+    second = FIRST.without([2], 7, left=(Lost(2, "SIGTERM"),))
+    found = core()
+    assert sent(back(found, dict.fromkeys([SERVER, *MEMBERS[:2]], second)), Flush)
+    told = found.handle(MEMBERS[2], rejoin(MEMBERS[2], second if knows else FIRST), 2.0)
+    assert told == ([] if knows else [Send(MEMBERS[2], Enter(second))])
+    assert found.handle(MEMBERS[2], Heartbeat(), 3.0) == [Send(MEMBERS[2], Heartbeat())]
+    assert found.handle(MEMBERS[2], Bye(done=7), 3.0) == found.lost(MEMBERS[2], "end of stream", 3.0) == []
+
+
+def test_who_has_finished_and_comes_late_is_not_refused():
+    """The servers have said that it has finished, so nobody has waited for it."""
+    found = core()
+    assert sent(back(found, dict.fromkeys([*MEMBERS[:2], SERVER], FIRST), (Finished(2, 7),)), Flush)
+    assert found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 2.0) == []
+    assert found.handle(MEMBERS[2], Heartbeat(), 3.0) == [Send(MEMBERS[2], Heartbeat())]
+    assert found.handle(MEMBERS[2], Bye(done=7), 3.0) == found.lost(MEMBERS[2], "end of stream", 3.0) == []
+    assert found.tick(3.0) == []
+
+
+def test_who_is_not_in_the_highest_view_is_removed():
+    actions = back(core(), {MEMBERS[2]: FIRST, MEMBERS[0]: FIRST, SERVER: FIRST, MEMBERS[1]: SECOND})
+    assert sent(actions, Abort) == {MEMBERS[2]: Abort("removed from the job")} and Cut(MEMBERS[2]) in actions
+
+
+def test_a_removed_worker_that_had_joined_in_addition_is_told_so():
+    """It was removed two views ago, and has not heard of it."""
+    added = ("worker", 4)
+    found = core(max_workers=5)
+    actions = back(found, {added: View(2, 3, (*FIRST.hosts, (4,)), (0,), joined=(4,)), SERVER: FIRST})
+    assert not actions
+    fourth = View(4, 9, FIRST.hosts, (0,))
+    actions = back(found, dict.fromkeys(MEMBERS, fourth))
+    assert sent(actions, Abort).keys() == {added} and Cut(added) in actions
+    assert sent(actions, Enter) == {SERVER: Enter(fourth)}
+
+
+def test_the_only_server_that_does_not_come_back_ends_the_job():
+    found = core()
+    back(found, dict.fromkeys(MEMBERS, FIRST))
+    said = "server 0 on hs has not come back to the next scheduler within 8.5 s; no server is left"
+    assert reason(found.tick(9.6)) == said
+
+
+def test_servers_say_who_has_finished():
+    """What these hold is committed; nobody waits for them."""
+    found = core()
+    actions = back(found, {MEMBERS[1]: FIRST, MEMBERS[2]: FIRST, SERVER: FIRST}, [Finished(0, 24)])
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS[1:], Flush(1, 1, -1))
+    found.handle(MEMBERS[1], Flushed(1, 1, 24), 1.0)
+    actions = found.handle(MEMBERS[2], Flushed(1, 1, 23), 1.0)
+    assert sent(actions, Flush) == {MEMBERS[2]: Flush(1, 1, 24)}
+
+
+def test_if_all_have_finished_the_job_has_ended():
+    actions = back(core(), {SERVER: FIRST}, [Finished(member, 24) for member in range(3)])
+    assert isinstance(actions[-2].message, Shutdown) and reason(actions) == ""
+
+
+def test_one_that_has_left_the_servers_may_still_say_bye():
+    found = core()
+    views = {MEMBERS[0]: FIRST, MEMBERS[1]: FIRST, MEMBERS[2]: FIRST, SERVER: FIRST}
+    actions = back(found, views, [Finished(0, 24)])
+    assert MEMBERS[0] not in sent(actions, Flush) and not sent(actions, Abort)
+    assert found.handle(MEMBERS[0], Bye(done=24), 1.1) == []
+    assert found.lost(MEMBERS[0], "end of stream", 1.2) == []
+
+
+def test_a_process_that_is_lost_again_meanwhile_is_lost():
+    found = core()
+    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    assert found.lost(MEMBERS[1], "end of stream", 2.0) == []
+    actions = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 2.0)
+    assert sent(actions, Flush).keys() == {MEMBERS[0], MEMBERS[2]}
+
+
+def test_a_replacement_takes_the_place_of_one_that_has_not_come_back():
+    found = core()
+    assert found.handle(MEMBERS[2], registration(MEMBERS[2]), 0.5) == []
+    actions = back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    assert sent(actions, Flush).keys() == set(MEMBERS[:2])
+    assert sent(actions, Start) == {MEMBERS[2]: START}
+
+
+def test_a_worker_that_was_not_told_that_it_had_joined_joins_again():
+    joined = replace(FIRST.joined_by({5: ()}), number=2)
+    found, worker = core(max_workers=6), ("worker", 5)
+    assert found.handle(worker, registration(worker), 0.5) == []
+    actions = back(found, {SERVER: joined, **dict.fromkeys(MEMBERS, joined)})
+    assert sent(actions, Flush).keys() == set(MEMBERS) and sent(actions, Start) == {worker: START}
+    assert worker not in sent(actions, Abort) and Cut(worker) not in actions
+    views = [each for member in MEMBERS for each in found.handle(member, Flushed(2, 1, 0), 2.0)]
+    assert sent(views, Enter)[MEMBERS[0]].view.lost == (
+        Lost(5, "worker 5 was not told that it had joined, or was lost: it joins again"),
+    )
+
+
+def test_a_second_process_of_a_member_that_is_back_is_not_refused_in_the_place_of_another():
+    """A refusal goes to the process whose message was handled last."""
+    found = core()
+    back(found, {SERVER: FIRST, MEMBERS[1]: FIRST, MEMBERS[0]: FIRST})
+    assert found.handle(MEMBERS[0], registration(MEMBERS[0]), 1.0) == []
+    actions = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 1.0)
+    assert not [each for each in actions if isinstance(each, Refuse)]
+    (refuse,) = found.handle(MEMBERS[0], registration(MEMBERS[0]), 2.0)
+    assert isinstance(refuse, Refuse)
+
+
+def test_nobody_waits_for_a_worker_that_all_servers_have_lost():
+    found = core()
+    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    ends = LinkEnd("server", 0, "s", "b"), LinkEnd("worker", 2, "h2", "a")
+    actions = found.handle(SERVER, LinkLost(*ends, "end of stream", False), 1.0)
+    assert sent(actions, Flush).keys() == set(MEMBERS[:2])
+    assert Log("worker 2 on h2 was lost: no server has a connection to it; the job goes on without it") in actions
+
+
+def test_before_the_first_view_the_job_ends():
+    assert "before all workers were ready" in reason(back(core(), dict.fromkeys([SERVER, *MEMBERS])))
+
+
+def test_two_views_of_one_number_end_the_job():
+    other = FIRST.without([1], 7, (Lost(1, "end"),))
+    actions = back(core(), {MEMBERS[2]: other, MEMBERS[1]: SECOND, MEMBERS[0]: FIRST, SERVER: FIRST})
+    assert "two schedulers" in reason(actions)
+
+
+def test_a_replay_ends():
+    found = core()
+    back(found, {SERVER: FIRST, MEMBERS[1]: FIRST, MEMBERS[2]: FIRST})
+    assert "a replay needs all" in reason(found.handle(MEMBERS[0], rejoin(MEMBERS[0], replay=(FIRST,)), 1.0))
+
+
+def test_too_few_end_the_job():
+    found = SchedulerCore(3, 1, elastic=3, incarnation=2)
+    found.tick(0.0)
+    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    assert reason(found.tick(9.6)).endswith("2 workers are left, and --min-workers is 3")
+
+
+def test_if_nobody_comes_back_it_ends():
+    found = core(start_seconds=20.0)
+    assert found.tick(19.0) == [] and "no process of the job has come back" in reason(found.tick(20.5))
+
+
+def test_heartbeats_are_answered_meanwhile():
+    found = core()
+    back(found, {SERVER: FIRST})
+    assert found.handle(SERVER, Heartbeat(), 2.0) == [Send(SERVER, Heartbeat())]
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_later_incarnation_ends_an_earlier_one_without_a_word(incarnation):
+    found = SchedulerCore(3, 1, elastic=1, incarnation=incarnation)
+    found.tick(0.0)
+    assert found.handle(SERVER, Superseded(incarnation), 1.0) == []
+    (finish,) = found.handle(SERVER, Superseded(incarnation + 1), 1.0)
+    assert finish.reason == f"incarnation {incarnation + 1} of the scheduler has taken over"
+
+
+# -- a process that looks for the next one --------------------------------------------------------------------------
+
+
+def test_the_file_names_the_newest_incarnation(tmp_path):
+    file = tmp_path / "scheduler"
+    its = Environment(root_host="10.0.0.1", root_port=9, scheduler_file=str(file))
+    assert newest(its) == Incarnation(1, "10.0.0.1", 9)
+    for text in ("", "{", "[]", '{"incarnation": 2}', json.dumps({"incarnation": 1, "host": "h", "port": 1})):
+        file.write_text(text)
+        assert newest(its) == Incarnation(1, "10.0.0.1", 9), text
+    file.write_text(json.dumps({"incarnation": 2, "host": "10.0.0.3", "port": 40000}))
+    assert newest(its) == Incarnation(2, "10.0.0.3", 40000)
+    assert Following(its).current.number == 2
+
+
+def following(role="worker", joins=False, file="/nowhere"):
+    return Following(Environment(role=role, elastic=1, joins=joins, scheduler_file=file))
+
+
+def test_only_what_can_go_on_without_a_scheduler_has_something_to_say():
+    words = (registration(MEMBERS[0]), START)
+    assert following(file="").words(*words, Standing(Enter(FIRST))) == []
+    assert following().words(*words, None) == []
+    assert following().words(*words, Standing(None)) == [], "a worker that is not ready"
+    assert following().words(words[0], None, Standing(None)) == []
+    assert following("server").words(*words, Standing(None, {1: 24})) == [Rejoin(*words, (), (), (Finished(1, 24),))]
+    assert following().words(*words, Standing(Enter(FIRST))) == [Rejoin(*words, (Enter(FIRST),))]
+
+
+def test_a_replacement_that_is_no_member_registers_again():
+    found = following(joins=True)
+    assert found.words(registration(MEMBERS[0]), None, Standing(None)) == [registration(MEMBERS[0])]
+    found.say(Ready())
+    assert found.words(registration(MEMBERS[0]), START, Standing(None)) == [registration(MEMBERS[0]), Ready()]
+    (word,) = found.words(registration(MEMBERS[0]), START, Standing(Enter(FIRST)))
+    assert word.ready == (Ready(),)
+
+
+def test_lost_links_are_reported_again_while_they_concern_the_view():
+    found = following("server")
+    ends = {
+        member: LinkLost(LinkEnd("worker", member, "h", "a"), LinkEnd("server", 0, "s", "b"), "", True)
+        for member in range(3)
+    }
+    for each in ends.values():
+        found.say(each)
+    found.say(Abort("disk full"))
+    found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
+    _, *said = found.words(registration(SERVER), START, Standing(Enter(FIRST)))
+    assert said == [ends[0], Abort("disk full")]
+
+
+def test_a_worker_reports_its_own_lost_link_again_also_when_it_has_joined_since():
+    found, lost = following(), LinkLost(LinkEnd("worker", 1, "h", "a"), LinkEnd("server", 0, "s", "b"), "", True)
+    found.say(lost)
+    found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
+    assert found.words(registration(MEMBERS[1]), START, Standing(Enter(FIRST)))[1:] == [lost]

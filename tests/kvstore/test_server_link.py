@@ -1,0 +1,343 @@
+"""A worker's link to a server by hand: the frames that it makes and takes, in views of an elastic job."""
+
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore.base import Handle, ViewChanged
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
+from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, Header, Kind
+from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.sharding import Slice
+from dmltrain.kvstore.worker.undo import Undo
+from dmltrain.kvstore.worker.worker_slice import Landing, WorkerSlice
+
+DEADLINE = 10.0
+MEMORY = 1 << 26  # bytes of an arena
+LARGE = 4 << 20  # elements: more than sockets hold unread
+
+
+class Pair:
+    """A worker's link, and the server's end of it, which the test plays."""
+
+    def __init__(self, shared):
+        self.arena = Arena(MEMORY) if shared else None
+        self.lost = []
+        if shared:
+            mine, self.sock = socket.socketpair()
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as listening:
+                mine = socket.create_connection(listening.getsockname())
+                self.sock, _ = listening.accept()
+        self.sock.settimeout(DEADLINE)
+        connection = Link(mine)
+        connection.settle()
+        if self.arena:
+            connection.own_arena, connection.peer_arena = Arena(MEMORY), Mapping(os.dup(self.arena.descriptor))
+        self.link = ServerLink("server 0", connection, self.lost.append, pytest.fail)
+
+    def send(self, kind, payload=b"", **fields):
+        self.sock.sendall(Header(kind, len(payload), **fields).pack() + payload)
+
+    def send_value(self, values, clock, view):
+        """Returns the value's offset in shared memory."""
+        values = np.asarray(values, np.float32)
+        if self.arena is None:
+            return self.send(Kind.VALUE, values.tobytes(), clock=clock, view=view)
+        offset, memory = self.arena.take(values.nbytes)
+        memory.view(np.float32)[:] = values
+        header = Header(Kind.VALUE, values.nbytes, clock=clock, view=view, flags=Flag.SHARED, offset=offset)
+        self.sock.sendall(header.pack())
+        return offset
+
+    def frame(self):
+        """The next frame of the worker: its header and payload."""
+        header = Header.unpack(self._read(HEADER_SIZE))
+        return header, self._read(header.length if header.is_followed else 0)
+
+    def _read(self, size):
+        found = bytearray()
+        while len(found) < size:
+            found += self.sock.recv(size - len(found))
+        return bytes(found)
+
+    def answered(self):
+        """Return when the worker has handled all that was sent before."""
+        there = threading.Event()
+        self.link.echoed = lambda size: there.set()
+        self.send(Kind.PROBE)
+        assert there.wait(DEADLINE), self.lost
+
+    def pull(self, clock=1, keep=None):
+        """A pull of slice 0, which the server has read: its handle, and where its value will be."""
+        slice_, target, handle = made_slice(), np.zeros(4, np.float32), Handle(1, "pull", DEADLINE)
+        self.link.expect(Landing(slice_, target, handle, keep), clock)
+        self.link.outbox.put_all([self.link.pull(slice_, clock, 0)])
+        header, _ = self.frame()
+        assert (header.kind, header.clock, header.view) == (Kind.PULL, clock, self.link.view)
+        return handle, target
+
+    def close(self):
+        self.link.fail("the test is over")
+        self.link.outbox.finish(DEADLINE)
+        self.sock.close()
+
+
+class Waiting:
+    """Waits for a handle on a thread of its own."""
+
+    def __init__(self, handle):
+        self._handle, self._found = handle, ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self._handle.wait()
+        except Exception as error:
+            self._found = type(error).__name__
+
+    def raised(self):
+        """The name of what its wait has raised; empty while it waits."""
+        self._thread.join(DEADLINE)
+        return self._found
+
+
+@pytest.fixture
+def pair(request):
+    made = Pair(getattr(request, "param", False))
+    yield made
+    made.close()
+
+
+each_way = pytest.mark.parametrize("pair", [False, True], ids=["tcp", "shm"], indirect=True)
+in_shared_memory = pytest.mark.parametrize("pair", [True], ids=["shm"], indirect=True)
+
+
+def made_slice(length=4):
+    return WorkerSlice(Slice(0, 0, 0, length, 0), np.dtype(np.float32), None, None)
+
+
+def made_coded_slice(length=4):
+    codec = codecs.make({"type": "int8"})
+    slice_ = WorkerSlice(Slice(0, 0, 0, length, 0), np.dtype(np.float32), codec, codec)
+    slice_.undo = Undo(slice_.residual)
+    return slice_
+
+
+def ones(length=4):
+    return np.ones(length, np.float32)
+
+
+def made(frame):
+    """A frame's header and payload, as the sending thread makes them."""
+    first, *payload = [bytes(part) for part in frame.views()]
+    return Header.unpack(first[:HEADER_SIZE]), first[HEADER_SIZE:] + b"".join(payload)
+
+
+@each_way
+def test_frames_have_the_view_in_which_they_were_made(pair):
+    """Also those whose headers are made when they are sent."""
+    slice_, frames = made_slice(), []
+    for view in (1, 2):
+        pair.link.enter(view)
+        frames += [
+            pair.link.push(slice_, ones(), 1, 0.5, 0),
+            pair.link.pull(slice_, 1, 0),
+            pair.link.release([(slice_, 64)]),
+        ]
+    headers = [made(frame)[0] for frame in frames]
+    assert [header.kind for header in headers] == [Kind.PUSH, Kind.PULL, Kind.RELEASE] * 2
+    assert [header.view for header in headers] == [1, 1, 1, 2, 2, 2]
+
+
+@each_way
+def test_requests_have_the_view_in_which_they_were_made(pair):
+    pair.link.enter(3)
+    pair.link.initialise(made_slice(), ones(), DEADLINE)
+    assert (pair.frame()[0].kind, pair.link.view) == (Kind.INIT, 3)
+    pair.link.leave(DEADLINE)
+    header, _ = pair.frame()
+    assert (header.kind, header.view) == (Kind.LEAVE, 3)
+
+
+def test_what_waits_to_be_sent_in_an_earlier_view_is_dropped(pair):
+    """But a frame is finished of which a part was sent, and values are released."""
+    large, slice_ = made_slice(LARGE), made_slice()
+    pair.link.enter(1)
+    pair.link.outbox.put_all([pair.link.push(large, ones(LARGE), 1, 0.5, 0)])
+    first = Header.unpack(pair._read(HEADER_SIZE))  # the rest waits until it is read
+    pair.link.outbox.put_all([pair.link.push(slice_, ones(), 1, 0.5, 0), pair.link.release([(slice_, 64)])])
+    pair.link.outbox.put_all([pair.link.pull(slice_, 1, 0)])
+    pair.link.initialise(slice_, ones(), DEADLINE)
+    pair.link.enter(2)
+    pair.link.outbox.put_all([pair.link.push(slice_, 3 * ones(), 1, 0.5, 0)])
+    assert (first.kind, first.view) == (Kind.PUSH, 1)
+    assert pair._read(first.length) == ones(LARGE).tobytes()
+    header, payload = pair.frame()
+    assert (header.kind, header.view, list(wire.parse_release(payload))) == (Kind.RELEASE, 1, [(0, 0, 64)])
+    header, payload = pair.frame()
+    assert (header.kind, header.view, payload) == (Kind.PUSH, 2, (3 * ones()).tobytes())
+
+
+@each_way
+def test_a_value_of_an_earlier_view_is_dropped(pair):
+    """In shared memory it is released at once, so that the server does not keep it."""
+    pair.link.enter(1)
+    before, old = pair.pull()
+    pair.link.enter(2)
+    with pytest.raises(ViewChanged):
+        before.wait()
+    now, new = pair.pull()
+    late = pair.send_value([9] * 4, clock=1, view=1)
+    if pair.arena:
+        header, payload = pair.frame()
+        assert (header.kind, list(wire.parse_release(payload))) == (Kind.RELEASE, [(0, 0, late)])
+    pair.answered()
+    assert not now.done and not old.any() and not new.any()
+    pair.send_value([5] * 4, clock=1, view=2)
+    now.wait()
+    assert new.tolist() == [5.0] * 4 and not old.any() and not pair.lost
+
+
+@in_shared_memory
+def test_no_value_of_an_earlier_view_is_read_in_place(pair):
+    kept = []
+    pair.link.enter(1)
+    pair.pull(1, lambda slice_, value, offset: kept.append(offset))
+    pair.pull(2, lambda slice_, value, offset: kept.append(offset))
+    read = pair.send_value([1] * 4, clock=1, view=1)
+    pair.answered()
+    pair.link.enter(2)
+    late = pair.send_value([2] * 4, clock=2, view=1)
+    header, payload = pair.frame()
+    assert (header.kind, list(wire.parse_release(payload))) == (Kind.RELEASE, [(0, 0, late)])
+    assert kept == [read], "its key releases it with its next push"
+
+
+@each_way
+def test_a_value_that_nobody_asked_for_in_this_view_ends_the_link(pair):
+    pair.link.enter(1)
+    pair.pull()
+    pair.link.enter(2)
+    ended = threading.Event()
+    pair.link.lost = lambda error: (pair.lost.append(error), ended.set())
+    pair.send_value([9] * 4, clock=1, view=2)
+    assert ended.wait(DEADLINE) and "unexpected frame" in str(pair.lost[0])
+
+
+@pytest.mark.parametrize("late", [Kind.DONE, Kind.STATE])
+def test_an_answer_to_a_request_of_an_earlier_view_is_dropped(pair, late):
+    pair.link.enter(1)
+    before = pair.link.initialise(made_slice(), ones(), DEADLINE)
+    pair.link.enter(2)
+    assert pair.link.last_request() is None
+    with pytest.raises(ViewChanged):
+        before.wait()
+    now = pair.link.initialise(made_slice(), ones(), DEADLINE)
+    pair.send(late, b"x" * 100 if late == Kind.STATE else b"", view=1)
+    pair.answered()
+    assert not now.done
+    pair.send(Kind.DONE, view=2)
+    now.wait()
+    assert not pair.lost
+
+
+@each_way
+def test_the_announcement_of_a_view_that_was_entered_meanwhile_interrupts_nothing(pair):
+    pair.link.enter(2)
+    pulled, target = pair.pull()
+    pair.link.interrupt(2)
+    assert not pulled.done
+    pair.send_value([5] * 4, clock=1, view=2)
+    pulled.wait()
+    assert target.tolist() == [5.0] * 4
+
+
+@each_way
+def test_an_interrupted_wait_ends_and_its_value_still_comes(pair):
+    """Until this worker enters the next view, servers answer in the present one."""
+    pair.link.enter(1)
+    pulled, target = pair.pull()
+    asked = pair.link.initialise(made_slice(), ones(), DEADLINE)
+    waits = [Waiting(handle) for handle in (pulled, asked)]
+    pair.link.interrupt(2)
+    assert [each.raised() for each in waits] == ["ViewChanged"] * 2
+    pair.send_value([5] * 4, clock=1, view=1)
+    pair.send(Kind.DONE, view=1)
+    pair.answered()
+    assert target.tolist() == [5.0] * 4 and pair.link.last_request() is None and not pair.lost
+
+
+def test_leaving_is_not_interrupted(pair):
+    """Servers answer LEAVE in every view."""
+    pair.link.enter(1)
+    leaving = pair.link.leave(DEADLINE)
+    pair.link.interrupt(2)
+    assert not leaving.done
+    pair.send(Kind.DONE, view=1)
+    leaving.wait()
+
+
+@in_shared_memory
+def test_memory_of_a_push_is_written_again_when_the_server_has_answered_in_a_later_view(pair):
+    """Until then it may still read the push, and gets others through the socket."""
+    slice_ = made_slice()
+
+    def push(clock, value):
+        header, payload = made(pair.link.push(slice_, value * ones(), clock, 0.5, 0))
+        return header.offset if header.flags & Flag.SHARED else np.frombuffer(payload, np.float32).tolist()
+
+    def answer(clock, view, late=False):
+        handle = Handle(1, "pull", DEADLINE)
+        if not late:
+            pair.link.expect(Landing(slice_, np.zeros(4, np.float32), handle), clock)
+        pair.send_value([0] * 4, clock, view)
+        assert pair.frame()[0].kind == Kind.RELEASE
+        pair.answered()
+
+    pair.link.enter(1)
+    place = push(1, 1)
+    answer(1, view=1)
+    assert push(2, 2) == place
+    pair.link.enter(2)
+    assert push(1, 3) == [3.0] * 4
+    answer(2, view=1, late=True)
+    assert push(2, 4) == [4.0] * 4
+    answer(1, view=2)
+    assert push(3, 5) == place
+
+
+@each_way
+def test_a_push_of_an_earlier_view_does_not_change_the_residual(pair):
+    """Its round was aborted, and what it has left in the residual was taken back."""
+    slice_, values = made_coded_slice(), np.array([1.0, 0.3, 0.2, 0.1], np.float32)
+    pair.link.enter(1)
+    pair.link.op = 1
+    late = pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0)
+    made(pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0))
+    after = slice_.residual.copy()
+    assert after.any()
+    pair.link.enter(2)
+    slice_.undo.back_to(0)
+    made(late)
+    assert not slice_.residual.any()
+    made(pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0))
+    assert np.array_equal(slice_.residual, after)
+
+
+@each_way
+def test_a_push_to_a_lost_server_is_not_prepared_any_more(pair):
+    """Its slice has another link by then."""
+    slice_, values = made_coded_slice(), np.array([1.0, 0.3, 0.2, 0.1], np.float32)
+    late = pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0)
+    pair.link.retire()
+    with pytest.raises(Closed, match="the job goes on without server 0"):
+        late.views()
+    assert slice_.sending is None and not slice_.residual.any()

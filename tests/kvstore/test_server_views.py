@@ -1,0 +1,623 @@
+"""A server of an elastic job goes from one view to the next: what it forgets, what it keeps, and for how long."""
+
+import random
+import threading
+from collections import Counter, deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dmltrain.kvstore.scheduler.client import Control
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.slice import Work
+from dmltrain.kvstore.transport import message, wire
+from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.message import (
+    Declare,
+    Enter,
+    Key,
+    Leave,
+    LinkLost,
+)
+from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from dmltrain.kvstore.view import Lost
+from tests.kvstore import carrying_out
+from tests.kvstore.served import DEADLINE, ELASTIC, FIRST, Peer, Process, Server, heard, push, until
+from tests.kvstore.whole_job import begun
+
+NONE = {"type": "none"}
+SUM = 1 << 31  # number of the first key that is no weight
+SECOND = FIRST.without([2], base=1, lost=(Lost(2, "end of stream"),))
+
+
+class Arena:
+    """Allocates memory that is shared, for all the core knows, and remembers it."""
+
+    def __init__(self):
+        self.bytes, self.offsets = 0, []
+
+    def __call__(self, size):
+        offset, self.bytes = self.bytes, self.bytes + max(1, size)
+        self.offsets.append(offset)
+        return offset, np.full(size, 255, np.uint8)
+
+
+def key(number, size=2, weight=True, mean=False):
+    return Key(number, f"k{number}", "float32", weight, NONE, ((0, size),), mean)
+
+
+def core_of(workers, *keys):
+    core = ServerCore(workers, allocate=Arena())
+    core.on_hosts([(worker,) for worker in range(workers)])
+    for worker in range(workers):
+        core.declare(worker, Declare("dist_sync", 0.0, keys))
+    return core
+
+
+def pushed(core, worker, values, number=0, clock=1):
+    """Push these values and pull; returns the replies that follow."""
+    actions = carrying_out.pushed(core, worker, number, clock, values)
+    return carrying_out.run(core, actions + core.pull(worker, number, 0, clock))
+
+
+# -- the core ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_forgotten_and_its_memory_used_again():
+    core = core_of(3, key(0))
+    assert pushed(core, 0, [1, 2]) == pushed(core, 1, [3, 4]) == []
+    allocated = len(core.allocate.offsets)
+    core.enter([(0,), (1,)])
+    slice_ = core.slices()[0, 0]
+    assert slice_.clocks == slice_.applied == {0: 0, 1: 0}
+    assert pushed(core, 0, [10, 20]) == []
+    replies = pushed(core, 1, [30, 40])
+    assert [(each.worker, each.clock, each.buffer.array.tolist()) for each in replies] == [
+        (0, 1, [40, 60]),
+        (1, 1, [40, 60]),
+    ]
+    assert len(core.allocate.offsets) == allocated
+
+
+def test_a_removed_worker_is_no_straggler_and_a_finished_one_still_is():
+    core = core_of(4, key(0))
+    core.finish(3)
+    pushed(core, 0, [1, 1])
+    core.enter([(0,), (2,), (3,)])
+    core.finish(1)  # removed, and it leaves in good order
+    pushed(core, 0, [1, 1])
+    pushed(core, 2, [1, 1])
+    assert core.overdue(0.0) == "" and "worker 3 has finished already" in core.overdue(1.0)
+    core.enter([(0,), (2,)])
+    pushed(core, 0, [1, 1])
+    assert core.overdue(0.0) == core.overdue(1.0) == ""
+    assert core.overdue(1e9).endswith("worker 2 (DMLTRAIN_WAIT_TIMEOUT)")
+
+
+def test_sums_are_in_the_order_of_the_views_hosts():
+    """Float sums show it: 2 + (1e9 - 1e9) is 2, and (2 + 1e9) - 1e9 is 0."""
+    values = {0: [1e9], 1: [2.0], 2: [5.0], 3: [-1e9]}
+    for hosts, expected in (([(1,), (0, 3)], 2.0), ([(1,), (0,), (3,)], 0.0), ([(0, 3), (1,)], 2.0)):
+        core = core_of(4, key(0, 1))
+        core.enter(hosts)
+        (*_, reply) = [each for worker in (0, 3, 1) for each in pushed(core, worker, values[worker])]
+        assert reply.buffer.array.tolist() == [expected]
+
+
+def test_a_mean_is_that_of_the_members():
+    core = core_of(4, key(0, mean=True))
+    core.enter([(0,), (2,)])
+    pushed(core, 0, [1, 2])
+    assert pushed(core, 2, [3, 6])[0].buffer.array.tolist() == [2, 4]
+
+
+def test_weights_keep_their_values_and_stay_declared():
+    core = core_of(2, key(0))
+    core.initialise(0, 0, 0, np.array([7, 8], np.float32))
+    core.enter([(0,)])
+    core.initialise(0, 0, 0, np.array([1, 1], np.float32))
+    (reply,) = core.pull(0, 0, 0, 0)
+    assert reply.buffer.array.tolist() == [7, 8], "it was initialised before"
+
+
+def test_other_keys_are_forgotten_and_their_numbers_mean_others():
+    core = core_of(2, key(0), key(SUM, 3, weight=False))
+    core.enter([(0,)])
+    with pytest.raises(Rejected, match=f"key {SUM} slice 0 was not declared"):
+        core.buffer(0, SUM, 0, 12, 0)
+    core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 5, weight=False),)))
+    (reply,) = pushed(core, 0, [1, 2, 3, 4, 5], SUM)
+    assert reply.buffer.array.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_the_limit_of_values_does_not_count_what_was_forgotten():
+    core = core_of(2, key(0))
+    core._declared.max_bytes = 60
+    for number in range(10):
+        core.enter([(0,)])
+        core.declare(0, Declare("dist_sync", 0.0, (key(SUM + number, 10, weight=False),)))
+    with pytest.raises(Rejected, match="bytes of values on one server"):
+        core.declare(0, Declare("dist_sync", 0.0, (key(SUM + 10, 10, weight=False),)))
+
+
+def test_a_forgotten_value_is_kept_for_its_reader_and_its_memory_then_used_again():
+    core = core_of(1, key(SUM, 3, weight=False))
+    (old,) = pushed(core, 0, [1, 2, 3], SUM)
+    receiving = core.buffer(0, SUM, 0, 12, 0)
+    for clock in range(3):
+        core.enter([(0,)])
+        core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 3, weight=False),)))
+        (reply,) = pushed(core, 0, [clock] * 3, SUM)
+        assert reply.buffer.offset != old.buffer.offset != receiving.offset
+        reply.release()
+    assert old.buffer.array.tolist() == [1, 2, 3]
+    allocated = len(core.allocate.offsets)
+    old.release()
+    core.give_back(receiving)
+    core.declare(0, Declare("dist_sync", 0.0, (key(SUM + 1, 3, weight=False),)))
+    assert len(core.allocate.offsets) == allocated
+    assert {old.buffer.offset, receiving.offset} <= set(offsets_of(core.slices()[SUM + 1, 0]))
+
+
+def test_the_memory_of_a_key_that_one_worker_pushes_is_used_again():
+    """Of such a key the value of the round before is kept, too."""
+    core = core_of(1)
+    for _ in range(3):
+        core.declare(0, Declare("dist_sync", 0.0, (replace(key(SUM, 3, weight=False), pusher=0),)))
+        for clock in (1, 2, 3):
+            (reply,) = pushed(core, 0, [clock] * 3, SUM, clock)
+            reply.release()
+        allocated = len(core.allocate.offsets)
+        core.enter([(0,)])
+    assert allocated == 3
+
+
+def offsets_of(slice_):
+    """Of all shared memory that a slice at rest has."""
+    return [buffer.offset for buffer in [slice_.value, *slice_.spare["value"]]]
+
+
+class Schedule:
+    """Random pushes, works, releases and views. `expected` is computed from the pushes of each round alone."""
+
+    def __init__(self, seed):
+        self.random = its = random.Random(seed)
+        self.members = list(range(its.choice([1, 2, 3, 3, 4])))
+        self.lost = []  # whose place a replacement may take
+        self.workers = len(self.members)
+        self.weights = [key(number, its.choice([0, 1, 3]), mean=its.random() < 0.2) for number in range(2)]
+        self.core = core_of(self.workers, *self.weights)
+        self.hosts = self._hosts()
+        self.core.enter(self.hosts)
+        self.view = 1
+        self.sums = {}  # of this view: number -> Key
+        self.clocks, self.rounds = Counter(), {}
+        self.receiving, self.works, self.unread = [], deque(), []
+        self.seen = Counter()
+
+    def _hosts(self):
+        members, hosts = self.members[:], []
+        self.random.shuffle(members)
+        while members:
+            count = self.random.randint(1, len(members))
+            hosts.append(tuple(members[:count]))
+            del members[:count]
+        return hosts
+
+    def run(self, events):
+        steps = [self.push, self.receive, self.work, self.release, self.enter]
+        for _ in range(events):
+            self.random.choices(steps, [5, 5, 4, 3, 0.5])[0]()
+        self.finish()
+
+    def push(self):
+        """A worker begins to send its next push of a key, which may be a new sum."""
+        worker = self.random.choice(self.members)
+        chosen = self.random.choice([*self.weights, *self.sums.values()])
+        if self.random.random() < 0.05:
+            number = SUM + len(self.sums)
+            chosen = self.sums[number] = key(number, self.random.choice([1, 3, 4]), weight=False)
+            self.core.declare(worker, Declare("dist_sync", 0.0, (chosen,)))
+        number, size = chosen.key, chosen.slices[0][1]
+        clock = self.clocks[worker, number] = self.clocks[worker, number] + 1
+        values = np.array([self.random.randint(-9, 9) for _ in range(size)], np.float32)
+        self.rounds.setdefault((self.view, number, clock), {})[worker] = values
+        arguments = worker, number, 0, values.nbytes, 0
+        if self.random.random() < 0.3:
+            data = self.core.lend(worker, number, 0, values.copy().view(np.uint8), 0)
+        else:
+            data = self.core.completing_buffer(*arguments, clock, lambda size: np.empty(size, np.uint8))
+            data = data or self.core.buffer(*arguments)
+        assert data.offset is None or data.offset not in {each.buffer.offset for each, _ in self.unread}
+        self.receiving.append((self.view, worker, number, clock, data, values))
+
+    def receive(self):
+        """The oldest push of some worker has arrived."""
+        if not self.receiving:
+            return
+        worker = self.random.choice(self.receiving)[1]
+        first = next(each for each in self.receiving if each[1] == worker)
+        self.receiving.remove(first)
+        view, worker, number, clock, data, values = first
+        if data.kind != "lent":
+            data.array[:] = values
+        if view < self.view:
+            self.seen["late push"] += 1
+            return self.core.give_back(data)
+        actions = self.core.push(worker, number, 0, clock, -1.0, data)
+        self.take(actions + self.core.pull(worker, number, 0, clock))
+        while data.kind == "completing" and self.works:
+            self.work()
+
+    def take(self, actions):
+        for action in actions:
+            if isinstance(action, Work):
+                self.works.append(action)
+                continue
+            values = self.rounds[self.view, action.key, action.clock]
+            assert set(values) == set(self.members)
+            total = sum(values.values())
+            if action.key < SUM and self.weights[action.key].mean:
+                total = total * np.float32(1 / len(values))
+            assert action.buffer.array.tolist() == total.tolist()
+            self.unread.append((action, total))
+            self.seen["reply"] += 1
+
+    def work(self):
+        if self.works:
+            work = self.works.popleft()
+            work.run()
+            self.take(self.core.done(work))
+
+    def release(self):
+        if self.unread:
+            reply, total = self.unread.pop(self.random.randrange(len(self.unread)))
+            assert reply.buffer.array.tolist() == total.tolist(), "it was written while it was read"
+            reply.release()
+
+    def enter(self):
+        """Another view, often with a worker less: what that reads is released. Replacements of those may come."""
+        while self.works:
+            self.work()
+        lost, joined = [], [worker for worker in self.lost if self.random.random() < 0.8]
+        if len(self.members) > 1 and self.random.random() < 0.5:
+            gone = self.members.pop(self.random.randrange(len(self.members)))
+            self.receiving = [each if each[1] != gone else self.gone(each) for each in self.receiving]
+            self.receiving = [each for each in self.receiving if each]
+            for each in [each for each in self.unread if each[0].worker == gone]:
+                self.unread.remove(each)
+                each[0].release()
+            self.lost.append(gone)
+            lost.append(gone)
+            if self.random.random() < 0.3:
+                self.core.finish(gone)  # and it did not end in good order
+            joined += [gone] if self.random.random() < 0.2 else []  # at once
+        self.lost = [worker for worker in self.lost if worker not in joined]
+        self.members += joined
+        self.hosts = self._hosts()
+        self.core.enter(self.hosts, lost)
+        assert not self.core.workers.finished, "those who take part were never at their end"
+        for worker in joined:
+            self.core.declare(worker, Declare("dist_sync", 0.0, tuple(self.weights)))
+            self.seen["replacement"] += 1
+        self.seen["kept over a view"] += len(self.unread)
+        self.view += 1
+        self.clocks.clear()
+        self.sums.clear()
+        self.seen["view"] += 1
+
+    def gone(self, receiving):
+        """The rest of this push never comes."""
+        self.core.give_back(receiving[4])
+
+    def finish(self):
+        """Let all that has begun come to its end: then each memory is in one place."""
+        self.enter()
+        while self.receiving:
+            self.receive()
+        while self.unread:
+            self.release()
+        self.core.enter(self.hosts)
+        slices = [offset for slice_ in self.core.slices().values() for offset in offsets_of(slice_)]
+        free = [offset for each in self.core._memory._free.values() for offset, _ in each]
+        assert sorted(slices + free) == self.core.allocate.offsets
+
+
+@pytest.mark.parametrize("hundred", range(10))
+def test_random_schedules_give_each_round_its_sum_and_lose_no_memory(hundred):
+    seen = Counter()
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        schedule = Schedule(seed)
+        try:
+            schedule.run(schedule.random.choice([20, 100, 200]))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        seen += schedule.seen
+    assert all(seen[each] > 50 for each in ("reply", "late push", "view", "kept over a view", "replacement")), seen
+
+
+# -- the service ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve():
+    made = []
+
+    def begin(view=FIRST, **options):
+        server = Server(environment=ELASTIC, **options)
+        made.append(server)
+        server.service.enter(view)
+        return server
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_frames_of_an_older_view_have_no_effect_and_no_answer(serve, shared):
+    server = serve(shared=shared)
+    first, second = server.peer(0), server.peer(1)
+    push(first, [1] * 4, 1, shared)
+    assert heard(first) == []
+    server.service.enter(SECOND)
+    push(second, [2] * 4, 1, shared)
+    second.send(Kind.PULL, view=1)
+    for frame in (Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)), Declare("dist_async", 0.0, ())):
+        second.link.send(message.encode(frame, view=1))
+    second.send(Kind.INIT, bytes(16), view=1)
+    second.send(Kind.INIT, bytes(3), key=7, view=1)
+    second.send(Kind.READ_STATE, view=1)
+    second.send(Kind.PUSH, bytes(1 << 20), key=SUM, clock=9, view=1)
+    if shared:
+        second.push_shared([1] * 4, key=SUM, clock=9, view=1)
+    assert heard(second) == [] and list(server.core.slices()) == [(0, 0), (1, 0)]
+    push(second, [20] * 4, 2, shared)
+    push(first, [10] * 4, 2, shared)
+    for peer in (first, second):
+        header, value = peer.value()
+        assert (header.view, header.clock, value) == (2, 1, [30] * 4)
+
+
+def test_headers_that_came_together_are_of_two_views(serve):
+    """The service reads them at once; the first worker was faster than this server."""
+    server = serve(shared=True)
+    first, second = server.peer(0), server.peer(1)
+    places = [first.arena.take(16) for _ in range(4)]
+    for number, (_, memory) in enumerate(places):
+        memory.view(np.float32)[:] = 10**number
+    pushes = [(0, 1), (1, 1), (0, 2), (1, 2)]  # key, view
+    frames = [
+        Header(Kind.PUSH, 16, view, number, clock=1, flags=Flag.SHARED | Flag.PULL, offset=offset).pack()
+        for (number, view), (offset, _) in zip(pushes, places, strict=True)
+    ]
+    first.link.send(b"".join(frames))
+    for number in (0, 1):
+        push(second, [5] * 4, 1, True, key=number)
+    assert heard(second) == []
+    server.service.enter(SECOND)
+    for number in (0, 1):
+        push(second, [7] * 4, 2, True, key=number)
+    found = [first.value() for _ in range(2)]
+    assert sorted((header.view, header.key, value[0]) for header, value in found) == [(2, 0, 107), (2, 1, 1007)]
+
+
+@pytest.mark.parametrize("number", [0, SUM])
+@pytest.mark.parametrize("kind", [Kind.PUSH, Kind.INIT])
+def test_what_is_received_while_the_view_changes_is_dropped(serve, kind, number):
+    """Of a weight, and of a sum that is forgotten: its memory is used again."""
+    server = serve(shared=True)
+    first, second = server.peer(0), server.peer(1)
+    declare = message.encode(Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)), view=1)
+    first.link.send(declare)
+    assert [header.kind for header, _ in heard(first)] == [Kind.DONE]
+    slice_ = server.core.slices()[number, 0]
+    (buffer,) = slice_.spare["value"]
+    frame = Header(kind, 16, 1, number, clock=1, flags=Flag.PULL).pack() + bytes(16)
+    first.link.send(frame[:-5])
+    until(lambda: not slice_.spare["value"])
+    server.service.enter(SECOND)
+    first.link.send(frame[-5:])
+    assert heard(first) == []
+    if number == SUM:
+        with server.service.exclusive() as core:
+            core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)))
+            slice_ = core.slices()[SUM, 0]
+    assert buffer.offset in offsets_of(slice_)
+    push(first, [1] * 4, 2, key=number)
+    push(second, [2] * 4, 2, key=number)
+    assert first.value()[1] == second.value()[1] == [3] * 4
+
+
+def test_a_view_begins_when_no_work_is_in_progress(serve, monkeypatch):
+    working, may_go_on, run = threading.Event(), threading.Event(), Work.run
+
+    def slowly(work):
+        working.set()
+        assert may_go_on.wait(DEADLINE)
+        run(work)
+
+    server = serve()
+    monkeypatch.setattr(Work, "run", slowly)
+    peers = [server.peer(rank) for rank in range(3)]
+    for peer in peers:
+        push(peer, [1] * 4, 1)
+    assert working.wait(DEADLINE)
+    entered = begun(server.service.enter, SECOND)
+    push(peers[0], [5] * 4, 2)
+    may_go_on.set()
+    entered.result(DEADLINE)
+    push(peers[1], [6] * 4, 2)
+    for peer in peers[:2]:
+        answers = [(header.view, value) for header, value in (peer.value(), peer.value())]
+        assert answers == [(1, [3] * 4), (2, [11] * 4)]
+
+
+def test_a_frame_of_a_newer_view_waits_for_it(serve):
+    server = serve()
+    first, second, third = (server.peer(rank) for rank in range(3))
+    push(first, [10] * 4, 2)
+    push(second, [1] * 4, 1)
+    push(third, [1] * 4, 1)
+    assert heard(second) == heard(third) == [], "the round of view 1 lacks the first worker's push"
+    server.service.enter(SECOND)
+    push(second, [20] * 4, 2)
+    for peer in (first, second):
+        header, value = peer.value()
+        assert (header.view, value) == (2, [30] * 4)
+
+
+def test_a_view_that_does_not_come_is_waited_for_until_the_job_ends(serve):
+    server = serve()
+    server.peer(0).send(Kind.PULL, view=5)
+    server.service.end()
+    with pytest.raises(Closed):
+        server.peer(0).link.read_header()
+    server.service.enter(SECOND)
+    assert server.core.workers.ranks == [0, 1, 2], "a job that has ended enters nothing"
+
+
+def test_an_older_view_does_not_come_back(serve):
+    server = serve(SECOND)
+    server.service.enter(FIRST)
+    push(server.peer(0), [1] * 4, 2)
+    push(server.peer(1), [2] * 4, 2)
+    assert server.peer(0).value()[0].view == 2
+
+
+def test_answers_have_the_view_of_what_they_answer(serve):
+    server = serve(other=lambda connection, header: (Header(Kind.DONE, 0, header.view).pack(), None))
+    peer = server.peer(0)
+    peer.link.send(message.encode(Declare("dist_sync", 0.0, (key(SUM, 1, weight=False),)), view=1))
+    peer.send(Kind.INIT, bytes(4), key=SUM, view=1)
+    peer.send(Kind.OPTIMIZER, view=1)
+    peer.send(Kind.PROBE, view=0)
+    peer.link.send(message.encode(Leave(), view=1))
+    found = [peer.answer()[0] for _ in range(5)]
+    assert sorted((each.kind, each.view) for each in found) == [(Kind.DONE, 1)] * 4 + [(Kind.PROBE, 0)]
+
+
+def test_a_value_that_is_read_outlives_its_view(serve):
+    """Two workers read the value of a round in the server's memory, one to the end of the test."""
+    server = serve(shared=True)
+    peers = [server.peer(rank) for rank in range(3)]
+    for peer in peers:
+        push(peer, [1] * 4, 1, True)
+    headers = [peer.value()[0] for peer in peers]
+    (offset,) = {header.offset for header in headers}
+    seen = peers[0].link.peer_arena.view(offset, 16).view(np.float32)
+    buffer = server.core.slices()[0, 0].value
+    server.service.enter(SECOND)
+    assert buffer.readers == 2, "the lost worker reads nothing any more"
+    peers[1].send(Kind.RELEASE, wire.release([(0, 0, offset)]), view=1)
+    for clock in range(1, 5):
+        for peer in peers[:2]:
+            push(peer, [clock] * 4, 2, True, clock=clock)
+        for peer in peers[:2]:
+            header, value = peer.value()
+            assert header.offset != offset and value == [2 * clock] * 4
+            peer.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=2)
+        assert seen.tolist() == [3] * 4
+    peers[0].send(Kind.RELEASE, wire.release([(0, 0, offset)]), view=1)
+    assert heard(peers[0]) == heard(peers[1]) == []
+    assert sorted(offsets_of(server.core.slices()[0, 0])) == sorted({offset, *offsets_of(server.core.slices()[0, 0])})
+    assert buffer.readers == 0 and offset in offsets_of(server.core.slices()[0, 0])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_values_for_a_dead_worker_are_not_kept(serve, shared):
+    """Its link has ended, and its last push completes a round: nobody will read that value."""
+    server = serve(shared=shared)
+    first, second, third = (server.peer(rank) for rank in range(3))
+    push(third, [1] * 4, 1, shared)
+    assert heard(third) == []
+    third.link.close()
+    assert server.lost.get(timeout=DEADLINE).peer.index == 2
+    for peer in (first, second):
+        push(peer, [1] * 4, 1, shared)
+    for peer in (first, second):
+        header, _ = peer.value()
+        if shared:
+            peer.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=1)
+            assert heard(peer) == []
+    server.service.enter(SECOND)
+    until(lambda: server.core.slices()[0, 0].value.readers == 0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_removed_worker_is_cut_off_and_not_missed(serve, shared):
+    server = serve(shared=shared)
+    first, third = server.peer(0), server.peer(2)
+    assert heard(first) == heard(third) == []
+    server.service.enter(SECOND)
+    with pytest.raises(Closed):
+        third.link.read_header()
+    first.link.close()
+    assert server.lost.get(timeout=DEADLINE).peer.index == 0, "and not the removed one"
+
+
+def test_a_worker_that_is_let_go_leaves_in_good_order(serve):
+    """In a replay: the view has it no more, but it was not lost. It may still read, and is no straggler."""
+    server = serve(shared=True)
+    first, second, third = (server.peer(rank) for rank in range(3))
+    third.send(Kind.PULL, view=1)
+    header, _ = third.value()
+    server.service.enter(FIRST.without([2], base=1))
+    buffer = server.core.slices()[0, 0].value
+    assert buffer.readers == 1
+    third.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=1)
+    third.link.send(message.encode(Leave(), view=1))
+    assert [header.kind for header, _ in heard(third)] == [Kind.DONE] and buffer.readers == 0
+    push(first, [1] * 4, 2, True)
+    assert heard(first) == []
+    assert server.service.overdue() == server.service.overdue() == ""
+    third.link.close()
+    second.send(Kind.PROBE)
+    second.answer()
+    second.link.close()
+    assert server.lost.get(timeout=DEADLINE).peer.index == 1, "and nobody before"
+
+
+@pytest.mark.parametrize("kind", [Kind.GROUP, Kind.PUSH_GROUP, Kind.PULL_GROUP])
+def test_groups_are_refused(serve, kind):
+    peer = serve().peer(0)
+    peer.send(kind, view=1)
+    assert peer.error() == "a group in an elastic job"
+
+
+def test_a_job_that_is_not_elastic_has_no_views():
+    server = Server()
+    server.peer(0).send(Kind.PULL, view=1)
+    assert server.peer(0).error() == "a frame of view 1 in a job that is not elastic"
+    server.close()
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_goes_on_without_a_lost_worker_and_enters_what_the_scheduler_says(monkeypatch):
+    monkeypatch.setattr(Control, "link_lost", pytest.fail)  # it would end this process after some seconds
+    process = Process(ELASTIC)
+    first, second, third = (Peer(process.address, rank) for rank in range(3))
+    for peer in (first, second, third):
+        peer.link.send(message.encode(Declare("dist_sync", 0.0, (key(0, 4),))))
+        assert peer.answer()[0].kind == Kind.DONE
+    process.send(Enter(FIRST))
+    push(third, [1] * 4, 1)
+    third.link.close()
+    lost = process.heard.get(timeout=DEADLINE)
+    assert isinstance(lost, LinkLost) and (lost.peer.role, lost.peer.index) == ("worker", 2)
+    process.send(Enter(SECOND))
+    for peer, value in ((first, 10), (second, 20)):
+        push(peer, [value] * 4, 2)
+    for peer in (first, second):
+        header, value = peer.value()
+        assert (header.view, value) == (2, [30] * 4)
+        peer.link.send(message.encode(Leave(), view=2))
+        assert peer.answer()[0].kind == Kind.DONE
+        peer.link.close()
+    process.close()
+    assert process.heard.empty(), "nothing but the lost link"

@@ -1,0 +1,960 @@
+"""The scheduler's views: who takes part from which op on, whatever is lost while a view changes."""
+
+import copy
+
+import pytest
+
+from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.core import SchedulerCore
+from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
+from dmltrain.kvstore.transport.message import (
+    Abort,
+    Admit,
+    Barrier,
+    Bye,
+    Enter,
+    Flush,
+    Flushed,
+    Heartbeat,
+    Invite,
+    Leaving,
+    LinkEnd,
+    LinkLost,
+    Ready,
+    Register,
+    Release,
+    Shutdown,
+    Speed,
+    Start,
+)
+from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View
+
+FACTS = {"network": "mlp", "data": "9c1f"}
+
+
+def worker(rank):
+    return ("worker", rank)
+
+
+def registered(workers=3, servers=1, elastic=1, **settings):
+    core = SchedulerCore(workers, servers, elastic=elastic, **settings)
+    core.tick(0.0)
+    for node in [("server", i) for i in range(servers)] + [worker(i) for i in range(workers)]:
+        core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", f"id {node[1] // 2}"), 0.0)
+    return core
+
+
+def armed(workers=3, servers=1, elastic=1, replay=(), balance=EQUAL, **settings):
+    """A core whose workers are ready: two on each host."""
+    core = registered(workers, servers, elastic, **settings)
+    for rank in range(workers):
+        core.handle(worker(rank), Ready(FACTS, replay if rank == 0 else (), balance), 0.0)
+    return core
+
+
+def messages(actions, kind=None):
+    """(to, message) of what is sent, of one kind or all."""
+    return [
+        (each.to, each.message)
+        for each in actions
+        if isinstance(each, Send) and isinstance(each.message, kind or object)
+    ]
+
+
+def views(actions):
+    found = {message.view for _, message in messages(actions, Enter)}
+    assert len(found) <= 1
+    return found.pop() if found else None
+
+
+def finished(actions):
+    return [each.reason for each in actions if isinstance(each, Finish)]
+
+
+def flushed(core, reports, view=1, turn=1, now=1.0):
+    """The last actions after these members' answers, in this order."""
+    actions = []
+    for rank, done in reports.items():
+        actions = core.handle(worker(rank), Flushed(view, turn, done), now)
+    return actions
+
+
+def test_the_first_view_begins_when_all_workers_are_ready():
+    core = registered(3, 2)
+    assert core.handle(worker(1), Ready(), 0.0) == core.handle(worker(0), Ready(), 0.0) == []
+    actions = core.handle(worker(2), Ready(), 0.0)
+    assert views(actions) == View(1, 0, ((0, 1), (2,)), (0, 1))
+    assert [to for to, _ in messages(actions)] == [("server", 0), ("server", 1), worker(0), worker(1), worker(2)]
+    assert core.handle(worker(2), Ready(), 0.0) == []  # repeated
+
+
+def test_a_loss_asks_the_others_and_tells_the_lost_one():
+    core = armed()
+    actions = core.lost(worker(1), "end of stream", 1.0)
+    assert isinstance(actions[0], Log) and actions[0].text.startswith(
+        "worker 1 on h1 was lost: end of stream; the job goes"
+    )
+    assert actions[1:] == [
+        Send(worker(1), Abort("removed from the job: worker 1 on h1 was lost: end of stream")),
+        Cut(worker(1)),
+        Send(worker(0), Flush(1, 1, -1)),
+        Send(worker(2), Flush(1, 1, -1)),
+    ]
+    assert core.lost(worker(1), "cut", 1.0) == []
+
+
+def test_all_holding_the_same_op_get_the_next_view_at_once():
+    core = armed()
+    core.lost(worker(1), "end of stream", 1.0)
+    actions = flushed(core, {2: 7, 0: 7})
+    reason = "worker 1 on h1 was lost: end of stream"
+    assert views(actions) == View(2, 7, ((0,), (2,)), (0,), lost=(Lost(1, reason),))
+    assert [to for to, _ in messages(actions)] == [("server", 0), worker(0), worker(2)]
+
+
+def test_a_laggard_is_let_finish_what_another_holds():
+    core = armed()
+    core.lost(worker(1), "end of stream", 1.0)
+    assert messages(flushed(core, {0: 7, 2: 6})) == [(worker(2), Flush(1, 1, 7))]
+    assert views(flushed(core, {2: 7})).base == 7
+
+
+def test_each_laggard_is_permitted_once():
+    core = armed(4)
+    core.lost(worker(1), "end of stream", 1.0)
+    assert messages(flushed(core, {0: 7, 2: 6, 3: 6})) == [(worker(2), Flush(1, 1, 7)), (worker(3), Flush(1, 1, 7))]
+    assert flushed(core, {2: 7}) == []
+    assert views(flushed(core, {3: 7})).members == (0, 2, 3)
+
+
+def test_a_holder_that_dies_between_turns_takes_its_op_with_it():
+    core = armed(4)
+    core.lost(worker(1), "end of stream", 1.0)
+    flushed(core, {0: 7, 2: 6, 3: 6})
+    assert messages(core.lost(worker(0), "end of stream", 1.0), Flush) == [
+        (worker(2), Flush(1, 2, -1)),
+        (worker(3), Flush(1, 2, -1)),
+    ]
+    view = views(flushed(core, {2: 6, 3: 6}, turn=2))
+    assert (view.base, view.members, [each.member for each in view.lost]) == (6, (2, 3), [1, 0])
+
+
+def test_who_was_permitted_before_the_holder_died_keeps_its_op():
+    core = armed(4)
+    core.lost(worker(1), "end of stream", 1.0)
+    flushed(core, {0: 7, 2: 6, 3: 6})
+    flushed(core, {2: 7})
+    core.lost(worker(0), "end of stream", 1.0)
+    assert messages(flushed(core, {2: 7, 3: 6}, turn=2)) == [(worker(3), Flush(1, 2, 7))]
+    assert views(flushed(core, {3: 7}, turn=2)).base == 7
+
+
+@pytest.mark.parametrize("view, turn", [(1, 1), (1, 0), (2, 2), (0, 2)])
+def test_a_report_of_an_earlier_turn_or_another_view_counts_for_nothing(view, turn):
+    core = armed(4)
+    core.lost(worker(1), "end of stream", 1.0)
+    core.lost(worker(0), "end of stream", 1.0)
+    flushed(core, {2: 6}, turn=2)
+    assert flushed(core, {3: 6}, view=view, turn=turn) == []
+    assert views(flushed(core, {3: 6}, turn=2))
+
+
+def test_what_a_finished_worker_holds_is_committed():
+    core = armed()
+    core.handle(worker(0), Bye(done=9), 1.0)
+    core.lost(worker(1), "end of stream", 1.0)
+    assert messages(flushed(core, {2: 8})) == [(worker(2), Flush(1, 1, 9))]
+    view = views(flushed(core, {2: 9}))
+    assert (view.base, view.members) == (9, (2,))
+
+
+def test_who_finishes_while_the_view_changes_counts_as_having_answered():
+    core = armed()
+    core.lost(worker(1), "end of stream", 1.0)
+    assert flushed(core, {0: 9}) == []
+    core.handle(worker(0), Bye(done=9), 1.0)
+    assert messages(flushed(core, {2: 8})) == [(worker(2), Flush(1, 1, 9))]
+
+
+def test_the_change_goes_on_when_the_last_one_to_answer_finishes():
+    core = armed()
+    core.lost(worker(1), "end of stream", 1.0)
+    flushed(core, {2: 8})
+    assert messages(core.handle(worker(0), Bye(done=9), 1.0)) == [(worker(2), Flush(1, 1, 9))]
+
+
+def test_a_loss_before_all_are_ready_ends_the_job():
+    core = registered()
+    core.handle(worker(0), Ready(), 0.0)
+    assert finished(core.lost(worker(1), "end of stream", 1.0)) == ["worker 1 on h1 was lost: end of stream"]
+
+
+def test_a_job_that_is_not_elastic_ends_with_any_loss():
+    core = registered(elastic=0)
+    assert [each.reason for each in core.handle(worker(0), Ready(), 0.0)] == ["ready is not for the scheduler"]
+    assert finished(core.lost(worker(1), "end of stream", 1.0)) == ["worker 1 on h1 was lost: end of stream"]
+
+
+def test_the_loss_of_the_only_server_ends_the_job():
+    core = armed()
+    said = "server 0 on h0 was lost: end of stream; no server is left"
+    assert finished(core.lost(("server", 0), "end of stream", 1.0)) == [said]
+
+
+def test_too_few_workers_end_the_job_by_name():
+    core = armed(elastic=2)
+    assert not finished(core.lost(worker(1), "end of stream", 1.0))
+    actions = core.lost(worker(2), "end of stream", 1.0)
+    said = "worker 2 on h2 was lost: end of stream; 1 worker is left, and --min-workers is 2"
+    assert finished(actions) == [said] and (ALL, Abort(said)) in messages(actions)
+
+
+def test_the_last_worker_ends_the_job():
+    core = armed(2)
+    core.lost(worker(1), "end of stream", 1.0)
+    said = "worker 0 on h0 was lost: end of stream; no worker is left, and --min-workers is 1"
+    assert finished(core.lost(worker(0), "end of stream", 1.0)) == [said]
+
+
+def test_the_job_has_ended_well_if_the_last_loss_follows_an_end():
+    core = armed(2)
+    core.handle(worker(0), Bye(done=9), 1.0)
+    actions = core.lost(worker(1), "end of stream", 1.0)
+    assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
+
+
+def test_the_job_ends_when_all_that_are_left_have_finished():
+    core = armed()
+    core.lost(worker(1), "end of stream", 1.0)
+    flushed(core, {0: 7, 2: 7})
+    assert not finished(core.handle(worker(0), Bye(done=9), 1.0))
+    actions = core.handle(worker(2), Bye(done=9), 1.0)
+    assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
+
+
+def test_nothing_that_a_removed_worker_says_counts():
+    core = armed()
+    core.lost(worker(1), "end of stream", 1.0)
+    for message in (Abort("late"), Flushed(1, 1, 99), Barrier("a", 1), Bye(done=99), Heartbeat()):
+        assert core.handle(worker(1), message, 1.0) == []
+    assert views(flushed(core, {0: 7, 2: 7})).base == 7
+
+
+def test_missed_heartbeats_remove_a_worker():
+    core = armed()
+    for second in range(1, 9):
+        for node in (worker(0), worker(2), ("server", 0)):
+            core.handle(node, Heartbeat(), float(second))
+        assert core.tick(float(second)) == []
+    actions = core.tick(8.6)
+    assert messages(actions, Flush) == [(worker(0), Flush(1, 1, -1)), (worker(2), Flush(1, 1, -1))]
+    assert "worker 1 on h1 missed heartbeats for 9 s" in actions[0].text
+
+
+# -- barriers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_barrier_of_a_view_needs_its_members():
+    core = armed()
+    core.lost(worker(1), "end of stream", 1.0)
+    flushed(core, {0: 7, 2: 7})
+    assert core.handle(worker(0), Barrier("8", 2), 1.0) == []
+    released = messages(core.handle(worker(2), Barrier("8", 2), 1.0))
+    assert released == [(worker(0), Release("8", 2)), (worker(2), Release("8", 2))]
+
+
+def test_a_barrier_that_a_change_interrupts_is_waited_for_again():
+    core = armed()
+    core.handle(worker(0), Barrier("8", 1), 1.0)
+    core.lost(worker(1), "end of stream", 1.0)
+    assert core.handle(worker(2), Barrier("8", 1), 1.0) == []
+    flushed(core, {0: 7, 2: 7})
+    assert core.handle(worker(2), Barrier("8", 1), 1.0) == []  # late
+    assert core.handle(worker(2), Barrier("8", 2), 1.0) == []
+    assert len(messages(core.handle(worker(0), Barrier("8", 2), 1.0), Release)) == 2
+
+
+def test_a_barrier_without_a_finished_member_ends_the_job():
+    core = armed()
+    core.handle(worker(0), Barrier("8", 1), 1.0)
+    said = "barrier '8': worker 1 has finished and will not reach it"
+    assert finished(core.handle(worker(1), Bye(done=7), 1.0)) == [said]
+
+
+def test_a_change_that_does_not_end_names_who_is_silent():
+    core = armed(wait_seconds=5.0)
+    core.lost(worker(1), "end of stream", 1.0)
+    flushed(core, {0: 7})
+    actions = []
+    for second in range(1, 8):
+        for node in (worker(0), worker(2), ("server", 0)):
+            core.handle(node, Heartbeat(), float(second))
+        actions = core.tick(float(second))
+    assert finished(actions) == [
+        "change of view: worker 2 did not finish an op that others hold within 6 s (DMLTRAIN_WAIT_TIMEOUT)"
+    ]
+
+
+# -- lost links -------------------------------------------------------------------------------------------------------
+
+
+def link_lost(rank, server, own="worker"):
+    ends = [LinkEnd("worker", rank, f"h{rank}", "a:1"), LinkEnd("server", server, f"h{server}", "b:2")]
+    return LinkLost(*(ends if own == "worker" else ends[::-1]), "timed out", cut=True)
+
+
+def judged(core, reports):
+    for node, lost in reports:
+        assert core.handle(node, lost, 1.0) == []
+    assert core.tick(1.0) == []
+    return core.tick(1.1 + WAIT_SECONDS)
+
+
+def test_one_end_of_a_cut_pair_is_removed_once():
+    core = armed(3, 2)
+    actions = judged(core, [(worker(1), link_lost(1, 0)), (("server", 0), link_lost(1, 0, "server"))])
+    assert messages(actions, Flush) == [(worker(0), Flush(1, 1, -1)), (worker(2), Flush(1, 1, -1))]
+    assert "the connection between worker 1 on h1 (a:1) and server 0" in actions[0].text
+    assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == []
+    assert core.tick(4.0 + 2 * WAIT_SECONDS) == []
+
+
+def test_a_server_cut_from_most_workers_is_removed():
+    core = armed(3, 2)
+    actions = judged(core, [(worker(1), link_lost(1, 1)), (worker(2), link_lost(2, 1))])
+    assert actions[0].text.startswith("the connection between worker 1 on h1") and not finished(actions)
+    assert views(flushed(core, {0: 7, 1: 7, 2: 7})).servers == (0,)
+
+
+def test_the_only_server_cut_from_most_workers_ends_the_job():
+    core = armed(3, 1)
+    (said,) = finished(judged(core, [(worker(1), link_lost(1, 0)), (worker(2), link_lost(2, 0))]))
+    assert said.startswith("the connection between worker 1 on h1") and said.endswith("no server is left")
+
+
+def test_a_finished_worker_shows_that_the_server_is_alive():
+    core = armed(2)
+    core.handle(worker(0), Bye(done=9), 1.0)
+    assert finished(judged(core, [(worker(1), link_lost(1, 0))])) == [""], "worker 0 holds everything"
+
+
+def test_a_lost_link_of_a_worker_that_has_finished_means_nothing():
+    core = armed(3, 2)
+    core.handle(worker(0), Bye(done=9), 1.0)
+    core.handle(worker(2), Bye(done=9), 1.0)
+    assert judged(core, [(("server", 1), link_lost(0, 1, "server"))]) == []
+    core = armed(3, 2)
+    core.handle(("server", 1), link_lost(0, 1, "server"), 1.0)
+    core.handle(worker(0), Bye(done=9), 1.0)
+    assert core.tick(1.1 + WAIT_SECONDS) == []
+
+
+def test_a_lost_link_is_forgotten_when_its_worker_was_removed():
+    core = armed(3, 2)
+    core.handle(("server", 0), link_lost(1, 0, "server"), 1.0)
+    core.lost(worker(1), "end of stream", 1.5)
+    assert not core.tick(1.1 + WAIT_SECONDS)
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+REPLAY = (View(1, 0, ((1, 0), (2,)), (0, 1)), View(2, 5, ((0,), (2,)), (0, 1)), View(3, 5, ((2,),), (0, 1)))
+
+
+def test_a_replay_goes_through_its_views():
+    core = registered(3, 1)
+    for rank in (2, 0):
+        assert core.handle(worker(rank), Ready({}, REPLAY if rank == 0 else ()), 0.0) == []
+    assert views(core.handle(worker(1), Ready(), 0.0)) == View(1, 0, ((1, 0), (2,)), (0,), until=5)
+    actions = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
+    assert views(actions) == View(2, 5, ((0,), (2,)), (0,), until=5)
+    assert (worker(1), Enter(views(actions))) in messages(actions), "it learns that it is not in this view"
+    assert core.lost(worker(1), "end of stream", 1.0) == []
+    assert views(flushed(core, {0: 5, 2: 5}, view=2, turn=0)) == View(3, 5, ((2,),), (0,))
+    assert core.handle(worker(0), Bye(done=5), 1.0) == []
+    assert finished(core.handle(worker(2), Bye(done=9), 1.0)) == [""]
+
+
+def test_a_loss_ends_a_replay():
+    core = armed(replay=REPLAY)
+    assert "a replay needs all workers of the replayed job" in finished(core.lost(worker(1), "end of stream", 1.0))[0]
+
+
+def test_a_loss_after_the_last_view_of_a_replay_ends_it_too():
+    core = armed(replay=REPLAY[:2])
+    assert views(flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)).until == -1
+    assert "a replay needs all workers of the replayed job" in finished(core.lost(worker(2), "end of stream", 1.0))[0]
+
+
+# -- replacements -----------------------------------------------------------------------------------------------------
+
+
+def replaced(rank=1, workers=3, facts=FACTS, **settings):
+    """A job in view 2 after op 7, and a replacement of this worker that is ready; what followed from that."""
+    core = armed(workers, **settings)
+    core.lost(worker(rank), "end of stream", 1.0)
+    flushed(core, {each: 7 for each in range(workers) if each != rank})
+    (sent, log) = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", "id 0"), 2.0)
+    assert sent.to == worker(rank) and isinstance(sent.message, Start)
+    assert log.text == f"worker {rank} on h9 has come as a replacement"
+    return core, core.handle(worker(rank), Ready(facts), 2.0)
+
+
+def test_a_replacement_joins_when_the_leader_is_between_two_rounds():
+    core, actions = replaced()
+    assert messages(actions) == [(worker(0), Invite((1,)))]
+    asked = messages(core.handle(worker(0), Admit(2), 3.0))
+    assert asked == [(worker(0), Flush(2, 1, -1)), (worker(2), Flush(2, 1, -1))]
+    view = views(flushed(core, {0: 9, 2: 9}, view=2))
+    assert view == View(3, 9, ((0, 1), (2,)), (0,), joined=(1,))
+    assert core.handle(worker(0), Admit(2), 3.0) == [], "late"
+
+
+def test_a_replacement_on_a_host_of_its_own_is_summed_last():
+    core = armed()
+    core.lost(worker(0), "end of stream", 1.0)
+    flushed(core, {1: 7, 2: 7})
+    core.handle(worker(0), Register("127.0.0.1", 0, "h9", "", "another"), 2.0)
+    assert messages(core.handle(worker(0), Ready(FACTS), 2.0)) == [(worker(1), Invite((0,)))]
+    core.handle(worker(1), Admit(2), 3.0)
+    view = views(flushed(core, {1: 9, 2: 9}, view=2))
+    assert (view.hosts, view.joined, view.leader) == (((1,), (2,), (0,)), (0,), 1)
+
+
+def test_a_laggard_finishes_before_a_replacement_joins():
+    core, _ = replaced()
+    core.handle(worker(0), Admit(2), 3.0)
+    assert messages(flushed(core, {0: 9, 2: 8}, view=2)) == [(worker(2), Flush(2, 1, 9))]
+    assert views(flushed(core, {2: 9}, view=2)).joined == (1,)
+
+
+def test_if_the_leader_dies_the_next_one_is_asked():
+    """With what it held, the next op of the others may not be a round."""
+    core, _ = replaced()
+    core.handle(worker(0), Admit(2), 3.0)
+    core.lost(worker(0), "end of stream", 3.0)
+    actions = flushed(core, {2: 8}, view=2, turn=2)
+    assert (views(actions).members, views(actions).joined) == ((2,), ())
+    assert messages(actions, Invite) == [(worker(2), Invite((1,)))]
+    core.handle(worker(2), Admit(3), 3.0)
+    assert views(flushed(core, {2: 8}, view=3)).joined == (1,)
+
+
+def test_another_loss_does_not_stop_the_admission():
+    core, _ = replaced(workers=4)
+    core.handle(worker(0), Admit(2), 3.0)
+    core.lost(worker(3), "end of stream", 3.0)
+    view = views(flushed(core, {0: 9, 2: 9}, view=2, turn=2))
+    assert (view.members, view.joined) == ((0, 1, 2), (1,))
+
+
+def test_the_leader_is_let_go_on_if_the_replacement_dies_first():
+    core, _ = replaced()
+    core.handle(worker(0), Admit(2), 3.0)
+    log = core.lost(worker(1), "end of stream", 3.0)[0]
+    assert log.text == "worker 1 on h9 was lost: end of stream, before it had joined"
+    view = views(flushed(core, {0: 9, 2: 9}, view=2))
+    assert (view.members, view.joined, view.number) == ((0, 2), (), 3)
+
+
+def test_a_replacement_that_is_lost_after_it_has_joined_is_removed_like_any_member():
+    core, _ = replaced()
+    core.handle(worker(0), Admit(2), 3.0)
+    flushed(core, {0: 9, 2: 9}, view=2)
+    assert len(messages(core.lost(worker(1), "end of stream", 3.0), Flush)) == 2
+    assert views(flushed(core, {0: 9, 2: 9}, view=3)) == View(
+        4, 9, ((0,), (2,)), (0,), lost=(Lost(1, "worker 1 on h9 was lost: end of stream"),)
+    )
+
+
+def test_a_replacement_with_other_facts_is_refused_by_name():
+    core, actions = replaced(facts={"network": "mlp", "data": "77aa"})
+    said = "did not join the job: worker 1 on h9 is not like the job's other workers: data 77aa (the job: 9c1f)"
+    assert actions[1:] == [Send(worker(1), Abort(said)), Cut(worker(1))]
+    assert core.lost(worker(1), "cut", 3.0) == []
+    assert core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 4.0), "another one may come"
+
+
+def test_an_error_of_a_replacement_is_its_own():
+    core, _ = replaced()
+    actions = core.handle(worker(1), Abort("no such file"), 3.0)
+    assert actions[0].text == "worker 1 on h9: no such file, before it had joined" and not finished(actions)
+
+
+def test_a_second_replacement_is_refused():
+    core, _ = replaced()
+    (refused,) = core.handle(worker(1), Register("127.0.0.1", 0, "h7", "", ""), 2.0)
+    assert refused.reason == "worker 1 is already registered, from host h9"
+
+
+def test_a_replacement_of_a_worker_that_is_not_lost_is_refused():
+    (refused,) = armed().handle(worker(1), Register("127.0.0.1", 0, "h7", "", ""), 2.0)
+    assert refused.reason == "worker 1 is already registered, from host h1"
+
+
+def test_lost_links_of_the_one_before_mean_nothing_for_a_replacement():
+    core, _ = replaced(servers=2)
+    core.handle(("server", 1), link_lost(1, 1, "server"), 2.0)
+    assert core.tick(2.1 + WAIT_SECONDS) == []
+
+
+def test_a_replacement_that_has_lost_a_link_gives_up():
+    core, _ = replaced(servers=2)
+    assert core.handle(worker(1), link_lost(1, 1), 2.0) == [], "the server may be lost"
+    actions = core.tick(2.1 + WAIT_SECONDS)
+    assert "the connection between worker 1 on h1 (a:1) and server 1" in actions[0].text
+    assert messages(actions) == [(worker(1), Abort(f"did not join the job: {link_lost(1, 1)}"))]
+
+
+def test_waiting_replacements_hear_of_the_end():
+    core, _ = replaced()
+    core.handle(worker(0), Bye(done=9), 3.0)
+    actions = core.handle(worker(2), Bye(done=9), 3.0)
+    assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
+
+
+def test_a_replay_keeps_workers_that_return():
+    back = (*REPLAY[:2], View(3, 8, ((0, 1), (2,)), (0, 1), joined=(1,)))
+    core = armed(replay=back)
+    dismissed = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
+    assert (worker(1), Enter(View(2, 5, ((0,), (2,)), (0,), until=8), returns=True)) in messages(dismissed)
+    assert "a replay needs all workers" in finished(copy.deepcopy(core).lost(worker(1), "end of stream", 1.0))[0]
+    assert views(flushed(core, {0: 8, 2: 8}, view=2, turn=0)) == View(3, 8, ((0, 1), (2,)), (0,), joined=(1,))
+    assert not finished(core.handle(worker(1), Bye(done=9), 3.0)), "it is a member again"
+
+
+# -- workers that come in addition to those of the start
+
+
+def come(core, rank, at=2.0, facts=FACTS, host="id 9"):
+    """Worker `rank` has come, and is ready; what followed from each."""
+    registering = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", host), at)
+    return registering, core.handle(worker(rank), Ready(facts), at)
+
+
+def test_workers_come_in_addition():
+    core = armed(max_workers=5)
+    registering, ready = come(core, 4)
+    assert [each.message for each in registering[:1]] == [core._first_start] and isinstance(core._first_start, Start)
+    assert registering[1].text == "worker 4 on h9 has come to join"
+    assert messages(ready) == [(worker(0), Invite((4,)))]
+    come(core, 3, host="id 0")
+    core.handle(worker(0), Admit(1), 3.0)
+    view = views(flushed(core, {0: 7, 1: 7, 2: 7}))
+    assert view == View(2, 7, ((0, 1, 3), (2,), (4,)), (0,), joined=(3, 4))
+    assert not finished(core.lost(worker(4), "end of stream", 4.0))
+    assert views(flushed(core, {0: 8, 1: 8, 2: 8, 3: 8}, view=2)).members == (0, 1, 2, 3)
+    assert come(core, 4)[0][1].text == "worker 4 on h9 has come as a replacement"
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_ranks_beyond_the_limit_are_refused(rank):
+    """Without one, all that were not there at the start."""
+    core = armed(max_workers=3 if rank == 3 else 4)
+    (refused,) = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", ""), 2.0)
+    assert refused.reason == f"worker {rank} is not part of this job of 3 workers and 1 servers"
+
+
+def test_a_job_that_is_not_elastic_takes_nobody():
+    core = registered(elastic=0, max_workers=4)
+    (refused,) = core.handle(worker(3), Register("127.0.0.1", 0, "h9", "", ""), 2.0)
+    assert "is not part of this job" in refused.reason
+
+
+def test_one_that_comes_before_the_first_view_joins_it_later():
+    """Its options are compared when those of the others are known."""
+    core = registered(max_workers=5)
+    assert come(core, 3)[1] == come(core, 4, facts={"network": "lenet"})[1] == []
+    actions = [core.handle(worker(rank), Ready(FACTS), 3.0) for rank in range(3)][-1]
+    view = next(each.message.view for each in actions if isinstance(each, Send) and isinstance(each.message, Enter))
+    assert view.members == (0, 1, 2)
+    assert (worker(0), Invite((3,))) in messages(actions)
+    assert [to for to, _ in messages(actions, Abort)] == [worker(4)]
+
+
+def test_one_that_comes_before_all_have_registered_starts_with_them():
+    core = SchedulerCore(1, 1, elastic=1, max_workers=2)
+    core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 0.0)
+    core.handle(("server", 0), Register("127.0.0.1", 9, "h0", "", ""), 0.0)
+    start = messages(core.handle(worker(0), Register("127.0.0.1", 0, "h0", "", ""), 0.0), Start)
+    assert [to for to, _ in start] == [ALL] and len(start[0][1].workers) == 1
+
+
+def test_one_that_is_lost_before_the_first_view_changes_nothing():
+    core = registered(max_workers=4)
+    come(core, 3)
+    assert not finished(core.lost(worker(3), "end of stream", 2.0))
+    actions = [core.handle(worker(rank), Ready(FACTS), 3.0) for rank in range(3)][-1]
+    assert not messages(actions, Invite) and messages(actions, Enter)
+    assert come(core, 3)[0][1].text == "worker 3 on h9 has come as a replacement"
+
+
+MORE = (View(1, 0, ((0, 1), (2,)), (0,)), View(2, 5, ((0, 1), (2,), (3,)), (0,), joined=(3,)))
+
+
+def test_a_replay_waits_for_who_joined():
+    core = armed(replay=MORE, max_workers=5)
+    (log,) = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
+    assert log == Log("the replay waits for worker 3 to join, as in the replayed job")
+    come(core, 4)
+    view = views(come(core, 3)[1])
+    assert (view.members, view.base) == ((0, 1, 2, 3), 5), "and not for another"
+    assert "a replay needs all workers" in finished(core.lost(worker(3), "end of stream", 3.0))[0]
+
+
+def test_a_replay_invites_nobody():
+    fewer = (MORE[0], View(2, 3, ((0,), (2,)), (0,)), View(3, 5, ((0,), (2,), (3,)), (0,), joined=(3,)))
+    core = armed(replay=fewer, max_workers=4)
+    come(core, 3)
+    actions = flushed(core, {0: 3, 1: 3, 2: 3}, turn=0)
+    assert views(actions).members == (0, 2) and not messages(actions, Invite)
+
+
+def test_a_replay_lets_nobody_join_before_its_time():
+    core = armed(replay=MORE, max_workers=4)
+    assert come(core, 3)[1] == []
+    assert "a replay needs all workers" in finished(copy.deepcopy(core).lost(worker(3), "end of stream", 3.0))[0]
+    assert views(flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)).members == (0, 1, 2, 3)
+
+
+# -- members that leave on purpose, and too few members
+
+
+def notice(core, rank, at=2.0, residuals=False):
+    return core.handle(worker(rank), Leaving("SIGTERM", residuals), at)
+
+
+def admitted(core, held, view=1, leader=0, turn=1):
+    """What follows when the leader lets the change come; `held`: worker -> the last op that it holds."""
+    assert messages(core.handle(worker(leader), Admit(view), 3.0), Flush)
+    return flushed(core, held, view=view, turn=turn)
+
+
+def entered(actions):
+    """The message to the members."""
+    (found,) = {
+        id(each.message): each.message
+        for each in actions
+        if isinstance(each, Send) and each.to == worker(0) and isinstance(each.message, Enter)
+    }.values()
+    return found
+
+
+def test_a_notice_is_for_the_next_round_of_the_leader():
+    core = armed()
+    log, *invited = notice(core, 1)
+    assert log == Log("worker 1 on h1 leaves on purpose: SIGTERM")
+    assert messages(invited) == [(worker(0), Invite(()))]
+    assert notice(core, 1) == [], "once"
+    actions = admitted(core, {0: 7, 1: 6, 2: 7})
+    assert messages(actions) == [(worker(1), Flush(1, 1, 7))], "it finishes its step"
+    view = View(2, 7, ((0,), (2,)), (0,), left=(Lost(1, "SIGTERM"),))
+    told = messages(flushed(core, {1: 7}), Enter)
+    assert [to for to, _ in told] == [("server", 0), worker(0), worker(2), worker(1)]
+    assert all(message == Enter(view) for _, message in told)
+    assert core.handle(worker(1), Heartbeat(), 4.0) == [Send(worker(1), Heartbeat())]
+    assert core.handle(worker(1), Bye(done=7), 4.0) == core.lost(worker(1), "end of stream", 4.0) == []
+    assert come(core, 1)[0][1].text == "worker 1 on h9 has come as a replacement"
+
+
+def test_one_that_has_left_is_not_missed():
+    """Also if it dies before it has said goodbye, and its number is free only then."""
+    core = armed()
+    notice(core, 1)
+    admitted(core, {0: 7, 1: 7, 2: 7})
+    (refused,) = core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 4.0)
+    assert "already registered" in refused.reason
+    assert core.handle(worker(1), Abort("too late"), 4.0) == []
+    assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == []
+    assert core.lost(worker(1), "end of stream", 4.0) == []
+    assert core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 5.0)
+
+
+def test_a_member_that_dies_before_it_could_leave_is_lost():
+    core = armed()
+    notice(core, 1)
+    core.lost(worker(1), "end of stream", 2.0)
+    view = views(flushed(core, {0: 7, 2: 7}))
+    assert view.left == () and [each.member for each in view.lost] == [1]
+
+
+def test_a_notice_of_the_one_before_is_not_one_of_its_replacement():
+    core = armed()
+    notice(core, 1)
+    core.lost(worker(1), "end of stream", 2.0)
+    assert not messages(flushed(core, {0: 7, 2: 7}), Invite)
+    come(core, 1)
+    actions = admitted(core, {0: 8, 2: 8}, view=2)
+    assert views(actions).joined == (1,) and not messages(actions, Invite)
+
+
+def test_a_loss_before_the_leader_is_between_two_rounds_lets_nobody_leave():
+    core = armed(workers=4)
+    notice(core, 1)
+    core.lost(worker(2), "end of stream", 2.0)
+    actions = flushed(core, {0: 7, 1: 7, 3: 7})
+    assert views(actions).members == (0, 1, 3)
+    assert messages(actions, Invite) == [(worker(0), Invite(()))], "it is asked again"
+
+
+def test_if_the_leader_dies_nobody_leaves_yet():
+    core = armed()
+    notice(core, 1)
+    core.handle(worker(0), Admit(1), 3.0)
+    core.lost(worker(0), "end of stream", 3.0)
+    assert views(flushed(core, {1: 7, 2: 7}, turn=2)).members == (1, 2)
+
+
+def test_one_leaves_while_another_joins():
+    core = armed(max_workers=4)
+    come(core, 3)
+    notice(core, 0)
+    view = views(admitted(core, {0: 7, 1: 7, 2: 7}))
+    assert (view.members, view.joined, view.leader) == ((1, 2, 3), (3,), 1)
+
+
+def test_who_has_the_state_of_training_leaves_after_another_has_got_it():
+    core = armed(workers=1, max_workers=2)
+    come(core, 1)
+    notice(core, 0)
+    actions = admitted(core, {0: 7})
+    assert (views(actions).members, views(actions).joined) == ((0, 1), (1,))
+    assert messages(actions, Invite) == [(worker(0), Invite(()))]
+    assert views(admitted(core, {0: 8, 1: 8}, view=2)).members == (1,)
+
+
+# -- residuals that those who leave hand over before
+
+
+def handing(core, *ranks):
+    """These leave with residuals, and hand them over in view 2 after op 7."""
+    for rank in ranks:
+        notice(core, rank, residuals=True)
+    actions = admitted(core, dict.fromkeys(range(3), 7))
+    assert views(actions) == View(2, 7, ((0, 1), (2,)), (0,), 8, hands_over=ranks)
+    assert not messages(actions, Invite), "the next view comes by itself"
+    return core
+
+
+def test_who_has_residuals_leaves_one_view_later_and_hands_them_over_in_this_one():
+    core = handing(armed(), 1)
+    assert core.tick(4.0) == flushed(core, {0: 8, 2: 8}, view=2, turn=0) == []
+    view = views(flushed(core, {1: 8}, view=2, turn=0))
+    assert view == View(3, 8, ((0,), (2,)), (0,), left=(Lost(1, "SIGTERM"),))
+
+
+def test_who_gives_notice_meanwhile_hands_over_next():
+    core = handing(armed(), 1)
+    assert messages(notice(core, 2, residuals=True)) == []
+    view = views(flushed(core, {0: 8, 1: 8, 2: 8}, view=2, turn=0))
+    assert view == View(3, 8, ((0,), (2,)), (0,), 9, left=(Lost(1, "SIGTERM"),), hands_over=(2,))
+    assert views(flushed(core, {0: 9, 2: 9}, view=3, turn=0)).members == (0,)
+
+
+def test_if_the_handing_over_is_aborted_it_begins_again():
+    """Whoever is lost but for the one that hands over, also the receiver."""
+    core = handing(armed(), 1)
+    assert messages(core.lost(worker(0), "end of stream", 4.0), Flush)
+    view = views(flushed(core, {1: 7, 2: 7}, view=2))
+    assert (view.members, view.until, view.hands_over, view.receiver) == ((1, 2), 8, (1,), 2)
+    assert views(flushed(core, {1: 8, 2: 8}, view=3, turn=0)).members == (2,)
+
+
+def test_if_it_was_made_and_another_is_lost_they_leave():
+    core = handing(armed(workers=3), 1)
+    core.lost(worker(0), "end of stream", 4.0)
+    assert messages(flushed(core, {1: 8, 2: 7}, view=2)) == [(worker(2), Flush(2, 1, 8))]
+    view = views(flushed(core, {2: 8}, view=2))
+    assert (view.members, view.hands_over, [each.member for each in view.left]) == ((2,), (), [1])
+
+
+def test_who_dies_while_it_hands_over_is_lost():
+    core = handing(armed(), 1)
+    core.lost(worker(1), "end of stream", 4.0)
+    view = views(flushed(core, {0: 7, 2: 7}, view=2))
+    assert (view.hands_over, view.left, view.until, [each.member for each in view.lost]) == ((), (), NEVER, [1])
+
+
+def test_when_all_leave_nothing_is_handed_over():
+    """The checkpoint has the residuals."""
+    core = armed(workers=2)
+    notice(core, 0, residuals=True)
+    notice(core, 1, residuals=True)
+    actions = admitted(core, {0: 7, 1: 7})
+    assert entered(actions).ends and not entered(actions).view.hands_over
+
+
+def test_who_hands_over_joins_in_a_replay_until_the_next_view():
+    told = (
+        View(1, 0, ((0, 1, 2),), (0,)),
+        View(2, 5, ((0, 1, 2),), (0,), hands_over=(1,)),
+        View(3, 6, ((0, 2),), (0,)),
+    )
+    core = armed(replay=told)
+    assert (views(flushed(core, dict.fromkeys(range(3), 5), turn=0))).until == 6
+    assert views(flushed(core, dict.fromkeys(range(3), 6), view=2, turn=0)).members == (0, 2)
+
+
+def test_a_replay_knows_no_notices():
+    assert notice(armed(replay=REPLAY), 1) == []
+
+
+def test_when_all_leave_the_job_ends_with_a_last_view():
+    core = armed(workers=2)
+    notice(core, 0)
+    notice(core, 1)
+    actions = admitted(core, {0: 7, 1: 7})
+    reason = "worker 0 leaves on purpose: SIGTERM; worker 1 leaves on purpose: SIGTERM; no worker is left"
+    assert entered(actions) == Enter(View(2, 7, ((0, 1),), (0,)), ends=reason)
+    assert Log(f"the job ends: {reason}") in actions and not messages(actions, Invite)
+    assert not finished(core.handle(worker(0), Bye(done=9), 4.0))
+    assert finished(core.handle(worker(1), Bye(done=9), 4.0)) == [reason]
+
+
+def test_a_notice_below_the_minimum_ends_the_job():
+    core = armed(elastic=3)
+    notice(core, 1)
+    actions = admitted(core, {0: 7, 1: 7, 2: 7})
+    assert entered(actions).view.members == (0, 1, 2)
+    assert entered(actions).ends == "worker 1 leaves on purpose: SIGTERM; 2 workers are left, and --min-workers is 3"
+
+
+def test_a_loss_in_the_last_view_does_not_keep_the_others_from_saving():
+    core = armed(elastic=3)
+    notice(core, 1)
+    admitted(core, {0: 7, 1: 7, 2: 7})
+    assert not finished(core.lost(worker(1), "end of stream", 4.0))
+    actions = flushed(core, {0: 7, 2: 7}, view=2)
+    assert views(actions).members == (0, 2) and entered(actions).ends
+
+
+FEW = "2 workers are left, and --min-workers is 3"
+
+
+def waiting(**settings):
+    """A job that had to have 3 workers, waits for more in view 3, and has lost worker 1."""
+    core = armed(elastic=3, wait_for_hosts=60.0, max_workers=5, **settings)
+    assert not finished(core.lost(worker(1), "end of stream", 2.0))
+    actions = flushed(core, {0: 7, 2: 7})
+    assert Log(f"{FEW}: the job waits up to 60 s for more (DMLTRAIN_WAIT_FOR_HOSTS)") in actions
+    assert messages(actions, Invite) == [(worker(0), Invite(()))]
+    actions = admitted(core, {0: 9, 2: 9}, view=2)
+    assert entered(actions) == Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True)
+    assert not messages(actions, Invite)
+    return core
+
+
+def test_a_job_with_too_few_members_goes_on_when_there_are_enough():
+    core = waiting()
+    assert messages(come(core, 3)[1], Flush)
+    actions = flushed(core, {0: 9, 2: 9}, view=3)
+    assert entered(actions) == Enter(View(4, 9, ((0,), (2,), (3,)), (0,), joined=(3,)))
+    assert not messages(actions, Invite)
+
+
+def test_another_loss_meanwhile_changes_nothing():
+    core = waiting()
+    core.lost(worker(2), "end of stream", 4.0)
+    actions = flushed(core, {0: 9}, view=3)
+    assert entered(actions) == Enter(
+        View(4, 9, ((0,),), (0,), lost=(Lost(2, views(actions).lost[0].reason),)), holds=True
+    )
+    assert not messages(come(core, 3)[1], Flush)
+    assert messages(come(core, 4)[1], Flush)
+    assert views(flushed(core, {0: 9}, view=4)).members == (0, 3, 4)
+
+
+def test_a_replacement_that_comes_before_its_loss_has_ended_joins_one_view_later():
+    """So no view has a worker both as lost and as joined."""
+    core = waiting()
+    core.lost(worker(2), "end of stream", 4.0)
+    come(core, 2)
+    come(core, 1)
+    actions = flushed(core, {0: 9}, view=3)
+    view = views(actions)
+    assert (view.members, view.joined, [each.member for each in view.lost]) == ((0,), (), [2])
+    assert entered(actions).holds and messages(actions, Flush)
+    view = views(flushed(core, {0: 9}, view=4))
+    assert (view.members, view.joined) == ((0, 1, 2), (1, 2))
+
+
+def test_a_job_that_has_waited_in_vain_ends():
+    core = waiting()
+    since = core._views._departures.since
+    for second in range(4, 64):
+        for node in [("server", 0), worker(0), worker(2)]:
+            core.handle(node, Heartbeat(), float(second))
+        actions = core.tick(float(second))
+        assert bool(messages(actions, Flush)) == (second - since >= 60.0), second
+        if actions:
+            break
+    actions = flushed(core, {0: 9, 2: 9}, view=3, now=float(second))
+    assert entered(actions).ends == f"{FEW} after 60 s (DMLTRAIN_WAIT_FOR_HOSTS)"
+
+
+def test_a_notice_while_the_job_waits_is_followed_at_once():
+    core = waiting()
+    assert messages(notice(core, 2), Flush)
+    actions = flushed(core, {0: 9, 2: 9}, view=3)
+    assert (entered(actions).view.members, entered(actions).holds) == ((0,), True)
+
+
+def test_without_a_worker_that_has_the_state_nobody_waits():
+    core = waiting()
+    core.lost(worker(2), "end of stream", 4.0)
+    flushed(core, {0: 9}, view=3)
+    assert finished(core.lost(worker(0), "end of stream", 4.0))
+
+
+# -- samples are divided by speed
+
+
+def measured(core, speeds, view=1, now=1.0):
+    """What follows from these reports."""
+    found = [core.handle(worker(rank), Speed(view, speed), now) for rank, speed in speeds.items()]
+    return messages([action for actions in found for action in actions])
+
+
+SLOW = {0: 10.0, 1: 5.0, 2: 10.0}
+
+
+def test_samples_are_divided_anew_between_two_rounds_of_the_leader():
+    core = armed(balance=Balancing(60))
+    assert measured(core, SLOW) == [(worker(0), Invite(()))]
+    assert measured(core, SLOW) == [], "it waits"
+    core.handle(worker(0), Admit(1), 2.0)
+    view = views(flushed(core, {0: 9, 1: 9, 2: 9}))
+    assert view == View(2, 9, ((0, 1), (2,)), (0,), shares=(24, 12, 24))
+
+
+def test_without_the_option_speeds_mean_nothing():
+    assert measured(armed(), SLOW) == []
+
+
+def test_speeds_of_an_earlier_view_and_of_removed_workers_do_not_count():
+    core = armed(workers=4, balance=Balancing(60))
+    core.lost(worker(3), "end of stream", 1.0)
+    flushed(core, {0: 7, 1: 7, 2: 7})
+    assert measured(core, SLOW, view=1) == []
+    assert measured(core, {0: 10.0, 1: 5.0, 3: 1.0}, view=2) == []
+    assert measured(core, {2: 10.0}, view=2) == [(worker(0), Invite(()))]
+
+
+def test_a_loss_before_the_leader_is_between_two_rounds_divides_at_once():
+    core = armed(balance=Balancing(60))
+    measured(core, SLOW)
+    core.lost(worker(0), "end of stream", 1.0)
+    actions = flushed(core, {1: 7, 2: 7})
+    assert views(actions).shares == (20, 40) and not messages(actions, Invite)
+    assert core.handle(worker(0), Register("127.0.0.1", 0, "h0", "", "id 0"), 2.0)
+    core.handle(worker(0), Ready(FACTS), 2.0)
+    core.handle(worker(1), Admit(2), 3.0)
+    assert views(flushed(core, {1: 9, 2: 9}, view=2)).shares == (20, 13, 27), "a newcomer gets an equal part"
+
+
+def test_a_replay_divides_as_the_recorded_job_did():
+    replay = (View(1, 0, ((0, 1), (2,)), (0,)), View(2, 7, ((0, 1), (2,)), (0,), shares=(20, 15, 25)))
+    core = armed(replay=replay, balance=Balancing(60))
+    assert measured(core, SLOW) == []
+    assert views(flushed(core, {0: 7, 1: 7, 2: 7}, turn=0)).shares == (20, 15, 25)
+    assert measured(core, SLOW, view=2) == []

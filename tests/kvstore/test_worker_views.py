@@ -1,0 +1,376 @@
+"""Workers that go on without lost ones: their pushes and pulls through two real servers, over TCP and through shared
+memory, all in this process. The tests play the scheduler."""
+
+import itertools
+import random
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dmltrain.env import Environment
+from dmltrain.kvstore.base import READ, ViewChanged
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.service import Service, allocator
+from dmltrain.kvstore.transport import host, link, rendezvous
+from dmltrain.kvstore.transport.shared_memory import Arena
+from dmltrain.kvstore.view import Lost, View
+from dmltrain.kvstore.worker.entry import cut
+from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.routes import Routes, Sharing
+from dmltrain.kvstore.worker.transfers import Transfers
+from tests.kvstore.made import start
+
+WORKERS = 3
+ENVIRONMENT = Environment(role="worker", num_workers=WORKERS, num_servers=2, job="job", key=b"key", elastic=1)
+LARGE, SMALL = 200_000, 9  # elements; a large key is cut into slices on both servers
+WEIGHTS = {"w": LARGE, "v": SMALL, "u": SMALL}
+DEADLINE = 20.0
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))]
+
+
+class Server:
+    def __init__(self, number, shared):
+        self.arena = Arena(1 << 28) if shared else None
+        self.core = ServerCore(WORKERS, allocate=allocator(self.arena))
+        self.core.on_hosts([tuple(range(WORKERS))])
+        environment = replace(ENVIRONMENT, role="server", index=number)
+        self.service = Service(f"server {number}", environment, self.core, self.arena, pytest.fail, pytest.fail)
+        self.listening, self.met = link.listen("127.0.0.1"), rendezvous.listen()
+        for each in (self.listening, self.met[0]):
+            if self.arena or each is self.listening:
+                self.service.accept(each)
+        socket_name = self.met[1] if shared else ""
+        self.address = (*self.listening.getsockname(), socket_name, host.identity())
+
+    def close(self):
+        self.listening.close()
+        self.met[0].close()
+
+
+class Worker:
+    """A worker below its store. `pending`: whether a view was announced that it has not entered."""
+
+    def __init__(self, rank, servers, shared):
+        self.rank, self.pending = rank, False
+        environment = replace(ENVIRONMENT, index=rank, transport="shm" if shared else "tcp")
+        self.sharing = Sharing(environment, sums=False)
+        message = start([(host.identity(), "")] * WORKERS, [server.address for server in servers])
+        self.routes = Routes(environment, message, self.sharing, lambda lost: None, pytest.fail)
+        self.entries = Entries(self.routes, WORKERS, "dist_sync", 0.0, DEADLINE)
+        self.transfers = Transfers(self, self.entries, self.sharing.arena, True, DEADLINE, groups=False)
+
+    def watched(self, handle):
+        if self.pending:
+            handle.interrupt()
+        return handle
+
+    def flush(self):
+        for each in [each.last_request() for each in self.routes.links]:
+            if each:
+                self.watched(each).wait()
+
+    def init(self, **values):
+        self.entries.declare(list(values), list(values.values()), is_weight=True)
+        for name, value in values.items():
+            for server, slice_ in self.routes.direct(self.entries.find(name).slices):
+                server.initialise(slice_, cut(value, slice_), DEADLINE)
+        self.flush()
+
+    def announce(self, view):
+        """As the thread of the control link does."""
+        self.pending = True
+        for each in self.routes.links:
+            each.interrupt(view.number)
+
+    def enter(self, view):
+        self.pending = False
+        self.transfers.enter(view.number, view.base)
+
+    def close(self):
+        for each in self.routes.links:
+            each.link.cut()
+            each.outbox.finish(5.0)
+
+
+class Job:
+    def __init__(self, shared):
+        self.servers = [Server(number, shared) for number in range(2)]
+        self.workers = [Worker(rank, self.servers, shared) for rank in range(WORKERS)]
+        for worker in self.workers:
+            worker.init(**{name: np.zeros(size, np.float32) for name, size in WEIGHTS.items()})
+        self.view = View(1, 0, (tuple(range(WORKERS)),), (0, 1))
+        self.enter_servers()
+        for worker in self.workers:
+            worker.enter(self.view)
+
+    def change(self, *gone):
+        """The next view, without these. The servers do not have it yet."""
+        self.view = self.view.without(gone, base=0)
+        for rank in self.view.members:
+            self.workers[rank].announce(self.view)
+
+    def replace(self, rank, at_once):
+        """The next view, or the next two, after which another worker has the place of this one. Returns them."""
+        whole, lost = (tuple(range(WORKERS)),), (Lost(rank, "frozen"),)
+        number, servers = self.view.number, self.view.servers
+        if at_once:
+            views = [View(number + 1, 0, whole, servers, lost=lost)]
+        else:
+            views = [self.view.without([rank], 0, lost), View(number + 2, 0, whole, servers)]
+        self.view = views[-1]
+        return views
+
+    def enter_servers(self, views=()):
+        for server in self.servers:
+            for view in views or [self.view]:
+                server.service.enter(view)
+
+    def read_by(self, rank):
+        """How many values this worker reads in the servers' memory."""
+        return sum(
+            len(replies)
+            for server in self.servers
+            for (worker, *_), values in server.service._answers._unread._replies.items()
+            for replies in values.values()
+            if worker == rank
+        )
+
+    def close(self):
+        for each in (*self.workers, *self.servers):
+            each.close()
+
+
+@pytest.fixture(params=[False, True], ids=["tcp", "shm"])
+def job(request):
+    made = Job(request.param)
+    yield made
+    made.close()
+
+
+def numbers(seed, size=LARGE):
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def pushed(worker, seed):
+    """The worker's gradients of a round are on their way: the handle of the values."""
+    values = [numbers(seed), numbers(seed, SMALL)]
+    return worker.transfers.pushpull(["w", "v"], values, READ, 0, -1.0)
+
+
+def expect_sum(handle, seeds):
+    """The values are the sums of these gradients, in this order."""
+    handle.wait()
+    for value, size in zip(handle.values, (LARGE, SMALL), strict=True):
+        total = numbers(seeds[0], size)
+        for seed in seeds[1:]:
+            total = total + numbers(seed, size)
+        assert value.tobytes() == total.tobytes()
+
+
+def reduce(name, worker, values):
+    worker.transfers.all_reduce(name, values)
+
+
+@pytest.mark.parametrize("first", ["workers", "servers"])
+def test_a_round_is_pushed_again_without_a_lost_worker(job, first):
+    """It has pushed one of two keys, whose values, with its own in them, count for nothing."""
+    for handle in [pushed(worker, 10 + worker.rank) for worker in job.workers]:
+        expect_sum(handle, [10, 11, 12])
+    handles = [pushed(worker, worker.rank) for worker in job.workers[:2]]
+    job.workers[2].transfers.push("v", numbers(2, SMALL), 0, -1.0)
+    job.change(2)
+    for handle in handles:
+        with pytest.raises(ViewChanged):
+            handle.wait()
+    if first == "servers":
+        job.enter_servers()
+    for worker in job.workers[:2]:
+        worker.enter(job.view)
+    handles = [pushed(worker, worker.rank) for worker in job.workers[:2]]
+    if first == "workers":
+        job.enter_servers()
+    for handle in handles:
+        expect_sum(handle, [0, 1])
+    for handle in [pushed(worker, 20 + worker.rank) for worker in job.workers[:2]]:
+        expect_sum(handle, [20, 21])
+
+
+def test_sums_are_declared_again_in_each_view(job):
+    """One worker has declared another's next sum already when the members change, and the next ones differ."""
+    totals = [np.full(3, rank, np.float64) for rank in range(WORKERS)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(partial(reduce, "losses"), job.workers, totals))
+        assert {tuple(total) for total in totals} == {(3.0, 3.0, 3.0)}
+        ahead = pool.submit(job.workers[0].transfers.all_reduce, "of three workers", np.ones(3))
+        while "sum of of three workers (3)" not in job.workers[0].entries:
+            threading.Event().wait(0.001)
+        job.change(2)
+        with pytest.raises(ViewChanged):
+            ahead.result()
+        job.enter_servers()
+        for worker in job.workers[:2]:
+            worker.enter(job.view)
+        for name, size in (("of two workers", 2), ("losses", 3), ("losses", LARGE)):
+            totals = [np.full(size, rank + 1.0) for rank in range(2)]
+            list(pool.map(partial(reduce, name), job.workers[:2], totals))
+            assert {float(value) for total in totals for value in total} == {3.0}
+
+
+def test_values_of_a_round_without_result_are_released_with_the_next(job):
+    """Else servers would take more memory with every change."""
+    survivor, *others = job.workers
+    for number in range(20):
+        pushed(survivor, number)
+        for worker in others:
+            pushed(worker, number)
+        job.change(*[worker.rank for worker in others])
+        job.enter_servers()
+        survivor.enter(job.view)
+        others = []
+    for seed in (3, 4):
+        expect_sum(pushed(survivor, seed), [seed])
+    slices = sum(len(entry.slices) for entry in survivor.entries if entry.clock)
+    assert job.read_by(0) in ((slices,) if survivor.sharing.arena else (0,))
+
+
+def test_values_of_forgotten_keys_are_released(job):
+    handles = []
+    for worker in job.workers:
+        worker.entries.declare(["read in place"], [np.zeros(5)], is_weight=False)
+        worker.flush()
+        handles.append(worker.transfers.pushpull("read in place", np.ones(5), READ, 0, -1.0))
+    for handle in handles:
+        handle.wait()
+        assert handle.values[0].tolist() == [3.0] * 5
+    job.change()
+    job.enter_servers()
+    for worker in job.workers:
+        worker.enter(job.view)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(partial(reduce, "others"), job.workers, [np.ones(LARGE) for _ in job.workers]))
+    for handle in [pushed(worker, worker.rank) for worker in job.workers]:
+        expect_sum(handle, [0, 1, 2])
+    slices = sum(len(entry.slices) for entry in job.workers[0].entries if entry.is_weight and entry.clock)
+    assert [job.read_by(rank) for rank in range(WORKERS)] == [slices if job.servers[0].arena else 0] * WORKERS
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_changes_at_any_moment_leave_no_trace(job, seed):
+    """Each round's sum has exactly the gradients that were pushed in the last view, whenever servers and workers enter
+    it. (Those of each try differ, so that others would be seen.)"""
+    draw, seeds = random.Random(seed), itertools.count(step=WORKERS)
+    for _ in range(20):
+        base = next(seeds)
+        handles = [pushed(worker, base + worker.rank) for worker in job.workers]
+        while draw.random() < 0.5:
+            time.sleep(draw.random() * 0.004)  # any moment is right
+            job.change()
+            base, entering = next(seeds), [threading.Thread(target=job.enter_servers), *job.workers]
+            draw.shuffle(entering)
+            handles = []
+            for each in entering:
+                if isinstance(each, Worker):
+                    each.enter(job.view)
+                    handles.append(pushed(each, base + each.rank))
+                else:
+                    each.start()
+        for handle in handles:
+            expect_sum(handle, [base, base + 1, base + 2])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replacements_at_any_moment_leave_no_trace(job, seed):
+    """Also if the earlier process is only frozen, and wakes up to go on as if nothing had happened."""
+    draw, seeds = random.Random(seed), itertools.count(step=WORKERS)
+    shared, frozen = bool(job.servers[0].arena), []
+    for _ in range(12):
+        base = next(seeds)
+        handles = [pushed(worker, base + worker.rank) for worker in job.workers]
+        if draw.random() < 0.5:
+            expect_sum(handles[0], [base, base + 1, base + 2])
+        time.sleep(draw.random() * 0.004)  # any moment is right
+        gone, base = draw.choice(job.workers), next(seeds)
+        if draw.random() < 0.4:
+            gone.close()
+        else:
+            frozen.append(gone)
+        views = job.replace(gone.rank, at_once=draw.random() < 0.5)
+        with ThreadPoolExecutor(2) as pool:
+            beginning = [
+                partial(pool.submit, job.enter_servers, views),
+                partial(pool.submit, joining, gone.rank, job, shared, base),
+                *(partial(going_on, each, job.view, base) for each in job.workers if each is not gone),
+            ]
+            draw.shuffle(beginning)
+            begun = [begin() for begin in beginning]
+            for each in frozen:
+                pushed(each, 10**6)
+        late = [each.result() for each in begun if isinstance(each, Future)]
+        job.workers[gone.rank], last = next(each for each in late if each)
+        for handle in [last, *(each for each in begun if not isinstance(each, Future))]:
+            expect_sum(handle, [base, base + 1, base + 2])
+    for each in frozen:
+        each.close()
+
+
+def joining(rank, job, shared, base):
+    """The replacement, which has pushed, and the handle of its values."""
+    late = Worker(rank, job.servers, shared)
+    late.enter(job.view)
+    late.entries.declare(list(WEIGHTS), [np.zeros(size, np.float32) for size in WEIGHTS.values()], is_weight=True)
+    late.flush()
+    return late, pushed(late, base + rank)
+
+
+def going_on(worker, view, base):
+    worker.announce(view)
+    worker.enter(view)
+    return pushed(worker, base + worker.rank)
+
+
+def test_groups_are_not_used(job):
+    """Their frames have no view."""
+    sent = []
+    for worker in job.workers:
+        for each in worker.routes.links:
+            each.groups.find = sent.append
+    for _ in range(4):
+        for handle in [
+            worker.transfers.pushpull(["v", "u"], [numbers(0, SMALL)] * 2, READ, 0, -1.0) for worker in job.workers
+        ]:
+            handle.wait()
+    assert not sent
+
+
+def test_a_replacement_declares_the_weights_again_and_takes_part(job):
+    """It connects while the others go on without the lost worker, and the round of its first view is in progress when
+    it declares."""
+    for each in job.workers[2].routes.links:
+        each.link.cut()
+    job.change(2)
+    job.enter_servers()
+    late = Worker(2, job.servers, shared=bool(job.servers[0].arena))
+    assert {bool(each.link.own_arena) for each in late.routes.links} == {bool(job.servers[0].arena)}
+    for worker in job.workers[:2]:
+        worker.enter(job.view)
+    for handle in [pushed(worker, worker.rank) for worker in job.workers[:2]]:
+        expect_sum(handle, [0, 1])
+    job.workers[2] = late
+    job.view = View(job.view.number + 1, 0, ((0, 1, 2),), (0, 1))
+    for worker in job.workers[:2]:
+        worker.announce(job.view)
+        worker.enter(job.view)
+    handles = [pushed(worker, 10 + worker.rank) for worker in job.workers[:2]]
+    late.enter(job.view)
+    late.entries.declare(list(WEIGHTS), [np.zeros(size, np.float32) for size in WEIGHTS.values()], is_weight=True)
+    job.enter_servers()
+    late.flush()
+    for handle in [*handles, pushed(late, 12)]:
+        expect_sum(handle, [10, 11, 12])
+    for handle in [pushed(worker, worker.rank) for worker in job.workers]:
+        expect_sum(handle, [0, 1, 2])

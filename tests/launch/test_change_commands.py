@@ -1,0 +1,205 @@
+"""`dmltrain job add` and `job remove` with a real launcher and real processes, whose programs only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError
+from launch.cli import job
+from tests.launch.conftest import ROOT, go, said, wait_for
+
+# The scheduler says who joins and who leaves, as that of dmltrain does. A worker with the number in FAILS fails.
+PROGRAM = """
+import os, signal, sys, time
+role, rank = os.environ["DMLC_ROLE"], os.environ["DMLC_TASK_ID"]
+
+def leave(number, frame):
+    open(f"leaves-{rank}", "w").close()
+    while not os.path.exists(f"left-{rank}"):
+        time.sleep(0.01)
+    sys.exit(0)
+
+def say(text):
+    print("2026-11-25 02:16:31,204", text, flush=True)
+
+if role == "worker":
+    if os.environ.get("FAILS") == rank:
+        print(f"did not join the job: worker {rank} is not like the job's other workers: data 1 (the job: 2)")
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, leave)
+    if "DMLTRAIN_JOIN" in os.environ:
+        open(f"joins-{rank}", "w").close()
+print("ready", role, os.environ["DMLTRAIN_MAX_WORKERS"], flush=True)
+members, view, seen = {0, 1}, 1, set()
+if role == "scheduler":
+    say("view 1 after op 0: workers 0, 1")
+while not os.path.exists("done"):
+    names = set(os.listdir(".")) - seen if role == "scheduler" else ()
+    for name in sorted(each for each in names if each.startswith(("joins-", "leaves-"))):
+        seen.add(name)
+        what, number = name.split("-")
+        if what == "leaves":
+            say(f"worker {number} on localhost leaves on purpose: SIGTERM")
+        members = members - {int(number)} if what == "leaves" else members | {int(number)}
+        view += 1
+        say(f"view {view} after op {view}: workers {', '.join(map(str, sorted(members)))}")
+        if what == "leaves":
+            open(f"left-{number}", "w").close()
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def running(launcher):
+    """Starts an elastic job of 2 workers and a server, and waits until all of it runs."""
+
+    def start(*options: object):
+        script = launcher.script(PROGRAM)
+        launched = launcher.start("-n", 2, "-s", 1, "--elastic", *options, script)
+        launched.wait_ready("scheduler-0", "server-0", "worker-0", "worker-1")
+        launched.pid("worker", 1)
+        return launched
+
+    return start
+
+
+def asks(capsys, *words: object) -> tuple[int, str]:
+    """The exit code and the output of `dmltrain job`."""
+    code = job([str(each) for each in words])
+    return code, capsys.readouterr().out
+
+
+def test_workers_come_and_leave_while_the_job_runs(running, capsys):
+    launched = running()
+    code, out = asks(capsys, "add", launched.logs, 1)
+    assert (code, out) == (0, "worker 2 on localhost has joined the job in view 2\n")
+    wait_for(lambda: launched.log("worker-2") == b"ready worker 1026\n", "the worker's own log")
+    said(launched, "starting worker 2 on localhost\n")
+    code, out = asks(capsys, "remove", launched.logs, "worker:1")
+    assert (code, out) == (0, "worker 1 has left the job\n")
+    said(launched, " has left the job; 2 workers are left\n")
+    os.kill(launched.agent(), signal.SIGTERM)
+    said(launched, "the agent on localhost got SIGTERM: asked to leave: worker 0 (pid ")
+    said(launched, " has left the job; 0 workers are left\n")
+    wait_for(lambda: sum("left_after" in row for row in launched.record["processes"]) == 3, "the record")
+    code, out = asks(capsys, "ps", launched.logs)
+    lines = [line.rpartition(", ")[0] for line in out.splitlines()[-4:]]
+    changes = ("joined: worker 2", "left: worker 0", "left: worker 1", "left: worker 2")
+    assert lines == [f"{change} on localhost" for change in changes]
+    go(launched, "done")
+    result = launched.wait()
+    assert result.code == 0, result
+    last = result.err.splitlines()[-1]
+    assert last.startswith("0 processes left on 1 host; joined: worker 2 on localhost after ")
+    assert "; left: worker 1 after " in last and "lost" not in last
+    assert b"[worker-2] ready" in result.out
+
+
+@pytest.mark.thorough
+def test_who_does_not_join_is_named_with_the_reason(running, capsys):
+    launched = running("--env", "FAILS=3", "--restart-workers", 1)
+    code, out = asks(capsys, "add", launched.logs, "localhost:2")
+    assert code == 125
+    lines = sorted(out.splitlines())
+    assert lines[0] == "    did not join the job: worker 3 is not like the job's other workers: data 1 (the job: 2)"
+    assert lines[1].startswith("its last lines (") and lines[1].endswith("worker-3.log):")
+    assert lines[2] == "worker 2 on localhost has joined the job in view 2"
+    assert lines[3].endswith(" exited with code 75 (it lost another process of the job), before it had joined the job")
+    code, out = asks(capsys, "remove", launched.logs, "localhost")
+    assert code == 2 and out.startswith(
+        "no server would be left without localhost: remove their workers alone (worker:0"
+    )
+    code, out = asks(capsys, "add", launched.logs, "h6")
+    assert code == 2 and out.startswith("h6: this job runs on this machine only")
+    go(launched, "done")
+    assert launched.wait().code == 0
+
+
+@pytest.mark.thorough
+def test_two_commands_at_once_are_both_done(running):
+    launched = running()
+    commands = [
+        ["add", str(launched.logs), "1"],
+        ["add", str(launched.logs), "2"],
+        ["remove", str(launched.logs), "worker:0"],
+    ]
+    program = "import launch.cli; launch.cli.job_main()"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *words],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for words in commands
+    ]
+    outs = [each.communicate()[0] for each in started]
+    assert [each.returncode for each in started] == [0, 0, 0], outs
+    assert [out.count("has joined the job") for out in outs] == [1, 2, 0] and outs[2] == "worker 0 has left the job\n"
+    go(launched, "done")
+    assert launched.wait().code == 0
+
+
+@pytest.mark.thorough
+def test_a_request_that_waits_at_the_end_of_the_job_is_answered(running, capsys, monkeypatch):
+    launched = running("--env", "FAILS=x")
+    (launched.folder / "joins-2").touch()  # the scheduler has seen it, so it will say nothing more
+    wait_for(lambda: b"view 2" in launched.log("scheduler-0"), "the scheduler")
+    program = "import launch.cli; launch.cli.job_main()"
+    words = [sys.executable, "-c", program, "add", str(launched.logs), "1"]
+    asking = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    said(launched, "starting worker 2 on localhost")
+    launched.wait_ready("worker-2")
+    os.kill(launched.pid("server"), signal.SIGKILL)
+    out = asking.communicate()[0]
+    assert asking.returncode == 125 and out.startswith("the job has ended: server 0 (pid "), out
+    assert launched.wait().code == 137
+
+
+def refused(*words: object) -> str:
+    with pytest.raises(LaunchError) as caught:
+        job([str(each) for each in words])
+    return str(caught.value)
+
+
+def test_who_cannot_be_asked_is_named(launcher):
+    script = launcher.script("import time; print('ready', flush=True); time.sleep(600)")
+    launched = launcher.start("-n", 1, "-s", 0, script)
+    launched.wait_ready("worker-0")
+    assert "cannot change while it runs: start it with servers" in refused("add", launched.logs, "1")
+    wait_for(lambda: all(row["pid"] for row in launched.record["processes"]), "the launcher's last word before the end")
+    record = launched.record
+    assert record["control"] == ""
+    for change, text in (
+        ({"launched_from": {**record["launched_from"], "host": "elsewhere"}}, "was started on elsewhere: run this"),
+        ({"control": str(launcher.folder / "gone")}, "the job's launcher does not answer: it has ended, or was killed"),
+        ({"control": 7}, "control is 7: expected a value of type str"),
+        ({"ended": "2026-11-25T02:16:31+0000"}, " has ended"),
+    ):
+        (launched.logs / "job.json").write_text(json.dumps({**record, **change}))
+        assert text in refused("remove", launched.logs, "worker:0")
+    (launched.logs / "job.json").write_text(json.dumps(record))
+    launched.signal(signal.SIGTERM)
+    launched.wait()
+    assert " has ended" in refused("add", launched.logs, "1")
+    (launched.logs / "job.json").write_text(json.dumps(record))
+    assert "no longer runs: it was killed, and its job ends" in refused("add", launched.logs, "1")
+
+
+@pytest.mark.thorough
+def test_a_killed_launcher_leaves_no_socket(running):
+    launched = running()
+    sockets, name = Path("/proc/net/unix"), launched.record["control"]
+    assert name in sockets.read_text()
+    launched.signal(signal.SIGKILL)
+    launched.wait()
+    assert "no longer runs: it was killed" in refused("add", launched.logs, "1")
+    assert name not in sockets.read_text()
+    wait_for(lambda: not launched.left(), "the end of the job")

@@ -1,0 +1,44 @@
+"""Workers come to a training job that runs, and leave it, with its own launcher: each sample is still used once."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmltrain.audit.count import count
+from launch.cli import job
+from tests.launch.conftest import ROOT, wait_for
+
+WORDS = [
+    "--kv-store",
+    "dist_sync",
+    "--network",
+    "mlp",
+    "--batch-size",
+    "16",
+    "--num-epochs",
+    "4",
+    "--emulate-step",
+    "0.1",
+]
+
+
+@pytest.mark.thorough
+def test_a_worker_that_is_added_takes_its_part_of_the_samples_and_one_that_is_removed_hands_its_own_back(
+    launcher, capsys
+):
+    program = [ROOT / "examples/train_digits.py", *WORDS, "--audit", "audit"]
+    launched = launcher.start("-n", 2, "-s", 1, "--elastic", *program)
+    wait_for(lambda: b"View 1" in launched.log("worker-1"), "the first view")
+    assert job(["add", str(launched.logs), "1"]) == 0
+    assert capsys.readouterr().out == "worker 2 on localhost has joined the job in view 2\n"
+    assert job(["remove", str(launched.logs), "worker:1"]) == 0
+    assert capsys.readouterr().out == "worker 1 has left the job\n"
+    result = launched.wait()
+    assert result.code == 0, result
+    last = result.err.splitlines()[-1]
+    assert "; joined: worker 2 on localhost after " in last and "; left: worker 1 after " in last and "lost" not in last
+    found = count(launched.folder / "audit")
+    assert found.problems == () and [*found.times] == [*range(4)]
+    assert all((times == 1).all() for times in found.times.values())
+    assert (launched.folder / "audit/samples-2.jsonl").read_text().count("\n") > 3, "it had its part"
+    assert b"Final weights sha256=" in launched.log("worker-2")

@@ -1,0 +1,898 @@
+"""Planned changes of a running elastic job, on the bare state machine: workers and hosts come and leave."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import MappingProxyType
+
+import pytest
+
+from launch.agent.commands import Bind, Notice, Probe, Reach, Start, Stop
+from launch.agent.commands import Job as JobCommand
+from launch.agent.events import Bound, Ended, Noticed, Probed, Reached, Ready, Refused, Started
+from launch.command_line.options import Options
+from launch.commands.processes import lost
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.job.role import WORKER
+from launch.run import report
+from launch.run.action import Connect, Open, Reply, Send
+from launch.run.elastic import ElasticSupervisor
+from launch.run.event import (
+    ASKED,
+    REFUSED,
+    Asked,
+    Connected,
+    Copied,
+    Leaves,
+    Listed,
+    Lost,
+    Slowest,
+    Told,
+    Unlisted,
+    Unreached,
+    Viewed,
+)
+from launch.run.limit import Limits
+from launch.run.scheduler_log import SchedulerLog
+from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, WORKER_0, WORKER_1, WORKER_2, Job3
+
+LISTED = [*HOSTS, Host("e", port=2222, slots=2)]  # in the hosts file
+INTERFACES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", "d": "10.0.0.4", "e": "10.0.0.5"}
+
+
+def facts(host: str, address: str = "", **more: object) -> dict:
+    row = {"name": "eth0", "address": address or INTERFACES[host], "prefix": 24}
+    return {"interfaces": [row], **more}
+
+
+def inspected(version: str) -> dict:
+    return {
+        "inspection": {
+            "missing": [],
+            "local": [],
+            "packages": {"dmltrain": version},
+            "executable": "python",
+            "version": "3.11.7",
+        }
+    }
+
+
+class Changing(Job3):
+    """A job of three hosts in which everything runs, with 3 workers on a, b and c, and the server and the scheduler on
+    a. `replies`: the answers so far, by the number of the request."""
+
+    def __init__(
+        self,
+        elastic: int = 1,
+        replaced: int = 0,
+        local: bool = False,
+        copy: str = "",
+        more: dict = MappingProxyType({}),
+        servers: int = 1,
+        **limits: float,
+    ):
+        most = {**more, "elastic": elastic, "restart_workers": replaced, "over_network": not local, "copy_to": copy}
+        job = Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most)
+        hosts = [Host(name, slots=1) for name in "abc"] if servers > 1 else HOSTS
+        self.supervisor = ElasticSupervisor(job, hosts, Limits(**limits), LISTED)
+        self.now = 100.0
+        self.replies: dict[int, Reply] = {}
+        self.supervisor.begin("the key", "/logs", self.now)
+        self.say(*map(Connected, "abc"), Ready("a", 10, 4), Ready("b", 20, 4), Ready("c", 30, 4))
+        self.say(*(Copied(name, "") for name in "abc" if copy))
+        self.say(*(Probed(name, facts(name, **inspected("0.5"))) for name in "abc" if not local))
+        self.say(Bound("a", {"scheduler": 9000, "master": 9001, "reach": 9002}))
+        self.say(Bound("b", {"reach": 9003}), Bound("c", {"reach": 9004}))
+        for name in "abc":
+            self.say(Reached(name, {peer: {"ms": 0.1} for peer in "abc" if peer != name}))
+        for task in range(4 + servers):
+            self.say(Started(self.host(task), task, 100 + task))
+        self.view(1, 0, 1, 2)
+
+    def say(self, *events: object) -> list:
+        actions = super().say(*events)
+        for each in actions:
+            if isinstance(each, Reply):
+                assert each.number not in self.replies, "answered twice"
+                self.replies[each.number] = each
+        return [each for each in actions if not isinstance(each, Reply)]
+
+    def end(self) -> None:
+        assert self.supervisor.ending.begun
+        self.say(*(Ended(name, ()) for name in self.supervisor.ending.unanswered(self.supervisor.hosts)))
+        assert self.supervisor.over
+
+    def view(self, number: int, *workers: int) -> None:
+        assert self.say(Viewed(number, workers)) == []
+
+    def ask(self, number: int, do: str, what: str) -> list:
+        return self.say(Asked(number, do, what))
+
+    def refuses(self, do: str, what: str) -> str:
+        """The one note of the answer to a request that does nothing."""
+        number = 1000 + len(self.replies)
+        assert self.ask(number, do, what) == []
+        reply = self.replies[number]
+        assert reply.code == 2
+        ((text, process),) = reply.notes
+        assert process is None
+        return text
+
+    def texts(self, number: int) -> list[str]:
+        return [text for text, _ in self.replies[number].notes]
+
+    def reach(self, host: str, address: str = "", **more: object) -> list:
+        """A new host comes up to the point at which it must reach the others."""
+        assert self.say(Connected(host)) == [
+            Send(host, JobCommand("mark", host, 5.0, 10.0, "the key", "", "/logs", usage=0.0))
+        ]
+        (probe,) = self.say(Ready(host, 40, 4))
+        assert probe.host == host and isinstance(probe.command, Probe)
+        return self.say(Probed(host, facts(host, address, **more)))
+
+    def meet(self, host: str, error: str = "") -> list:
+        """It reaches the host of scheduler and server, or not."""
+        (reach,) = self.say(Bound(host, {"reach": 9008}))
+        assert reach == Send(host, Reach(reach.command.peers)) and [tuple(each) for each in reach.command.peers] == [
+            ("a", "10.0.0.1", 9007)
+        ]
+        return self.say(Reached(host, {"a": {"error": error} if error else {"ms": 0.1}}))
+
+    def come(self, host: str) -> list:
+        """All of it, until its workers are started."""
+        assert self.reach(host) == [
+            Send(host, Bind(INTERFACES[host], reach=True)),
+            Send("a", Bind("10.0.0.1", reach=True)),
+        ]
+        assert self.say(Bound("a", {"reach": 9007})) == []
+        return self.meet(host)
+
+
+CLOSED = Send("a", Start((), ()))  # nobody comes any more, so a stops listening
+
+
+def started(actions: list) -> list[tuple[str, str, int]]:
+    """Log, host and number of each process that these actions start."""
+    pairs = list(zip(actions[::2], actions[1::2], strict=True))
+    assert all(isinstance(first, Open) and isinstance(second, Send) for first, second in pairs), actions
+    found = []
+    for first, second in pairs:
+        (row,) = second.command.tasks
+        assert row.environment["DMLTRAIN_JOIN"] == "1" and row.leaves and not row.listens
+        assert (row.environment["DMLC_NUM_WORKER"], row.environment["DMLTRAIN_MAX_WORKERS"]) == ("3", "1027")
+        assert first.name == f"worker-{row.environment['DMLC_WORKER_ID']}"
+        found.append((first.name, second.host, row.task))
+    return found
+
+
+# -- workers come ------------------------------------------------------------------------------------------------------
+
+
+def test_workers_are_added_to_a_host_of_the_job_and_the_answer_waits_for_the_view():
+    job = Changing()
+    assert started(job.ask(1, "add", "b:2")) == [("worker-3", "b", 5), ("worker-4", "b", 6)]
+    assert job.notices == ["starting worker 3 on b", "starting worker 4 on b"]
+    job.say(Started("b", 5, 205), Started("b", 6, 206))
+    job.view(2, 0, 1, 2, 3)
+    assert job.replies == {}
+    job.now += 7
+    job.view(3, 0, 1, 2, 3, 4)
+    assert job.replies[1] == Reply(
+        1,
+        0,
+        (("worker 3 on b has joined the job in view 2", None), ("worker 4 on b has joined the job in view 3", None)),
+    )
+    rows = report.record(job.supervisor, "0", Options(), 0.0, None)["processes"]
+    assert [(row["rank"], row.get("joined_after")) for row in rows if row["role"] == WORKER] == [
+        (0, None),
+        (1, None),
+        (2, None),
+        (3, 0.0),
+        (4, 7.0),
+    ]
+    job.finish(WORKER_0, WORKER_1, WORKER_2, 5, 6)
+    assert job.supervisor.exit_code == 0 and job.failure == []
+    assert job.last_line == "0 processes left on 3 hosts; joined: worker 3 on b after 0 s, worker 4 on b after 7 s"
+
+
+def test_a_number_goes_to_the_hosts_with_the_fewest_workers_that_have_room():
+    job = Changing(local=True)
+    job.exit(WORKER_1, 1)
+    assert started(job.ask(1, "add", "1")) == [("worker-3", "b", 5)]
+    assert job.refuses("add", "1") == "no host of the job has room for one more worker: name a host"
+    for what in ("0", "5000"):
+        assert job.refuses("add", what) == f"{what} workers: expected 1 to 1000"
+    for digits in (7, 5000):
+        assert job.refuses("add", "1" * digits) == f"a number of {digits} digits: expected 1 to 1000 workers"
+
+
+def test_a_new_host_is_prepared_as_at_the_start_and_reaches_scheduler_and_servers():
+    job = Changing()
+    assert job.ask(1, "add", "d") == [Connect("d")]
+    assert "d" not in [host.name for host in job.supervisor.usable], "nothing else is started there meanwhile"
+    *begun, closed = job.come("d")
+    assert started(begun) == [("worker-3", "d", 5)] and closed == CLOSED
+    assert begun[1].command.tasks[0].environment["DMLC_NODE_HOST"] == "10.0.0.4"
+    job.say(Started("d", 5, 205))
+    job.view(2, 0, 1, 2, 3)
+    assert job.texts(1) == ["worker 3 on d has joined the job in view 2"]
+    job.finish(WORKER_0, WORKER_1, WORKER_2, 5)
+    assert job.last_line == "0 processes left on 4 hosts; joined: worker 3 on d after 0 s"
+
+
+def test_two_hosts_come_at_once_and_those_that_they_reach_are_asked_once():
+    job = Changing()
+    assert job.ask(1, "add", "d") == [Connect("d")] and job.ask(2, "add", "e:2") == [Connect("e")]
+    assert job.supervisor.hosts["e"].port == 2222, "as the hosts file describes it"
+    assert Send("a", Bind("10.0.0.1", reach=True)) in job.reach("d")
+    assert job.reach("e") == [Send("e", Bind("10.0.0.5", reach=True))]
+    assert job.say(Bound("a", {"reach": 9007})) == []
+    assert started(job.meet("d")) == [("worker-3", "d", 5)]
+    *begun, closed = job.meet("e")
+    assert started(begun) == [("worker-4", "e", 6), ("worker-5", "e", 7)] and closed == CLOSED
+
+
+def test_the_files_are_copied_first():
+    job = Changing(copy="/job")
+    job.ask(1, "add", "d")
+    job.say(Connected("d"))
+    (copy,) = job.say(Ready("d", 40, 4))
+    assert (copy.host, copy.folder) == ("d", "/job")
+    (probe,) = job.say(Copied("d", "12 files"))
+    assert isinstance(probe.command, Probe)
+
+
+def test_a_host_that_does_not_answer_is_named_and_nothing_else_changes():
+    job = Changing()
+    job.ask(1, "add", "d,b")
+    assert job.say(Unreached("d", "cannot connect to d: timed out", 125)) == []
+    assert 1 not in job.replies, "worker 3 is still to join, on b"
+    job.view(2, 0, 1, 2, 3)
+    assert (job.replies[1].code, job.texts(1)) == (
+        125,
+        ["d was not added: cannot connect to d: timed out", "worker 3 on b has joined the job in view 2"],
+    )
+    job.finish(WORKER_0, WORKER_1, WORKER_2, 5)
+    assert job.supervisor.exit_code == 0 and job.last_line.startswith("0 processes left on 3 hosts; ")
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "said"),
+    [
+        ("", inspected("0.4"), "d has dmltrain 0.4, and the job 0.5: install the same version"),
+        ("", {"workdir": {"exists": False, "path": "/x"}}, "d: the working directory /x does not exist"),
+        ("10.0.0.1", {}, "a and d have the same address"),
+    ],
+)
+def test_a_host_that_does_not_suit_is_given_back(address, more, said):
+    job = Changing()
+    job.ask(1, "add", "d")
+    assert job.reach("d", address, **more) == [Send("d", Stop(5.0))]
+    assert job.replies[1].code and said in job.texts(1)[0]
+    job.say(Ended("d", ()), Lost("d", "exited with 0", ended=True))
+    assert not job.supervisor.ending.begun
+    assert job.ask(2, "add", "d") == [Connect("d")], "it can be tried again"
+
+
+def test_a_host_without_a_way_to_the_scheduler_is_given_back():
+    job = Changing()
+    job.ask(1, "add", "d")
+    job.reach("d", "192.168.7.7")
+    job.say(Bound("a", {"reach": 9007}))
+    assert job.meet("d", "no route to host") == [Send("d", Stop(5.0)), CLOSED]
+    assert job.texts(1)[0].startswith("d was not added: d: cannot reach a at 10.0.0.1: no route to host; ")
+
+
+def test_a_host_without_an_address_is_told_how_to_choose_one():
+    job = Changing()
+    job.ask(1, "add", "d")
+    job.say(Connected("d"), Ready("d", 40, 4))
+    rows = [{"name": f"eth{n}", "address": f"172.16.{n}.1", "prefix": 24} for n in range(2)]
+    assert job.say(Probed("d", {"interfaces": rows})) == [Send("d", Stop(5.0))]
+    assert "the hosts have no common network" in job.texts(1)[0]
+
+
+def test_a_host_that_takes_too_long_is_given_up_and_may_come_too_late():
+    job = Changing(start=30.0)
+    job.ask(1, "add", "d")
+    assert job.supervisor.deadline == job.now + 30
+    assert job.tick() == [] and job.supervisor.deadline == math.inf
+    assert (job.replies[1].code, job.texts(1)) == (
+        124,
+        ["d was not added: it was not ready within 30 s (--start-timeout)"],
+    )
+    assert job.say(Connected("d")) == [Send("d", Stop(5.0))]
+    assert job.say(Ready("d", 40, 4), Ended("d", ()), Lost("d", "exited with 0", ended=True)) == []
+    job.finish(WORKER_0, WORKER_1, WORKER_2)
+    assert job.supervisor.over
+
+
+def test_an_agent_that_is_lost_while_its_host_is_prepared():
+    job = Changing()
+    job.ask(1, "add", "d")
+    job.say(Connected("d"))
+    assert job.say(Lost("d", "was killed by SIGKILL")) == []
+    assert job.texts(1) == ["d was not added: its agent was killed by SIGKILL"]
+    assert not job.supervisor.ending.begun
+    assert job.ask(2, "add", "d") == [Connect("d")]
+
+
+@pytest.mark.parametrize("code", [75, 2, -9])
+def test_a_newcomer_that_ends_before_it_joins_is_a_loss_and_not_replaced(code):
+    job = Changing(replaced=3)
+    job.ask(1, "add", "b")
+    job.say(Started("b", 5, 205))
+    assert job.exit(5, code) == []
+    reply = job.replies[1]
+    assert reply.code == (2 if code == 2 else 125)
+    ((text, process),) = reply.notes
+    assert (
+        process == 5 and text.startswith("worker 3 (pid 205 on b) ") and text.endswith(", before it had joined the job")
+    )
+    lines = report.explained(job.supervisor, reply.notes, lambda task: ["did not join the job: data"], "logs")
+    assert lines == [text, "its last lines (logs/worker-3.log):", "    did not join the job: data"]
+    assert not any("replace" in each for each in job.notices) and job.supervisor.deadline == math.inf
+    assert started(job.ask(2, "add", "b")) == [("worker-4", "b", 6)], "its number is not used again"
+
+
+def test_a_newcomer_that_its_host_cannot_start():
+    job = Changing()
+    job.ask(1, "add", "b")
+    assert job.say(Refused("b", "program train not found on b", 127)) == []
+    assert job.replies[1].code == 125 and not job.supervisor.ending.begun
+
+
+def test_a_member_that_came_later_is_replaced_like_others():
+    job = Changing(replaced=1)
+    job.ask(1, "add", "b")
+    job.say(Started("b", 5, 205))
+    job.view(2, 0, 1, 2, 3)
+    job.supervisor.take_notices()
+    job.exit(5, -9)
+    assert job.notices == [
+        "worker 3 (pid 205 on b) was killed by SIGKILL; 3 workers are left; "
+        "starting the replacement of worker 3 on b in 1 s, 1 of 1"
+    ]
+
+
+def test_a_newcomer_that_comes_too_late_says_so():
+    job = Changing()
+    job.ask(1, "add", "b")
+    job.exit(5, 0)
+    assert job.texts(1) == ["worker 3 on b did not join the job: it came to its end"]
+
+
+def test_the_end_of_the_job_answers_all():
+    job = Changing()
+    job.ask(1, "add", "b")
+    job.ask(2, "add", "d")
+    job.exit(SERVER, -9)
+    text = "the job has ended: server 0 (pid 101 on a) was killed by SIGKILL"
+    assert job.texts(1) == job.texts(2) == [text]
+    job.ask(3, "remove", "b")
+    assert job.texts(3) == ["the job is ending"]
+    job.say(*(Ended(name, ()) for name in job.supervisor.hosts if name != "d"))
+    assert job.supervisor.over
+
+
+def test_what_a_request_may_not_be():
+    job = Changing(local=True)
+    assert job.refuses("add", "d").startswith("d: this job runs on this machine only: name localhost, or a number")
+    assert "a name is missing" in job.refuses("add", "b,,c")
+    assert "is given twice" in job.refuses("add", "b,b")
+    job = Changing()
+    job.ask(1, "add", "d")
+    assert job.refuses("add", "d") == "d is being added already: add more workers when it is there"
+
+
+def test_before_the_start_and_after_a_worker_is_done_nothing_changes():
+    job = Changing()
+    job.exit(WORKER_0, 0)
+    job.ask(1, "add", "b")
+    assert (job.replies[1].code, job.texts(1)) == (125, ["the job is ending"])
+
+
+# -- workers leave -----------------------------------------------------------------------------------------------------
+
+
+def test_a_host_leaves_when_its_worker_has_left():
+    job = Changing(replaced=3)
+    assert job.ask(1, "remove", "b") == [Send("b", Notice((WORKER_1,)))]
+    assert job.notices == ["asked to leave the job: worker 1 (pid 103 on b)"]
+    job.say(Leaves(1, "SIGTERM"))
+    job.view(2, 0, 2)
+    job.now += 30
+    assert job.exit(WORKER_1, 0) == [Send("b", Stop(5.0))]
+    assert job.notices == ["worker 1 (pid 103 on b) has left the job; 2 workers are left"] and job.replies == {}
+    job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
+    assert (job.replies[1].code, sorted(job.texts(1))) == (
+        0,
+        ["b is not part of the job any more", "worker 1 has left the job"],
+    )
+    assert job.supervisor.deadline == math.inf, "nobody has to end for it, and it is not replaced"
+    assert job.refuses("remove", "b") == "'b' is not a host that the job uses: expected a, c, or worker:N"
+    record = report.record(job.supervisor, "0", Options(), 0.0, None)
+    assert lost(record) == ["left: worker 1 on b, 30 s after the start"]
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.exit_code == 0 and job.failure == []
+    assert job.last_line == "0 processes left on 3 hosts; left: worker 1 after 30 s"
+
+
+def test_a_worker_leaves_and_its_host_stays():
+    job = Changing()
+    assert job.ask(1, "remove", "worker:1, worker-2") == [
+        Send("b", Notice((WORKER_1,))),
+        Send("c", Notice((WORKER_2,))),
+    ]
+    assert job.exit(WORKER_1, 0) == job.exit(WORKER_2, 0) == []
+    assert job.texts(1) == ["worker 1 has left the job", "worker 2 has left the job"]
+    assert started(job.ask(2, "add", "1")) == [("worker-3", "b", 5)]
+
+
+def test_a_host_leaves_with_its_server_and_the_scheduler():
+    job = Changing(servers=2, replaced=2, more={"restart_scheduler": 3})
+    server, worker = 1, 3
+    assert [job.host(number) for number in (SCHEDULER, server, worker)] == ["a", "a", "a"] and job.host(2) == "b"
+    assert job.ask(1, "remove", "a") == [Send("a", Notice((worker,)))]
+    assert job.exit(worker, 0) == [Send("a", Notice((SCHEDULER, server)))], "they end when its workers have"
+    job.supervisor.take_notices()
+    job.now += 9
+    assert job.exit(server, -15) == []
+    assert job.notices == [
+        "server 0 (pid 101 on a) has ended, because its host leaves the job; 2 workers and 1 server are left"
+    ]
+    moved = job.exit(SCHEDULER, -15)
+    assert Send("b", Bind("10.0.0.2", scheduler=0)) in moved and Send("a", Stop(5.0)) in moved
+    assert job.notices == [
+        "scheduler 0 (pid 100 on a) has ended, because its host leaves the job; 2 workers are left; "
+        "starting the scheduler again on b, 1 of 3"
+    ]
+    job.say(Ended("a", ()), Lost("a", "exited with 0", ended=True))
+    assert sorted(job.texts(1)) == ["a is not part of the job any more", "worker 0 has left the job"]
+    again = 6
+    job.say(Bound("b", {"scheduler": 9100}), Started("b", again, 300))
+    job.finish(4, 5, again, 2)
+    assert job.supervisor.exit_code == 0 and job.failure == []
+    assert job.last_line.endswith("left: worker 0 after 0 s, scheduler 0 after 9 s (replaced on b), server 0 after 9 s")
+
+
+def test_a_later_failure_is_not_blamed_on_a_host_that_has_left():
+    job = Changing(servers=2, more={"restart_scheduler": 3})
+    job.ask(1, "remove", "b")
+    job.exit(4, 0)
+    job.exit(2, -15)
+    job.exit(3, -9)
+    job.exit(5, -9)
+    assert job.failure[0].startswith("worker 0 (pid 103 on a) was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("what", "most", "said"),
+    [
+        ("a", 0, "the scheduler would be started on another host, which is more than --restart-scheduler 0: remove"),
+        ("a,b", 3, "no server would be left without a and b: remove their workers alone (worker:0,worker:1), or name"),
+    ],
+)
+def test_a_host_stays_if_the_job_cannot_go_on_without_its_processes(what, most, said):
+    job = Changing(servers=2, more={"restart_scheduler": most})
+    assert job.refuses("remove", what).startswith(said)
+    assert len(job.supervisor.usable) == 3
+
+
+def test_a_host_that_has_left_can_come_again():
+    job = Changing()
+    job.ask(1, "remove", "b")
+    job.exit(WORKER_1, 0)
+    job.ask(2, "add", "b")
+    assert job.texts(2) == ["b cannot be used now: the job still ends what ran there; try again"]
+    job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
+    assert job.ask(3, "add", "b") == [Connect("b")]
+    *begun, closed = job.come("b")
+    assert started(begun) == [("worker-3", "b", 5)]
+
+
+def test_a_host_that_was_lost_can_come_again():
+    job = Changing()
+    job.say(Lost("b", "was killed"))
+    job.ask(1, "add", "b")
+    assert job.texts(1) == ["b cannot be used now: the job still ends what ran there; try again"]
+    job.say(Unreached("b", "timed out", 125))
+    assert job.ask(2, "add", "b") == [Connect("b")]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (
+            "a",
+            "no server would be left without a: remove their workers alone (worker:0), or name other hosts",
+        ),
+        ("d", "'d' is not a host that the job uses: expected a, b, c, or worker:N"),
+        ("b,", "'' is not a host that the job uses"),
+        ("worker:7", "worker 7 does not run: expected one of worker:0, worker:1, worker:2, or a host"),
+        ("b,c,worker:0", "0 workers would be left, and --min-workers is 2: add others first, or end the job"),
+        ("b,worker:2", "1 worker would be left, and --min-workers is 2"),
+    ],
+)
+def test_what_cannot_leave_is_refused_and_stays(what, said):
+    job = Changing(elastic=2)
+    assert job.refuses("remove", what).startswith(said)
+    assert job.notices == [] and not any(each.leaving for each in job.supervisor.processes)
+    assert len(job.supervisor.usable) == 3
+
+
+def test_those_who_leave_already_do_not_count_as_staying():
+    job = Changing(elastic=2)
+    job.ask(1, "remove", "b")
+    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
+
+
+def test_a_replacement_counts_as_staying_when_it_has_joined():
+    job = Changing(elastic=2, replaced=1)
+    job.exit(WORKER_1, -9)
+    job.tick()
+    job.say(Started("b", 5, 205))
+    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
+    job.view(2, 0, 2)
+    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
+    job.view(3, 0, 1, 2)
+    assert job.ask(1, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
+
+
+def test_a_worker_that_the_scheduler_has_removed_does_not_count_as_staying():
+    job = Changing(elastic=2)
+    job.freeze(WORKER_1)
+    job.view(2, 0, 2)
+    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
+
+
+def test_a_newcomer_counts_as_staying_when_it_has_joined():
+    job = Changing(elastic=3)
+    job.ask(1, "add", "b")
+    job.say(Started("b", 5, 205))
+    assert job.refuses("remove", "c").startswith("2 workers would be left, and --min-workers is 3")
+    job.view(2, 0, 1, 2, 3)
+    assert job.ask(2, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
+
+
+def test_two_who_remove_the_same_worker_both_get_an_answer():
+    job = Changing()
+    assert job.ask(1, "remove", "worker:1") and job.ask(2, "remove", "worker:1") == []
+    job.exit(WORKER_1, 0)
+    assert job.texts(1) == job.texts(2) == ["worker 1 has left the job"]
+
+
+def test_a_worker_that_is_lost_while_it_leaves_is_a_loss_and_not_replaced():
+    job = Changing(replaced=3)
+    job.ask(1, "remove", "b")
+    assert job.exit(WORKER_1, -9) == [Send("b", Stop(5.0))], "its host is given back all the same"
+    job.say(Ended("b", ()))
+    assert job.replies[1].code == 125
+    assert "worker 1 (pid 103 on b) was killed by SIGKILL, before it had left" in job.texts(1)
+    assert job.supervisor.deadline == math.inf and "; 2 workers are left" in job.notices[-1]
+
+
+def test_a_newcomer_cannot_leave_before_it_has_joined():
+    job = Changing()
+    job.ask(1, "add", "b")
+    job.say(Started("b", 5, 205))
+    assert job.refuses("remove", "worker:3") == (
+        "worker 3 (pid 205 on b) has not joined the job yet: remove it when it has"
+    )
+
+
+def test_sigterm_to_an_agent_lets_its_workers_leave_and_gives_its_host_back():
+    job = Changing(replaced=3)
+    assert job.say(Noticed("b", (WORKER_1,))) == []
+    assert job.notices == ["the agent on b got SIGTERM: asked to leave: worker 1 (pid 103 on b)"]
+    assert job.exit(WORKER_1, 0) == [Send("b", Stop(5.0))]
+    assert job.supervisor.deadline == math.inf and not job.supervisor.ending.begun
+    job.say(Noticed("a", (WORKER_0,)))
+    assert job.exit(WORKER_0, 0) == [], "a has the only server"
+
+
+def test_a_worker_that_leaves_by_itself_is_known_from_the_scheduler():
+    job = Changing(replaced=3)
+    job.say(Leaves(1, "SIGTERM"))
+    assert job.notices == ["worker 1 (pid 103 on b) leaves the job: SIGTERM"]
+    assert job.exit(WORKER_1, 0) == []
+    assert not job.supervisor.tasks.a_worker_done, "the job does not end through it"
+    assert started(job.ask(1, "add", "b")) == [("worker-3", "b", 5)], "its host stays"
+
+
+def test_what_waits_for_a_host_that_leaves_goes_elsewhere():
+    job = Changing(replaced=2)
+    job.exit(WORKER_1, -9)
+    job.supervisor.take_notices()
+    job.ask(1, "remove", "b")
+    assert "worker 1 is not replaced: no host that is left has room for it" in job.notices
+
+
+@pytest.mark.parametrize("more", [{}, {"wait_for_hosts": 60.0}])
+@pytest.mark.parametrize("worker_first", [True, False])
+def test_a_job_whose_last_worker_got_its_notice_in_the_last_epoch_is_done(worker_first, more):
+    job = Changing(more=more)
+    job.exit(WORKER_1, -9)
+    job.exit(WORKER_2, -9)
+    job.say(Leaves(0, "SIGTERM"))
+    for task in (WORKER_0, SCHEDULER) if worker_first else (SCHEDULER, WORKER_0):
+        assert job.exit(task, 0) == []
+    job.exit(SERVER, 0)
+    job.end()
+    assert job.supervisor.exit_code == 0 and job.failure == []
+
+
+def test_a_job_whose_last_worker_has_left_before_its_end_has_failed():
+    job = Changing()
+    job.exit(WORKER_1, -9)
+    job.exit(WORKER_2, -9)
+    job.say(Leaves(0, "SIGTERM"))
+    job.exit(WORKER_0, 0)
+    assert not job.supervisor.ending.begun
+    job.exit(SCHEDULER, 75)
+    job.tick()
+    assert job.supervisor.exit_code == 137
+    assert job.failure[0].startswith("worker 1 (pid 103 on b) was killed by SIGKILL")
+
+
+# -- the hosts file ----------------------------------------------------------------------------------------------------
+
+
+def follow(job: Changing, *hosts: Host) -> list:
+    return job.say(Listed(hosts))
+
+
+def test_hosts_that_are_new_in_the_file_come_and_those_that_are_gone_leave():
+    job = Changing()
+    a, b, c, e = LISTED
+    new = Host("d", slots=2)
+    actions = follow(job, new, a, c, e)
+    assert actions == [Connect("d"), Send("b", Notice((WORKER_1,)))]
+    assert "d is new in the hosts file" in job.notices
+    *begun, _ = job.come("d")
+    assert started(begun) == [("worker-3", "d", 5), ("worker-4", "d", 6)]
+    assert job.exit(WORKER_1, 0) == [Send("b", Stop(5.0))]
+    assert follow(job, new, a, c, e) == follow(job, new, a, c) == [], "nothing of what the job uses has changed"
+    job.finish(WORKER_0, WORKER_2, 5, 6)
+    assert job.supervisor.exit_code == 0
+
+
+def test_a_host_of_the_file_that_the_job_needs_stays():
+    job = Changing(elastic=3)
+    a, b, c, e = LISTED
+    assert follow(job, b, c, e) == []
+    assert job.notices == [
+        "a is not in the hosts file any more, but stays: no server would be left without a: remove their workers "
+        "alone (worker:0), or name other hosts"
+    ]
+    assert follow(job, a, c, e) == []
+    assert job.notices[0].startswith("b is not in the hosts file any more, but stays: 2 workers would be left, and ")
+
+
+def test_a_host_of_the_file_is_exchanged_for_another_one():
+    job = Changing(elastic=3)
+    a, b, c, e = LISTED
+    assert follow(job, a, c, e, Host("d")) == [Connect("d")]
+    assert job.notices[-1].startswith("b is not in the hosts file any more, but stays: 2 workers would be left, and ")
+    job.come("d")
+    job.say(Started("d", 5, 205))
+    assert job.say(Viewed(2, (0, 1, 2, 3))) == [Send("b", Notice((WORKER_1,)))]
+    assert not any("but stays" in each for each in job.notices)
+    assert job.say(Viewed(3, (0, 2, 3))) == []
+
+
+def test_a_broken_file_is_a_notice_and_changes_nothing():
+    job = Changing()
+    assert job.say(Unlisted("hosts:3: slots=x: expected a number")) == []
+    assert job.notices == ["hosts:3: slots=x: expected a number; the job goes on with the hosts that it has"]
+
+
+def test_a_host_that_comes_and_is_gone_from_the_file_again():
+    job = Changing()
+    assert follow(job, *LISTED, Host("d")) == [Connect("d")]
+    assert follow(job, *LISTED) == []
+    assert job.notices[-1] == "d was not added: the hosts file does not list it any more"
+    assert job.say(Unreached("d", "timed out", 125)) == []
+    assert follow(job, *LISTED, Host("d")) == [Connect("d")]
+    assert follow(job, *LISTED) == []
+    assert job.say(Connected("d")) == [Send("d", Stop(5.0))]
+    job.exit(SERVER, -9)
+    assert job.say(Ended("d", ()), Lost("d", "exited with 0", ended=True)) == []
+    job.end()
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_host_that_is_listed_again_is_connected_when_its_first_agent_has_gone(connected):
+    job = Changing()
+    follow(job, *LISTED, Host("d"))
+    follow(job, *LISTED)
+    assert follow(job, *LISTED, Host("d")) == [], "two agents of one host cannot be told apart"
+    if connected:
+        assert job.say(Connected("d")) == [Send("d", Stop(5.0))]
+        assert job.say(Ended("d", ())) == []
+        gone = Lost("d", "exited with 0", ended=True)
+    else:
+        gone = Unreached("d", "timed out", 125)
+    assert job.say(gone) == [Connect("d")]
+    *begun, _ = job.come("d")
+    assert started(begun) == [("worker-3", "d", 5)]
+    job.finish(WORKER_0, WORKER_1, WORKER_2, 5)
+    assert job.supervisor.exit_code == 0
+
+
+def test_a_host_that_waits_for_its_first_agent_to_go_does_not_hold_up_the_end():
+    job = Changing()
+    follow(job, *LISTED, Host("d"))
+    follow(job, *LISTED)
+    follow(job, *LISTED, Host("d"))
+    job.exit(SERVER, -9)
+    assert job.say(Connected("d")) == [Send("d", Stop(5.0))]
+    assert job.say(Lost("d", "exited with 0", ended=True)) == []
+    job.say(*(Ended(name, ()) for name in "abc"))
+    assert job.supervisor.over
+
+
+def test_a_file_that_changes_while_the_job_starts_is_followed_when_all_runs():
+    job = Changing()
+    job.supervisor.processes[WORKER_2].pid = 0
+    assert follow(job, *LISTED, Host("d")) == []
+    assert job.say(Started("c", WORKER_2, 104)) == [Connect("d")]
+
+
+def test_hosts_added_by_hand_are_none_of_the_files():
+    job = Changing()
+    job.ask(1, "add", "d")
+    job.come("d")
+    assert follow(job, *LISTED, Host("f", roles=("server",))) == []
+    assert job.notices[-1] == "f is new in the hosts file and gets no worker: its line allows none"
+
+
+def test_no_more_workers_than_the_user_has_allowed():
+    job = Changing(more={"most_workers": 5})
+    assert follow(job, *LISTED, Host("d", gpus=("0", "1", "2"))) == [Connect("d")]
+    assert job.refuses("add", "b") == (
+        "1 workers more: the job has 5 of the 5 that -n N:M allows; add fewer, or remove others first"
+    )
+    *begun, _ = job.come("d")
+    assert [name for name, _, _ in started(begun)] == ["worker-3", "worker-4"]
+    assert follow(job, *LISTED, Host("d"), Host("f")) == []
+    assert job.notices[-1] == "f is new in the hosts file and gets no worker: -n N:M allows no more"
+    job.view(2, 0, 1, 2, 3, 4)
+    job.ask(1, "remove", "b")
+    assert len(started(job.ask(2, "add", "c"))) == 1, "the one that leaves makes room"
+
+
+def test_replacements_that_wait_for_their_time_take_room():
+    job = Changing(replaced=1, more={"most_workers": 3})
+    job.exit(WORKER_1, -9)
+    said = "1 workers more: the job has 3 of the 3 that -n N:M allows; add fewer, or remove others first"
+    assert job.refuses("add", "b") == said
+    job.tick()
+    assert job.refuses("add", "b") == said
+    job.say(Started("b", 5, 205))
+    job.exit(5, -9)
+    assert started(job.ask(1, "add", "b")) == [("worker-3", "b", 6)], "this one is not replaced"
+
+
+# -- below the minimum -------------------------------------------------------------------------------------------------
+
+
+def test_the_job_waits_for_hosts_as_long_as_its_scheduler_does():
+    job = Changing(more={"wait_for_hosts": 60.0})
+    for worker in (WORKER_0, WORKER_1, WORKER_2):
+        assert job.exit(worker, -9) == []
+    assert job.supervisor.deadline == math.inf and not job.supervisor.ending.begun
+    assert started(job.ask(1, "add", "b")) == [("worker-3", "b", 5)]
+    job.say(Started("b", 5, 205))
+    job.view(2, 3)
+    assert job.replies[1].code == 0
+    job.finish(5)
+    assert job.supervisor.exit_code == 0
+
+
+def test_the_end_of_the_wait_is_the_end_of_the_job_with_the_first_loss_as_the_cause():
+    job = Changing(more={"wait_for_hosts": 60.0})
+    for worker in (WORKER_0, WORKER_1, WORKER_2):
+        job.exit(worker, -9)
+    job.exit(SCHEDULER, 75)
+    job.tick()
+    assert job.supervisor.exit_code == 137 and job.failure[0].startswith(
+        "worker 0 (pid 102 on a) was killed by SIGKILL"
+    )
+
+
+# -- any order ---------------------------------------------------------------------------------------------------------
+
+
+def test_random_changes_and_losses():
+    """Each request gets one answer, no number is used twice, and nothing runs where nothing may run."""
+    joined = left = 0
+    for seed in range(300):
+        chance, job = random.Random(seed), Changing(replaced=2, start=30.0)
+        asked = view = 0
+        for _ in range(40):
+            if job.supervisor.ending.begun:
+                break
+            processes = job.supervisor.processes
+            workers = [n for n, each in enumerate(processes) if each.task.role == WORKER and each.runs]
+            what, actions = chance.random(), []
+            if what < 0.25:
+                asked += 1
+                host = chance.choice("abcde")
+                do, text = chance.choice([("add", host), ("add", f"{host}:2"), ("remove", host), ("add", "1")])
+                actions = job.ask(asked, do, text)
+            elif what < 0.5 and workers:
+                task = chance.choice(workers)
+                code = 0 if processes[task].leaving else chance.choice([1, -9, 75])
+                actions = job.exit(task, code)
+            elif what < 0.75:
+                view += 1
+                ranks = {processes[n].task.rank for n in workers if processes[n].pid or not processes[n].comes}
+                actions = job.say(Viewed(view, tuple(sorted(ranks))))
+            elif what < 0.8:
+                host = chance.choice("bcde")
+                if any(each.name == host for each in job.supervisor.usable):
+                    actions = job.say(Lost(host, "was killed"))
+                    actions += job.say(Unreached(host, "gone", 125))
+            elif job.supervisor.deadline < math.inf:
+                actions = job.tick()
+            for each in actions:
+                job.now += 0.1
+                match each:
+                    case Connect(host, None):
+                        job.say(Connected(host), Ready(host, 1, 4), Probed(host, facts(host)))
+                        job.say(Bound("a", {"reach": 9007}), Bound(host, {"reach": 9008}))
+                        actions += job.say(Reached(host, {"a": {"ms": 1}}))
+                    case Send(host, Start(_, tasks)):
+                        for row in tasks:
+                            job.say(Started(host, row.task, 500 + row.task))
+                    case Send(host, Stop()):
+                        job.say(Ended(host, ()), Lost(host, "exited", ended=True))
+            running = [each for each in job.supervisor.processes if each.task.role == WORKER and each.runs]
+            assert len({each.task.rank for each in running}) == len(running)
+            ranks = [life[0].task.rank for life in job.supervisor.tasks.lives if life[0].task.role == WORKER]
+            assert ranks == [*range(len(ranks))], "each number once"
+            gone = job.supervisor.ending.given_up | job.supervisor.ending.left.keys()
+            assert job.supervisor.ending.begun or not any(each.task.host.name in gone for each in running), seed
+        joined += sum(each.joined_after is not None for each in job.supervisor.processes)
+        left += sum(each.left for each in job.supervisor.processes)
+        if not job.supervisor.ending.begun:
+            job.exit(SCHEDULER, -9)
+        assert sorted(number for number in job.replies if number <= asked) == [*range(1, asked + 1)], seed
+    assert joined > 300 and left > 100
+
+
+# -- what the scheduler says -------------------------------------------------------------------------------------------
+
+
+def test_the_lines_of_the_scheduler_are_read_however_they_are_cut():
+    text = (
+        b"2026-11-25 02:16:31,204 view 1 after op 0: workers 0, 1, 2\n"
+        b"2026-11-25 02:16:31,204 worker 1 on h2 leaves on purpose: SIGTERM\n"
+        b"2026-11-25 02:16:31,204 view 12 after op 97: workers 7\n"
+        b"Node[0] view 3 after op 97: workers 1\n"
+        b"2026-11-25 02:16:31,204 view 3 after op 97: workers\n"
+        b"2026-11-25 02:16:31,204 view x after op 97: workers 1\n"
+        b"2026-11-25 02:16:31,204 change 1 is asked for by dmltrain job set\n"
+        b"2026-11-25 02:16:31,204 change 1 is refused: the job is ending\n"
+        b"2026-11-25 02:16:31,204 change 2 after step 147 of all workers: kv_store=dist_ssp staleness=4\n"
+        b"2026-11-25 02:16:31,204 change 2 after step x of all workers: kv_store=dist_ssp staleness=4\n"
+        b"2026-11-25 02:16:31,204 worker 3 computes 55.0 % longer in a step than the median of 0.2 s\n"
+    )
+    expected = [Viewed(1, (0, 1, 2)), Leaves(1, "SIGTERM"), Viewed(12, (7,)), Told(1, ASKED)]
+    expected += [Told(1, REFUSED, "the job is ending"), Told(2, 147, "kv_store=dist_ssp staleness=4")]
+    expected.append(Slowest(3, 55.0))
+    for size in (1, 7, 60, len(text)):
+        log = SchedulerLog()
+        found = [each for at in range(0, len(text), size) for each in log.feed(text[at : at + size])]
+        assert found == expected
+
+
+def test_a_line_without_an_end_takes_no_memory():
+    log = SchedulerLog()
+    for _ in range(100):
+        assert log.feed(b"x" * (1 << 16)) == []
+    assert len(log._rest) <= 1 << 16
+    assert log.feed(b"\n2026-11-25 02:16:31,204 view 1 after op 0: workers 0\n") == [Viewed(1, (0,))]

@@ -1,0 +1,124 @@
+"""An agent that goes on without its launcher, and what the next launcher gets from it: through real agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from launch import channels
+from launch.agent import protocol
+from launch.agent.commands import Attach, Kept
+from launch.agent.detached import TAKEN_CODE
+from launch.channels.local import LocalChannel
+from launch.job.host import Host
+from tests.launch.conftest import carriers, wait_for
+from tests.launch.test_agent import SILENCE, Conversation
+
+
+class Next:
+    """The next launcher of a conversation's agent."""
+
+    def __init__(self, mark: str, lease: int):
+        self.channel = LocalChannel(Host("here", "127.0.0.1", sys.executable), mark)
+        self.printed: dict[int, bytes] = {}
+        self.frames = channels.frames(self.channel, SILENCE)
+        self.send(Attach(mark, "here", lease))
+
+    def send(self, command: object) -> None:
+        self.channel.write(protocol.encode_command(command))
+
+    def events(self) -> Iterator[dict]:
+        for kind, task, payload in self.frames:
+            if kind == protocol.OUTPUT:
+                self.printed[task] = self.printed.get(task, b"") + payload
+            else:
+                yield json.loads(payload)
+
+    def until(self, name: str) -> dict:
+        found = next((each for each in self.events() if each["event"] == name), None)
+        assert found is not None, f"no {name}: the agent {self.channel.close()}"
+        return found
+
+
+def leave(channel: LocalChannel) -> None:
+    """End a launcher's part of a channel, and nothing else, as kill -9 does."""
+    channel._child.stdin.close()
+    channel._child.stdout.close()
+
+
+@pytest.fixture
+def detached(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    talk = Conversation(tmp_path, detach=True)
+    yield talk
+    for pid in carriers(f"DMLTRAIN_JOB={talk.mark}", f"DMLTRAIN_AGENT={talk.mark}"):
+        os.kill(pid, signal.SIGKILL)
+
+
+WAITS = (
+    "import os,sys,time\nprint('before',flush=True)\nwhile not os.path.exists('go'): time.sleep(.01)\nprint('after')"
+)
+
+
+def test_the_next_launcher_gets_all_that_was_not_kept(detached, tmp_path):
+    (pid,) = detached.start([sys.executable, "-c", WAITS])
+    leave(detached.channel)
+    (tmp_path / "go").touch()
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}/cwd"), "the end of the process")
+    first = Next(detached.mark, 1)
+    resumed = first.until("resumed")
+    assert (resumed["first"], resumed["commands"], resumed["alive"]) == (1, 2, True)
+    assert [first.until(name)["event"] for name in ("ready", "started", "exited")] == ["ready", "started", "exited"]
+    assert first.printed == {0: b"before\nafter\n"}
+    first.channel.write(b'{"do": "stop", "grace": 1}\n')
+    assert first.until("ended")["left"] == []
+    first.send(Kept(1 << 40))
+    assert first.channel.close() == "exited with 0"
+    assert not list(tmp_path.glob(f"dmltrain-{detached.mark}*"))
+
+
+def test_only_a_later_launcher_gets_the_agent(detached, tmp_path):
+    detached.start([sys.executable, "-c", WAITS])
+    second = Next(detached.mark, 2)  # also while the launcher before it only seems to live
+    assert second.until("resumed")["alive"]
+    for lease in (1, 2):
+        refused = Next(detached.mark, lease)
+        assert refused.until("refused")["code"] == TAKEN_CODE
+    third = Next(detached.mark, 3)
+    assert third.until("resumed")["alive"]
+    assert second.channel.close() == "exited with 0"
+    (tmp_path / "go").touch()
+    assert third.until("exited")["code"] == 0
+
+
+@pytest.mark.thorough
+def test_what_an_agent_leaves_that_has_ended(detached, tmp_path):
+    detached.start([sys.executable, "-c", WAITS])
+    leave(detached.channel)
+    (tmp_path / "go").touch()
+    detached.channel._child.wait(SILENCE)  # after 10 s without a process
+    first = Next(detached.mark, 1)
+    assert not first.until("resumed")["alive"]
+    assert first.until("exited")["code"] == 0
+    assert first.until("ended")["left"] == []
+    leave(first.channel)  # which has kept nothing of it
+    second = Next(detached.mark, 2)
+    resumed = second.until("resumed")
+    assert (resumed["first"], resumed["alive"]) == (1, False)
+    second.until("ended")
+    assert second.printed == {0: b"before\nafter\n"}
+    second.send(Kept(resumed["last"]))
+    assert "it had ended while no launcher was attached" in second.channel.close()
+    third = Next(detached.mark, 3)
+    assert "no agent of the job is left" in third.until("refused")["message"]
+    assert not list(tmp_path.glob(f"dmltrain-{detached.mark}.spool*"))
+
+
+def test_before_its_first_process_an_agent_ends_with_its_launcher(detached):
+    leave(detached.channel)
+    detached.channel._child.wait(SILENCE)

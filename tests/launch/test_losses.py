@@ -1,0 +1,628 @@
+"""An elastic job goes on without workers that it loses: on the bare state machine, and with real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+
+import pytest
+
+from launch.agent import commands
+from launch.agent.commands import Stop
+from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
+from launch.cli import launch
+from launch.command_line.options import Options
+from launch.commands.processes import lost
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.run import report
+from launch.run.action import Connect, Send
+from launch.run.event import Connected, Lost, Quiet, Tick, Unreached
+from launch.run.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
+from launch.run.supervise import Supervisor
+from tests.launch.conftest import go, said, wait_for
+
+HOSTS = [Host("a", "10.0.0.1", roles=("scheduler", "server", "worker"), slots=1)]
+HOSTS += [Host(name, f"10.0.0.{number}", roles=("worker",), slots=1) for number, name in enumerate("bc", 2)]
+SCHEDULER, SERVER, WORKER_0, WORKER_1, WORKER_2 = range(5)  # workers 0, 1 and 2 are on a, b and c
+STOPPED = 128 + signal.SIGSTOP
+
+
+class Job3:
+    """A job of three hosts in which everything runs, and the time."""
+
+    def __init__(
+        self,
+        elastic: int = 1,
+        started: int = 5,
+        replaced: int = 0,
+        hosts: list[Host] = HOSTS,
+        servers: int = 1,
+        servers_replaced: int = 0,
+        kind: type[Supervisor] = Supervisor,
+        **limits: float,
+    ):
+        most = {"elastic": elastic, "restart_workers": replaced, "restart_servers": servers_replaced}
+        self.supervisor = kind(
+            Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most), hosts, Limits(**limits)
+        )
+        self.now = 100.0
+        self.supervisor.begin("the key", "/logs", self.now)
+        self.say(*map(Connected, "abc"), Ready("a", 10, 4), Ready("b", 20, 4), Ready("c", 30, 4))
+        self.say(Bound("a", {"scheduler": 9000, "master": 9001, "reach": 9002}))
+        self.say(Bound("b", {"reach": 9003}), Bound("c", {"reach": 9004}))
+        for name in "abc":
+            self.say(Reached(name, {peer: {"ms": 0.1} for peer in "abc" if peer != name}))
+        for task in range(started):
+            self.say(Started(self.host(task), task, 100 + task))
+
+    def host(self, task: int) -> str:
+        return self.supervisor.processes[task].task.host.name
+
+    def say(self, *events: object) -> list:
+        return [action for event in events for action in self.supervisor.handle(event, self.now)]
+
+    def exit(self, task: int, code: int) -> list:
+        return self.say(Exited(self.host(task), task, code))
+
+    def freeze(self, task: int, seconds: int = 5) -> list:
+        return self.say(Frozen(self.host(task), task, seconds))
+
+    def tick(self) -> list:
+        assert self.supervisor.deadline < math.inf, "nothing is due"
+        self.now = self.supervisor.deadline
+        return self.say(Tick())
+
+    def finish(self, *workers: int) -> None:
+        """These workers, the server and the scheduler are done; nothing is left on hosts that have not said so."""
+        for task in (*workers, SERVER, SCHEDULER):
+            self.exit(task, 0)
+        self.end()
+
+    def end(self) -> None:
+        assert self.supervisor.ending.begun
+        self.say(*(Ended(name, ()) for name in self.supervisor.ending.unanswered("abc")))
+        assert self.supervisor.over
+
+    @property
+    def notices(self) -> list[str]:
+        return [each.text for each in self.supervisor.take_notices()]
+
+    @property
+    def failure(self) -> list[str]:
+        return report.failure(self.supervisor, lambda task: [f"last of {task}"], "logs")
+
+    @property
+    def last_line(self) -> str:
+        return report.last_line(self.supervisor)
+
+    @property
+    def lost(self) -> dict[int, float]:
+        """After how many seconds each lost process was lost, as job.json says."""
+        rows = report.record(self.supervisor, "0", Options(), 0.0, None)["processes"]
+        return {task: row["lost_after"] for task, row in enumerate(rows) if row["lost_after"] is not None}
+
+
+def job_with_two_servers(**settings) -> Job3:
+    """Server 0 (task 1) on a, server 1 (2) on b; workers 0, 1 and 2 (3, 4, 5) on a, b and c."""
+    hosts = [HOSTS[0], Host("b", "10.0.0.2", roles=("server", "worker"), slots=1), HOSTS[2]]
+    return Job3(started=6, hosts=hosts, servers=2, **settings)
+
+
+STOP = [Send(name, Stop(5.0)) for name in "abc"]
+
+
+def test_workers_are_on_hosts_of_their_own():
+    assert [Job3().host(task) for task in range(5)] == ["a", "a", "a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("code", "fate"),
+    [
+        (3, "exited with code 3"),
+        (-9, "was killed by SIGKILL"),
+        (75, "exited with code 75 (it lost another process of the job)"),
+    ],
+)
+def test_the_job_goes_on_without_a_worker_that_ends_in_any_way(code, fate):
+    job = Job3()
+    job.now += 12.25
+    assert job.exit(WORKER_1, code) == []
+    assert job.notices == [f"worker 1 (pid 103 on b) {fate}; 2 workers are left"]
+    assert job.supervisor.deadline == math.inf, "nobody has to end for it"
+    assert job.lost == {WORKER_1: 12.25}
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.exit_code == 0 and not job.supervisor.restartable and job.failure == []
+    assert job.last_line == "0 processes left on 3 hosts; lost: worker 1 after 12 s"
+
+
+def test_the_rest_has_a_moment_after_the_workers_that_are_left():
+    job = Job3()
+    job.exit(WORKER_1, 1)
+    job.exit(WORKER_0, 0)
+    assert job.supervisor.deadline == math.inf
+    job.exit(WORKER_2, 0)
+    assert job.tick() == STOP
+    job.end()
+    assert job.supervisor.exit_code == 0
+
+
+def test_a_worker_that_is_lost_while_the_others_are_done_keeps_nobody():
+    job = Job3()
+    job.exit(WORKER_0, 0)
+    job.exit(WORKER_2, 0)
+    job.exit(WORKER_1, -11)
+    assert job.tick() == STOP
+    job.end()
+    assert job.supervisor.exit_code == 0
+
+
+def test_if_no_worker_is_left_the_first_one_is_the_cause():
+    job = Job3()
+    job.exit(WORKER_1, 3)
+    job.now += 60
+    job.exit(WORKER_0, -9)
+    assert job.notices[-1].endswith("; 1 worker is left")
+    job.now += 60
+    assert job.exit(WORKER_2, 4) == STOP
+    assert job.notices == ["worker 2 (pid 104 on c) exited with code 4; 0 workers are left"]
+    job.end()
+    assert job.supervisor.exit_code == 3 and job.supervisor.restartable
+    assert job.failure == [
+        "worker 1 (pid 103 on b) exited with code 3",
+        "its last lines (logs/worker-1.log):",
+        "    last of 3",
+        "lost 0 s after the start: worker 1 (pid 103 on b) exited with code 3",
+        "lost 60 s after the start: worker 0 (pid 102 on a) was killed by SIGKILL",
+        "lost 120 s after the start: worker 2 (pid 104 on c) exited with code 4",
+    ]
+    assert job.last_line.endswith("; lost: worker 1 after 0 s, worker 0 after 60 s, worker 2 after 120 s")
+
+
+@pytest.mark.parametrize("first", [WORKER_1, SCHEDULER], ids=["the worker first", "the scheduler first"])
+def test_a_scheduler_that_gives_up_names_the_first_lost_worker(first):
+    job = Job3(elastic=3)
+    codes = {WORKER_1: -9, SCHEDULER: 75}
+    assert job.exit(first, codes.pop(first)) == []
+    for task, code in codes.items():
+        assert job.exit(task, code) == []
+    assert job.tick() == STOP
+    job.end()
+    assert job.supervisor.exit_code == 137 and job.supervisor.restartable
+    assert job.failure == [
+        "worker 1 (pid 103 on b) was killed by SIGKILL",
+        "its last lines (logs/worker-1.log):",
+        "    last of 3",
+        "after that, scheduler 0 (pid 100 on a) exited with code 75 (it lost another process of the job)",
+        "its last lines (logs/scheduler-0.log):",
+        "    last of 0",
+        "lost 0 s after the start: worker 1 (pid 103 on b) was killed by SIGKILL",
+    ]
+
+
+def test_a_worker_that_lost_a_peer_is_the_cause_only_if_none_ended_for_another_reason():
+    job = Job3(elastic=3)
+    job.exit(WORKER_0, 75)
+    job.exit(WORKER_1, 3)
+    job.exit(SCHEDULER, 75)
+    assert job.tick() == STOP
+    job.end()
+    assert job.supervisor.exit_code == 3
+    job = Job3(elastic=3)
+    job.exit(WORKER_1, 75)
+    job.exit(SCHEDULER, 75)
+    job.tick()
+    job.end()
+    assert job.supervisor.cause.process.task.name == "worker-1" and job.supervisor.exit_code == 75
+
+
+@pytest.mark.parametrize("task", [SCHEDULER, SERVER])
+def test_the_scheduler_and_servers_are_not_done_without(task):
+    job = Job3()
+    job.exit(WORKER_1, 3)
+    assert job.exit(task, -9) == STOP
+    job.end()
+    assert job.supervisor.exit_code == 137
+    assert job.supervisor.cause.process.task.rank == 0 and job.supervisor.cause.process.task.role != "worker"
+
+
+def test_a_server_whose_end_is_reported_after_that_of_all_workers_is_the_cause():
+    job = Job3()
+    job.exit(WORKER_1, 1)
+    job.now += 3600
+    for task in (WORKER_0, WORKER_2):
+        assert job.exit(task, 75) == []
+    assert job.exit(SERVER, -9) == STOP
+    job.end()
+    assert job.supervisor.cause.text == "server 0 (pid 101 on a) was killed by SIGKILL"
+
+
+def test_all_workers_that_lost_a_peer_end_the_job_though_nobody_else_does():
+    job = Job3()
+    for task in (WORKER_1, WORKER_0, WORKER_2):
+        assert job.exit(task, 75) == []
+    assert job.tick() == STOP
+    job.end()
+    assert job.supervisor.exit_code == 75 and job.supervisor.cause.process.task.name == "worker-1"
+
+
+def test_wrong_usage_ends_the_job_as_ever():
+    job = Job3()
+    assert job.exit(WORKER_1, 2) == STOP
+    job.end()
+    assert job.supervisor.exit_code == 2 and not job.supervisor.restartable
+
+
+def test_before_all_have_started_any_loss_ends_the_job():
+    for event in (Exited("b", WORKER_1, 1), Lost("b", "was killed")):
+        job = Job3(started=4)
+        job.say(event)
+        assert job.supervisor.ending.begun and not job.lost
+
+
+def test_a_job_that_is_not_elastic_ends_with_its_first_worker():
+    for event in (Exited("b", WORKER_1, 1), Lost("b", "was killed"), Frozen("b", WORKER_1, 5), Refused("b", "no", 125)):
+        job = Job3(elastic=0)
+        job.say(event)
+        assert job.supervisor.cause and not job.lost and not job.notices
+
+
+# -- agents ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ended", "seconds"), [(True, RECONNECT_SECONDS), (False, RECONNECT_LOST_SECONDS)])
+def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(ended, seconds):
+    job = Job3()
+    job.now += 9
+    assert job.say(Lost("b", "was killed by SIGKILL", ended)) == [Connect("b", seconds)]
+    assert job.notices == [
+        "the agent on b (pid 20) was killed by SIGKILL; lost: worker 1 (pid 103 on b); 2 workers are left"
+    ]
+    given, stop = job.say(Connected("b"))
+    assert isinstance(given.command, commands.Job) and stop == STOP[1]
+    assert job.say(Ready("b", 21, 4), Stopped("b", ((103, None),)), Ended("b", ()), Lost("b", "exited with 0")) == []
+    assert job.supervisor.deadline == math.inf and job.notices == [], "the job has all the time in the world"
+    job.now += 3600
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.exit_code == 0
+    assert job.last_line == "0 processes left on 3 hosts; lost: worker 1 after 9 s"
+    assert job.supervisor.processes[WORKER_1].fate == "worker 1 (pid 103 on b) was lost"
+
+
+@pytest.mark.parametrize("event", [Unreached("b", "no route", 125), Lost("b", "sent no heartbeat for 9.5 s")])
+def test_a_host_that_is_off_stays_unknown_and_is_no_failure(event):
+    job = Job3()
+    job.say(Quiet("b", 7.0), Lost("b", "sent no heartbeat for 9.5 s"))
+    assert job.say(event, Quiet("b", 7.0)) == []
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.exit_code == 0
+    assert job.last_line == "0 processes left on 2 hosts: unknown for b; lost: worker 1 after 0 s"
+
+
+def test_an_agent_that_still_cleans_up_at_the_end_is_waited_for():
+    job = Job3()
+    job.say(Lost("b", "was killed by SIGKILL"), Connected("b"))
+    for task in (WORKER_0, WORKER_2, SERVER):
+        job.exit(task, 0)
+    assert job.exit(SCHEDULER, 0) == [STOP[0], STOP[2]], "b was asked already"
+    job.say(Ended("a", ()), Ended("c", ()))
+    assert not job.supervisor.over
+    assert job.tick() == []
+    assert job.supervisor.over and job.supervisor.exit_code == 0
+    assert "unknown for b" in job.last_line
+
+
+def test_what_is_left_on_a_lost_host_is_an_error():
+    job = Job3()
+    job.say(Lost("b", "was killed by SIGKILL"), Connected("b"), Ended("b", (103,)))
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.exit_code == 125
+
+
+def test_a_host_with_the_scheduler_or_a_server_ends_the_job():
+    job = Job3()
+    assert job.say(Lost("a", "was killed by SIGKILL")) == [Connect("a", RECONNECT_LOST_SECONDS), *STOP[1:]]
+    assert job.supervisor.exit_code == 125 and not job.lost
+
+
+@pytest.mark.parametrize(("code", "fate"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL")])
+def test_the_job_goes_on_without_a_server_while_another_is_left(code, fate):
+    job = job_with_two_servers(replaced=3)
+    assert [job.host(task) for task in range(6)] == ["a", "a", "b", "a", "b", "c"]
+    job.now += 12.0
+    assert job.exit(2, code) == []
+    assert job.notices == [f"server 1 (pid 102 on b) {fate}; 3 workers and 1 server are left"]
+    assert job.lost == {2: 12.0} and job.last_line.endswith("lost: server 1 after 12 s")
+    assert not job.supervisor.ending.begun
+
+
+def test_the_loss_of_the_last_server_ends_the_job():
+    job = job_with_two_servers()
+    job.exit(2, -9)
+    assert job.exit(1, -9) == STOP
+    assert job.supervisor.cause.text == "server 0 (pid 101 on a) was killed by SIGKILL"
+    assert job.failure[-1] == "lost 0 s after the start: server 1 (pid 102 on b) was killed by SIGKILL"
+
+
+def test_a_host_with_a_server_and_a_worker_is_lost_with_both():
+    job = job_with_two_servers()
+    assert job.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", RECONNECT_LOST_SECONDS)]
+    (notice,) = job.notices
+    assert notice.endswith("; lost: server 1 (pid 102 on b), worker 1 (pid 104 on b); 2 workers and 1 server are left")
+    assert sorted(job.lost) == [2, 4]
+
+
+def test_a_stopped_server_is_a_notice_while_another_is_left():
+    job = job_with_two_servers()
+    assert job.freeze(2) == []
+    assert job.notices == ["server 1 (pid 102 on b) has been stopped (SIGSTOP?) for 5 s"]
+    assert not job.supervisor.ending.begun
+
+
+def test_a_host_that_shuts_down_is_lost():
+    """Its agent gets SIGTERM, says so, and ends its processes."""
+    job = Job3()
+    message = "the agent on b was ended by SIGTERM"
+    assert job.say(Refused("b", message, 125)) == [STOP[1]]
+    assert job.notices == [f"{message}; lost: worker 1 (pid 103 on b); 2 workers are left"]
+    assert job.say(Refused("b", message, 125), Stopped("b", ((103, WORKER_1),))) == []
+    assert job.exit(WORKER_1, -15) == []
+    assert job.say(Lost("b", "said nothing")) == [Connect("b", RECONNECT_LOST_SECONDS)]
+    assert job.say(Connected("b"), Refused("b", "no space", 125), Ended("b", ()))[2:] == []
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.exit_code == 0 and job.notices == []
+    row = report.record(job.supervisor, "0", Options(), 0.0, None)["processes"][WORKER_1]
+    assert (row["signal"], row["ended_by_launcher"], row["lost_after"]) == ("SIGTERM", True, 0.0)
+
+
+def test_a_host_that_shuts_down_at_the_jobs_end_and_says_no_more_is_no_failure():
+    job = Job3(grace=0.0)
+    job.say(Refused("b", "the agent on b was ended by SIGTERM", 125))
+    for task in (WORKER_0, WORKER_2, SERVER, SCHEDULER):
+        job.exit(task, 0)
+    assert job.say(Ended("a", ()), Ended("c", ()), Lost("b", "said nothing"))
+    job.say(Unreached("b", "no route", 125))
+    assert job.supervisor.over and job.supervisor.exit_code == 0
+
+
+def test_all_hosts_of_workers_lost():
+    job = Job3()
+    job.exit(WORKER_0, -9)
+    job.say(Lost("b", "said nothing"))
+    assert job.say(Lost("c", "said nothing"))[1:] == [STOP[0]]
+    assert job.supervisor.exit_code == 137, "the first"
+
+
+def test_a_lost_host_on_which_all_were_done_loses_no_worker():
+    job = Job3()
+    job.exit(WORKER_1, 0)
+    assert job.say(Lost("b", "said nothing")) == [Connect("b", RECONNECT_LOST_SECONDS)]
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.exit_code == 0 and not job.lost
+
+
+def test_a_host_that_was_silent_when_the_scheduler_gave_up_is_the_cause():
+    job = Job3(elastic=3)
+    job.say(Quiet("b", 8.5))
+    job.exit(SCHEDULER, 75)
+    job.tick()
+    assert job.supervisor.cause.text.startswith("no heartbeat from b for 8 s")
+
+
+def test_an_interruption_and_the_time_limit_end_an_elastic_job():
+    job = Job3(timeout=60.0)
+    job.exit(WORKER_1, 1)
+    job.now = 160.0
+    job.say(Tick())
+    job.end()
+    assert job.supervisor.exit_code == 124 and "worker 1" not in job.supervisor.cause.text
+
+
+# -- stopped workers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_stopped_for_a_while_is_not_lost():
+    job = Job3()
+    assert job.freeze(WORKER_1) == job.freeze(WORKER_1, 6) == []
+    assert job.notices == ["worker 1 (pid 103 on b) has been stopped (SIGSTOP?) for 5 s"], "once"
+    job.now += 60
+    job.exit(WORKER_0, 0)
+    job.exit(WORKER_2, 0)
+    job.exit(SCHEDULER, 0)
+    assert job.supervisor.deadline == math.inf, "it goes on, and has all its time"
+    job.exit(WORKER_1, 0)
+    job.exit(SERVER, 0)
+    job.end()
+    assert job.supervisor.exit_code == 0 and not job.lost
+    job = Job3()
+    job.freeze(WORKER_1)
+    job.now += 60
+    job.freeze(WORKER_1)
+    assert len(job.notices) == 2, "another time"
+
+
+def test_a_worker_that_was_removed_because_it_is_stopped_does_not_keep_the_job_from_its_end():
+    job = Job3()
+    job.freeze(WORKER_1)
+    for task in (WORKER_0, WORKER_2):
+        job.exit(task, 0)
+    job.now += 1
+    assert job.freeze(WORKER_1, 6) == [], "the scheduler may still wait for it"
+    job.exit(SCHEDULER, 0)
+    job.now += 1
+    assert job.freeze(WORKER_1, 7) == [] and job.lost == {WORKER_1: 2.0}
+    assert job.freeze(WORKER_1, 8) == []
+    assert job.tick() == STOP
+    assert job.say(Stopped("b", ((103, WORKER_1),))) == []
+    job.exit(WORKER_1, -15)
+    job.end()
+    assert job.supervisor.exit_code == 0
+    assert job.last_line.endswith("lost: worker 1 after 2 s")
+
+
+def test_a_removed_worker_that_runs_again_has_lost_the_job():
+    job = Job3(elastic=3)
+    job.freeze(WORKER_1)
+    job.now += 1
+    job.exit(WORKER_1, 75)
+    job.exit(SCHEDULER, 75)
+    job.tick()
+    job.end()
+    assert job.supervisor.exit_code == STOPPED, "that it was stopped is why"
+    job = Job3(elastic=3)
+    job.freeze(WORKER_1)
+    job.now += 60
+    job.exit(WORKER_1, 75)
+    job.exit(SCHEDULER, 75)
+    job.tick()
+    assert job.supervisor.exit_code == 75, "long ago"
+
+
+def test_a_scheduler_that_gives_up_names_the_worker_that_is_stopped():
+    job = Job3(elastic=3)
+    job.freeze(WORKER_1)
+    job.now += 3
+    job.exit(SCHEDULER, 75)
+    assert job.tick() != [] or job.supervisor.cause
+    job.end()
+    assert job.supervisor.exit_code == 75, "it may have run again: agents report each second"
+    job = Job3(elastic=3)
+    job.freeze(WORKER_1, 8)
+    job.exit(SCHEDULER, 75)
+    job.tick()
+    assert job.failure[0] == "worker 1 (pid 103 on b) has been stopped (SIGSTOP?) for 8 s"
+    assert job.supervisor.exit_code == STOPPED
+
+
+@pytest.mark.parametrize("task", [SCHEDULER, SERVER])
+def test_a_stopped_server_or_scheduler_ends_the_job(task):
+    job = Job3()
+    assert job.freeze(task) == STOP
+
+
+# -- real processes ----------------------------------------------------------------------------------------------------
+
+# What each process does is the argument for its name, else it waits for a file: `done` lets workers end, and with them
+# the others.
+PROGRAM = """
+import os, signal, sys, time
+name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"]
+what = dict(word.split("=") for word in sys.argv[1:]).get(name, "wait")
+print("ready", name, flush=True)
+def wait(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+if what == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
+wait("go" if what.isdigit() else "done")
+if what.isdigit():
+    sys.exit(int(what))
+"""
+
+
+@pytest.fixture
+def running(launcher):
+    """Starts an elastic job of 3 workers and a server, and waits until all of it runs."""
+
+    def start(*words: object):
+        options = [word for word in words if str(word).startswith("--") or isinstance(word, int)]
+        roles = [word for word in words if word not in options]
+        launched = launcher.start("-n", 3, "-s", 1, "--elastic", *options, launcher.script(PROGRAM), *roles)
+        launched.wait_ready("scheduler-0", "server-0", "worker-0", "worker-1", "worker-2")
+        launched.pid("worker", 2)
+        return launched
+
+    return start
+
+
+def test_a_job_of_processes_that_loses_a_server(launcher):
+    launched = launcher.start("-n", 2, "-s", 2, "--elastic", launcher.script(PROGRAM))
+    launched.wait_ready("scheduler-0", "server-0", "server-1", "worker-0", "worker-1")
+    os.kill(launched.pid("server", 1), signal.SIGKILL)
+    said(launched, "was killed by SIGKILL; 2 workers and 1 server are left")
+    go(launched, "go")
+    go(launched, "done")
+    result = launched.wait()
+    assert result.code == 0, result
+    assert result.err.splitlines()[-1].startswith("0 processes left on 1 host; lost: server 1 after ")
+
+
+def lost_ranks(launched) -> list[int]:
+    return [row["rank"] for row in launched.record["processes"] if row["lost_after"] is not None]
+
+
+def test_a_job_of_processes_that_loses_one_by_its_code_and_one_by_a_signal(running, monkeypatch, capsys):
+    launched = running("worker-1=3")
+    go(launched, "go")
+    said(launched, "worker 1 (pid ")
+    said(launched, "exited with code 3; 2 workers are left")
+    wait_for(lambda: lost_ranks(launched) == [1], "the record of worker 1")
+    os.kill(launched.pid("worker", 0), signal.SIGKILL)
+    said(launched, "was killed by SIGKILL; 1 worker is left")
+    wait_for(lambda: lost_ranks(launched) == [0, 1], "the record of worker 0")
+    monkeypatch.chdir(launched.folder)
+    assert launch(["--ps", str(launched.logs)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in shown[-2:]] == [
+        "lost: worker 0 on localhost",
+        "lost: worker 1 on localhost",
+    ]
+    go(launched, "done")
+    result = launched.wait()
+    assert result.code == 0, result
+    assert result.err.splitlines()[-1].startswith("0 processes left on 1 host; lost: worker 1 after ")
+    assert launched.record["exit_code"] == 0 and launched.record["cause"] is None
+
+
+def test_a_job_of_processes_that_loses_all_its_workers(running):
+    launched = running("worker-1=3")
+    go(launched, "go")
+    said(launched, "2 workers are left")
+    os.kill(launched.pid("worker", 0), signal.SIGKILL)
+    said(launched, "1 worker is left")
+    os.kill(launched.pid("worker", 2), signal.SIGTERM)
+    result = launched.wait()
+    assert result.code == 3, result
+    cause = next(index for index, line in enumerate(result.err.splitlines()) if line.endswith("exited with code 3"))
+    assert result.err.splitlines()[cause + 2].endswith("ready worker-1")
+
+
+def test_a_job_of_processes_that_ends_without_a_stopped_worker(running):
+    launched = running("worker-1=stop")
+    go(launched, "done")
+    result = launched.wait()
+    assert result.code == 0, result
+    assert "; lost: worker 1 after " in result.err.splitlines()[-1]
+    assert lost_ranks(launched) == [1]
+
+
+def test_a_job_of_processes_whose_scheduler_gives_up(running):
+    launched = running("--min-workers", 3, "worker-1=3", "scheduler-0=75")
+    go(launched, "go")
+    result = launched.wait()
+    assert result.code == 3, result
+    assert "after that, scheduler 0 (pid " in result.err
+
+
+def test_a_lost_worker_is_lost_in_its_attempt_only(launcher):
+    script = """
+wait_for() { while [ ! -e "$1" ]; do sleep 0.01; done; }
+touch "$DMLTRAIN_RESTART-$DMLC_ROLE-$DMLC_TASK_ID"; wait_for $DMLTRAIN_RESTART-worker-1
+wait_for $DMLTRAIN_RESTART-worker-0
+[ $DMLTRAIN_RESTART$DMLC_ROLE = 0worker ] && exit 3
+exit 0
+"""
+    launched = launcher.start("-n", 2, "-s", 1, "--elastic", "--max-restarts", 1, "sh", "-c", script)
+    result = launched.wait()
+    assert result.code == 0, result
+    assert launched.record["restarts"][0]["exit_code"] == 3
+    assert lost_ranks(launched) == []
+
+
+@pytest.mark.parametrize("value", [None, True, "x", float("nan"), -1, 10**400, [], {}])
+def test_the_lost_workers_of_a_record_by_anybody(value):
+    rows = [value, {"role": "worker", "rank": 1, "host": "a\x1b\n", "lost_after": value}]
+    for record in ({"processes": value}, {"processes": rows}, json.loads("{}")):
+        assert all(line.isprintable() for line in lost(record))

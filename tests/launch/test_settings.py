@@ -1,0 +1,210 @@
+"""`dmltrain job set` changes the kvstore of a running job: on the bare state machine, and with real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from launch import LaunchError
+from launch.agent.commands import Change
+from launch.cli import job
+from launch.command_line.job_options import parse_job
+from launch.command_line.options import Options
+from launch.commands.processes import lost
+from launch.control.message import ADD, SET
+from launch.job.settings import STAYS, Settings, parse
+from launch.run import report
+from launch.run.action import Reply, Send
+from launch.run.event import ASKED, REFUSED, Asked, Told
+from launch.run.plain import NOT_ELASTIC, PlainSupervisor
+from launch.run.settings import SILENT
+from tests.launch.conftest import ROOT, go, said, wait_for
+from tests.launch.test_changes import Changing
+from tests.launch.test_losses import WORKER_1, Job3
+
+
+class Setting(Job3):
+    """A plain job of three hosts in which everything runs; the scheduler is on a."""
+
+    def __init__(self, **most):
+        super().__init__(elastic=0, kind=PlainSupervisor, **most)
+
+    def ask(self, what, number=0, do=SET):
+        return self.say(Asked(number, do, what))
+
+
+def sent(number, kv_store, staleness=STAYS):
+    return Send("a", Change(number, kv_store, staleness, "dmltrain job set"))
+
+
+def replied(number, code, text):
+    return Reply(number, code, ((text, None),))
+
+
+def test_the_change_goes_to_the_scheduler_and_its_words_are_the_answer():
+    job = Setting()
+    assert job.ask("kv_store=dist_ssp staleness=4") == [sent(1, "dist_ssp", 4.0)]
+    assert job.say(Told(1, ASKED)) == []
+    job.now += 5
+    text = "kv_store=dist_ssp staleness=4 on all workers after step 147"
+    assert job.say(Told(1, 147, "kv_store=dist_ssp staleness=4")) == [replied(0, 0, text)]
+    assert job.notices == [f"{text}; asked for by dmltrain job set"]
+    record = report.record(job.supervisor, "0", Options(), 0.0, None)
+    change = {"after": 5.0, "step": 147, "now": "kv_store=dist_ssp staleness=4", "by": "dmltrain job set"}
+    assert record["kvstore_changes"] == [change]
+    line = "changed: kv_store=dist_ssp staleness=4 after step 147, 5 s after the start; asked for by dmltrain job set"
+    assert lost(record) == [line]
+    for task in (2, 3, 4, 1, 0):
+        job.exit(task, 0)
+    job.end()
+    assert job.last_line.endswith("; changed: kv_store=dist_ssp staleness=4 after step 147")
+
+
+def test_a_refusal_is_the_answer_and_the_next_change_can_come():
+    job = Setting()
+    job.ask("staleness=2")
+    assert job.say(Told(1, ASKED), Told(1, REFUSED, "why not")) == [replied(0, 2, "why not")]
+    assert job.notices == [] and report.record(job.supervisor, "0", Options(), 0.0, None)["kvstore_changes"] == []
+    assert job.ask("kv_store=dist_async", 1) == [sent(2, "dist_async")]
+
+
+def test_one_change_at_a_time():
+    job = Setting()
+    assert job.ask("staleness=2") == [sent(1, "", 2.0)]
+    assert job.ask("staleness=3", 1) == []
+    assert job.say(Told(2, ASKED)) == []
+    actions = job.say(Told(1, ASKED), Told(1, 7, "a"))
+    assert actions == [sent(2, "", 3.0), replied(0, 0, "a on all workers after step 7")]
+    assert job.say(Told(2, 9, "b")) == [replied(1, 0, "b on all workers after step 9")]
+    assert job.say(Told(2, 9, "b"), Told(3, 9, "c")) == []
+
+
+def test_a_scheduler_that_does_not_read_is_no_reason_to_wait():
+    job = Setting()
+    job.ask("staleness=2")
+    before = job.now
+    assert job.tick() == [replied(0, 125, SILENT)] and job.now == before + 10
+    job.ask("staleness=3", 1)
+    job.say(Told(2, ASKED))
+    assert job.supervisor.deadline == math.inf
+
+
+def test_the_end_of_the_job_answers():
+    job = Setting()
+    job.ask("staleness=2")
+    job.say(Told(1, ASKED))
+    assert job.exit(WORKER_1, 1)[-1] == replied(0, 125, "the job has ended: worker 1 (pid 103 on b) exited with code 1")
+
+
+def test_what_is_asked_while_nothing_can_change():
+    job = Setting(started=4)
+    starting = "the job is still starting: try again when all its processes run"
+    assert job.ask("staleness=2") == [replied(0, 125, starting)]
+    job = Setting()
+    assert job.ask("h6", do=ADD) == [replied(0, 2, NOT_ELASTIC)]
+    [reply] = job.ask("stale=2")
+    assert reply.code == 2 and reply.notes[0][0].startswith("'stale=2': expected kv_store=VALUE or staleness=VALUE")
+    job.exit(WORKER_1, 0)
+    assert job.ask("staleness=2") == [replied(0, 125, "the job is ending")]
+
+
+def test_an_elastic_job_keeps_its_kvstore():
+    job = Changing()
+    assert job.ask(0, SET, "kv_store=dist_ssp") == []
+    assert job.replies[0].code == 2 and "start it without --elastic" in job.replies[0].notes[0][0]
+
+
+def test_settings_are_parsed():
+    assert parse("kv_store=dist_ssp staleness=4") == Settings("dist_ssp", 4.0)
+    assert parse("--kv-store=dist_async".strip("-")) == Settings("dist_async")
+    assert parse("staleness=0") == Settings("", 0.0)
+    request = parse_job(["set", "train", "kv_store=dist_ssp", "staleness=4"])
+    assert (request.verb, request.target, request.change) == ("set", "train", "kv_store=dist_ssp staleness=4")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            "set",
+            "dmltrain-job set takes a JOB and settings, such as dmltrain job set train kv_store=dist_ssp staleness=4",
+        ),
+        ("set fit", "dmltrain-job set takes a JOB and settings"),
+        ("set fit dist_ssp", "'dist_ssp': expected kv_store=VALUE or staleness=VALUE, such as "),
+        ("set fit lr=3", "'lr=3': expected kv_store=VALUE"),
+        ("set fit staleness=-1", "staleness=-1: expected 0 or more steps"),
+        ("set fit staleness=x", "staleness=x: expected 0 or more steps"),
+        ("set fit staleness=nan", "staleness=nan: expected 0 or more steps"),
+        ("set fit staleness=inf", "staleness=inf: expected 0 or more steps"),
+        ("set fit kv_store=", "kv_store=: expected a kvstore such as dist_ssp"),
+        ("set fit staleness=1 staleness=2", "'staleness=2': staleness is there twice"),
+        ("set --grace 2 fit staleness=1", "--grace is not an option of dmltrain-job set"),
+    ],
+)
+def test_wrong_settings_are_refused(words, message):
+    with pytest.raises(LaunchError) as raised:
+        parse_job(words.split())
+    assert str(raised.value).startswith(message)
+
+
+# A scheduler that says what that of dmltrain does. It refuses a staleness of 9.
+PROGRAM = """
+import json, os, time
+role = os.environ["DMLC_ROLE"]
+print("ready", role, flush=True)
+seen = 0
+while not os.path.exists("done"):
+    if role == "scheduler" and os.path.exists(os.environ["DMLTRAIN_CHANGE_FILE"]):
+        wanted = json.load(open(os.environ["DMLTRAIN_CHANGE_FILE"]))
+        number, bound = wanted["number"], wanted["staleness"]
+        if number > seen:
+            seen, stamp = number, "2026-11-25 02:16:31,204"
+            print(stamp, f"change {number} is asked for by {wanted['by']}")
+            result = "is refused: no" if bound == 9 else f"after step 7 of all workers: {wanted['kv_store']} {bound}"
+            print(stamp, f"change {number} {result}", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_the_command_waits_for_the_change(launcher, capsys):
+    launched = launcher.start("-n", 1, "-s", 1, launcher.script(PROGRAM))
+    launched.wait_ready("scheduler-0", "server-0", "worker-0")
+    launched.pid("worker")
+    logs = str(launched.logs)
+    assert job(["set", logs, "kv_store=dist_ssp", "staleness=4"]) == 0
+    assert capsys.readouterr().out == "dist_ssp 4.0 on all workers after step 7\n"
+    assert job(["set", logs, "staleness=9"]) == 2
+    assert capsys.readouterr().out == "no\n"
+    said(launched, "dist_ssp 4.0 on all workers after step 7; asked for by dmltrain job set\n")
+    wait_for(lambda: launched.record["kvstore_changes"], "the record")
+    assert job(["ps", logs]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("changed: dist_ssp 4.0 after step 7, ")
+    go(launched, "done")
+    result = launched.wait()
+    assert result.code == 0 and result.err.splitlines()[-1].endswith("changed: dist_ssp 4.0 after step 7")
+
+
+@pytest.mark.thorough
+def test_a_training_job_changes_and_goes_on(launcher, capsys):
+    words = ["--kv-store", "dist_sync", "--update-on-kvstore", "1", "--network", "mlp", "--batch-size", "16"]
+    program = [ROOT / "examples/train_digits.py", *words, "--num-epochs", "4", "--emulate-step", "0.1"]
+    launched = launcher.start("-n", 2, "-s", 2, *program)
+    wait_for(lambda: b"Epoch[0] Train-accuracy" in launched.log("worker-1"), "the first epoch")
+    logs, wanted = str(launched.logs), ["kv_store=dist_ssp staleness=4", "staleness=1", "kv_store=dist_sync"]
+    for settings in wanted:
+        assert job(["set", logs, *settings.split()]) == 0
+    assert job(["set", logs, "kv_store=dist_local"]) == 2
+    out = capsys.readouterr().out.splitlines()
+    now = ["kv_store=dist_ssp staleness=4", "kv_store=dist_ssp staleness=1", "kv_store=dist_sync"]
+    assert [line.partition(" on all workers")[0] for line in out[:3]] == now
+    assert out[3].startswith("kv_store=dist_local does not run the optimizer on the servers: expected dist_sync or ")
+    result = launched.wait()
+    assert result.code == 0, result
+    for change in launched.record["kvstore_changes"]:
+        line = f"after step {change['step']} of this job: {change['now']} (before: ".encode()
+        assert all(line in launched.log(f"worker-{rank}") for rank in range(2))
+    digests = {launched.log(f"worker-{rank}").rpartition(b"sha256=")[2] for rank in range(2)}
+    assert len(digests) == 1, "the last steps were dist_sync's"
+    assert json.loads(json.dumps(launched.record["kvstore_changes"])) == launched.record["kvstore_changes"]

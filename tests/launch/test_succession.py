@@ -1,0 +1,220 @@
+"""The scheduler of an elastic job is lost, and started again: on the bare state machine, and with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from launch.agent.commands import Bind, Notice, Scheduler, Stop
+from launch.agent.events import Bound, Frozen, Reached, Ready, Refused, Started
+from launch.command_line.options import Options
+from launch.job.job import Job
+from launch.run import report
+from launch.run.action import Connect, Continue, Send
+from launch.run.elastic import ElasticSupervisor
+from launch.run.event import Asked, Connected, Lost
+from launch.run.limit import Limits
+from tests.launch.conftest import go, said, wait_for
+from tests.launch.test_losses import HOSTS, SCHEDULER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3
+
+NEXT = 5  # the number of the first process that comes later
+APART = [replace(HOSTS[0], roles=("server", "worker")), HOSTS[1], replace(HOSTS[2], roles=("scheduler", "worker"))]
+
+
+class Succeeding(Job3):
+    """A job of three hosts in which everything runs. The scheduler is on a with the server, or `apart` from it on c."""
+
+    def __init__(self, most: int = 2, apart: bool = False, replaced: int = 0, **settings):
+        own = {"elastic": 1, "restart_scheduler": most, "restart_workers": replaced, **settings}
+        job = Job("name", "mark", ("true",), 3, 1, "/", placement="pack", **own)
+        self.supervisor = ElasticSupervisor(job, APART if apart else HOSTS, Limits())
+        self.now = 100.0
+        self.supervisor.begin("the key", "/logs", self.now)
+        self.say(*map(Connected, "abc"), Ready("a", 10, 4), Ready("b", 20, 4), Ready("c", 30, 4))
+        for number, name in enumerate("abc"):
+            ports = {"reach": 9003 + number}
+            ports |= {"scheduler": 9000} if name == "ac"[apart] else {}
+            self.say(Bound(name, ports | ({"master": 9001} if name == "a" else {})))
+        for name in "abc":
+            self.say(Reached(name, {peer: {"ms": 0.1} for peer in "abc" if peer != name}))
+        for task in range(5):
+            self.say(Started(self.host(task), task, 100 + task))
+
+    def bound(self, host: str, port: int = 9500) -> list:
+        return self.say(Bound(host, {"scheduler": port}))
+
+
+def rows(job: Job3) -> list[dict]:
+    return report.record(job.supervisor, "0", Options(), 0.0, None)["processes"]
+
+
+def test_it_is_started_again_on_its_host_and_all_are_told_where():
+    job = Succeeding()
+    job.now += 8
+    assert job.exit(SCHEDULER, -9) == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
+    assert job.notices == [
+        "scheduler 0 (pid 100 on a) was killed by SIGKILL; 3 workers are left; "
+        "starting the scheduler again on a, 1 of 2"
+    ]
+    start, *told = job.bound("a")
+    (spawn,) = start.command.tasks
+    assert (start.host, spawn.task, spawn.listens, start.command.follows) == ("a", NEXT, True, True)
+    environment = spawn.environment
+    assert environment["DMLC_ROLE"] == "scheduler" and environment["DMLTRAIN_INCARNATION"] == "2"
+    assert (environment["DMLC_PS_ROOT_URI"], environment["DMLC_PS_ROOT_PORT"]) == ("10.0.0.1", "9500")
+    assert told == [Send(name, Scheduler(2, "10.0.0.1", 9500)) for name in "abc"]
+    job.say(Started("a", NEXT, 205))
+    row = rows(job)[SCHEDULER]
+    assert row["pid"] == 205 and [each["pid"] for each in row["earlier"]] == [100]
+    for task in (WORKER_0, WORKER_1, WORKER_2, 1, NEXT):
+        job.exit(task, 0)
+    job.end()
+    assert job.supervisor.exit_code == 0 and job.failure == []
+    assert job.last_line == "0 processes left on 3 hosts; lost: scheduler 0 after 8 s (replaced on a)"
+
+
+def test_hosts_that_are_given_back_are_told_while_their_workers_run():
+    job = Succeeding()
+    assert job.say(Asked(1, "remove", "b")) == [Send("b", Notice((WORKER_1,)))]
+    job.exit(SCHEDULER, -9)
+    _, *told = job.bound("a")
+    assert [each.host for each in told] == ["a", "b", "c"], "the worker on b leaves through the next scheduler"
+    job.say(Started("a", NEXT, 205))
+    assert job.exit(WORKER_1, 0)[0] == Send("b", Stop(5.0))
+    job.exit(NEXT, -9)
+    _, *told = job.bound("a")
+    assert [each.host for each in told] == ["a", "c"], "nothing runs on b any more"
+
+
+def test_a_fixed_port_is_used_again_unless_its_owner_is_only_stopped():
+    job = Succeeding(port=9000)
+    assert job.exit(SCHEDULER, 1)[1] == Send("a", Bind("10.0.0.1", scheduler=9000))
+    job = Succeeding(port=9000)
+    assert job.say(Frozen("a", SCHEDULER, 5))[1] == Send("a", Bind("10.0.0.1", scheduler=0))
+
+
+def test_one_that_is_stopped_is_replaced_and_its_end_means_nothing():
+    job = Succeeding()
+    assert job.say(Frozen("a", SCHEDULER, 5)) == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
+    assert job.say(Frozen("a", SCHEDULER, 6)) == []
+    job.bound("a")
+    job.say(Started("a", NEXT, 205))
+    assert job.exit(SCHEDULER, 75) == []
+    assert not job.supervisor.ending.begun
+
+
+def test_when_its_host_is_lost_it_is_started_on_another():
+    job = Succeeding(apart=True)
+    actions = job.say(Lost("c", "was lost", False))
+    assert actions[0] == Connect("c", 3.5)
+    assert actions[1:] == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
+    assert sorted(job.lost) == [WORKER_2]
+    assert "starting the scheduler again on a, 1 of 2" in job.notices[0]
+    start, *told = job.bound("a")
+    assert start.command.tasks[0].environment["DMLTRAIN_HOST_NAME"] == "a"
+    assert told == [Send(name, Scheduler(2, "10.0.0.1", 9500)) for name in "ab"]
+
+
+def test_a_host_that_has_the_server_as_well_ends_the_job():
+    job = Succeeding()
+    assert [each for each in job.say(Lost("a", "was lost", True)) if each in STOP]
+    assert job.supervisor.ending.begun
+
+
+def test_if_the_new_one_is_lost_there_is_another():
+    job = Succeeding()
+    job.exit(SCHEDULER, -9)
+    job.bound("a")
+    job.say(Started("a", NEXT, 205))
+    assert job.exit(NEXT, 1) == [Continue(NEXT), Send("a", Bind("10.0.0.1", scheduler=0))]
+    start, *told = job.bound("a", 9600)
+    assert start.command.tasks[0].environment["DMLTRAIN_INCARNATION"] == "3"
+    assert told[0].command == Scheduler(3, "10.0.0.1", 9600)
+
+
+def test_at_last_the_job_ends_and_says_why():
+    job = Succeeding(most=1)
+    job.exit(SCHEDULER, -9)
+    job.bound("a")
+    job.say(Started("a", NEXT, 205))
+    assert job.exit(NEXT, -9) == STOP
+    assert job.failure[0] == (
+        "scheduler 0 (pid 205 on a) was killed by SIGKILL; "
+        "the scheduler is not started again: this would be more than --restart-scheduler 1"
+    )
+    assert job.supervisor.exit_code == 137
+
+
+def test_with_none_the_first_loss_ends_the_job():
+    job = Succeeding(most=0)
+    assert job.exit(SCHEDULER, -9) == STOP
+    start = job.supervisor.tasks.start_one(WORKER_0)
+    assert not start.follows
+
+
+@pytest.mark.parametrize("code", [0, 75, 2])
+def test_a_scheduler_that_has_ended_the_job_is_not_started_again(code):
+    job = Succeeding()
+    assert all(not isinstance(action, Continue) for action in job.exit(SCHEDULER, code))
+
+
+def test_when_all_workers_are_done_none_is_needed():
+    job = Succeeding()
+    for task in (WORKER_0, WORKER_1, WORKER_2):
+        job.exit(task, 0)
+    assert all(not isinstance(action, Continue) for action in job.exit(SCHEDULER, -9))
+
+
+def test_a_port_that_cannot_be_had_ends_the_job():
+    job = Succeeding(port=9000)
+    job.exit(SCHEDULER, -9)
+    assert job.say(Refused("a", "port 9000 of 10.0.0.1 on a is not available", 2)) == STOP
+    assert job.failure[0].startswith("the scheduler cannot be started again: port 9000 of 10.0.0.1 on a is not")
+
+
+def test_workers_are_replaced_while_the_scheduler_is_away_and_find_the_new_one():
+    job = Succeeding(replaced=1)
+    job.exit(SCHEDULER, -9)
+    job.exit(WORKER_1, -9)
+    job.bound("a")
+    job.say(Started("a", NEXT, 205))
+    assert any("starting the replacement of worker 1 on b" in each for each in job.notices)
+    (_, start) = job.tick()
+    assert start.command.tasks[0].environment["DMLTRAIN_JOIN"] == "1" and start.command.follows
+
+
+# -- with real processes ---------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, os, time
+def wait(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+role, file = os.environ["DMLC_ROLE"], os.environ["DMLTRAIN_SCHEDULER_FILE"]
+print("ready", os.environ.get("DMLTRAIN_INCARNATION"), os.environ["DMLC_PS_ROOT_PORT"], flush=True)
+if role == "worker":
+    wait(file)
+    print("found", open(file).read(), flush=True)
+wait("done")
+"""
+
+
+def test_real_processes_learn_where_the_next_one_is(launcher):
+    launched = launcher.start("-n", 2, "-s", 1, "--elastic", launcher.script(PROGRAM))
+    launched.wait_ready("scheduler-0", "server-0", "worker-0", "worker-1")
+    os.kill(launched.pid("scheduler"), signal.SIGKILL)
+    said(launched, "was killed by SIGKILL; 2 workers are left; starting the scheduler again on ")
+    for name in ("worker-0", "worker-1"):
+        wait_for(lambda name=name: b"}" in launched.log(name), f"{name} has found the next scheduler")
+    wait_for(lambda: b"ready 2" in launched.log("scheduler-0"), "the next scheduler runs")
+    go(launched, "done")
+    result = launched.wait()
+    assert result.code == 0 and "; lost: scheduler 0 after " in result.err
+    found = {json.loads(launched.log(name).partition(b"found ")[2])["port"] for name in ("worker-0", "worker-1")}
+    assert found == {int(launched.log("scheduler-0").split()[-1])}
+    row = launched.record["processes"][0]
+    assert (row["role"], row["exit_code"], row["earlier"][0]["signal"]) == ("scheduler", 0, "SIGKILL")

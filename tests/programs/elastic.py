@@ -1,0 +1,208 @@
+"""Training of an elastic job whose workers have faults. Arguments: the faults, then the options.
+
+Faults are separated by commas: MEMBER:before|after:POINT:AT:WHAT, for example 1:before:complete:5:kill. At this passage
+of POINT (see POINTS; or at the first in op 1.2, the second after the rounds of epoch 1) member MEMBER does WHAT: kill
+(kill -9), stop (SIGSTOP), leave (SIGTERM), scheduler (kill -9 of the process in scheduler.pid), server/1 or
+"stop server/1" (the same for server 1), a mistake that is its own (RuntimeError) or one of the user (UserError); or it
+waits until another of its threads has passed a point: until/after/announce/3. Also MEMBER:round:EPOCH: after this
+epoch's steps the member's largest weight gets other last bits, as by a processor that rounds unlike others. And
+any:sample:INDEX: whoever prepares this sample of the training data has a mistake of its own; any:unreadable:INDEX: it
+cannot be read.
+
+With --trace FILE, the last option, a worker appends what it passes: FILE-MEMBER has lines "EPOCH.OP WHEN POINT".
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from dmltrain import checkpoint, fit, whole_file
+from dmltrain.backends.torch.trainer import TorchTrainer
+from dmltrain.data.dataset import Split
+from dmltrain.errors import UserError
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.scheduler.client import Control
+from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
+from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.handing_over import HandingOver
+from dmltrain.kvstore.worker.progress import Progress
+
+POINTS = {  # name -> owner and function
+    "training": (Split, "training"),  # images are prepared, on another thread
+    "train_step": (TorchTrainer, "train_step"),
+    "evaluate": (TorchTrainer, "evaluate"),
+    "pushpull": (ElasticKVStore, "pushpull"),  # of a bucket, or of a receipt
+    "push": (ElasticKVStore, "push"),  # of a bucket, where the servers make the steps
+    "complete": (ElasticKVStore, "complete"),  # before: all results are here; after: this worker holds the op
+    "arm": (ElasticMembership, "arm"),  # after: the first view has been announced
+    "op": (ElasticKVStore, "_op"),  # one that is no round
+    "wait": (Handle, "wait"),  # all is on its way to the servers
+    "wait for release": (Control, "_wait"),  # a barrier is on its way to the scheduler
+    "barrier": (ElasticMembership, "barrier"),
+    "enter": (ElasticKVStore, "enter"),
+    "close": (ElasticKVStore, "close"),
+    "bye": (Control, "bye"),  # in close: the servers know that this worker leaves, the scheduler does not
+    "freeze": (Progress, "freeze"),  # the scheduler asks which op this worker holds
+    "invite": (Progress, "invite"),  # the scheduler tells the leader who waits to join
+    "exchange": (HandingOver, "exchange"),  # of residuals that are handed over, or of none, in a view with new members
+    "settle": (HandingOver, "settle"),  # before: that is recognised; after: residuals have changed
+    "announce": (Progress, "announce"),  # of a view, the first one too
+    "write": (checkpoint, "write"),
+    "put": (whole_file, "put"),  # before: the temporary file is there, whole; after: the checkpoint
+}
+
+
+ANY = "any"
+
+
+class Place:
+    """Where the training thread is: how many ops were begun since the last round of an epoch."""
+
+    def __init__(self) -> None:
+        self.epoch, self.op = 0, 0
+
+    def pass_by(self, when: str, point: str) -> None:
+        if (when, point) == ("before", "op"):
+            self.op += 1
+        elif (when, point) == ("before", "train_step") and self.op:
+            self.epoch, self.op = self.epoch + 1, 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.op}"
+
+
+place = Place()
+passed: Counter[tuple[str, str]] = Counter()
+reached: set[tuple[str, str, str]] = set()  # when, point, at
+stores: list[ElasticKVStore] = []
+changed = threading.Condition()
+
+
+def fail(what: str) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "leave":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif what == "scheduler":
+        kill_scheduler()
+    elif what == "own":
+        raise RuntimeError("this worker's own mistake")
+    elif "server/" in what:
+        name = what.split()[-1].replace("/", "-")
+        os.kill(int(Path(f"{name}.pid").read_text()), signal.SIGSTOP if what.startswith("stop") else signal.SIGKILL)
+    elif what.startswith("until"):
+        with changed:
+            assert changed.wait_for(lambda: tuple(what.split("/")[1:]) in reached, 60.0), what
+    else:
+        raise UserError("a mistake of the user")
+
+
+def kill_scheduler() -> None:
+    """The one that lives, as soon as the test says which one that is."""
+    while True:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int(Path("scheduler.pid").read_text()), signal.SIGKILL)
+            return
+        time.sleep(0.005)
+
+
+def watch(point: str, faults: dict[tuple[str, str, str], str], trace: Path | None) -> None:
+    owner, name = POINTS[point]
+    function = getattr(owner, name)
+
+    def passes(when: str) -> None:
+        if not (stores and stores[0].view or point in ("arm", "announce", "invite")):
+            return
+        with changed:
+            place.pass_by(when, point)
+            passed[when, point] += 1
+            at = str(passed[when, point]), str(place)
+            reached.update((when, point, each) for each in at)
+            changed.notify_all()
+        if trace:
+            with trace.open("a") as file:
+                file.write(f"{place} {when} {point}\n")
+        for each in at:
+            if what := faults.pop((when, point, each), ""):
+                fail(what)
+
+    @functools.wraps(function)
+    def watched(*words, **named):
+        passes("before")
+        result = function(*words, **named)
+        passes("after")
+        return result
+
+    setattr(owner, name, watched)
+
+
+def remember_store() -> None:
+    join = ElasticKVStore._join
+
+    def joined(store, *words):
+        found = join(store, *words)
+        stores.append(store)
+        return found
+
+    ElasticKVStore._join = joined
+
+
+def round_unlike_others(epochs: list[int]) -> None:
+    merge, number = TorchTrainer.merge_statistics, iter(range(1000))
+
+    @functools.wraps(merge)
+    def merged(trainer, *words):
+        merge(trainer, *words)
+        if next(number) in epochs:
+            weight = next(each for each in trainer.common_arrays() if each.name.endswith("weight"))
+            values = np.array(weight.read())
+            values.reshape(-1)[np.abs(values).argmax()] *= 1 + 1e-6
+            weight.write(values)
+
+    TorchTrainer.merge_statistics = merged
+
+
+def fail_at(index: int, error: Exception) -> None:
+    training = Split.training
+
+    @functools.wraps(training)
+    def failing(split, samples, *words):
+        if index in samples:
+            raise error
+        return training(split, samples, *words)
+
+    Split.training = failing
+
+
+def install(member: int, words: list[str], trace: Path | None) -> None:
+    for _, what, index in (each for each in words if each[0] == ANY):
+        fail_at(int(index), UserError("it is damaged") if what == "unreadable" else RuntimeError("a bad sample"))
+    own = [each[1:] for each in words if each[0] == str(member)]
+    remember_store()
+    for point in POINTS:
+        watch(point, {(when, name, at): what for when, name, at, what in (e for e in own if len(e) == 4)}, trace)
+    round_unlike_others([int(each[1]) for each in own if len(each) == 2])
+
+
+faults, *options = sys.argv[1:]
+traced = None
+if "--trace" in options:
+    *options, _, file = options
+    traced = Path(f"{file}-{os.environ['DMLC_TASK_ID']}")
+if os.environ["DMLC_ROLE"] == "server":
+    Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
+if os.environ["DMLC_ROLE"] == "worker":
+    install(int(os.environ["DMLC_TASK_ID"]), [each.split(":") for each in faults.split(",") if each], traced)
+defaults = {"dataset": "digits", "network": "mlp", "batch_size": 4, "num_examples": 100, "num_epochs": 2}
+defaults |= {"num_val_examples": 100, "kv_store": "dist_sync", "disp_batches": 1000}
+sys.exit(fit.main(options, prog="elastic", defaults=defaults))

@@ -1,0 +1,122 @@
+"""examples/elastic_script.py as a worker that has faults. Arguments: the faults, then those of the example.
+
+Faults are separated by commas: MEMBER:before|after:OP kills (kill -9) member MEMBER before or after it recognises this
+op; MEMBER:in:OP when it has pushed only a part of this round; MEMBER:notice:OP is SIGTERM there. MEMBER:invited:OP: as
+the leader it waits before this round until a worker wants to join or to leave, or has left. MEMBER:server-1:OP: it
+kills server 1 when it holds this op. MEMBER:behind:OP: it does not recognise this op before the scheduler asks for it.
+MEMBER:own|user:OP: an error in this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many
+milliseconds longer for each sample.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+
+EXAMPLE = Path(__file__).parents[2] / "examples/elastic_script.py"
+
+
+def kill_at(when: str, op: int) -> None:
+    """`op` is that which is made or was made last."""
+    name = "pushpull" if when in ("in", "notice") else "complete"
+    function = getattr(ElasticKVStore, name)
+
+    def watched(store, *words, **named):
+        reached = when == "before" or (when in ("in", "notice") and words[0].startswith("receipt"))
+        if reached and store.view and store.done + 1 == op:
+            os.kill(os.getpid(), signal.SIGTERM if when == "notice" else signal.SIGKILL)
+        result = function(store, *words, **named)
+        if when == "after" and store.done == op:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(ElasticKVStore, name, watched)
+
+
+def kill_server(name: str, op: int) -> None:
+    complete = ElasticKVStore.complete
+
+    def watched(store):
+        complete(store)
+        if store.done == op:
+            os.kill(int(Path(f"{name}.pid").read_text()), signal.SIGKILL)
+
+    ElasticKVStore.complete = watched
+
+
+def fall_behind(op: int) -> None:
+    complete = ElasticKVStore.complete
+
+    def watched(store):
+        deadline = time.monotonic() + 60
+        while store.view and store.done + 1 == op and store._progress._flush is None and not store._progress.pending:
+            assert time.monotonic() < deadline, "the scheduler does not ask"
+            time.sleep(0.01)
+        complete(store)
+
+    ElasticKVStore.complete = watched
+
+
+def wait_at(op: int) -> None:
+    admit = ElasticKVStore.admit
+
+    def waits(store):
+        deadline = time.monotonic() + 60
+        if store.done + 1 == op:
+            print("This worker waits for one that comes or leaves", flush=True)
+        while store.done + 1 == op and not store._progress.invited and not store.view.left:
+            assert time.monotonic() < deadline, "nobody wants to join or to leave"
+            time.sleep(0.01)
+        admit(store)
+
+    ElasticKVStore.admit = waits
+
+
+def fail_at(when: str, op: int) -> None:
+    pushpull = ElasticKVStore.pushpull
+
+    def fails(store, *words, **named):
+        if store.view and store.done + 1 == op:
+            raise (RuntimeError if when == "own" else UserError)("a mistake of this worker")
+        return pushpull(store, *words, **named)
+
+    ElasticKVStore.pushpull = fails
+
+
+def slow_down(seconds: float) -> None:
+    loss = torch.nn.functional.cross_entropy
+
+    def slow(outputs, labels):
+        time.sleep(seconds * len(labels))
+        return loss(outputs, labels)
+
+    torch.nn.functional.cross_entropy = slow
+
+
+faults, *sys.argv[1:] = sys.argv[1:]
+if os.environ["DMLC_ROLE"] == "server":
+    Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
+for member, when, op in (each.split(":") for each in faults.split(",") if each):
+    if os.environ["DMLC_ROLE"] != "worker" or os.environ["DMLC_TASK_ID"] != member or "DMLTRAIN_JOIN" in os.environ:
+        continue
+    if when == "invited":
+        wait_at(int(op))
+    elif when == "behind":
+        fall_behind(int(op))
+    elif when.startswith("server"):
+        kill_server(when, int(op))
+    elif when in ("own", "user"):
+        fail_at(when, int(op))
+    elif when == "slow":
+        slow_down(int(op) / 1000)
+    else:
+        kill_at(when, int(op))
+sys.argv[0] = str(EXAMPLE)
+runpy.run_path(str(EXAMPLE), run_name="__main__")

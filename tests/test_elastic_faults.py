@@ -1,0 +1,130 @@
+"""Each kind of fault at each kind of moment, over each way on the wire: the job goes on, and is exact.
+
+An array of faults and moments, with ways in turn so that each pair of fault and way, and of moment and way, occurs; the
+whole array of all three is exhaustive. Each job has 4 workers, and one server more than it loses.
+"""
+
+import signal
+
+import pytest
+
+from dmltrain.audit.views_file import read
+from tests.elastic_job import (  # noqa: F401
+    AUDIT,
+    KILLED,
+    PREFIX,
+    digests,
+    each_sample_once,
+    make_forker,
+    make_jobs,
+    ranks,
+    replace_schedulers,
+    same,
+)
+
+FAULTS = {  # -> what members do, at the moment
+    "a worker is killed": ["1:kill"],
+    "the leader is killed": ["0:kill"],
+    "two workers are killed": ["1:kill", "2:kill"],
+    "a server is killed": ["1:server/1"],
+    "two servers are killed": ["1:server/1", "2:server/2"],
+    "the scheduler is killed": ["1:scheduler"],
+    "worker and server are killed": ["1:kill", "2:server/1"],
+    "worker and scheduler are killed": ["1:kill", "2:scheduler"],
+    "server and scheduler are killed": ["1:server/1", "2:scheduler"],
+    "a worker is stopped": ["1:stop"],
+    "the leader is stopped": ["0:stop"],
+    "a server is stopped": ["1:stop server/1"],
+    "a worker leaves": ["1:leave"],
+    "the leader leaves": ["0:leave"],
+    "a worker leaves, another is killed": ["1:leave", "2:kill"],
+}
+MOMENTS = {  # -> where that is, and what happens before
+    "in mid-step": ("after:pushpull:8", []),
+    "while the view changes": ("after:freeze:1", ["3:before:complete:4:kill"]),
+    "in validation": ("before:evaluate:5", []),
+    "in the checkpoint": ("before:op:4", []),  # the others wait for the leader, which writes it
+}
+AS_LEADER = {"kill": "before:put:2", "leave": "before:put:2", "stop": "before:write:1"}  # in the checkpoint
+WAYS = {
+    "shared memory": ("shm", []),
+    "TCP": ("tcp", []),
+    "int8": ("tcp", ["--gc-type", "int8"]),
+    "bf16": ("shm", ["--gc-type", "bf16"]),
+}
+
+
+def cells():
+    found = []
+    names = [(fault, moment, way) for fault in FAULTS for moment in MOMENTS for way in WAYS]
+    for fault, moment, way in names:
+        turn = (list(FAULTS).index(fault) + list(MOMENTS).index(moment)) % len(WAYS)
+        mark = pytest.mark.thorough if list(WAYS).index(way) == turn else pytest.mark.exhaustive
+        found.append(pytest.param(fault, moment, way, marks=mark, id=f"{fault}, {moment}, {way}"))
+    return found
+
+
+def faults_of(fault, moment):
+    place, before = MOMENTS[moment]
+    found = [*before]
+    for each in FAULTS[fault]:
+        member, what = each.split(":")
+        at = AS_LEADER[what] if moment == "in the checkpoint" and member == "0" else place
+        found.append(f"{member}:{at}:{what}")
+    return found
+
+
+def victims(faults, what):
+    """The names of the processes to which this happens."""
+    for fault in faults:
+        member, *_, action = fault.split(":")
+        if "server/" in action and action.startswith("stop") == (what == "stop") and what in ("kill", "stop"):
+            yield action.split()[-1].replace("/", "-")
+        elif action == what:
+            yield f"worker-{member}"
+
+
+def wake(job, name, survivor):
+    """Let a stopped process go on when the job has gone on without it."""
+    job.wait_for_line(survivor, f"Removed from the job: {name.replace('-', ' ')}")
+    job.processes[name].send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(("fault", "moment", "way"), cells())
+def test_the_job_goes_on(jobs, fault, moment, way):
+    faults, (transport, compression) = faults_of(fault, moment), WAYS[way]
+    killed, stopped = set(victims(faults, "kill")), set(victims(faults, "stop"))
+    schedulers = len(list(victims(faults, "scheduler")))
+    env = {"DMLTRAIN_TRANSPORT": transport, "DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}
+    if stopped:
+        env["DMLTRAIN_HEARTBEAT_TIMEOUT"] = "3"
+    options, servers = compression, 3 if "two servers" in fault else 2
+    job = jobs.start(",".join(faults), *PREFIX, *AUDIT, *options, servers=servers, env=env)
+    killed |= set(replace_schedulers(job, schedulers))
+    for name in stopped:
+        wake(job, name, "worker-2")
+    codes = job.wait()
+    expected = dict.fromkeys(codes, 0) | dict.fromkeys(killed, KILLED) | dict.fromkeys(stopped, 75)
+    assert codes == expected, job.outputs()
+    assert "Traceback" not in job.outputs()
+    each_sample_once(job)
+    check_views(job, killed | stopped, set(victims(faults, "leave")))
+    finals = [member for member in ranks(job) if "Final weights" in job.output(f"worker-{member}")]
+    assert finals and len(digests(job, finals)) == 1
+    replay = jobs.start("", *PREFIX, "--replay", job.folder / "audit/views.json", *options, servers=servers)
+    replay.succeed()
+    if way == "int8" and any("server/" in each for each in faults):  # checkpoints have the residuals of all servers
+        assert len(digests(job, finals) | digests(replay, finals)) == 1, replay.outputs()
+    else:
+        same(job, replay, finals)
+
+
+def check_views(job, lost, left):
+    """The members that are in no later view are those with faults, and those that have left on purpose."""
+    views = read(job.folder / "audit/views.json").views
+    gone = {f"worker-{member}" for member in set(views[0].members) - set(views[-1].members)}
+    workers = {name for name in lost if name.startswith("worker")}
+    assert workers <= gone <= workers | left, job.outputs()
+    assert {f"server-{number}" for number in set(views[0].servers) - set(views[-1].servers)} == lost - workers - {
+        name for name in lost if name.startswith("scheduler")
+    }

@@ -1,0 +1,213 @@
+"""A script of one's own in elastic jobs of real processes: dmltrain.State and dmltrain.loader."""
+
+import pytest
+
+from dmltrain.audit.views_file import read
+from tests.elastic_job import KILLED, each_sample_once, make_forker, make_jobs  # noqa: F401
+
+thorough = pytest.mark.thorough
+WORDS = ("--epochs", "2")
+SECONDS = 300.0  # for a job, on a busy machine
+
+
+@pytest.fixture
+def start(jobs):
+    """`faults`: see programs/elastic_script.py."""
+
+    def started(faults="", *words, elastic=1, replay=None, **job):
+        env = {} if elastic is None else {"DMLTRAIN_REPLAY": str(replay)} if replay else {"DMLTRAIN_AUDIT": "audit"}
+        return jobs.start(faults, *WORDS, *words, program="elastic_script.py", elastic=elastic, env=env, **job)
+
+    return started
+
+
+def lines(job, worker):
+    """What the script has printed, without the log."""
+    return [each for each in job.output(f"worker-{worker}").splitlines() if each.startswith(("Epoch", "Final"))]
+
+
+def same(job, workers):
+    """These workers have printed the same, to the end. Returns it."""
+    found = {tuple(lines(job, each)) for each in workers}
+    assert len(found) == 1, job.outputs()
+    (printed,) = found
+    assert printed[-1].startswith("Final weights sha256="), job.outputs()
+    return printed
+
+
+def test_a_worker_is_lost_in_the_middle_of_an_epoch(start):
+    job = start("1:in:5", workers=3, servers=2)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
+    same(job, (0, 2))
+    each_sample_once(job)
+    assert [each.members for each in read(job.folder / "audit/views.json").views] == [(0, 1, 2), (0, 2)]
+    assert "View 2 after op 4: workers 0, 2; " in job.output("worker-0")
+
+
+@pytest.mark.parametrize(
+    "workers", [pytest.param(each, marks=thorough if each == 2 else pytest.mark.exhaustive) for each in (1, 2, 3)]
+)
+def test_without_a_fault_it_is_the_plain_job_bit_for_bit(start, workers):
+    plain, elastic = (start(elastic=each, workers=workers, servers=2) for each in (None, 1))
+    for job in (plain, elastic):
+        job.succeed(SECONDS)
+    assert same(plain, range(workers)) == same(elastic, range(workers))
+    each_sample_once(elastic)
+
+
+# Ops of 3 workers: 1 to 15 rounds of 96 samples, the last one of less; 16 statistics, 17 validation; 18 to 34 the same.
+MOMENTS = {
+    "when it holds a round": ("1:after:3", 3),
+    "in the last round of an epoch": ("2:in:15", 3),
+    "the leader, in a round": ("0:in:4", 3),
+    "the leader, when statistics are merged": ("0:before:16", 3),
+    "the leader, in validation": ("0:before:17", 3),
+    "one after another": ("1:in:5,0:before:6", 3),
+    "all but one": ("0:in:3,1:in:9,2:before:16", 4),
+}
+
+
+THOROUGH = ("when it holds a round", "the leader, when statistics are merged", "all but one")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(each, marks=thorough if each in THOROUGH else pytest.mark.exhaustive) for each in MOMENTS],
+)
+def test_a_worker_is_lost(start, moment):
+    faults, workers = MOMENTS[moment]
+    job = start(faults, workers=workers, servers=2)
+    lost = {f"worker-{each[0]}" for each in faults.split(",")}
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name in lost else 0 for name in codes}, job.outputs()
+    left = [each for each in range(workers) if f"worker-{each}" not in lost]
+    printed = same(job, left)
+    each_sample_once(job)
+    replay = start(replay=job.folder / "audit/views.json", workers=workers, servers=1)
+    replay.succeed(SECONDS)
+    assert same(replay, left)[-1] == printed[-1]
+    assert all("this worker's part has ended: view " in replay.output(each) for each in lost), replay.outputs()
+
+
+def replace(job, member, leader):
+    """Start a replacement when the worker has ended and the leader waits for it."""
+    job.processes[f"worker-{member}"].wait(60)
+    job.wait_for_line(f"worker-{leader}", "This worker waits for one that comes")
+    command, environment = job.commands[f"worker-{member}"]
+    job.commands["new"] = (command, {**environment, "DMLTRAIN_JOIN": "1"})
+    job.processes["new"] = job.start("new")
+
+
+ON_SERVERS = {"MXNET_UPDATE_ON_KVSTORE": "1"}
+
+
+@thorough
+def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
+    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
+    job = jobs.start("1:after:3", *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
+    printed = same(job, (0, 2))
+    each_sample_once(job)
+    env = {**ON_SERVERS, "DMLTRAIN_REPLAY": str(job.folder / "audit/views.json")}
+    replay = jobs.start("", *WORDS, program="elastic_script.py", env=env, workers=3, servers=1)
+    replay.succeed(SECONDS)
+    assert same(replay, (0, 2))[-1] == printed[-1]
+
+
+@thorough
+def test_a_replacement_joins_with_the_optimizer_on_the_servers(jobs):
+    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
+    faults = "1:before:5,0:invited:9"
+    job = jobs.start(faults, *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
+    replace(job, 1, 0)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
+    same(job, (0, 2))
+    each_sample_once(job)
+    assert read(job.folder / "audit/views.json").views[-1].joined == (1,)
+
+
+@thorough
+@pytest.mark.parametrize("lost, leader, joins", [(0, 1, 9), (1, 0, 19), (2, 0, 32)])
+def test_a_replacement_gets_the_state_and_goes_on_with_the_others(start, lost, leader, joins):
+    """In the middle of an epoch; with the first round of one (the one before has a round more); near the end."""
+    job = start(f"{lost}:in:5,{leader}:invited:{joins}", workers=3, servers=2)
+    replace(job, lost, leader)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == f"worker-{lost}" else 0 for name in codes}, job.outputs()
+    printed = same(job, {0, 1, 2} - {lost})
+    new = [each for each in job.output("new").splitlines() if each.startswith(("Epoch", "Final"))]
+    assert new and new == list(printed[-len(new) :]), job.outputs()
+    each_sample_once(job)
+    views = read(job.folder / "audit/views.json").views
+    assert [each.joined for each in views] == [(), (), (lost,)] and views[-1].base == joins - 1
+
+
+@thorough
+def test_a_server_is_lost_and_who_lacks_its_results_gets_the_step_from_another(start):
+    job = start("0:server-1:5,1:behind:5,2:behind:5", workers=3, servers=2)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "server-1" else 0 for name in codes}, job.outputs()
+    printed = same(job, range(3))
+    each_sample_once(job)
+    views = read(job.folder / "audit/views.json").views
+    assert [(each.servers, each.behind) for each in views] == [((0, 1), ()), ((0,), (1, 2))]
+    whole = start(workers=3, servers=2)
+    whole.succeed(SECONDS)
+    assert printed == same(whole, range(3)), "nobody was lost who computes"
+
+
+@thorough
+def test_a_checkpoint_is_written_by_the_next_worker_and_resumed_by_any_number(start, tmp_path):
+    """The leader is lost when it has written that of the first epoch, before the others know."""
+    words = ("--checkpoint", tmp_path / "it.pt")
+    job = start("0:before:18", *words, workers=3, servers=2)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "worker-0" else 0 for name in codes}, job.outputs()
+    printed = same(job, (1, 2))
+    each_sample_once(job)
+    again = start("", *words, "--epochs", 3, workers=2, servers=1, elastic=None)
+    again.succeed(SECONDS)
+    resumed = same(again, (0, 1))
+    assert [each.split()[0] for each in resumed[:-1]] == ["Epoch[2]"]
+    assert float(resumed[0].split("best=")[1]) >= float(printed[-2].split("best=")[1])
+
+
+@thorough
+def test_an_error_of_one_worker_ends_only_that_one_and_a_mistake_of_the_user_the_job(start):
+    job = start("1:own:5", workers=3, servers=1)
+    codes = job.wait(SECONDS)
+    assert codes == {name: 1 if name == "worker-1" else 0 for name in codes}, job.outputs()
+    same(job, (0, 2))
+    each_sample_once(job)
+    job = start("1:user:5", workers=2, servers=1)
+    codes = job.wait(SECONDS)
+    assert codes["worker-1"] == 2 and codes["worker-0"] == 75, job.outputs()
+    assert "a mistake of this worker" in job.output("worker-0")
+
+
+@thorough
+def test_sigterm_is_a_notice_to_leave(start):
+    job = start("1:notice:5,0:invited:6", workers=3, servers=1)
+    job.succeed(SECONDS)
+    same(job, (0, 2))
+    each_sample_once(job)
+    views = read(job.folder / "audit/views.json").views
+    assert [(each.members, each.lost) for each in views] == [((0, 1, 2), ()), ((0, 2), ())]
+    assert "this worker's part has ended: view 2 is without worker 1" in job.output("worker-1")
+
+
+@thorough
+def test_a_slow_worker_gets_fewer_samples(start):
+    options = ("--epochs", "1", "--balance")
+    job = start("0:slow:4,1:slow:16", *options, workers=2, servers=1)
+    job.succeed(SECONDS)
+    each_sample_once(job)
+    file = job.folder / "audit/views.json"
+    parts = [each.shares for each in read(file).views if each.shares]
+    assert parts and parts[0][1] < parts[0][0] and sum(parts[0]) == 64, job.outputs()
+    again = start("", *options[:2], workers=2, servers=1, replay=file)
+    again.succeed(SECONDS)
+    assert same(job, (0, 1)) == same(again, (0, 1))
