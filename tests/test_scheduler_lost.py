@@ -54,8 +54,12 @@ WITH_A_WORKER = {
     "when a worker has answered": ("1:before:complete:4:kill,0:after:freeze:1:scheduler", {1}),
     "when a worker has the view": ("1:before:complete:4:kill,0:before:announce:2:scheduler", {1}),
     "when all may have the view": ("1:before:complete:4:kill,2:after:enter:2:scheduler", {1}),
-    "and another worker while it comes back": (
-        "1:before:complete:4:kill,0:after:freeze:1:scheduler,2:before:freeze:2:kill",
+    "and another worker before it comes back": (
+        "1:before:complete:4:kill,0:after:freeze:1:scheduler,2:before:introduce:1:kill",
+        {1, 2},
+    ),
+    "and another worker when it has come back": (
+        "1:before:complete:4:kill,0:after:freeze:1:scheduler,2:after:introduce:1:kill",
         {1, 2},
     ),
     "and the leader in a barrier": ("3:before:barrier:1:scheduler,0:before:barrier:2:kill", {0}),
@@ -84,19 +88,21 @@ def test_each_transport(jobs, wire):
 @thorough
 def test_one_that_was_only_stopped_gives_way(jobs):
     """It decides nothing when it goes on: the job has another one."""
-    job = jobs.start("1:before:complete:4:stop", *AUDIT, env=FILE)
+    job = jobs.start("1:before:complete:4:stop,2:before:complete:8:stop", *AUDIT, env=FILE)
     old = job.processes["scheduler-0"]
     wait_for_stop(job, "worker-1")
     old.send_signal(signal.SIGSTOP)
     start_scheduler(job, 2)
     job.wait_for_line("scheduler-0-2", "goes on after view 1")
+    wait_for_stop(job, "worker-2")  # so the job is still there when the other two go on
     job.processes["worker-1"].send_signal(signal.SIGCONT)
     old.send_signal(signal.SIGCONT)
-    codes = job.wait()
-    assert codes.pop("scheduler-0") == 75, job.outputs()
+    assert old.wait(60.0) == 75, job.outputs()
     assert "incarnation 2 of the scheduler has taken over" in job.output("scheduler-0")
-    codes.pop("worker-1")  # it was stopped for about as long as the new scheduler waits
-    assert set(codes.values()) == {0}, job.outputs()
+    assert job.processes["worker-1"].wait(60.0) == 75, job.outputs()  # the job has removed it
+    job.processes["worker-2"].send_signal(signal.SIGCONT)
+    codes = job.wait()
+    assert codes == {name: 75 if name in ("scheduler-0", "worker-1") else 0 for name in codes}, job.outputs()
     each_sample_once(job)
 
 

@@ -51,6 +51,7 @@ POINTS = {  # name -> owner and function
     "close": (ElasticKVStore, "close"),
     "bye": (Control, "bye"),  # in close: the servers know that this worker leaves, the scheduler does not
     "freeze": (Progress, "freeze"),  # the scheduler asks which op this worker holds
+    "introduce": (Control, "_introduce"),  # to the next scheduler
     "invite": (Progress, "invite"),  # the scheduler tells the leader who waits to join
     "exchange": (HandingOver, "exchange"),  # of residuals that are handed over, or of none, in a view with new members
     "settle": (HandingOver, "settle"),  # before: that is recognised; after: residuals have changed
