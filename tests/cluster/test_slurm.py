@@ -106,7 +106,8 @@ def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, t
     ran = slurm.testbed.run(LOGIN, ["sbatch", "--wait", str(script)], cwd=tmp_path)
     printed = "".join(path.read_text() for path in tmp_path.glob("slurm-*.out"))
     assert ran.returncode == 3, ran.stderr + printed
-    assert "worker 0" in printed and "0 processes left on 2 hosts" in printed
+    assert re.search(r"worker [01] \(pid \d+ on h\d\) exited with code 3", printed), printed
+    assert "0 processes left on 2 hosts" in printed
 
 
 @pytest.mark.thorough

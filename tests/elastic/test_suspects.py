@@ -98,8 +98,9 @@ def test_the_last_two_workers(jobs):
 
 @thorough
 def test_errors_in_steps_with_the_same_samples(jobs):
-    """What came back from the first is dealt in the next round."""
-    job = jobs.start("1:before:train_step:4:own,2:before:train_step:5:own", workers=3, servers=1)
+    """What comes back from the first, once the others have pushed (3 buckets a step), is dealt in the next round."""
+    first = "1:before:train_step:4:own once 0/after/pushpull/12 2/after/pushpull/12"
+    job = jobs.start(f"{first},2:before:train_step:5:own", workers=3, servers=1)
     assert ended(job, "RuntimeError: this worker's own mistake")
 
 

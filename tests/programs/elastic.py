@@ -4,10 +4,10 @@ Faults are separated by commas: MEMBER:before|after:POINT:AT:WHAT, for example 1
 of POINT (see POINTS; or at the first in op 1.2, the second after the rounds of epoch 1) member MEMBER does WHAT: kill
 (kill -9), stop (SIGSTOP), leave (SIGTERM), scheduler (kill -9 of the process in scheduler.pid), server/1 or
 "stop server/1" (the same for server 1), a mistake that is its own (RuntimeError) or one of the user (UserError); or it
-waits until another of its threads has passed a point: until/after/announce/3. Also MEMBER:round:EPOCH: after this
-epoch's steps the member's largest weight gets other last bits, as by a processor that rounds unlike others. And
-any:sample:INDEX: whoever prepares this sample of the training data has a mistake of its own; any:unreadable:INDEX: it
-cannot be read.
+waits until another of its threads has passed a point: until/after/announce/3. "own once 2/after/pushpull/8": not before
+member 2 has passed this point. Also MEMBER:round:EPOCH: after this epoch's steps the member's largest weight gets other
+last bits, as by a processor that rounds unlike others. And any:sample:INDEX: whoever prepares this sample of the
+training data has a mistake of its own; any:unreadable:INDEX: it cannot be read.
 
 With --trace FILE, the last option, a worker appends what it passes: FILE-MEMBER has lines "EPOCH.OP WHEN POINT".
 """
@@ -62,6 +62,7 @@ POINTS = {  # name -> owner and function
 
 
 ANY = "any"
+ONCE = " once "
 
 
 class Place:
@@ -88,6 +89,9 @@ changed = threading.Condition()
 
 
 def fail(what: str) -> None:
+    what, _, others = what.partition(ONCE)
+    for point in others.split():
+        wait_for(mark(point))
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
@@ -108,6 +112,18 @@ def fail(what: str) -> None:
         raise UserError("a mistake of the user")
 
 
+def mark(point: str) -> Path:
+    """The file that says that a member has passed this point, such as 2/after/pushpull/8."""
+    return Path(f"passed-{point.replace('/', '-')}")
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while not file.exists():
+        assert time.monotonic() < deadline, file
+        time.sleep(0.005)
+
+
 def kill_scheduler() -> None:
     """The one that lives, as soon as the test says which one that is."""
     while True:
@@ -117,7 +133,7 @@ def kill_scheduler() -> None:
         time.sleep(0.005)
 
 
-def watch(point: str, faults: dict[tuple[str, str, str], str], trace: Path | None) -> None:
+def watch(point: str, faults: dict[tuple[str, str, str], str], marks: set[Path], trace: Path | None) -> None:
     owner, name = POINTS[point]
     function = getattr(owner, name)
 
@@ -134,6 +150,8 @@ def watch(point: str, faults: dict[tuple[str, str, str], str], trace: Path | Non
             with trace.open("a") as file:
                 file.write(f"{place} {when} {point}\n")
         for each in at:
+            if (passed_by := mark(f"{os.environ['DMLC_TASK_ID']}/{when}/{point}/{each}")) in marks:
+                passed_by.touch()
             if what := faults.pop((when, point, each), ""):
                 fail(what)
 
@@ -189,9 +207,10 @@ def install(member: int, words: list[str], trace: Path | None) -> None:
     for _, what, index in (each for each in words if each[0] == ANY):
         fail_at(int(index), UserError("it is damaged") if what == "unreadable" else RuntimeError("a bad sample"))
     own = [each[1:] for each in words if each[0] == str(member)]
+    marks = {mark(point) for each in words for point in each[-1].partition(ONCE)[2].split()}
     remember_store()
     for point in POINTS:
-        watch(point, {(when, name, at): what for when, name, at, what in (e for e in own if len(e) == 4)}, trace)
+        watch(point, {(when, name, at): what for when, name, at, what in (e for e in own if len(e) == 4)}, marks, trace)
     round_unlike_others([int(each[1]) for each in own if len(each) == 2])
 
 
