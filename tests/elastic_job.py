@@ -112,14 +112,23 @@ def newest_server(job, number):
 
 
 def replace_servers(job, numbers):
-    """For each, wait for the end of the server with this number, and start its replacement. Returns the names of those
-    ended."""
+    """For each, wait for the end of the server with this number, and start its replacement, which joins in a later view
+    than the one that begins without it. Returns the names of those ended."""
     ended = []
     for number in numbers:
         ended.append(newest_server(job, number))
         job.processes[ended[-1]].wait(120.0)
+        wait_for_view_without(job, number, sum(name.startswith(f"server-{number}") for name in ended))
         come_server(job, number)
     return ended
+
+
+def wait_for_view_without(job, number, times):
+    """A view has begun after this server was lost so many times, or none can; or 10 s are over."""
+    text = rf"(server {number} on [^\n]* was lost.*?){{{times}}}(\n[^\n]* view \d|no server is left)"
+    deadline = time.monotonic() + 10.0
+    while not re.search(text, job.output("scheduler-0"), re.DOTALL) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def replace_schedulers(job, times):
