@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands import jobs
-from tests.cluster.launching import Front, Launched
+from tests.cluster.launching import Front, Launched, Result, way
 from tests.cluster.layout import LOGIN
 from tests.cluster.slurm import Slurm, missing
 from tests.cluster.test_changes import ask
@@ -196,17 +197,51 @@ def test_a_step_that_has_all_cpus_is_named_with_the_fix(slurm: Slurm, tmp_path: 
     assert "Requested nodes are busy" in ran.stderr and "srun --overlap" in ran.stderr
 
 
+def both_ways(slurm: Slurm, folder: Path, *arguments: object) -> list[tuple[Launched, Result]]:
+    """The same job with three workers on h1 to h3: over SSH, and under Slurm."""
+    fronts = {"ssh": Front(slurm.testbed, folder), "slurm": allocated(slurm, folder, "--nodes=3", "--nodelist=h[1-3]")}
+    ways = {"ssh": way("ssh", "h[1-3]"), "slurm": SLURM}
+    jobs = (front.start(*ways[name], "-n", 3, *arguments, logs=name) for name, front in fronts.items())
+    return [(job, job.wait(250)) for job in jobs]  # one after another
+
+
+def columns(logs: Path, *options: str) -> list[str]:
+    """What dmltrain-parse prints for a job, as CSV without times."""
+    argv = [sys.executable, "-m", "dmltrain.report.cli", str(logs), "--format", "csv", *options]
+    ran = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = [line.split(",") for line in ran.stdout.splitlines()]
+    return [",".join(row[: rows[0].index("time")]) for row in rows]
+
+
+def ends(job: Launched) -> list[tuple[object, ...]]:
+    """Which process ran on which host, and how it ended."""
+    return [tuple(row[name] for name in ("role", "rank", "host", "exit_code")) for row in job.record["processes"]]
+
+
 @pytest.mark.thorough
-def test_the_weights_are_those_of_one_machine(slurm: Slurm, tmp_path: Path):
-    """Bit for bit."""
-    program = (EXAMPLES / "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 1, "--num-examples", 256)
-    under = allocated(slurm, tmp_path).run(
-        *SLURM, "-n", 2, "-s", 2, "--env", "OMP_NUM_THREADS=1", *program, logs="slurm"
-    )
-    here = Front(slurm.testbed, tmp_path).run("-n", 2, "-s", 2, "--env", "OMP_NUM_THREADS=1", *program, logs="here")
-    assert (under.code, here.code) == (0, 0), (under, here)
-    digests = [DIGEST.search((tmp_path / logs / "worker-0.log").read_text()) for logs in ("slurm", "here")]
-    assert digests[0] and digests[1] and digests[0][1] == digests[1][1]
+def test_weights_tables_and_ends_are_those_over_ssh(slurm: Slurm, tmp_path: Path):
+    """Weights bit for bit."""
+    program = (EXAMPLES / "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
+    jobs = both_ways(slurm, tmp_path, "-s", 3, "--env", "OMP_NUM_THREADS=1", *program)
+    for _, done in jobs:
+        assert done.code == 0, done
+    (ssh, _), (under, _) = jobs
+    digests = {DIGEST.findall(job.log(f"worker-{rank}"))[0] for job in (ssh, under) for rank in range(3)}
+    assert len(digests) == 1
+    metrics = ("--metric-names", "accuracy", "cross_entropy", "--aggregate", "all")
+    assert len(columns(ssh.logs, *metrics)) == 3
+    assert columns(under.logs, *metrics) == columns(ssh.logs, *metrics)
+    assert len(ends(ssh)) == 7 and ends(under) == ends(ssh)
+
+
+@pytest.mark.thorough
+def test_a_failed_job_ends_as_over_ssh(slurm: Slurm, tmp_path: Path):
+    program = Front(slurm.testbed, tmp_path).script("import os; os._exit(7 * int(os.environ['DMLC_TASK_ID'] == '1'))")
+    (ssh, over), (under, there) = both_ways(slurm, tmp_path, "-s", 0, program)
+    assert over.code == there.code == 7, (over, there)
+    said = [re.findall(r"worker 1 .*", re.sub(r"pid \d+", "pid", done.err)) for done in (over, there)]
+    assert said[0] and said[0] == said[1], (over, there)
+    assert ends(under)[1] == ends(ssh)[1] == ("worker", 1, "h2", 7)
 
 
 @pytest.mark.thorough
