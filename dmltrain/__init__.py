@@ -48,6 +48,7 @@ def distribute(
     host_sum: str | None = None,
     server_shares: str | None = None,
     balance: bool = False,
+    batch: str = "constant",
     defer: bool = False,
 ) -> DistributedOptimizer:
     """Wrap `optimizer` so that the workers of a job train one model; with dist_sync each `step()` uses the mean of all
@@ -76,6 +77,10 @@ def distribute(
       from the environment, else the first one).
     - `balance`: in an elastic job with `dmltrain.State` and `dmltrain.loader`, whether each worker's part of a step's
       samples follows the speed at which it computes (docs/elastic.md).
+    - `batch`: in such a job, the samples of a step when the number of workers changes. constant: as many as at the
+      start. per-worker: the loader's `batch_size` (times `micro_batches`) of each worker, and learning rates stay.
+      per-worker-scaled-lr: so many, and each step's learning rates are multiplied by its samples, divided by those at
+      the start; `optimizer.param_groups` keeps the rates without that.
 
     All models of a process share one kvstore, so each call must make the same choices, but for `factors`,
     `local_steps`, `outer_lr` and `outer_momentum`.
@@ -91,7 +96,7 @@ def distribute(
     from dmltrain import script
 
     asked = script.Exchange(
-        kvstore, compression, staleness, update_on_kvstore, transport, host_sum, server_shares, balance
+        kvstore, compression, staleness, update_on_kvstore, transport, host_sum, server_shares, balance, batch
     )
     of_model = script.OfModel(local_steps, outer_lr, outer_momentum, factors)
     script.check(asked, of_model, environment)
@@ -108,7 +113,6 @@ def distribute(
         defer=defer,
         factors=factors,
         averaging=of_model.averaging(kvstore),
-        balance=balance,
     )
 
 
@@ -127,7 +131,7 @@ def loader(
     Read it once in each turn of `for epoch in state.epochs(...)`, and call `optimizer.step()` once for each batch. With
     dist_sync the step has the mean over the samples of all workers' batches, also of unequal ones, if the loss is the
     mean over the worker's batch. `batch_size` is that of a worker; where fewer are left in an elastic job, each gets
-    more.
+    more, unless `distribute` was asked for another kind of `batch`.
 
     At an epoch's end there may be fewer samples than workers, and in an elastic job a worker that joins has none in its
     first step. Then a batch of other samples stands in, whose gradients count as zeros: `loader.count`, the number of

@@ -11,6 +11,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore, codec, rules, types
 from dmltrain.kvstore.local_steps import LocalSteps
+from dmltrain.options.training import BATCHES, CONSTANT
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Exchange:
     host_sum: str | None
     server_shares: str | None
     balance: bool = False
+    batch: str = CONSTANT
 
     @property
     def codec_parameters(self) -> dict[str, Any]:
@@ -46,6 +48,7 @@ class Exchange:
             "staleness": kind.bound(self.staleness),
             "update_on_kvstore": self.on_servers(environment),
             "balance": self.balance,
+            "batch": self.batch,
             **{name: getattr(chosen, name) for name in env.CHOICES},
         }
 
@@ -94,10 +97,19 @@ def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
         factors=model.factors or None,
         server_shares=asked.server_shares,
     )
-    if asked.balance and environment.launched and not environment.elastic:
-        raise UserError("balance=True needs a job that was started with dmltrain-launch --elastic")
+    if asked.batch not in BATCHES:
+        raise UserError(f"batch={asked.batch!r}: expected one of {', '.join(BATCHES)}")
+    if environment.launched and not environment.elastic:
+        _check_plain(asked)
     if environment.elastic:
         _check_elastic({**found, "threshold": asked.codec_parameters.get("threshold"), "factors": model.factors})
+
+
+def _check_plain(asked: Exchange) -> None:
+    """Raise UserError for what only an elastic job has."""
+    for name, value in (("balance", False), ("batch", CONSTANT)):
+        if (chosen := getattr(asked, name)) != value:
+            raise UserError(f"{name}={chosen!r} needs a job that was started with dmltrain-launch --elastic")
 
 
 def _check_elastic(chosen: Mapping[str, Any]) -> None:
@@ -126,6 +138,11 @@ def store(asked: Exchange, environment: Environment) -> KVStore:
     first, shared = _stores[0]
     _check_same(asked, first, environment)
     return shared
+
+
+def in_use() -> Exchange:
+    """What the first model of this process asked for, which has its kvstore."""
+    return _stores[0][0]
 
 
 def _check_same(asked: Exchange, first: Exchange, environment: Environment) -> None:

@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--checkpoint", help="file to go on from, written after each epoch")
     parser.add_argument("--balance", action="store_true", help="elastic jobs: fewer samples for slower workers")
+    parser.add_argument("--batch", default="constant", help="elastic jobs: samples of a step as workers come and go")
     options = parser.parse_args()
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -30,7 +31,7 @@ def main() -> None:
         *(torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 10)),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = dmltrain.distribute(model, optimizer, balance=options.balance)
+    optimizer = dmltrain.distribute(model, optimizer, balance=options.balance, batch=options.batch)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=40, gamma=0.8)  # in steps
     state = dmltrain.State(model=model, optimizer=optimizer, schedule=schedule, best=0.0)
 

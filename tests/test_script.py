@@ -152,11 +152,17 @@ def test_what_a_script_of_an_elastic_job_cannot_have(monkeypatch, kind, choices,
     assert message in str(raised.value)
 
 
-def test_only_an_elastic_job_balances_its_workers(monkeypatch):
+@pytest.mark.parametrize("name, value", [("balance", True), ("batch", "per-worker")])
+def test_what_only_an_elastic_job_has(monkeypatch, name, value):
     monkeypatch.setenv("DMLC_ROLE", "worker")
     monkeypatch.setenv("DMLC_NUM_WORKER", "2")
-    with pytest.raises(UserError, match="balance=True needs a job that was started with dmltrain-launch --elastic"):
-        dmltrain.distribute(None, None, balance=True)
+    with pytest.raises(UserError, match=f"{name}={value!r} needs a job that was started with dmltrain-launch --ela"):
+        dmltrain.distribute(None, None, **{name: value})
+
+
+def test_an_unknown_kind_of_batch():
+    with pytest.raises(UserError, match="batch='each': expected one of constant, per-worker, per-worker-scaled-lr"):
+        dmltrain.distribute(None, None, batch="each")
 
 
 def test_the_environments_choice_of_where_the_optimizer_runs_counts_too(monkeypatch):

@@ -17,6 +17,7 @@ from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.parts import Epoch, Shared
 from dmltrain.elastic import notice
 from dmltrain.elastic.member import Member, MemberRounds
+from dmltrain.elastic.rates import Rates
 from dmltrain.errors import Unreadable, UserError
 from dmltrain.kvstore.base import Dismissed, Stopped
 from dmltrain.kvstore.view import EQUAL, Balancing, View
@@ -25,7 +26,7 @@ from dmltrain.meter import Meter
 from dmltrain.options.distribution import SNAPSHOT_SECONDS
 from dmltrain.options.images import ImageOptions
 from dmltrain.options.network import NetworkOptions
-from dmltrain.options.training import CONSTANT, SCALED, TrainingOptions
+from dmltrain.options.training import CONSTANT, TrainingOptions
 from dmltrain.plan import Position
 from dmltrain.run import Run
 
@@ -171,7 +172,7 @@ class Rounds:
         self._run, self._number, self._meter, self._member = run, epoch, meter, run.member
         self._epoch = Epoch(_shared(run), run.options.seed, epoch)
         self._rounds = MemberRounds(run.member, epoch, first)
-        self._rate, self._scaled = 0.0, 1.0
+        self._rate, self._rates = 0.0, Rates(run.log, run.options.batch)
 
     def train(self) -> float:
         while not self._rounds.finished:
@@ -195,20 +196,10 @@ class Rounds:
         run, dealing = self._run, self._rounds.dealing
         if run.pace:
             run.pace.step(run.plan.iteration(Position(self._number, dealing.step)), 1, len(labels))
-        self._rate = self._scale() * run.schedule(self._number, dealing.step)
+        self._rate = self._rates.factor(dealing) * run.schedule(self._number, dealing.step)
         positions, dealt = self._rounds.begin()
         receipts = run.trainer.train_step(images, labels, dealt, self._rate, receipt.of(positions))
         assert receipts is not None
         if dealing.rounds and dealing.rounds % run.options.disp_batches == 0:
             self._meter.show(dealing.rounds)
         return self._rounds.end(receipts)
-
-    def _scale(self) -> float:
-        """What learning rates are multiplied by, if they follow the samples of a full step."""
-        division, usual = self._rounds.dealing.round.division, self._rounds.dealing.batch
-        scale = division.batch / usual if self._run.options.batch == SCALED else 1.0
-        if scale != self._scaled:
-            self._scaled = scale
-            text = "Learning rates are multiplied by %.4g: a step has %d samples, %d at the job's start"
-            self._run.log.info(text, scale, division.batch, usual)
-        return scale

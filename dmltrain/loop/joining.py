@@ -10,6 +10,7 @@ from dmltrain.audit import views_file
 from dmltrain.audit.views_file import Job
 from dmltrain.errors import UserError
 from dmltrain.kvstore.view import View
+from dmltrain.options.training import CONSTANT
 
 if TYPE_CHECKING:
     from dmltrain.loop.loader import Loader
@@ -24,10 +25,11 @@ def check(is_elastic: bool) -> None:
             raise UserError(f"{name} needs a job that was started with dmltrain-launch --elastic")
 
 
-def job(workers: int, loader: Loader, epochs: int, model: Any) -> Job:
-    """See views_file.Job."""
+def job(workers: int, loader: Loader, epochs: int, model: Any, batch: str) -> Job:
+    """See views_file.Job. `batch`: the kind of batch, one of BATCHES."""
     data = f"{len(loader.dataset)} samples of {type(loader.dataset).__name__}"
-    return Job(workers, loader.seed, loader.shared.samples, loader.batch, epochs, type(model).__name__, data)
+    each = 0 if batch == CONSTANT else loader.shared.batch_size
+    return Job(workers, loader.seed, loader.shared.samples, loader.batch, epochs, type(model).__name__, data, each)
 
 
 def replayed(own: Job) -> tuple[View, ...]:

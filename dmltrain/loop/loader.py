@@ -83,6 +83,7 @@ class Loader:
         for each in planned:
             first = next(batches)
             positions, dealt = rounds.begin()
+            state.optimizer.rate_factor = state.rate_factor(rounds)
             sizes = [len(batch) for batch in each]
             if len(positions):
                 yield from self._round(rounds, sizes, itertools.chain([first], batches), positions, dealt)

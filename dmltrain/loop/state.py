@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dmltrain import env, record, whole_file
+from dmltrain import env, record, script, whole_file
 from dmltrain.arrays import Array
 from dmltrain.data.deal import Dealing
 from dmltrain.elastic import notice
 from dmltrain.elastic.member import Member, MemberRounds
+from dmltrain.elastic.rates import Rates
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.kvstore.base import Dismissed
@@ -52,6 +53,7 @@ class State:
         self._statistics = loop.Statistics(model)
         self._store: KVStore = getattr(optimizer, "store", None) or KVStore()
         self._member: Member | None = None
+        self._rates: Rates | None = None
         self._loader: Loader | None = None
         self._epoch, self._phase, self._seen = 0, BETWEEN, 0
         joining.check(self.is_elastic)
@@ -214,6 +216,10 @@ class State:
         dealing = Dealing(self._loader.shared.samples, self._loader.batch, range(self._store.num_workers))
         return PlainRounds(dealing, self._store.rank)
 
+    def rate_factor(self, rounds: Rounds) -> float:
+        """What learning rates are multiplied by in the present round."""
+        return self._rates.factor(rounds.dealing) if self._rates else 1.0
+
     def add_seen(self, samples: int) -> None:
         """The model's statistics have these."""
         self._seen += samples
@@ -233,14 +239,16 @@ class State:
     def _arm(self, epochs: int) -> None:
         if not self._loader:
             raise UserError("an elastic job needs a dmltrain.loader, made before state.epochs")
-        store, loader = self._store, self._loader
+        store, loader, asked = self._store, self._loader, script.in_use()
         assert isinstance(store, ElasticKVStore)
-        job = joining.job(self.workers_at_start, loader, epochs, self.model)
+        job = joining.job(self.workers_at_start, loader, epochs, self.model, asked.batch)
         log = record.logger(store.member)
+        self._rates = Rates(log, asked.batch)
         self._member = Member(store, log, job, env.audit() or None, self._content.give, self._take)
         try:
-            facts = {"state": ", ".join(sorted(self._content.names))}
-            self._member.arm(facts, joining.replayed, Balancing(job.batch) if self.optimizer.balance else EQUAL)
+            facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}
+            balance = Balancing(job.batch, job.each) if asked.balance else EQUAL
+            self._member.arm(facts, joining.replayed, balance)
         except Dismissed as end:
             log.info("This worker's part has ended: %s", end)
             raise SystemExit(0) from None

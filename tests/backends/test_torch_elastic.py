@@ -324,6 +324,33 @@ def test_an_aborted_round_is_weighed_once(weight):
     assert sent.tobytes() == again.tobytes() == torch.cat([each.reshape(-1) for each in own]).numpy().tobytes()
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_rates_are_multiplied_where_weights_change_and_nowhere_else(kind):
+    """Who joins in the middle of the step gets the rates without it."""
+    given = []
+
+    class Giving(ChangingStore):
+        def enter(self):
+            super().enter()
+            given.append([group["lr"] for group in optimizer.state_dict()["param_groups"]])
+
+    model, twin = network(), network()
+    inner = OPTIMIZERS[kind](model.parameters())
+    optimizer = distribute(model, inner, Giving(changes=(9,)), average=False)
+    expected_ = OPTIMIZERS[kind](twin.parameters())
+    own = [group["lr"] for group in inner.param_groups]
+    optimizer.rate_factor = 0.75
+    optimizer.round(3 * OWN, np.array(RECEIPT))
+    backward(model, 0, 3 * OWN)
+    backward(twin, 0, OWN)
+    for group in expected_.param_groups:
+        group["lr"] *= 0.75
+    optimizer.step()
+    expected_.step()
+    torch.testing.assert_close(weights(model), weights(twin))
+    assert given == [own] and [group["lr"] for group in inner.param_groups] == own
+
+
 MLP = models.create("mlp", None, 10, (1, 8, 8))
 
 

@@ -48,7 +48,6 @@ def distribute(
     factors: int = 0,
     factored: Collection[str] | None = None,
     averaging: LocalSteps | None = None,
-    balance: bool = False,
 ) -> DistributedOptimizer:
     """Connect `model` and `optimizer` to the other workers of `store`; every worker starts from worker 0's weights.
 
@@ -68,8 +67,6 @@ def distribute(
     averaging: for dist_local, when and how weights are averaged (default: the type's). The steps between are the
     optimizer's own, with the worker's gradients: average, overlap, update_on_kvstore and defer have no effect.
 
-    balance: in an elastic job of dmltrain.State, whether samples follow the speed of workers.
-
     `parameter.grad` is the worker's own gradient after backward() (undefined where factors are sent), the sum or mean
     after `reduce_gradients()`, and undefined after `step()`.
     """
@@ -86,8 +83,8 @@ def distribute(
             raise UserError("an elastic job needs dist_sync, and no factors")
         if store.kvstore_type.steps_on_servers(update_on_kvstore):
             assert isinstance(store, ElasticKVStore)
-            return ElasticOptimizerOnServers(model, optimizer, store, mode, balance)
-        return ElasticOptimizer(model, optimizer, store, mode, balance)
+            return ElasticOptimizerOnServers(model, optimizer, store, mode)
+        return ElasticOptimizer(model, optimizer, store, mode)
     if factors and not overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
     if not store.kvstore_type.steps_on_servers(update_on_kvstore):

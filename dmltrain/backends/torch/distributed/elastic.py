@@ -31,7 +31,7 @@ RECEIPT = 3  # numbers
 
 class ElasticOptimizer(OptimizerOnWorkers):
     """See the module. `round` comes before each `step`. With `mode.average` sums are divided by the number of workers
-    at the job's start, which is what `weigh` expects. `balance`: whether samples follow the speed of workers."""
+    at the job's start, which is what `weigh` expects."""
 
     def __init__(
         self,
@@ -39,10 +39,8 @@ class ElasticOptimizer(OptimizerOnWorkers):
         optimizer: torch.optim.Optimizer,
         store: KVStore,
         mode: Mode,
-        balance: bool = False,
     ) -> None:
         super().__init__(model, optimizer, store, replace(mode, defer=False))
-        self.balance = balance
         self._round: tuple[int, Array] | None = None
         self._then: Callable[[Array], None] | None = None
         self._is_reduced = False  # the gradients are those of the recognised round
@@ -97,7 +95,8 @@ class ElasticOptimizer(OptimizerOnWorkers):
         self._is_reduced = False
         assert self.committed is not None
         if self.committed[0]:
-            return super()._step_all(factor)
+            with self._multiplied_rates():
+                return super()._step_all(factor)
         self.forget_round()  # even a step with zeros would move weights: momentum, weight decay
 
     def _committed_factor(self) -> float:

@@ -30,7 +30,7 @@ from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
 class ElasticOptimizerOnServers(OptimizerOnServers):
     """See the module. `round` comes before each step. With `mode.average` servers divide by the number of workers at
-    the job's start, which is what `weigh` expects. `balance`: whether samples follow the speed of workers."""
+    the job's start, which is what `weigh` expects."""
 
     store: ElasticKVStore
 
@@ -40,10 +40,8 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         optimizer: torch.optim.Optimizer,
         store: ElasticKVStore,
         mode: Mode,
-        balance: bool = False,
     ) -> None:
         super().__init__(model, optimizer, store, replace(mode, defer=False))
-        self.balance = balance
         self._receipts = store.new_name("receipts")
         self._dealt, self._receipt = 0, np.zeros(RECEIPT)
         self._then: Callable[[Array], None] | None = None
@@ -152,6 +150,6 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         gradients, committed = bucket.host_gradients(), int(self._sum.values[0][0])
         if committed != self._dealt:
             gradients = gradients * gradients.dtype.type(self._dealt / committed)
-        rate = float(self.inner.param_groups[bucket.group]["lr"])
+        rate = float(self.inner.param_groups[bucket.group]["lr"]) * self.rate_factor
         self.store.push(bucket.name, gradients, bucket.priority, rate)
         self._sent.add(bucket)

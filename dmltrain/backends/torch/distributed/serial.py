@@ -23,6 +23,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     factored: frozenset[torch.nn.Parameter] = frozenset()  # the weights of those that do
     committed: Array | None = None
     """In an elastic job: the sum of the receipts (see `round`) of all workers whose gradients the last step has."""
+    rate_factor = 1.0
+    """In an elastic job: what the next step multiplies learning rates by. `param_groups` keeps them without it."""
 
     _weight = 1.0  # of the next backward
     _more = False  # whether the gradients need another backward after it
@@ -98,6 +100,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         by which losses are divided, or gradients are weighed; `receipt` (3,) float64 says which this worker got: their
         number, and two sums over them that the caller chooses. The step has the mean over the samples of those workers
         that go on; after it `then` is called with the sum of their receipts."""
+
+    @contextlib.contextmanager
+    def _multiplied_rates(self) -> Iterator[None]:
+        """In this context `param_groups` has the rates times `rate_factor`."""
+        if self.rate_factor == 1.0:
+            yield
+            return
+        own = [group["lr"] for group in self.param_groups]
+        try:
+            for group, rate in zip(self.param_groups, own, strict=True):
+                group["lr"] = rate * self.rate_factor
+            yield
+        finally:
+            for group, rate in zip(self.param_groups, own, strict=True):
+                group["lr"] = rate
 
     def forget_round(self) -> None:
         """In an elastic job: make no step with the gradients of the last backward."""
