@@ -1,7 +1,8 @@
 """The launcher's cost: time to start a job, CPU and memory while a job runs, and the rate at which it receives output.
-On the project's test bed (docs/testbed.md): real sshd, real mpirun, links of 1 Gbit/s.
+On the project's test bed (docs/testbed.md): real sshd, mpirun and Slurm, links of 1 Gbit/s. Starts are measured in
+turns, one of each way after another. The allocation of Slurm is there before.
 
-    sudo .venv/bin/python benchmarks/launcher.py [--format json]
+    sudo .venv/bin/python benchmarks/launcher.py [--starts-only] [--format json]
 
 Hosts and launcher share this machine's cores, so the rates depend on what sshd and the printing processes use.
 """
@@ -27,6 +28,7 @@ from report import CHECKOUT, facts, fail, installed, show, spread
 
 sys.path.insert(0, str(CHECKOUT))
 
+from tests.cluster import slurm  # noqa: E402
 from tests.cluster.layout import LOGIN, Settings  # noqa: E402
 from tests.cluster.testbed import Testbed, TestbedError, missing  # noqa: E402
 
@@ -40,6 +42,7 @@ WAYS = {
     "ssh system": (["--launcher", "ssh", "--ssh", "system", "--hosts", HOST_LIST], "ssh"),
     "Open MPI": (["--launcher", "mpi", "--mpirun", "mpirun.openmpi", "--hosts", HOST_LIST], "mpirun.openmpi"),
     "MPICH": (["--launcher", "mpi", "--mpirun", "mpirun.mpich", "--hosts", HOST_LIST], "mpirun.mpich"),
+    "Slurm": (["--launcher", "slurm", "--slurm-job", "1"], ""),
     "local": (["--launcher", "local"], ""),
 }
 SIZES = {5: ["-n", "5", "-s", "0"], 64: ["-n", "32", "-s", "31"]}  # processes, the scheduler included
@@ -165,25 +168,46 @@ def streaming(bench: Bench, way: str, seconds: float, *options: str) -> dict[str
         }
 
 
-def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float) -> dict[str, dict]:
+def starts(bench: Bench, ways: Sequence[str], repeats: int) -> dict[str, dict]:
+    """What the starts of each way took, measured in turns."""
+    turns: dict[str, dict[int, list]] = {way: {size: [] for size in SIZES} for way in ways}
+    for turn in range(repeats):
+        print(f"launcher.py: starts, turn {turn + 1} of {repeats}", file=sys.stderr)
+        for size in SIZES:
+            for way in ways:
+                turns[way][size].append(start_seconds(bench, way, size))
+    return {way: {str(size): spreads(found) for size, found in sizes.items()} for way, sizes in turns.items()}
+
+
+def at_work(bench: Bench, way: str, seconds: float) -> dict[str, dict]:
+    """What the launcher needs while a job runs on five hosts."""
+    print(f"launcher.py: {way} at work", file=sys.stderr)
+    return {
+        "five_hosts_at_work": cost(bench, way, 3 * seconds),
+        "streaming": streaming(bench, way, seconds, "--quiet"),
+        "streaming_with_display": streaming(bench, way, seconds),
+    }
+
+
+def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float, starts_only: bool) -> dict[str, dict]:
     """All figures of each way to launch."""
-    found: dict[str, dict] = {}
+    if "Slurm" in ways:
+        started = slurm.Slurm(bench.testbed, bench.folder / "slurm")
+        started.start()
+        started.on(LOGIN, ["salloc", "--quiet", "--no-shell", f"--nodes={HOSTS}"])
+    found: dict[str, dict] = {way: {"start_seconds": each} for way, each in starts(bench, ways, repeats).items()}
     for way in ways:
-        print(f"launcher.py: {way}", file=sys.stderr)
-        starts = {size: [start_seconds(bench, way, size) for _ in range(repeats)] for size in SIZES}
-        found[way] = {
-            "start_seconds": {str(size): spreads(turns) for size, turns in starts.items()},
-            **(
-                {}
-                if way == "local"
-                else {
-                    "five_hosts_at_work": cost(bench, way, 3 * seconds),
-                    "streaming": streaming(bench, way, seconds, "--quiet"),
-                    "streaming_with_display": streaming(bench, way, seconds),
-                }
-            ),
-        }
+        if way != "local" and not starts_only:
+            found[way] |= at_work(bench, way, seconds)
     return found
+
+
+def lacking_for(way: str) -> str:
+    """What this machine lacks for a way to launch; "" if nothing."""
+    if way == "Slurm":
+        return slurm.missing()
+    program = WAYS[way][1]
+    return "" if not program or shutil.which(program) else program
 
 
 def spreads(turns: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -215,6 +239,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--repeats", type=int, default=5, help="starts of each kind (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of streaming; a third of the time at work")
+    parser.add_argument("--starts-only", action="store_true", help="leave out the launcher's cost while a job runs")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     arguments = parser.parse_args(argv)
     if arguments.repeats < 1 or not 0 < arguments.seconds < math.inf:
@@ -228,21 +253,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     lacking = missing()
     if lacking:
         return fail("launcher.py", f"the test bed needs {lacking}", 2)
-    ways = [way for way in arguments.ways if not WAYS[way][1] or shutil.which(WAYS[way][1])]
+    ways = [way for way in arguments.ways if not lacking_for(way)]
     for way in set(arguments.ways).difference(ways):
-        print(f"launcher.py: skipping {way}: {WAYS[way][1]} is not installed", file=sys.stderr)
+        print(f"launcher.py: skipping {way}, which needs {lacking_for(way)}", file=sys.stderr)
     bed = Testbed(f"bench{os.getpid()}")
     with tempfile.TemporaryDirectory(prefix="launcher-benchmark-") as folder:
         try:
             share = {str(CHECKOUT), sys.prefix, sys.base_prefix, folder}
             bed.up(Settings(hosts=HOSTS, share=tuple(sorted(share))))
-            found = run(Bench(bed, Path(folder)), ways, arguments.repeats, arguments.seconds)
+            bench = Bench(bed, Path(folder))
+            found = run(bench, ways, arguments.repeats, arguments.seconds, arguments.starts_only)
         except TestbedError as error:
             return fail("launcher.py", error)
         finally:
             bed.down()
     result = {
-        "turns": {"repeats": arguments.repeats, "seconds": arguments.seconds},
+        "turns": {"repeats": arguments.repeats, "seconds": arguments.seconds, "starts_only": arguments.starts_only},
         **facts("launcher.py", argv, {"paramiko": installed("paramiko")}),
         "ways": found,
     }

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from tests.benchmarks.as_a_user import run
+from tests.cluster import slurm
 from tests.cluster.requirements import missing
 
 pytestmark = [pytest.mark.alone, pytest.mark.thorough]
@@ -30,6 +31,21 @@ def test_every_way_has_its_figures(result: dict):
             start = found["start_seconds"][size]
             assert 0 < start["to_the_last_process"]["median"] < start["whole_job"]["median"]
     assert result["machine"]["cores"] == len(os.sched_getaffinity(0))
+
+
+def test_starts_only_measures_slurm_and_ssh_in_turns():
+    if lacking := missing() or slurm.missing():
+        pytest.skip(f"it needs {lacking}")
+    done = run(
+        "launcher.py", "--format", "json", "--repeats", "2", "--starts-only", "--ways", "Slurm", "ssh", timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert "turn 2 of 2" in done.stderr
+    ways = json.loads(done.stdout)["ways"]
+    assert list(ways) == ["Slurm", "ssh"]
+    for found in ways.values():
+        assert list(found) == ["start_seconds"]
+        assert found["start_seconds"]["64"]["to_the_last_process"]["median"] > 0
 
 
 def test_the_launcher_costs_a_few_percent_of_a_core_and_80_mb(result: dict):
