@@ -49,6 +49,7 @@ def distribute(
     server_shares: str | None = None,
     balance: bool = False,
     batch: str = "constant",
+    server_snapshot: float | None = None,
     defer: bool = False,
 ) -> DistributedOptimizer:
     """Wrap `optimizer` so that the workers of a job train one model; with dist_sync each `step()` uses the mean of all
@@ -81,6 +82,9 @@ def distribute(
       start. per-worker: the loader's `batch_size` (times `micro_batches`) of each worker, and learning rates stay.
       per-worker-scaled-lr: so many, and each step's learning rates are multiplied by its samples, divided by those at
       the start; `optimizer.param_groups` keeps the rates without that.
+    - `server_snapshot`: in such a job with `update_on_kvstore`, the seconds between two copies of each server's
+      optimizer state into the memory of two workers, with which the job goes on if the server is lost (default: 10).
+      0: after each step.
 
     All models of a process share one kvstore, so each call must make the same choices, but for `factors`,
     `local_steps`, `outer_lr` and `outer_momentum`.
@@ -96,7 +100,16 @@ def distribute(
     from dmltrain import script
 
     asked = script.Exchange(
-        kvstore, compression, staleness, update_on_kvstore, transport, host_sum, server_shares, balance, batch
+        kvstore,
+        compression,
+        staleness,
+        update_on_kvstore,
+        transport,
+        host_sum,
+        server_shares,
+        balance,
+        batch,
+        server_snapshot,
     )
     of_model = script.OfModel(local_steps, outer_lr, outer_momentum, factors)
     script.check(asked, of_model, environment)

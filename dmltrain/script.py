@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from dmltrain import env, kvstore
@@ -27,6 +29,7 @@ class Exchange:
     server_shares: str | None
     balance: bool = False
     batch: str = CONSTANT
+    server_snapshot: float | None = None
 
     @property
     def codec_parameters(self) -> dict[str, Any]:
@@ -49,6 +52,7 @@ class Exchange:
             "update_on_kvstore": self.on_servers(environment),
             "balance": self.balance,
             "batch": self.batch,
+            "server_snapshot": self.server_snapshot,
             **{name: getattr(chosen, name) for name in env.CHOICES},
         }
 
@@ -99,15 +103,28 @@ def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
     )
     if asked.batch not in BATCHES:
         raise UserError(f"batch={asked.batch!r}: expected one of {', '.join(BATCHES)}")
+    if asked.server_snapshot is not None:
+        _check_snapshot(asked.server_snapshot, found["update_on_kvstore"])
     if environment.launched and not environment.elastic:
         _check_plain(asked)
     if environment.elastic:
         _check_elastic({**found, "threshold": asked.codec_parameters.get("threshold"), "factors": model.factors})
 
 
+def _check_snapshot(seconds: Any, on_servers: bool) -> None:
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds < math.inf:
+        raise UserError(f"server_snapshot={seconds!r}: expected seconds, 0 or more (0: after each step)")
+    if not on_servers:
+        raise UserError(
+            f"server_snapshot={seconds!r} needs update_on_kvstore=True: else servers keep nothing that a snapshot "
+            "could have"
+        )
+
+
 def _check_plain(asked: Exchange) -> None:
     """Raise UserError for what only an elastic job has."""
-    for name, value in (("balance", False), ("batch", CONSTANT)):
+    for name, value in (("balance", False), ("batch", CONSTANT), ("server_snapshot", None)):
         if (chosen := getattr(asked, name)) != value:
             raise UserError(f"{name}={chosen!r} needs a job that was started with dmltrain-launch --elastic")
 

@@ -4,6 +4,7 @@ import pytest
 
 from dmltrain.audit.views_file import read
 from tests.elastic_job import KILLED, each_sample_once, make_forker, make_jobs  # noqa: F401
+from tests.test_elastic_steps import lost_steps
 
 thorough = pytest.mark.thorough
 WORDS = ("--epochs", "2")
@@ -114,6 +115,21 @@ def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
     replay = jobs.start("", *WORDS, program="elastic_script.py", env=env, workers=3, servers=1)
     replay.succeed(SECONDS)
     assert same(replay, (0, 2))[-1] == printed[-1]
+
+
+@thorough
+@pytest.mark.parametrize(
+    "seconds, lost", [(0, set()), (1000, {"4 steps older than the weights: it is a lost server's last snapshot"})]
+)
+def test_servers_state_is_copied_as_often_as_the_script_says(start, seconds, lost):
+    """The first copy is made after the first step; server 0, which has the weights, is lost after the fifth."""
+    copies = ",".join(f"{member}:copies:{seconds}" for member in range(2))
+    job = start(f"{copies},0:copied-0:5", workers=2, servers=2)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "server-0" else 0 for name in codes}, job.outputs()
+    same(job, range(2))
+    each_sample_once(job)
+    assert lost_steps(job) == lost, job.outputs()
 
 
 @thorough

@@ -152,12 +152,23 @@ def test_what_a_script_of_an_elastic_job_cannot_have(monkeypatch, kind, choices,
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("name, value", [("balance", True), ("batch", "per-worker")])
+@pytest.mark.parametrize("name, value", [("balance", True), ("batch", "per-worker"), ("server_snapshot", 5)])
 def test_what_only_an_elastic_job_has(monkeypatch, name, value):
     monkeypatch.setenv("DMLC_ROLE", "worker")
     monkeypatch.setenv("DMLC_NUM_WORKER", "2")
     with pytest.raises(UserError, match=f"{name}={value!r} needs a job that was started with dmltrain-launch --ela"):
-        dmltrain.distribute(None, None, **{name: value})
+        dmltrain.distribute(None, None, update_on_kvstore=True, **{name: value})
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), True, "5"])
+def test_snapshots_need_their_seconds(seconds):
+    with pytest.raises(UserError, match=f"server_snapshot={seconds!r}: expected seconds, 0 or more"):
+        dmltrain.distribute(None, None, update_on_kvstore=True, server_snapshot=seconds)
+
+
+def test_snapshots_need_servers_that_step():
+    with pytest.raises(UserError, match="server_snapshot=0 needs update_on_kvstore=True: else servers keep nothing"):
+        dmltrain.distribute(None, None, server_snapshot=0)
 
 
 def test_an_unknown_kind_of_batch():

@@ -244,6 +244,8 @@ class State:
         job = joining.job(self.workers_at_start, loader, epochs, self.model, asked.batch)
         log = record.logger(store.member)
         self._rates = Rates(log, asked.batch)
+        if asked.server_snapshot is not None:
+            store.snapshot_every(asked.server_snapshot)
         self._member = Member(store, log, job, env.audit() or None, self._content.give, self._take)
         try:
             facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}

@@ -2,12 +2,14 @@
 
 Faults are separated by commas: MEMBER:before|after:OP kills (kill -9) member MEMBER before or after it recognises this
 op; MEMBER:in:OP when it has pushed only a part of this round; MEMBER:notice:OP is SIGTERM there. MEMBER:invited:OP: as
-the leader it waits before this round until a worker wants to join or to leave, or has left. MEMBER:server-1:OP: it
-kills server 1 when it holds this op. MEMBER:behind:OP: it does not recognise this op before the scheduler asks for it.
-MEMBER:own|user:OP: an error in this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many
-milliseconds longer for each sample.
+the leader it waits before this round until a worker wants to join or to leave, or has left. MEMBER:server-N:OP: it
+kills server N when it holds this op; MEMBER:copied-N:OP: when it also has what it copies of the servers' state after
+it. MEMBER:behind:OP: it does not recognise this op before the scheduler asks for it. MEMBER:own|user:OP: an error in
+this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many milliseconds longer for each
+sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often.
 """
 
+import functools
 import os
 import runpy
 import signal
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+import dmltrain
 from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
@@ -40,15 +43,15 @@ def kill_at(when: str, op: int) -> None:
     setattr(ElasticKVStore, name, watched)
 
 
-def kill_server(name: str, op: int) -> None:
-    complete = ElasticKVStore.complete
+def kill_server(number: str, op: int, moment: str) -> None:
+    function = getattr(ElasticKVStore, moment)
 
     def watched(store):
-        complete(store)
+        function(store)
         if store.done == op:
-            os.kill(int(Path(f"{name}.pid").read_text()), signal.SIGKILL)
+            os.kill(int(Path(f"server-{number}.pid").read_text()), signal.SIGKILL)
 
-    ElasticKVStore.complete = watched
+    setattr(ElasticKVStore, moment, watched)
 
 
 def fall_behind(op: int) -> None:
@@ -100,6 +103,10 @@ def slow_down(seconds: float) -> None:
     torch.nn.functional.cross_entropy = slow
 
 
+def copy_every(seconds: float) -> None:
+    dmltrain.distribute = functools.partial(dmltrain.distribute, update_on_kvstore=True, server_snapshot=seconds)
+
+
 faults, *sys.argv[1:] = sys.argv[1:]
 if os.environ["DMLC_ROLE"] == "server":
     Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
@@ -111,11 +118,15 @@ for member, when, op in (each.split(":") for each in faults.split(",") if each):
     elif when == "behind":
         fall_behind(int(op))
     elif when.startswith("server"):
-        kill_server(when, int(op))
+        kill_server(when[-1], int(op), "complete")
+    elif when.startswith("copied"):
+        kill_server(when[-1], int(op), "stepped")
     elif when in ("own", "user"):
         fail_at(when, int(op))
     elif when == "slow":
         slow_down(int(op) / 1000)
+    elif when == "copies":
+        copy_every(float(op))
     else:
         kill_at(when, int(op))
 sys.argv[0] = str(EXAMPLE)
