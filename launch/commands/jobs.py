@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from launch import LaunchError
 from launch.commands.processes import printable
 from launch.commands.show import Record
 from launch.run.journal import JOURNAL
-from launch.terminal.log_folder import QUEUED, RECORD
+from launch.terminal.log_folder import QUEUED, RECORD, seconds_of
 from launch.terminal.record import read_record
 
 COLUMNS = ("JOB", "STATE", "EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "STARTED", "SECONDS")
@@ -101,7 +100,5 @@ def _seconds(row: Row, now: float) -> str:
     if row.state != RUNNING:
         took = row.record.get("seconds")
         return f"{took:.0f}" if isinstance(took, int | float) and abs(took) < MOST_SECONDS else "-"
-    try:
-        return f"{max(0.0, now - datetime.strptime(row.record['started'], '%Y-%m-%dT%H:%M:%S%z').timestamp()):.0f}"
-    except (KeyError, TypeError, ValueError):
-        return "-"
+    began = seconds_of(row.record.get("started"))
+    return "-" if began is None else f"{max(0.0, now - began):.0f}"

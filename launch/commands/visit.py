@@ -21,7 +21,7 @@ from launch.agent.events import Ended, Event, Listing
 from launch.agent.process import Process, boot_id, process, send_signal
 from launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
 from launch.clusters import LAUNCHERS, Cluster, Released, make_cluster
-from launch.commands import show, submit
+from launch.commands import killed, show, submit
 from launch.commands.log_choice import find
 from launch.commands.recorded import Launcher, Recorded, recorded
 from launch.job.host import Host
@@ -77,6 +77,8 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
         f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
         + (f": {', '.join(pids)}" if pids else "")
     )
+    if not unreached and not pids:
+        killed.write_end(folder, job.launcher)
     return unreached or (FAULT_CODE if pids else 0)
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from launch import LaunchError, whole_file
 from launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
+STAMP = "%Y-%m-%dT%H:%M:%S%z"
 QUEUED = "queued.json"  # instead of job.json, while the job is in the queue of a cluster
 OURS = re.compile(
     r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|usage\.csv|restart-\d+|killed"
@@ -108,4 +110,12 @@ def default_path(job: str, exact: bool) -> tuple[str, Path]:
 
 def stamp(seconds: float) -> str:
     """Date and time with the zone, for job.json."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(seconds))
+    return time.strftime(STAMP, time.localtime(seconds))
+
+
+def seconds_of(text: object) -> float | None:
+    """The inverse, in seconds since 1970; None for anything else."""
+    try:
+        return datetime.strptime(str(text), STAMP).timestamp()
+    except ValueError:
+        return None

@@ -212,9 +212,9 @@ def test_ps_and_kill_need_no_launcher(detach):
     launched = detach()
     kill_launcher(launched)
 
-    def job(*words: str) -> subprocess.CompletedProcess:
+    def job(verb: str, folder=launched.logs) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-c", "from launch.cli import job_main; job_main()", *words, str(launched.logs)],
+            [sys.executable, "-c", "from launch.cli import job_main; job_main()", verb, str(folder)],
             cwd=launched.folder,
             env=dict(os.environ, PYTHONPATH=str(ROOT), TMPDIR=str(launched.folder / "tmp")),
             capture_output=True,
@@ -224,11 +224,16 @@ def test_ps_and_kill_need_no_launcher(detach):
 
     found = job("ps")
     assert found.returncode == 0 and found.stdout.count("program.py") == 4
+    assert "no launcher" in job("ls", folder=launched.logs.parent).stdout
     found = job("kill")
     assert found.returncode == 0 and "0 processes left" in found.stderr
-    result = Attached(launched).wait()
-    assert result.code == 125 and "is gone" in result.err, result
     ended(launched)
+    listed = job("ls", folder=launched.logs.parent).stdout
+    assert re.search(rf"^{launched.logs.name} +ended +143 ", listed, re.MULTILINE), listed
+    cause = "dmltrain job kill has ended the job, which had no launcher"
+    assert launched.record["cause"] == cause and launched.record["seconds"] > 0
+    result = Attached(launched).wait()
+    assert result.code == 143 and f"with exit code 143: {cause}" in result.err, result
 
 
 @pytest.mark.thorough

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from launch import LaunchError
 from launch.command_line.job_options import VERBS, parse_job
+from launch.commands import killed
 from launch.commands.jobs import COLUMNS, find_jobs, table
+from launch.commands.recorded import Launcher
 from launch.terminal.log_folder import LogFolder
 from tests.launch.conftest import ROOT, wait_for
 
@@ -133,6 +136,23 @@ def test_states_of_jobs(tmp_path):
     assert (found["odd"]["STATE"], found["odd"]["WORKERS"]) == ("unreadable", "-")
     assert (found["live"]["STATE"], found["live"]["HOSTS"], found["live"]["SECONDS"]) == ("running", "-", "60")
     assert list(found) == ["lost", "good", "bad", "live", "odd"], "those started last come first"
+
+
+def test_a_killed_job_has_ended_unless_a_launcher_may_say_so(tmp_path):
+    here = Launcher(platform.node())
+    killed.write_end(job(tmp_path, "alone"), here)
+    killed.write_end(job(tmp_path, "undated", started="then"), here)
+    killed.write_end(job(tmp_path, "elsewhere"), Launcher("another machine"))
+    killed.write_end(job(tmp_path, "over", ended="2027-01-15T08:01:00+0000", seconds=3, exit_code=0), here)
+    folder = job(tmp_path, "live")
+    holder = LogFolder(folder, again=True)
+    killed.write_end(folder, here)
+    found = listed(tmp_path)
+    assert (found["alone"]["STATE"], found["alone"]["EXIT CODE"]) == ("ended", "143")
+    assert found["alone"]["SECONDS"].isdigit() and found["undated"]["SECONDS"] == "-"
+    assert (found["over"]["EXIT CODE"], found["over"]["SECONDS"]) == ("0", "3")
+    assert found["elsewhere"]["STATE"] == "launcher-lost"
+    assert found["live"]["STATE"] == "running" and holder.path == folder
 
 
 def test_a_folder_without_jobs_and_no_folder(tmp_path):
