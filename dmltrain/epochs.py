@@ -91,9 +91,13 @@ def between_steps(run: Run, position: Position, meter: Meter) -> None:
     options, iteration = run.options, run.plan.iteration(position)
     if due(options.monitor, iteration):
         monitor.log(run, iteration)
-    last = position.step == run.plan.steps_of(position.epoch)
-    snapshot, test = due(options.snapshot, iteration), due(options.test_interval, iteration)
-    if last or not (snapshot or test):
+    if position.step == run.plan.steps_of(position.epoch):
+        return
+    noticed = run.notice.comes()
+    if noticed:
+        run.log.info("A worker got SIGUSR1: all make a snapshot after iteration %d", iteration)
+    snapshot, test = noticed or due(options.snapshot, iteration), due(options.test_interval, iteration)
+    if not (snapshot or test):
         return
     with meter.pause():
         settle(run)

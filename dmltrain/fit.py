@@ -42,6 +42,7 @@ from dmltrain.backends.table import BACKENDS
 from dmltrain.board import Board, EventBoard
 from dmltrain.errors import Diverged, JobLost, UserError
 from dmltrain.kvstore import KVStore
+from dmltrain.notice import notice_of
 from dmltrain.options import Options, parse
 from dmltrain.plan import Position, plan_of, schedule_of
 from dmltrain.run import Run
@@ -169,7 +170,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     own = loading.has_own_validation(options, dataset, store)
     pace, used, schedule = emulation.pace(options, store), usage_of(options, log), schedule_of(options, plan)
     run = Run(options, store, log, network, dataset, trainer, schedule, parts, plan, start, own, pace, used)
-    run = replace(run, board=board_of(run, command))
+    run = replace(run, board=board_of(run, command), notice=notice_of(options.snapshot_on_signal, store))
     trainer.pace = run.pace
     introduce(run, command)
     if found:

@@ -17,6 +17,7 @@ from dmltrain.emulation import SlowPace
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.metric import Sums
+from dmltrain.notice import Notice
 from dmltrain.options import Options
 from dmltrain.plan import Plan, Position
 from dmltrain.schedule import Schedule
@@ -44,6 +45,7 @@ class Run:
     pace: SlowPace | None = None  # with emulated computing
     usage: Usage = field(default_factory=Usage)
     board: Board = Board()
+    notice: Notice = Notice()
     member: Member | None = None  # in an elastic job, once the job can go on without it
 
     @property

@@ -232,6 +232,7 @@ def test_devices(text, names):
         ),
         ("--load-epoch 3 --load-iteration 30 --model-prefix m", ["--load-epoch", "--load-iteration", "one of them"]),
         ("--snapshot 30", ["--snapshot", "--model-prefix"]),
+        ("--snapshot-on-signal 5", ["--snapshot-on-signal", "--model-prefix"]),
         ("--loss ce,hinge", ["--loss", "hinge", "ce, nll, nll_loss"]),
         ("--lr-policy cosine", ["--lr-policy", "cosine", ", ".join(sorted(schedule.POLICIES))]),
         ("--lr-policy poly", ["--lr-policy poly", "needs --lr-power", "(1 - t / total) ^ power"]),

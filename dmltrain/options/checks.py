@@ -62,7 +62,8 @@ def _check_fine_tuning(options: Options) -> None:
 
 
 def _check_checkpoints(options: Options) -> None:
-    given = [name for name in ("load_epoch", "load_iteration", "snapshot") if getattr(options, name) not in (None, 0)]
+    names = ("load_epoch", "load_iteration", "snapshot", "snapshot_on_signal")
+    given = [name for name in names if getattr(options, name) not in (None, 0)]
     if given and not options.model_prefix:
         raise UserError(
             f"{flag(given[0])} needs --model-prefix, the PREFIX of the checkpoint's file name PREFIX-0001.pt"

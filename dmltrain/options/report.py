@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dmltrain.backends.table import BACKENDS
 from dmltrain.metric import LOSSES
 from dmltrain.options.field import option
-from dmltrain.options.values import epoch_or_last, integer, one_of, path, several_of
+from dmltrain.options.values import epoch_or_last, integer, number, one_of, path, several_of
 
 OWN, PARAMS = "own", "params"  # values of --save-format
 SUFFIXES = " or ".join(f"{each.capabilities.suffix} with {name}" for name, each in BACKENDS.items())
@@ -57,6 +57,13 @@ class ReportOptions:
         integer(0),
         0,
         metavar="ITERATIONS",
+    )
+    snapshot_on_signal: float = option(
+        "Reports",
+        "also write a checkpoint when a worker gets SIGUSR1, within about so many seconds; 0: off",
+        number(0.0),
+        0.0,
+        metavar="SECONDS",
     )
     load_epoch: int | None = option(
         "Reports",

@@ -138,7 +138,7 @@ class Exited(Event):
 
 @value(frozen=True)
 class Noticed(Event):
-    """The agent got SIGTERM, and asks these tasks to leave the job."""
+    """The agent got SIGTERM or SIGUSR1, and asks these tasks to leave the job."""
 
     tasks: tuple[Number, ...]
 

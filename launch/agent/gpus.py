@@ -15,6 +15,7 @@ import subprocess
 from typing import NamedTuple
 
 from launch.agent.process import Process, process
+from launch.agent.spawn import shielded
 
 PROGRAM = "nvidia-smi"
 LOOP_MS = 1000  # about the period over which the driver averages
@@ -75,7 +76,7 @@ class Gpus:
         self._selector, self._reports = selector, Reports()
         self._popen: subprocess.Popen[bytes] | None = None
         self._identity: Process | None = None
-        with contextlib.suppress(OSError):  # there is none, and so no GPU
+        with contextlib.suppress(OSError), shielded():  # there is none, and so no GPU
             self._popen = subprocess.Popen(
                 [program, *ARGUMENTS],
                 stdin=subprocess.DEVNULL,

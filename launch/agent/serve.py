@@ -43,6 +43,7 @@ class Agent:
         self.ending: Ending | None = None
         self.orphaned = False  # the launcher is lost, and the agent ends the job for that reason
         self.signalled = 0
+        self.warned = False  # by SIGUSR1, which an engine sends before it ends the job
         self.noticed = False  # the tasks that can leave have been asked to, because of a signal
         self.detached: Detached | None = None  # the job lives on without its launcher
         self.wanted: commands.Attach | None = None  # this agent connects a launcher with another agent
@@ -97,6 +98,7 @@ class Agent:
         signal.signal(signal.SIGCHLD, lambda number, frame: setattr(self.children, "zombies", True))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: setattr(self, "signalled", number))
+        signal.signal(signal.SIGUSR1, lambda number, frame: setattr(self, "warned", True))
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, READ_BYTES))
 
     def _wait_seconds(self, now: float) -> float:
@@ -122,6 +124,9 @@ class Agent:
         self.children.reap()
 
     def _take_signal(self, now: float) -> None:
+        if self.warned and not self.noticed:
+            self._ask_to_leave()
+        self.warned = False
         if self.signalled:
             number, self.signalled = self.signalled, 0
             if number == signal.SIGTERM and not self.noticed and self._ask_to_leave():
@@ -131,7 +136,7 @@ class Agent:
             self._stop(self.grace, now)
 
     def _ask_to_leave(self) -> bool:
-        """Pass SIGTERM on as a notice to leave, such as before a spot machine is taken away. False: nobody can."""
+        """Pass the signal on as a notice to leave, such as before a spot machine is taken away. False: nobody can."""
         leaving = () if self.ending else self.children.leaving
         if leaving:
             self.noticed = True

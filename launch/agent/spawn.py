@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from launch.agent import Refusal
 from launch.agent.children import Child
@@ -63,6 +65,23 @@ class HeldPorts:
             held.close()
 
 
+# An engine that signals all processes of a job at once (Slurm) starts the agent with SIGUSR1 ignored.
+SHIELDED = signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Processes that start in the block ignore SIGUSR1 if the agent was started so. Its own handler would else make
+    them end by it."""
+    before = signal.getsignal(signal.SIGUSR1)
+    if SHIELDED:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.socket | None) -> Child:
     """Start the process; Refusal if that fails. It inherits `listener`, which is closed here."""
     workdir = os.path.expanduser(task.workdir)
@@ -73,16 +92,17 @@ def spawn(task: Spawn, base: Mapping[str, str], host: str, listener: socket.sock
         environment["DMLTRAIN_LISTEN_FD"] = str(listener.fileno())
     pipe, printed = os.pipe()
     try:
-        popen = subprocess.Popen(
-            task.argv,
-            cwd=workdir,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            start_new_session=True,
-            pass_fds=[listener.fileno()] if listener is not None else [],
-        )
+        with shielded():
+            popen = subprocess.Popen(
+                task.argv,
+                cwd=workdir,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                start_new_session=True,
+                pass_fds=[listener.fileno()] if listener is not None else [],
+            )
         limit_memory(popen.pid, task.memory)
         return Child(task.task, popen, pipe, task.leaves)
     except (OSError, ValueError) as error:

@@ -6,7 +6,9 @@ that the script of sbatch has set for its own steps do not count: `REMOVED`. sru
 a host fails (`--no-kill`), because the launcher decides that; it does when a bridge cannot reach the launcher
 (`--kill-on-bad-exit`). A step for one host, to reconnect, overlaps the first one, which has all resources; and so does
 the first one if the launcher runs in a step itself. Task numbers follow Slurm's order of hosts, so a bridge finds its
-number by the name of its host. (Slurm's own connections are authenticated, and not encrypted.)
+number by the name of its host. Slurm sends the signal of its option --signal to all processes of a step at once. All
+ignore SIGUSR1 but the agents, which take it for a notice, and programs that handle it. (Slurm's own connections are
+authenticated, and not encrypted.)
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def command(arguments: Sequence[str], job: str, shares: bool, hosts: Sequence[Ho
             *STEP,
             *overlap,
         ),
-        *bridge_command(f'case "$SLURMD_NODENAME" in {cases}esac; '),
+        *bridge_command(f"trap '' USR1; case \"$SLURMD_NODENAME\" in {cases}esac; "),
     ]
 
 

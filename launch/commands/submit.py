@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -42,6 +43,11 @@ def submission(options: Options, argv: Sequence[str], name: str, path: Path) -> 
 
     Without --nodes in --slurm-args it asks for one node for each worker.
     """
+    for each in options.slurm_args:
+        if re.fullmatch(r"--signal=R?B:.*", each):
+            raise LaunchError(
+                f"--slurm-args={each} would end the launcher: leave B: out, so that the job's processes get the signal"
+            )
     output = str(path.absolute()).replace("%", "%%") + "/slurm-%j.out"
     own = [f"--job-name={name}", f"--nodes={options.num_workers}", f"--output={output}", "--open-mode=append"]
     launcher = [sys.executable, "-m", "launch.cli", "--job", name, "--log-dir", str(path), *argv]

@@ -72,9 +72,9 @@ class Leavers:
     def noticed(self, host: str, tasks: Sequence[int], now: float) -> None:
         """The agent got a signal, and has given notice to these workers."""
         for each in (self._attempt.processes[task] for task in tasks):
-            each.leaving = each.leaving or f"the agent on {host} got SIGTERM"
+            each.leaving = each.leaving or f"the agent on {host} got a notice"
         names = ", ".join(self._attempt.processes[task].label for task in tasks)
-        self._say(f"the agent on {host} got SIGTERM: asked to leave: {names}")
+        self._say(f"the agent on {host} got a notice: asked to leave: {names}")
         with contextlib.suppress(LaunchError):  # then the host stays until it is lost
             self._check_hosts([host])
             self.release([host], now)

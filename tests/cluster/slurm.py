@@ -16,6 +16,7 @@ from tests.cluster.testbed import Testbed
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc")  # Debian: munge, slurmctld, slurmd, slurm-client
 IDLE_SECONDS = 60.0
+GRACE_SECONDS = 20  # between the signal and the end of a job of the partition `warned` that gives way
 CONFIGURATION = """
 ClusterName=testbed
 SlurmctldHost=login
@@ -43,7 +44,9 @@ SlurmdParameters=config_overrides
 NodeName=h[1-{last}] CPUs=4 RealMemory=2000 State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=warned Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 # Nothing here uses cgroups; without this line slurmd looks for those of systemd and gives up.
@@ -67,7 +70,7 @@ class Slurm:
     def start(self) -> None:
         (self.folder / "state").mkdir(parents=True)
         self.folder.chmod(0o755)
-        text = CONFIGURATION.format(folder=self.folder, last=len(self.nodes))
+        text = CONFIGURATION.format(folder=self.folder, last=len(self.nodes), grace=GRACE_SECONDS)
         (self.folder / "slurm.conf").write_text(text.lstrip())
         (self.folder / "cgroup.conf").write_text(CGROUPS)
         key = self.folder / "munge.key"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands import jobs
-from tests.cluster.launching import Front, Launched, Result, way
+from tests.cluster.launching import LONGEST, Front, Launched, Result, way
 from tests.cluster.layout import LOGIN
 from tests.cluster.slurm import Slurm, missing
 from tests.cluster.test_changes import ask
@@ -355,3 +355,44 @@ if not first.exists():
     wait_for(lambda: (tmp_path / "logs/previous-1/job.json").exists(), "the second run")
     wait_queue_empty(slurm)
     assert json.loads((tmp_path / "logs/job.json").read_text())["exit_code"] == 0
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+
+DIGITS = (EXAMPLES / "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2000, "--save-period", 2000)
+
+
+def training(log: Path) -> bool:
+    return log.exists() and "Train-accuracy" in log.read_text()
+
+
+@pytest.mark.thorough
+def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: Slurm, tmp_path: Path):
+    front = Front(slurm.testbed, tmp_path)
+    of_slurm = ("--requeue", "--signal=USR1@1", "--partition=warned", "--time=60")
+    options = [f"--slurm-args={each}" for each in of_slurm]
+    program = (*DIGITS, "--model-prefix", tmp_path / "m", "--load-epoch", "last", "--snapshot-on-signal", 0.5)
+    asked = front.run(*SLURM, "--submit", *options, "-n", 2, "-s", 1, *program)
+    assert asked.code == 0, asked
+    log = tmp_path / "logs/worker-0.log"
+    wait_for(lambda: training(log), "training", LONGEST)
+    slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
+    assert "A worker got SIGUSR1: all make a snapshot after iteration" in log.read_text()
+    assert [path.name for path in tmp_path.glob("m-*_iter_*")]
+    slurm.on(LOGIN, ["scancel", "2"])
+    slurm.on(LOGIN, ["scontrol", "update", "JobId=1", "StartTime=now"])  # Slurm would wait two minutes
+    wait_for(lambda: log.exists() and "Loaded checkpoint of" in log.read_text(), "the second run", LONGEST)
+    slurm.on(LOGIN, ["scancel", "1"])
+    wait_gone(slurm)
+
+
+@pytest.mark.thorough
+def test_a_notice_to_all_lets_an_elastic_job_end_with_a_checkpoint(slurm: Slurm, tmp_path: Path):
+    program = (*DIGITS, "--model-prefix", tmp_path / "m")
+    job = allocated(slurm, tmp_path).start(*SLURM, "-n", 2, "-s", 1, "--elastic", *program)
+    job.wait_for_words("Train-accuracy", "worker-0")
+    slurm.on(LOGIN, ["scancel", "--signal=USR1", "1"])
+    ended = job.wait()
+    assert ended.code == 75, ended
+    assert re.search(r"the agent on h[12] got a notice: asked to leave: worker [01] ", ended.err), ended
+    assert list(tmp_path.glob("m-*.pt")), ended

@@ -86,7 +86,7 @@ def test_workers_come_and_leave_while_the_job_runs(running, capsys):
     assert (code, out) == (0, "worker 1 has left the job\n")
     said(launched, " has left the job; 2 workers are left\n")
     os.kill(launched.agent(), signal.SIGTERM)
-    said(launched, "the agent on localhost got SIGTERM: asked to leave: worker 0 (pid ")
+    said(launched, "the agent on localhost got a notice: asked to leave: worker 0 (pid ")
     said(launched, " has left the job; 0 workers are left\n")
     wait_for(lambda: sum("left_after" in row for row in launched.record["processes"]) == 3, "the record")
     code, out = asks(capsys, "ps", launched.logs)

@@ -586,7 +586,7 @@ def test_a_newcomer_cannot_leave_before_it_has_joined():
 def test_sigterm_to_an_agent_lets_its_workers_leave_and_gives_its_host_back():
     job = Changing(replaced=3)
     assert job.say(Noticed("b", (WORKER_1,))) == []
-    assert job.notices == ["the agent on b got SIGTERM: asked to leave: worker 1 (pid 103 on b)"]
+    assert job.notices == ["the agent on b got a notice: asked to leave: worker 1 (pid 103 on b)"]
     assert job.exit(WORKER_1, 0) == [Send("b", Stop(5.0))]
     assert job.supervisor.deadline == math.inf and not job.supervisor.ending.begun
     job.say(Noticed("a", (WORKER_0,)))

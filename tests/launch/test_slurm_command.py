@@ -11,6 +11,7 @@ import pytest
 from launch import LaunchError
 from launch.clusters.slurm import REMOVED, command, hosts_of, nodes_of
 from launch.command_line.options import Options
+from launch.commands.submit import submission
 from launch.job.host import Host
 
 HOSTS = [Host("h7"), Host("h2", python="/opt/it's/python")]
@@ -67,3 +68,12 @@ def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypat
             nodes_of(asked, {})
     squeue.write_text('#!/bin/sh\n[ "$2" = --jobs=17 ] && echo "h[1-2]"\n')
     assert nodes_of(asked, {"SLURM_JOB_NODELIST": "other"}) == "h[1-2]"
+
+
+def test_a_signal_that_would_end_the_launcher_is_refused(tmp_path):
+    for wrong in ("--signal=B:USR1@60", "--signal=RB:USR1"):
+        options = replace(Options(), num_workers=1, slurm_args=(wrong,))
+        with pytest.raises(LaunchError, match=f"--slurm-args={wrong} would end the launcher: leave B: out"):
+            submission(options, ["true"], "name", tmp_path)
+    options = replace(Options(), num_workers=1, slurm_args=("--signal=R:USR1@60",))
+    assert "--signal=R:USR1@60" in submission(options, ["true"], "name", tmp_path).argv

@@ -1,0 +1,60 @@
+"""--snapshot-on-signal: who gets SIGUSR1, all know of it after the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from dmltrain.errors import UserError
+from dmltrain.kvstore.local import LocalKVStore
+from dmltrain.notice import Notice, SignalNotice, notice_of, steps_within
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, handler)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.125  # s between two readings
+        return self.now
+
+
+def test_a_signal_is_noticed_once_at_the_next_question():
+    notice = SignalNotice(LocalKVStore(), 1.0, Clock())
+    assert not notice.comes()  # the first question, which measures 0.125 s a step
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert [notice.comes() for _ in range(8)] == [False] * 7 + [True]
+    assert not any(notice.comes() for _ in range(200))
+
+
+def test_all_workers_hear_of_the_signal_of_one_and_make_as_many_steps_until_the_next_question():
+    class Two(LocalKVStore):
+        num_workers = 2
+
+        def all_reduce(self, name, array):
+            return array + [1.0, 0.375]  # the other worker has got it, and is slower
+
+    notice = SignalNotice(Two(), 1.0, Clock())
+    assert [notice.comes() for _ in range(5)] == [True, False, False, False, True]
+
+
+def test_questions_are_neither_more_than_one_a_step_nor_too_rare():
+    assert (steps_within(2.0, 5.0), steps_within(2.0, 0.1), steps_within(2.0, 0.0)) == (1, 20, 1000)
+
+
+def test_only_plain_jobs_that_ask_for_it_have_it():
+    assert type(notice_of(0.0, LocalKVStore())) is Notice and not Notice().comes()
+    assert isinstance(notice_of(2.0, LocalKVStore()), SignalNotice)
+    elastic = LocalKVStore()
+    elastic.elastic = True
+    with pytest.raises(UserError, match="--snapshot-on-signal is for jobs that are not elastic: remove it"):
+        notice_of(2.0, elastic)
