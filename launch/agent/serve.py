@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from launch.agent import Refusal, commands, cores
+from launch.agent import Refusal, commands, cores, devices
 from launch.agent.channel import READ_BYTES, Channel
 from launch.agent.children import Children
 from launch.agent.ending import LOOK_SECONDS, Ending, write_last_line
@@ -229,6 +229,7 @@ class Agent:
         """Start the tasks, in order; answers one Started each."""
         self.preparation.finish()
         base = environment_here(command.unset)
+        given = base.pop(devices.VARIABLE, "")
         base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
         if self.folder and self.folder.certificate_file:
             base["DMLTRAIN_CERTIFICATE_FILE"] = self.folder.certificate_file
@@ -242,7 +243,8 @@ class Agent:
             if self.ending:
                 return
             listener = self.preparation.ports.take("scheduler") if task.listens else None
-            self.children.add(spawn(task, base, self.channel.host, listener))
+            own = {**base, **devices.share(given, task.environment)}
+            self.children.add(spawn(task, own, self.channel.host, listener))
         if self.usage_interval and not self.usage:
             from launch.agent.usage import Usage
 

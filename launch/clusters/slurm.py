@@ -46,7 +46,7 @@ STEP = (
 OPTIONS = (
     "NTASKS NPROCS NTASKS_PER_NODE NTASKS_PER_CORE NTASKS_PER_SOCKET CPUS_PER_TASK DISTRIBUTION THREADS TIMELIMIT "
     "MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE EXACT EXCLUSIVE NNODES JOB_NUM_NODES LABELIO HINT THREADS_PER_CORE CORE_SPEC "
-    "IMMEDIATE MULTI_PROG"
+    "IMMEDIATE MULTI_PROG GPUS_PER_TASK GPUS_PER_SOCKET NTASKS_PER_GPU"
 )
 REMOVED = tuple(f"{prefix}_{name}" for name in OPTIONS.split() for prefix in ("SLURM", "SRUN"))
 ASK_SECONDS = 30.0
@@ -56,6 +56,11 @@ BUSY = re.compile("Requested nodes are busy|Job step creation temporarily disabl
 BUSY_FIX = "Another step of this allocation has all its CPUs: end it, or start it with srun --overlap"
 OUTSIDE = re.compile("Requested node configuration is not available|Invalid node name")
 OUTSIDE_FIX = "A job has only the nodes of its allocation: scontrol show job {job} lists them"
+GPUS = re.compile("generic resource")
+GPUS_FIX = (
+    "The allocation has fewer of them: leave --gres and --gpus out of --slurm-args, as the job has all GPUs of its "
+    "allocation, and ask salloc or sbatch for more"
+)
 START = "dmltrain launch --launcher slurm -n 2 ..."
 HOW = f"run `salloc -N 2 {START}`, or `{START}` in a script for sbatch"
 
@@ -139,6 +144,6 @@ class Cluster(BridgedCluster):
             removed=REMOVED,
             unreachable=UNREACHABLE,
             harmless=HARMLESS,
-            fixes={BUSY: BUSY_FIX, OUTSIDE: OUTSIDE_FIX.format(job=job)},
+            fixes={BUSY: BUSY_FIX, GPUS: GPUS_FIX, OUTSIDE: OUTSIDE_FIX.format(job=job)},
         )
         super().__init__(engine, chosen, options.host_ip, options.connect_timeout)

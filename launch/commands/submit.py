@@ -24,6 +24,19 @@ from launch.terminal.record import MODE, read_own_record
 
 SUBMITTED = "DMLTRAIN_SUBMITTED"
 SECONDS = 60.0  # for an answer of Slurm
+REFUSED = {
+    re.compile("--signal=R?B:"): "would end the launcher: leave B: out, so that the job's processes get the signal",
+    re.compile("--gpus-per-task"): "counts tasks of srun, and the launcher has one on each node: ask for the GPUs of a "
+    "node with --slurm-args=--gpus-per-node=N; its workers divide them",
+}
+# what sbatch says: what to do
+FIXES = {
+    "Requested node configuration is not available": "no node has what --slurm-args ask for, or not enough have: "
+    "`sinfo -N -o '%N %P %c %m %G'` prints CPUs, memory (MB) and GPUs of each node",
+    "invalid partition specified": "`sinfo -o %P` prints the partitions",
+    "not permitted to use this partition": "`scontrol show partition` prints who may use which (AllowGroups); choose "
+    "another one with --slurm-args=--partition=NAME, or ask the cluster's administrators",
+}
 
 
 @dataclass(frozen=True)
@@ -43,16 +56,20 @@ def submission(options: Options, argv: Sequence[str], name: str, path: Path) -> 
 
     Without --nodes in --slurm-args it asks for one node for each worker.
     """
-    for each in options.slurm_args:
-        if re.fullmatch(r"--signal=R?B:.*", each):
-            raise LaunchError(
-                f"--slurm-args={each} would end the launcher: leave B: out, so that the job's processes get the signal"
-            )
+    _check(options.slurm_args)
     output = str(path.absolute()).replace("%", "%%") + "/slurm-%j.out"
     own = [f"--job-name={name}", f"--nodes={options.num_workers}", f"--output={output}", "--open-mode=append"]
     launcher = [sys.executable, "-m", "launch.cli", "--job", name, "--log-dir", str(path), *argv]
     script = f"#!/bin/sh\nexport {SUBMITTED}=1\nexec {shlex.join(launcher)}\n"
     return Submission(("sbatch", "--parsable", *own, *options.slurm_args), script)
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """LaunchError for arguments of sbatch that do not do what they seem to."""
+    for each in arguments:
+        for sign, why in REFUSED.items():
+            if sign.match(each):
+                raise LaunchError(f"--slurm-args={each} {why}")
 
 
 def submit(made: Submission, name: str, path: Path, say: Callable[[str], None]) -> int:
@@ -115,5 +132,6 @@ def _answer(argv: Sequence[str], told: str = "", allowed: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{argv[0]} does not run: {error}", 126) from None
     if ran.returncode and not (allowed and allowed in ran.stderr):
-        raise LaunchError(f"{argv[0]} exited with {ran.returncode} and printed\n{ran.stderr.strip() or 'nothing'}")
+        fix = "".join(f"\n{fix}" for said, fix in FIXES.items() if said in ran.stderr)
+        raise LaunchError(f"{argv[0]} exited with {ran.returncode} and printed\n{ran.stderr.strip() or 'nothing'}{fix}")
     return ran.stdout

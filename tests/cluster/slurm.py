@@ -1,6 +1,7 @@
 """A real Slurm on the hosts of a test bed: slurmctld and munge on `login`, slurmd on each other host.
 
-Its configuration is on every host's own /etc/slurm only. A host that does not answer is down after 10 s, not 300.
+Its configuration, and munge's socket, are in every host's own /etc/slurm only. A host that does not answer is down
+after 10 s, not 300.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ IDLE_SECONDS = 60.0
 GRACE_SECONDS = 20  # between the signal and the end of a job of the partition `warned` that gives way
 CONFIGURATION = """
 ClusterName=testbed
+GresTypes=gpu
 SlurmctldHost=login
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket=/etc/slurm/munge.socket
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -41,16 +43,18 @@ SlurmctldTimeout=10
 KillWait=3
 MessageTimeout=30
 SlurmdParameters=config_overrides
-NodeName=h[1-{last}] CPUs=4 RealMemory=2000 State=UNKNOWN
+NodeName=h[1-{last}] CPUs=4 RealMemory=2000 Gres=gpu:2 State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE
 PartitionName=warned Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
+PartitionName=staff Nodes=ALL MaxTime=INFINITE State=UP AllowGroups=root
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 # Nothing here uses cgroups; without this line slurmd looks for those of systemd and gives up.
 CGROUPS = "CgroupPlugin=cgroup/v1\n"
+GPUS = "Name=gpu File=/dev/null,/dev/zero\n"  # two on each host, which are none
 
 
 def missing() -> str:
@@ -73,6 +77,7 @@ class Slurm:
         text = CONFIGURATION.format(folder=self.folder, last=len(self.nodes), grace=GRACE_SECONDS)
         (self.folder / "slurm.conf").write_text(text.lstrip())
         (self.folder / "cgroup.conf").write_text(CGROUPS)
+        (self.folder / "gres.conf").write_text(GPUS)
         key = self.folder / "munge.key"
         key.write_bytes(b"a key of tests, which protects nothing " * 4)
         key.chmod(0o400)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from tests.cluster.test_changes import ask
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import ROOT, wait_for
 from tests.launch.test_change_commands import PROGRAM
+from tests.other_user import USER, as_user
 
 DIGEST = re.compile(r"Final weights sha256=(\w{64})")
 EXAMPLES = ROOT / "examples"
@@ -326,6 +329,8 @@ def test_what_slurm_refuses_is_passed_on(slurm: Slurm, tmp_path: Path):
     front = Front(slurm.testbed, tmp_path)
     for words, said in (
         (("--slurm-args=--partition=nowhere", "-n", 1), "invalid partition specified: nowhere"),
+        (("--slurm-args=--partition=nowhere", "-n", 1), "`sinfo -o %P` prints the partitions"),
+        (("--slurm-args=--gres=gpu:3", "-n", 1), "no node has what --slurm-args ask for"),
         (("-n", 1, "--detach", "-s", 1), "--launcher slurm --detach"),
     ):
         refused = front.ask(*SLURM, "--submit", *words, "true")
@@ -396,3 +401,51 @@ def test_a_notice_to_all_lets_an_elastic_job_end_with_a_checkpoint(slurm: Slurm,
     assert ended.code == 75, ended
     assert re.search(r"the agent on h[12] got a notice: asked to leave: worker [01] ", ended.err), ended
     assert list(tmp_path.glob("m-*.pt")), ended
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+SHOWS_GPUS = """
+import json, os
+name = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
+with open(name + ".json", "w") as file:
+    json.dump([os.uname().nodename, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("DMLTRAIN_STEP_GPUS")], file)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("asked", ["--gres=gpu:2", "--gpus=4"])
+def test_the_workers_of_a_node_divide_its_gpus(slurm: Slurm, tmp_path: Path, asked: str):
+    front = allocated(slurm, tmp_path, asked, "--nodelist=h1,h2", "--ntasks=4")
+    done = front.run(*SLURM, "-n", 3, "-s", 1, front.script(SHOWS_GPUS))
+    assert done.code == 0, done
+    written = front.written()
+    both = {written[f"worker-{rank}"][0]: [] for rank in range(3)}
+    for rank in range(3):
+        host, visible, rest = written[f"worker-{rank}"]
+        both[host].append(visible)
+        assert rest is None
+    assert sorted(sorted(each) for each in both.values()) == [["0", "1"], ["0,1"]]
+
+
+@pytest.mark.thorough
+def test_more_gpus_than_the_allocation_has_are_refused_with_a_fix(slurm: Slurm, tmp_path: Path):
+    front = allocated(slurm, tmp_path, "--gres=gpu:1")
+    done = front.run(*SLURM, "--slurm-args=--gres=gpu:2", "-n", 2, "-s", 0, "true")
+    assert done.code == 2, done
+    assert "The allocation has fewer of them: leave --gres and --gpus out of --slurm-args" in done.err, done
+
+
+@pytest.mark.thorough
+def test_a_user_whom_the_partition_excludes_is_told_so(slurm: Slurm, tmp_path: Path):
+    """As another user only sbatch runs: the checkout may be in a private folder."""
+    (tmp_path / "bin").mkdir()
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.write_text(f'#!/bin/sh\ncd / && exec {shlex.join(as_user(USER, shutil.which("sbatch")))} "$@"\n')
+    sbatch.chmod(0o755)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    words = ("--submit", "--slurm-args=--partition=staff", "-n", 1, "true")
+    refused = Front(slurm.testbed, tmp_path).run(*SLURM, *words, env={"PATH": path})
+    assert refused.code == 2, refused
+    assert "not permitted to use this partition" in refused.err, refused
+    assert "(AllowGroups); choose another one with --slurm-args=--partition=NAME" in refused.err, refused

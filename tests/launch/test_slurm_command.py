@@ -70,10 +70,14 @@ def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypat
     assert nodes_of(asked, {"SLURM_JOB_NODELIST": "other"}) == "h[1-2]"
 
 
-def test_a_signal_that_would_end_the_launcher_is_refused(tmp_path):
-    for wrong in ("--signal=B:USR1@60", "--signal=RB:USR1"):
+def test_arguments_of_sbatch_that_do_not_do_what_they_seem_to_are_refused(tmp_path):
+    for wrong, words in (
+        ("--signal=B:USR1@60", "would end the launcher: leave B: out"),
+        ("--signal=RB:USR1", "would end the launcher: leave B: out"),
+        ("--gpus-per-task=1", "counts tasks of srun, .* --slurm-args=--gpus-per-node=N"),
+    ):
         options = replace(Options(), num_workers=1, slurm_args=(wrong,))
-        with pytest.raises(LaunchError, match=f"--slurm-args={wrong} would end the launcher: leave B: out"):
+        with pytest.raises(LaunchError, match=f"--slurm-args={wrong} {words}"):
             submission(options, ["true"], "name", tmp_path)
     options = replace(Options(), num_workers=1, slurm_args=("--signal=R:USR1@60",))
     assert "--signal=R:USR1@60" in submission(options, ["true"], "name", tmp_path).argv

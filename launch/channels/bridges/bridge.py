@@ -156,6 +156,8 @@ class Agent:
     def __init__(self, command: bytes):
         home = os.path.expanduser("~")
         environment = {name: value for name, value in os.environ.items() if not ENGINES_OWN.match(name)}
+        if "SLURM_JOB_ID" in os.environ:
+            environment["DMLTRAIN_STEP_GPUS"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             stdin=subprocess.PIPE,
