@@ -29,7 +29,7 @@ class Launcher:
     options: tuple[str, ...] = ()
     over_network: bool = True  # whether processes run on other machines
     inelastic: str = ""  # why its jobs cannot be elastic
-    undetached: str = ""  # why its jobs cannot live on without their launcher
+    undetached: str = ""  # why its jobs cannot live on without their launcher, and what to do
 
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")
@@ -43,12 +43,13 @@ LAUNCHERS = {
         "hosts reached by mpirun",
         (*HOSTS, "--mpirun", "--mpirun-args"),
         inelastic="mpirun ends the job with its first lost process",
-        undetached="mpirun ends the job when its launcher is lost",
+        undetached="mpirun ends the job when its launcher is lost; use --launcher ssh",
     ),
     "slurm": Launcher(
         "hosts of a Slurm allocation",
         (*HOSTS, "--slurm-args", "--slurm-job", "--submit"),
-        undetached="srun ends the job when its launcher is lost",
+        undetached="srun ends the job when its launcher is lost; use --submit, which returns at once, and whose launcher "
+        "runs in Slurm, and leave --detach out",
     ),
 }
 

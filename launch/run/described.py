@@ -95,7 +95,7 @@ def _detach(options: Options, num_servers: int) -> bool:
     if not options.detach:
         return False
     if reason := LAUNCHERS[options.launcher_name].undetached:
-        raise LaunchError(f"--launcher {options.launcher_name} --detach: {reason}; use --launcher ssh")
+        raise LaunchError(f"--launcher {options.launcher_name} --detach: {reason}")
     if options.max_restarts:
         raise LaunchError(
             "--detach does not go with --max-restarts: use --elastic with --restart-workers, or leave one of them out"

@@ -331,7 +331,7 @@ def test_what_slurm_refuses_is_passed_on(slurm: Slurm, tmp_path: Path):
         (("--slurm-args=--partition=nowhere", "-n", 1), "invalid partition specified: nowhere"),
         (("--slurm-args=--partition=nowhere", "-n", 1), "`sinfo -o %P` prints the partitions"),
         (("--slurm-args=--gres=gpu:3", "-n", 1), "no node has what --slurm-args ask for"),
-        (("-n", 1, "--detach", "-s", 1), "--launcher slurm --detach"),
+        (("-n", 1, "--detach", "-s", 1), "and leave --detach out"),
     ):
         refused = front.ask(*SLURM, "--submit", *words, "true")
         assert refused.code == 2 and said in refused.err, refused

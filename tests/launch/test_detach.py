@@ -310,7 +310,14 @@ def test_a_launcher_that_reaches_no_host_any_more_leaves_the_job(detach, sshds, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--launcher", "mpi", "--hosts", "a", "-n", 1), "--launcher mpi --detach: mpirun ends the job"),
+        (
+            ("--launcher", "mpi", "--hosts", "a", "-n", 1),
+            "--launcher mpi --detach: mpirun ends the job when its launcher is lost; use --launcher ssh",
+        ),
+        (
+            ("--launcher", "slurm", "-n", 1),
+            "--launcher slurm --detach: srun ends the job when its launcher is lost; use --submit, which returns at",
+        ),
         (("--max-restarts", 1, "-n", 1), "--detach does not go with --max-restarts"),
         (("-n", 1, "-s", 0), "--detach needs servers"),
     ],
