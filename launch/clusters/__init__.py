@@ -48,8 +48,8 @@ LAUNCHERS = {
     "slurm": Launcher(
         "hosts of a Slurm allocation",
         (*HOSTS, "--slurm-args", "--slurm-job", "--submit"),
-        undetached="srun ends the job when its launcher is lost; use --submit, which returns at once, and whose launcher "
-        "runs in Slurm, and leave --detach out",
+        undetached="srun ends the job when its launcher is lost; use --submit, which returns at once and whose "
+        "launcher runs in Slurm, and leave --detach out",
     ),
 }
 
