@@ -34,6 +34,7 @@ from dmltrain.mxnet_files.operators import OPERATORS, One
 from dmltrain.options import Options, flag, mxnet
 from dmltrain.report import dialect, summary
 from launch.clusters import LAUNCHERS
+from launch.command_line import old_options
 
 REPOSITORY = Path(__file__).parents[2]
 WIDTH = 100  # columns of a program's output
@@ -131,6 +132,12 @@ def _mxnet_options() -> Rows:
         yield f"`{name}`", program, text.replace("|", "\\|")
 
 
+def _old_options() -> Rows:
+    yield "option", "here"
+    for name, text in old_options.rows():
+        yield f"`{name}`", text.replace("|", "\\|")
+
+
 def _graphs() -> Rows:
     """Operators that are other names of the same share a row."""
     yield ("operators of MXNet's graphs",)
@@ -150,6 +157,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "formats": lambda: [("files", "what is read"), *((row.name, _about(row.open)) for row in readers.FORMATS)],
     "policies": _policies,
     "mxnet-options": _mxnet_options,
+    "old-options": _old_options,
     "launchers": lambda: [
         ("`--launcher`", "where the job runs"),
         *((f"`{name}`", row.meaning) for name, row in LAUNCHERS.items()),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -132,9 +132,15 @@ ROWS = (
 
 _COPY = "use --sync-dst-dir DIR, which copies the working directory to the hosts"
 _HOSTS = "use -H FILE, or -WH FILE and -SH FILE, to choose the hosts of workers and servers"
-_ALLOCATION = "give the number of nodes to Slurm: salloc --nodes=N dmltrain launch --launcher slurm ..."
+_NODES = (
+    "use --launcher slurm --submit --slurm-args=--nodes=N, or start it with salloc --nodes=N; workers and servers "
+    "share the nodes, or with --placement dedicated the last ones have servers only"
+)
 _IMAGES = "it does not use containers: each host runs its own Python, or the one that python= in the hosts file names"
-_QUEUE = "inside an allocation, give its nodes with --hosts"
+_QUEUE = (
+    "a queue of Slurm is a partition: --launcher slurm --submit --slurm-args=--partition=NAME; in an allocation of "
+    "another system, give its nodes with --hosts"
+)
 
 
 def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...]:
@@ -154,25 +160,22 @@ REFUSED = (
     *_refusals(
         "Hadoop's YARN, which this launcher does not use",
         {
-            ("--hdfs-tempdir", "DIR"): "remove it",
-            ("--yarn-app-classpath", "PATH"): "remove it",
-            ("--yarn-app-dir", "DIR"): "remove it",
+            ("--hdfs-tempdir", "DIR"): f"remove it, and {_HOSTS}",
+            ("--yarn-app-classpath", "PATH"): f"remove it, and {_HOSTS}",
+            ("--yarn-app-dir", "DIR"): f"remove it, and {_HOSTS}",
         },
     ),
     *_refusals("queues of SGE and YARN, which this launcher does not use", {("--queue", "NAME"): _QUEUE}),
     *_refusals("SGE, which this launcher does not use", {("--sge-log-dir", "DIR"): "use --log-dir DIR"}),
     *_refusals("Mesos, which this launcher does not use", {("--mesos-master", "HOST"): _HOSTS}),
     *_refusals(
-        "requests to Slurm, which this launcher does not make",
-        {
-            ("--slurm-worker-nodes", "N"): _ALLOCATION,
-            ("--slurm-server-nodes", "N"): _ALLOCATION,
-        },
+        "one srun for workers and another one for servers, and this launcher has one for all",
+        {("--slurm-worker-nodes", "N"): _NODES, ("--slurm-server-nodes", "N"): _NODES},
     ),
     *_refusals(
         "Kubernetes, which this launcher does not use",
         {
-            ("--kube-namespace", "NAME"): "remove it",
+            ("--kube-namespace", "NAME"): f"remove it, and {_HOSTS}",
             ("--kube-worker-image", "IMAGE"): _IMAGES,
             ("--kube-server-image", "IMAGE"): _IMAGES,
             ("--kube-worker-template", "FILE"): _IMAGES,
@@ -187,6 +190,17 @@ REFUSED = (
         },
     ),
 )
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """(option, what it does here) of all, for the documentation."""
+    for theirs, ours in ALIASES.items():
+        yield theirs, f"is {ours}"
+    for row in (*ROWS, *REFUSED):
+        yield f"{row.names[0]} {row.value}".strip(), f"{'refused: ' if row in REFUSED else ''}{row.meaning}"
+    for name in UNSUPPORTED_CLUSTERS:
+        yield f"--cluster {name}", f"refused: {unsupported_cluster(name)}"
+
 
 # Other values of dmlc's --cluster and MXNet's --launcher.
 UNSUPPORTED_CLUSTERS = {

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from launch import LaunchError
+from launch.command_line import old_options
 from launch.command_line.old_options import ALIASES, REFUSED, ROWS, mebibytes, unsupported_cluster
-from launch.command_line.options import OPTIONS, Options
+from launch.command_line.options import OPTIONS, Options, parse
 from launch.job.job import Setting
 
 TABLE = {name: row for row in (*ROWS, *REFUSED) for name in row.names}
@@ -133,3 +134,27 @@ def test_refusals_have_a_reason_and_a_fix(row):
 def test_clusters_of_other_launchers():
     assert "Hadoop's YARN" in unsupported_cluster("yarn") and "-H" in unsupported_cluster("yarn")
     assert unsupported_cluster("local") == ""
+
+
+def test_the_documentation_has_a_row_for_each():
+    rows = dict(old_options.rows())
+    assert {name.split()[0] for name in rows} - {"--cluster"} == {
+        *ALIASES,
+        *(row.names[0] for row in (*ROWS, *REFUSED)),
+    }
+    assert rows["--local-num-attempt"] == "is --max-restarts"
+    assert rows["--worker-memory 4g"].startswith("memory limit per worker")
+    assert rows["--queue NAME"].startswith("refused: for queues of SGE and YARN")
+    assert rows["--cluster yarn"].startswith("refused: ")
+
+
+@pytest.mark.parametrize("name", ["--slurm-worker-nodes", "--slurm-server-nodes", "--queue"])
+def test_what_slurm_takes_is_refused_with_its_own_words(name):
+    with pytest.raises(LaunchError, match=r"--launcher slurm --submit --slurm-args=--(nodes=N|partition=NAME)"):
+        apply(name, "2")
+
+
+@pytest.mark.parametrize("given", [["--cluster", "slurm"], ["--launcher", "slurm"], []])
+def test_slurm_is_chosen_as_in_dmlcs_tracker(given):
+    environ = {} if given else {"DMLC_SUBMIT_CLUSTER": "slurm"}
+    assert parse([*given, "-n", "2", "true"], environ).launcher_name == "slurm"
