@@ -82,9 +82,9 @@ def distribute(
       start. per-worker: the loader's `batch_size` (times `micro_batches`) of each worker, and learning rates stay.
       per-worker-scaled-lr: so many, and each step's learning rates are multiplied by its samples, divided by those at
       the start; `optimizer.param_groups` keeps the rates without that.
-    - `server_snapshot`: in such a job with `update_on_kvstore`, the seconds between two copies of each server's
-      optimizer state into the memory of two workers, with which the job goes on if the server is lost (default: 10).
-      0: after each step.
+    - `server_snapshot`: in such a job with the optimizer on the servers, the seconds between two copies of each
+      server's optimizer state into the memory of two workers, with which the job goes on if the server is lost
+      (default: 10). 0: after each step.
 
     All models of a process share one kvstore, so each call must make the same choices, but for `factors`,
     `local_steps`, `outer_lr` and `outer_momentum`.

@@ -104,11 +104,13 @@ def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
     if asked.batch not in BATCHES:
         raise UserError(f"batch={asked.batch!r}: expected one of {', '.join(BATCHES)}")
     if asked.server_snapshot is not None:
-        _check_snapshot(asked.server_snapshot, found["update_on_kvstore"])
+        on_servers = types.find(asked.kvstore).steps_on_servers(found["update_on_kvstore"])
+        _check_snapshot(asked.server_snapshot, on_servers)
     if environment.launched and not environment.elastic:
         _check_plain(asked)
     if environment.elastic:
-        _check_elastic({**found, "threshold": asked.codec_parameters.get("threshold"), "factors": model.factors})
+        more = {"threshold": asked.codec_parameters.get("threshold"), "factors": model.factors}
+        _check_elastic({**found, **more, "balance": asked.balance, "batch": asked.batch})
 
 
 def _check_snapshot(seconds: Any, on_servers: bool) -> None:
@@ -133,12 +135,16 @@ def _check_elastic(chosen: Mapping[str, Any]) -> None:
     """Raise UserError for what an elastic job cannot have."""
     wanted = {"threshold": None, "factors": 0, "server_shares": env.SERVER_SHARES[0]}
     wrong = [f"{name}={chosen[name]!r}" for name, value in wanted.items() if chosen[name] != value]
-    if not types.find(chosen["kvstore"]).can_be_elastic:
+    kind = types.find(chosen["kvstore"])
+    if not kind.can_be_elastic:
         wrong.insert(0, f"kvstore={chosen['kvstore']!r}")
+    together = {"balance": False, "batch": CONSTANT}
+    if not kind.synchronous:
+        wrong += [f"{name}={chosen[name]!r}" for name, value in together.items() if chosen[name] != value]
     if wrong:
         raise UserError(
-            "this job was started with --elastic, which needs kvstore='dist_sync', without a threshold of compression, "
-            f"without factors, and with equal server_shares; this is "
+            "this job was started with --elastic, which needs kvstore='dist_sync', 'dist_async' or 'dist_ssp', no "
+            "threshold of compression, no factors, equal server_shares, and dist_sync for balance and batch; this is "
             f"{', '.join(wrong)}: use these, or start it without --elastic"
         )
 

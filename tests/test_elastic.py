@@ -183,10 +183,10 @@ def test_a_checkpoint_with_residuals_is_written_by_the_next_leader(jobs):
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 YET = "error: --elastic does not work with {} yet: leave one of them out"
-NEEDS = "error: --elastic needs --kv-store dist_sync"
+NEEDS = "error: --elastic needs --kv-store dist_sync, dist_async or dist_ssp"
 REFUSED = {
-    "--kv-store dist_async": f"{NEEDS} (this is dist_async): use dist_sync, or start the job without --elastic",
-    "--kv-store local": f"{NEEDS} (this is local): use dist_sync, or start the job without --elastic",
+    "--kv-store dist_local": f"{NEEDS} (this is dist_local): use one of these, or start the job without --elastic",
+    "--kv-store local": f"{NEEDS} (this is local): use one of these, or start the job without --elastic",
     "--server-snapshot 5": "error: --server-snapshot needs --update-on-kvstore 1: else servers keep nothing",
     "--backend mxnet": "error: --elastic: --backend mxnet cannot do this, because ps-lite ends with the first process "
     "that it loses; use --backend torch",

@@ -227,3 +227,14 @@ def test_a_slow_worker_gets_fewer_samples(start):
     again = start("", *options[:2], workers=2, servers=1, replay=file)
     again.succeed(SECONDS)
     assert same(job, (0, 1)) == same(again, (0, 1))
+
+
+@pytest.mark.parametrize("kvstore", ["dist_ssp", pytest.param("dist_async", marks=thorough)])
+def test_a_worker_that_makes_steps_of_its_own_is_lost(start, kvstore):
+    faults = ",".join([*(f"{member}:kvstore:{kvstore}" for member in range(3)), "1:alone:5"])
+    job = start(faults, workers=3, servers=2)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
+    same(job, (0, 2))
+    each_sample_once(job)
+    assert read(job.folder / "audit/views.json").views[-1].members == (0, 2)

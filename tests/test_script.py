@@ -135,7 +135,9 @@ def test_a_mistake_is_explained_before_anything_starts(kind, choices, message):
 @pytest.mark.parametrize(
     "kind, choices, message",
     [
-        ("dist_async", {}, "this is kvstore='dist_async': use these, or start it without --elastic"),
+        ("dist_local", {}, "this is kvstore='dist_local': use these, or start it without --elastic"),
+        ("dist_async", {"balance": True}, "this is balance=True: use these, or start it without --elastic"),
+        ("dist_ssp", {"batch": "per-worker"}, "this is batch='per-worker': use these, or start it without --elastic"),
         ("local", {}, "this is kvstore='local': use these"),
         ("dist_sync", {"compression": {"type": "2bit", "threshold": 0.5}}, "this is threshold=0.5: use these"),
         ("dist_sync", {"factors": 8}, "this is factors=8: use these"),

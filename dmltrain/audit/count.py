@@ -13,6 +13,7 @@ from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.lines import Begun, Committed
 from dmltrain.audit.receipt import Receipt
 from dmltrain.audit.views_file import ranges
+from dmltrain.kvstore import types
 
 SHOWN = 10  # ranges of positions that a problem names
 
@@ -29,7 +30,7 @@ class Count:
 def count(folder: Path) -> Count:
     """Takes two bytes of memory for each sample and epoch. Raises UserError for files that are missing or damaged."""
     recorded = views_file.read(folder / views_file.NAME)
-    tally = _Tally(recorded.job.samples)
+    tally = _Tally(recorded.job.samples, types.find(recorded.job.kvstore).synchronous)
     for member in recorded.members:
         for line in lines.commits(folder, member):
             tally.commit(member, line)
@@ -49,20 +50,26 @@ class _Round:
 
 
 class _Tally:
-    def __init__(self, size: int) -> None:
-        self._size = size  # of an epoch
-        self._rounds: dict[int, _Round] = {}  # by op
+    """`size`: of an epoch. `together`: all members make each step together; else an op is the number of a step that one
+    member has made alone."""
+
+    def __init__(self, size: int, together: bool) -> None:
+        self._size, self._together = size, together
+        self._rounds: dict[tuple[int, ...], _Round] = {}  # by op, and by member if it has made it alone
         self._times: dict[int, Array] = {}
         self._problems: list[str] = []
 
     def commit(self, member: int, line: Committed) -> None:
-        known = self._rounds.setdefault(line.op, _Round(line, member))
+        known = self._rounds.setdefault(self._key(line.op, *line.members[:1]), _Round(line, member))
         if known.committed != line:
             self._problems.append(f"op {line.op}: the commit lines of members {known.source} and {member} differ")
 
+    def _key(self, op: int, member: int) -> tuple[int, ...]:
+        return (op,) if self._together else (op, member)
+
     def count(self, member: int, begun: Iterable[Begun]) -> None:
         """Count what this member pushed of committed rounds, all of its lines."""
-        expected = {op: each for op, each in self._rounds.items() if member in each.committed.members}
+        expected = {key[0]: each for key, each in self._rounds.items() if member in each.committed.members}
         seen: dict[int, Receipt] = {}
         for line in begun:
             if line.op not in expected:
@@ -85,7 +92,7 @@ class _Tally:
         np.add.at(times, line.positions, 1)
 
     def result(self) -> Count:
-        for op, each in sorted(self._rounds.items()):
+        for (op, *_), each in sorted(self._rounds.items()):
             self._check_receipt(op, each)
         for epoch, times in sorted(self._times.items()):
             for positions, what in ((times == 0, "never committed"), (times > 1, "committed more than once")):

@@ -7,6 +7,8 @@ from logging import Logger
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dmltrain.arrays import Array
 from dmltrain.audit import lines, views_file
 from dmltrain.audit.lines import Writer
@@ -27,8 +29,8 @@ class Journal:
             lines.clear(folder, job.workers)
         self._entered: list[Entered] = []
         self.epoch = 0
-        self.dealing: Dealing | None = None
-        self._taken: Dealing | None = None  # with which a new member begins
+        self.dealing: Any = None  # a Dealing
+        self._taken: Any = None  # with which a new member begins
         self._begun: Array | None = None  # positions of the round that is not complete
         self._missed = False  # the others have completed it, and not this worker
         self.lacks_state = is_replacement  # and so does not know all views
@@ -46,7 +48,7 @@ class Journal:
 
     def take_state(self, state: Mapping[str, Any]) -> None:
         """Go on where another member is."""
-        self.epoch, self._taken = state["epoch"], Dealing.of_state(state["dealing"])
+        self.epoch, self._taken = state["epoch"], self._dealing_of(state["dealing"])
         self._entered = list(views_file.parse(state["views"].encode()).entered)
         self.lacks_state = False
         self._write_views()
@@ -85,26 +87,34 @@ class Journal:
 
     def entered(self, view: View, missed: bool = False) -> None:
         """This worker goes on in this view. `missed`: the others have completed its round in the view before."""
-        back = 0
-        returned: views_file.Ranges = ()
         if missed and self.dealing is not None:
             before = self._entered[-1].view
             self.dealing.committed(before.members, before.shares)
             self._begun, self._missed = None, True
-        if self.dealing is not None:
-            self.dealing.enter(view.members, view.shares)
-            back, returned = len(self.dealing.returned), views_file.ranges(self.dealing.returned)
-        self._say(view, back)
+        positions = self._back(view)
+        self._say(view, len(positions))
         if view.joined:
             self._log.info("New in it: workers %s", ", ".join(map(str, view.joined)))
         if self._entered and self._entered[-1].view.servers != view.servers:
             self._log.info("Its servers: %s", ", ".join(map(str, view.servers)))
         if view.joined_servers:
             self._log.info("New in it: servers %s", ", ".join(map(str, view.joined_servers)))
-        self._entered.append(Entered(view, self.epoch, returned))
+        self._entered.append(Entered(view, self.epoch, views_file.ranges(positions)))
         if self._writer:
             self._writer.settled(view.base)
         self._write_views()
+
+    @staticmethod
+    def _dealing_of(state: Mapping[str, Any]) -> Any:
+        return Dealing.of_state(state)
+
+    def _back(self, view: View) -> Array:
+        """The positions that this view gives back, int64, ascending."""
+        if self.dealing is None:
+            return np.empty(0, np.int64)
+        self.dealing.enter(view.members, view.shares)
+        returned: Array = self.dealing.returned
+        return returned
 
     def _write_views(self) -> None:
         """As the leader, if this worker knows all views."""

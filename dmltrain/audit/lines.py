@@ -78,6 +78,11 @@ class Writer:
         self.settled(op - 1)
         self._waiting = Committed(op, view, tuple(members), dealt, committed, receipt.summed(receipt_sum))
 
+    def committed_alone(self, number: int, view: int, member: int, own: Array) -> None:
+        """The servers have this step of a member, which it has made alone; `own`: the receipt of its samples."""
+        count = int(own[0])
+        _append(self._commits, vars(Committed(number, view, (member,), count, count, receipt.summed(own))))
+
     def settled(self, op: int) -> None:
         """All members hold op `op`: it is a view's base, this member holds a later one, or it leaves with this one."""
         if self._waiting and self._waiting.op <= op:

@@ -2,7 +2,7 @@
 
     {"format": 1,
      "job": {"workers": 4, "seed": 3, "samples": 60000, "batch": 256, "epochs": 2, "network": "mlp", "data": "9c1f...",
-      "each": 0},
+      "each": 0, "kvstore": "dist_sync"},
      "views": [
       {"number": 1, "base": 0, "hosts": [[0, 1], [2, 3]], "servers": [0], "lost": [], "joined": [],
        "shares": [], "left": [], "behind": [], "lost_servers": [], "joined_servers": [], "hands_over": [],
@@ -30,6 +30,7 @@ from dmltrain import bounded, whole_file
 from dmltrain.arrays import Array
 from dmltrain.audit import fields
 from dmltrain.errors import UserError
+from dmltrain.kvstore import types
 from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
 
 NAME, FORMAT = "views.json", 1
@@ -58,7 +59,7 @@ Ranges = tuple[tuple[int, int], ...]
 class Job:
     """What must be the same in a replay: workers at the start, the options' seed, samples of an epoch, the batch of all
     workers together, number of epochs, the network's name, and the digest of the training data. `each`: steps have so
-    many samples for each member of a view instead of `batch`; 0: they do not."""
+    many samples for each member of a view instead of `batch`; 0: they do not. `kvstore`: the name of its type."""
 
     workers: int
     seed: int
@@ -68,6 +69,7 @@ class Job:
     network: str
     data: str
     each: int = 0
+    kvstore: str = "dist_sync"
 
     def size(self, members: int) -> int:
         """Samples of a step of so many members."""
@@ -174,7 +176,11 @@ def _job(value: Any) -> Job:
     found = fields.fields(value, "job", [*Job.__annotations__])
     least = {"workers": 1, "seed": 0, "samples": 1, "batch": 1, "epochs": 1, "each": 0}
     numbers = {name: fields.whole(found[name], name, low) for name, low in least.items()}
-    return Job(**numbers, network=fields.text(found["network"], "network"), data=fields.text(found["data"], "data"))
+    kvstore = fields.text(found["kvstore"], "kvstore")
+    if kvstore not in types.TYPES:
+        raise ValueError(f"kvstore {kvstore!r} is none of {', '.join(types.TYPES)}")
+    network, data = (fields.text(found[name], name) for name in ("network", "data"))
+    return Job(**numbers, network=network, data=data, kvstore=kvstore)
 
 
 def _entered(value: Any, what: str, job: Job) -> Entered:
@@ -287,6 +293,7 @@ _FACTS = {
     "network": "network {}",
     "data": "data {:.12}",
     "each": "--batch {}",
+    "kvstore": "kvstore {}",
 }
 _FIXES = {
     "workers": "-n {}",
@@ -297,6 +304,7 @@ _FIXES = {
     "network": "--network {}",
     "data": "the same data",
     "each": "--batch {}",
+    "kvstore": "--kv-store {}",
 }
 
 

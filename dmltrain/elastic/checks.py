@@ -11,7 +11,7 @@ from dmltrain.options import Options
 from dmltrain.options.data import OWN_FILES
 from dmltrain.options.training import CONSTANT
 
-NEEDED = "--elastic needs --kv-store dist_sync"
+NEEDED = "--elastic needs --kv-store dist_sync, dist_async or dist_ssp"
 
 _REFUSED: tuple[tuple[str, Callable[[Options], object]], ...] = (
     ("--gc-threshold", lambda options: options.gc_threshold is not None),
@@ -44,6 +44,14 @@ def _plain(options: Options) -> Iterator[str]:
         yield f"--batch {options.batch} needs a job that was started with dmltrain-launch --elastic"
 
 
+def _of_own_steps(options: Options) -> Iterator[str]:
+    """What needs steps that all workers make together."""
+    given = {"--replay": options.replay is not None, "--balance": options.balance}
+    given[f"--batch {options.batch}"] = options.batch != CONSTANT
+    for name in (each for each, is_given in given.items() if is_given):
+        yield f"{name} needs --kv-store dist_sync: with {options.kv_store} each worker makes steps of its own"
+
+
 def _elastic(options: Options, environment: Environment) -> Iterator[str]:
     if options.backend != "torch":
         yield (
@@ -51,9 +59,12 @@ def _elastic(options: Options, environment: Environment) -> Iterator[str]:
             "it loses; use --backend torch"
         )
     if not types.find(options.kv_store).can_be_elastic:
-        yield f"{NEEDED} (this is {options.kv_store}): use dist_sync, or start the job without --elastic"
-    if options.server_snapshot is not None and not options.update_on_kvstore:
+        yield f"{NEEDED} (this is {options.kv_store}): use one of these, or start the job without --elastic"
+    kind = types.find(options.kv_store)
+    if options.server_snapshot is not None and not kind.steps_on_servers(bool(options.update_on_kvstore)):
         yield "--server-snapshot needs --update-on-kvstore 1: else servers keep nothing that a snapshot could have"
+    if not kind.synchronous:
+        yield from _of_own_steps(options)
     for name, given in _REFUSED:
         if given(options):
             yield f"--elastic does not work with {name} yet: leave one of them out"

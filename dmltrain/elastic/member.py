@@ -34,15 +34,21 @@ class Member:
 
     def __init__(self, store: ElasticKVStore, log: Logger, job: Job, audit: str | None, give: Give, take: Take) -> None:
         self.store, self._log, self._job = store, log, job
-        self.journal = Journal(log, store.member, job, Path(audit) if audit else None, store.is_alone)
+        self.journal: Journal = self._journal(log, store.member, job, Path(audit) if audit else None, store.is_alone)
         store.on_enter, store.on_shared, store.blamed = self._entered, self._shared, self._blamed
-        store.give_state = lambda: give({**self.journal.state(), "suspects": self._suspects.state()})
+        store.give_state = lambda: give({**self._place(), "suspects": self._suspects.state()})
         store.take_state = lambda content: self._take(take(content, False))
         store.take_step = lambda content: self._took_step(take(content, True))
         self._suspects = Suspects()
         self._before: View | None = None  # the last view that was entered
         self.order: Epoch | None = None  # of the epoch whose samples this worker trains
         self._speed: OwnSpeed | None = None
+
+    _journal: type[Journal] = Journal
+
+    def _place(self) -> dict[str, Any]:
+        """Where the job is, for new members."""
+        return self.journal.state()
 
     @property
     def view(self) -> View:
@@ -94,12 +100,16 @@ class Member:
 
     def _entered(self, view: View, missed: bool) -> None:
         self.journal.entered(view, missed)
-        if dealing := self.journal.dealing:
-            for each in (lost for lost in view.lost if lost.failed):
-                self._suspects.add(self.journal.epoch, self._in_hand(dealing, view, each), each.reason)
+        self._suspect(view)
         if view.number > 1 and self.store.keeps_residuals:
             self._say_residuals(view)
         self._before = view
+
+    def _suspect(self, view: View) -> None:
+        """The samples at which members have failed."""
+        if dealing := self.journal.dealing:
+            for each in (lost for lost in view.lost if lost.failed):
+                self._suspects.add(self.journal.epoch, self._in_hand(dealing, view, each), each.reason)
 
     def _say_residuals(self, view: View) -> None:
         """What becomes of the compression's residuals."""
@@ -123,10 +133,15 @@ class Member:
         dealing, epoch = self.journal.dealing, self.journal.epoch
         if dealing is None or self.order is None or self.order.number != epoch:
             return ""
-        found = self._suspects.blamed(epoch, dealing.positions_of(self.store.member), error, self.order.samples_at)
+        found = self._suspects.blamed(epoch, self._own_positions(dealing), error, self.order.samples_at)
         if found:
             self._log.error("%s", found)
         return found
+
+    def _own_positions(self, dealing: Any) -> Array:
+        """What this member is training."""
+        own: Array = dealing.positions_of(self.store.member)
+        return own
 
     def _shared(self) -> None:
         """All members have the state of training."""
@@ -134,18 +149,32 @@ class Member:
 
 
 class MemberRounds:
-    """The rounds of one epoch on this worker: `begin`, the step, and `end`, until it is `finished`."""
+    """The rounds of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
         self._member = member
-        self.dealing, self._has_joined = member.journal.deal(epoch, member.view, first)
+        self._dealing, self._has_joined = member.journal.deal(epoch, member.view, first)
         self._part_view = member.view  # for which `part` was asked
         self._begun = member.view, 0, 0.0  # of this round: the view, this worker's samples, and when, s
 
     @property
-    def finished(self) -> bool:
+    def dealing(self) -> Dealing:
+        return self._dealing
+
+    def is_over(self) -> bool:
+        """Whether all samples of the epoch are used."""
         return self.dealing.finished
+
+    @property
+    def step(self) -> int:
+        """The step of a plain job that is like this round; a schedule's."""
+        return self.dealing.step
+
+    @property
+    def count(self) -> int:
+        """How many rounds of the epoch this worker has made."""
+        return self.dealing.rounds
 
     def part(self, epoch: Epoch) -> Part:
         """The samples of this worker from the present round on, until `end` says otherwise."""

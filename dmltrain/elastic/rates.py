@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from logging import Logger
 
+from dmltrain.data.async_deal import AsyncDealing
 from dmltrain.data.deal import Dealing
 from dmltrain.options.training import SCALED
 
@@ -14,10 +15,13 @@ class Rates:
     def __init__(self, log: Logger, batch: str) -> None:
         self._log, self._follow, self._factor = log, batch == SCALED, 1.0
 
-    def factor(self, dealing: Dealing) -> float:
+    def factor(self, dealing: Dealing | AsyncDealing) -> float:
         """What learning rates are multiplied by in the present round."""
+        if not self._follow:
+            return 1.0
+        assert isinstance(dealing, Dealing)  # steps of one worker have always as many samples
         size, usual = dealing.round.division.batch, dealing.batch
-        factor = size / usual if self._follow else 1.0
+        factor = size / usual
         if factor != self._factor:
             self._factor = factor
             text = "Learning rates are multiplied by %.4g: a step has %d samples, %d at the job's start"

@@ -16,7 +16,7 @@ from dmltrain.audit.views_file import Job
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.parts import Epoch, Shared
 from dmltrain.elastic import notice
-from dmltrain.elastic.member import Member, MemberRounds
+from dmltrain.elastic.kind import member_of, rounds_of
 from dmltrain.elastic.rates import Rates
 from dmltrain.errors import Unreadable, UserError
 from dmltrain.kvstore.base import Dismissed, Stopped
@@ -63,7 +63,7 @@ def arm(run: Run) -> Run:
     Dismissed."""
     store = run.store
     assert isinstance(store, ElasticKVStore)
-    member = Member(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
+    member = member_of(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
     run = replace(run, member=member)
     every = run.options.server_snapshot
     store.snapshot_every(SNAPSHOT_SECONDS if every is None else every)
@@ -86,6 +86,7 @@ def stop(run: Run) -> None:
     assert run.member
     dealing, epoch, store = run.member.journal.dealing, run.member.journal.epoch, run.store
     assert dealing is not None
+    run.trainer.synchronize()
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
     position = run.plan.after(epoch, dealing.step)
     store.repeat(lambda: _save(run, position))
@@ -128,7 +129,8 @@ def _job(run: Run) -> Job:
     options, parts = run.options, _shared(run)
     batch, data = options.batch_size * parts.num_workers, run.dataset.digests.get("training data", run.dataset.name)
     each = 0 if options.batch == CONSTANT else options.batch_size
-    return Job(parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, run.network.name, data, each)
+    network, kvstore = run.network.name, run.store.kvstore_type.name
+    return Job(parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, each, kvstore)
 
 
 def _balancing(run: Run) -> Balancing:
@@ -171,11 +173,11 @@ class Rounds:
         assert run.member
         self._run, self._number, self._meter, self._member = run, epoch, meter, run.member
         self._epoch = Epoch(_shared(run), run.options.seed, epoch)
-        self._rounds = MemberRounds(run.member, epoch, first)
+        self._rounds = rounds_of(run.member, epoch, first)
         self._rate, self._rates = 0.0, Rates(run.log, run.options.batch)
 
     def train(self) -> float:
-        while not self._rounds.finished:
+        while not self._rounds.is_over():
             self._train_in(self._member.view)
         return self._rate
 
@@ -193,13 +195,13 @@ class Rounds:
 
     def _round(self, images: Array, labels: Array) -> bool:
         """One round. When this returns it was completed, perhaps in a later view. The result is MemberRounds.end's."""
-        run, dealing = self._run, self._rounds.dealing
+        run, rounds = self._run, self._rounds
         if run.pace:
-            run.pace.step(run.plan.iteration(Position(self._number, dealing.step)), 1, len(labels))
-        self._rate = self._rates.factor(dealing) * run.schedule(self._number, dealing.step)
-        positions, dealt = self._rounds.begin()
+            run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))
+        self._rate = self._rates.factor(rounds.dealing) * run.schedule(self._number, rounds.step)
+        positions, dealt = rounds.begin()
         receipts = run.trainer.train_step(images, labels, dealt, self._rate, receipt.of(positions))
         assert receipts is not None
-        if dealing.rounds and dealing.rounds % run.options.disp_batches == 0:
-            self._meter.show(dealing.rounds)
-        return self._rounds.end(receipts)
+        if rounds.count and rounds.count % run.options.disp_batches == 0:
+            self._meter.show(rounds.count)
+        return rounds.end(receipts)

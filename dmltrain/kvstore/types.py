@@ -60,8 +60,8 @@ class KVStoreType:
 
     @property
     def can_be_elastic(self) -> bool:
-        """Whether a job can go on exactly without a worker that is lost."""
-        return self._steps_on_workers
+        """Whether a job can go on without a worker that is lost: exactly, if it is synchronous."""
+        return self.distributed and not self.steps_alone
 
     @property
     def _steps_on_workers(self) -> bool:

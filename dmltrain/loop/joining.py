@@ -9,6 +9,7 @@ from dmltrain import env
 from dmltrain.audit import views_file
 from dmltrain.audit.views_file import Job
 from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore, types
 from dmltrain.kvstore.view import View
 from dmltrain.options.training import CONSTANT
 
@@ -25,11 +26,12 @@ def check(is_elastic: bool) -> None:
             raise UserError(f"{name} needs a job that was started with dmltrain-launch --elastic")
 
 
-def job(workers: int, loader: Loader, epochs: int, model: Any, batch: str) -> Job:
+def job(store: KVStore, workers: int, loader: Loader, epochs: int, model: Any, batch: str) -> Job:
     """See views_file.Job. `batch`: the kind of batch, one of BATCHES."""
     data = f"{len(loader.dataset)} samples of {type(loader.dataset).__name__}"
+    samples, kvstore = loader.shared.samples, store.kvstore_type.name
     each = 0 if batch == CONSTANT else loader.shared.batch_size
-    return Job(workers, loader.seed, loader.shared.samples, loader.batch, epochs, type(model).__name__, data, each)
+    return Job(workers, loader.seed, samples, loader.batch, epochs, type(model).__name__, data, each, kvstore)
 
 
 def replayed(own: Job) -> tuple[View, ...]:
@@ -37,6 +39,8 @@ def replayed(own: Job) -> tuple[View, ...]:
     file = env.replay()
     if not file:
         return ()
+    if not types.find(own.kvstore).synchronous:
+        raise UserError(f"{REPLAY} needs dist_sync: with {own.kvstore} no two runs have the same weights")
     recorded = views_file.read(Path(file), REPLAY)
     views_file.check_same(recorded, own, f"{REPLAY} {file}")
     if any(view.joined for view in recorded.views):

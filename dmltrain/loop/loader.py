@@ -68,9 +68,9 @@ class Loader:
         state = self._state
         with state.reading() as rounds:
             epoch = Epoch(self.shared, self.seed, state.epoch)
-            while not rounds.finished:
+            while not rounds.is_over():
                 yield from self._until_changed(rounds, epoch)
-        state.merge_statistics()
+        state.settle()
 
     def _until_changed(self, rounds: Rounds, epoch: Epoch) -> Iterator[Any]:
         """Until a round was completed by other members, or to the epoch's end. torch's loader may prepare batches of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dmltrain.arrays import Array
+from dmltrain.data.async_deal import AsyncDealing
 from dmltrain.data.deal import Dealing
 from dmltrain.data.parts import Epoch, Part
 
@@ -12,10 +13,10 @@ from dmltrain.data.parts import Epoch, Part
 class Rounds(Protocol):
     """See MemberRounds."""
 
-    dealing: Dealing
-
     @property
-    def finished(self) -> bool: ...
+    def dealing(self) -> Dealing | AsyncDealing: ...
+
+    def is_over(self) -> bool: ...
 
     def part(self, epoch: Epoch) -> Part: ...
 
@@ -28,10 +29,13 @@ class PlainRounds:
     """Of worker `rank`, whose job always has the same workers."""
 
     def __init__(self, dealing: Dealing, rank: int) -> None:
-        self.dealing, self._rank = dealing, rank
+        self._dealing, self._rank = dealing, rank
 
     @property
-    def finished(self) -> bool:
+    def dealing(self) -> Dealing:
+        return self._dealing
+
+    def is_over(self) -> bool:
         return self.dealing.finished
 
     def part(self, epoch: Epoch) -> Part:

@@ -16,7 +16,8 @@ from dmltrain import env, record, script, whole_file
 from dmltrain.arrays import Array
 from dmltrain.data.deal import Dealing
 from dmltrain.elastic import notice
-from dmltrain.elastic.member import Member, MemberRounds
+from dmltrain.elastic.kind import member_of, rounds_of
+from dmltrain.elastic.member import Member
 from dmltrain.elastic.rates import Rates
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
@@ -211,7 +212,7 @@ class State:
 
     def _rounds(self) -> Rounds:
         if self._member:
-            return MemberRounds(self._member, self._epoch)
+            return rounds_of(self._member, self._epoch)
         assert self._loader
         dealing = Dealing(self._loader.shared.samples, self._loader.batch, range(self._store.num_workers))
         return PlainRounds(dealing, self._store.rank)
@@ -224,8 +225,11 @@ class State:
         """The model's statistics have these."""
         self._seen += samples
 
-    def merge_statistics(self) -> None:
-        """Give all workers the mean of their batch-norm statistics, weighted by samples."""
+    def settle(self) -> None:
+        """The epoch's samples are used. Give all workers the mean of their batch-norm statistics, weighted by samples;
+        in an elastic job, where all have made their last steps now, also the same weights."""
+        if self.is_elastic:
+            self._content.synchronize()
         if self._statistics.present and self._store.is_distributed:
             self._store.repeat(lambda: self._statistics.merge(self._seen, self._store.all_reduce))
         self._seen = 0
@@ -241,12 +245,12 @@ class State:
             raise UserError("an elastic job needs a dmltrain.loader, made before state.epochs")
         store, loader, asked = self._store, self._loader, script.in_use()
         assert isinstance(store, ElasticKVStore)
-        job = joining.job(self.workers_at_start, loader, epochs, self.model, asked.batch)
+        job = joining.job(store, self.workers_at_start, loader, epochs, self.model, asked.batch)
         log = record.logger(store.member)
         self._rates = Rates(log, asked.batch)
         if asked.server_snapshot is not None:
             store.snapshot_every(asked.server_snapshot)
-        self._member = Member(store, log, job, env.audit() or None, self._content.give, self._take)
+        self._member = member_of(store, log, job, env.audit() or None, self._content.give, self._take)
         try:
             facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}
             balance = Balancing(job.batch, job.each) if asked.balance else EQUAL

@@ -121,8 +121,8 @@ class DistributionOptions:
     )
     server_snapshot: float | None = option(
         "Distribution",
-        "elastic jobs with --update-on-kvstore 1: seconds between two copies of each server's optimizer state into the "
-        "memory of two workers, with which the job goes on if the server is lost (0: after each step; default: "
+        "elastic jobs whose servers run the optimizer: seconds between two copies of each server's optimizer state into "
+        "the memory of two workers, with which the job goes on if the server is lost (0: after each step; default: "
         f"{SNAPSHOT_SECONDS:g})",
         number(0.0),
         metavar="SECONDS",

@@ -25,7 +25,7 @@ from launch.run.losses import Notice
 from launch.run.process import Process
 from launch.run.waiters import Waiter, Waiters
 
-FIXED = "an elastic job has dist_sync for good: start it without --elastic to change its kvstore while it runs"
+FIXED = "an elastic job keeps its kvstore: start it without --elastic to change its kvstore while it runs"
 MOST_AT_ONCE = 1000  # workers that one request may add
 MOST_DIGITS = 6  # Python makes no number of very many
 

@@ -111,7 +111,7 @@ def _detach(options: Options, num_servers: int) -> bool:
 def _rules(options: Options, num_servers: int) -> tuple[Rule, ...]:
     """LaunchError if the kvstore of the job cannot change."""
     if options.rules and options.elastic:
-        raise LaunchError("--rule changes the kvstore, and that of an elastic job is dist_sync: leave one of them out")
+        raise LaunchError("--rule changes the kvstore, which an elastic job keeps: leave one of them out")
     if options.rules and not num_servers:
         raise LaunchError("--rule needs servers: give -s 1 or more")
     return options.rules

@@ -253,7 +253,7 @@ class Server(Process):
             for slice_ in self.core.slices().values():
                 if slice_.is_weight and slice_.completed != step:
                     slice_.count_from(step)
-        self.core.hold(step)
+        self.core.hold(0, step)
 
     def states(self):
         if "kept" in self.world.mutations:

@@ -62,7 +62,7 @@ def test_the_step_after_the_one_that_workers_hold_is_taken_back():
     core = core_of(0)
     assert stepped(core, 1) == [3, 3] and stepped(core, 2) == [36, 36]
     core.enter([(0,)])
-    core.hold(1)
+    core.hold(0, 1)
     assert core.slices()[0, 0].value.array.tolist() == [3, 3] and state(core)["momentum"].tolist() == [3, 3]
     assert stepped(core, 2, workers=[0]) == [34, 34]
 
@@ -71,7 +71,7 @@ def test_the_first_step_is_taken_back():
     core = core_of(0, first=7.0)
     stepped(core, 1)
     core.enter(HOSTS)
-    core.hold(0)
+    core.hold(0, 0)
     assert core.slices()[0, 0].value.array.tolist() == [7, 7] and state(core) == {}
     assert stepped(core, 1) == [10, 10]
 
@@ -80,12 +80,12 @@ def test_a_step_that_workers_hold_stays_and_only_one_more_can_be_taken_back():
     core = core_of(0)
     stepped(core, 1), stepped(core, 2)
     core.enter(HOSTS)
-    core.hold(2)
-    core.hold(2)  # each worker says so
+    core.hold(0, 2)
+    core.hold(0, 2)  # each worker says so
     assert core.slices()[0, 0].value.array.tolist() == [36, 36]
     for step in (0, 3):
         with pytest.raises(Rejected, match=f"'k0' slice 0 has made 2 steps where the workers hold {step}"):
-            core.hold(step)
+            core.hold(0, step)
 
 
 def test_a_value_that_is_read_while_its_step_is_taken_back_stays_as_it_is():
@@ -93,7 +93,7 @@ def test_a_value_that_is_read_while_its_step_is_taken_back_stays_as_it_is():
     stepped(core, 1)
     (reply,) = core.pull(0, 0, 0, 1)
     core.enter(HOSTS)
-    core.hold(0)
+    core.hold(0, 0)
     stepped(core, 1)
     stepped(core, 2)
     assert reply.buffer.array.tolist() == [3, 3]
@@ -108,7 +108,7 @@ def test_memory_is_used_again():
     for clock in range(4, 20):
         stepped(core, clock)
         core.enter(HOSTS)
-        core.hold(clock - 1)
+        core.hold(0, clock - 1)
         stepped(core, clock)
     assert len(core.allocate.offsets) == allocated
 
@@ -156,7 +156,7 @@ def test_a_new_slice_counts_from_the_step_that_workers_hold_and_then_nothing_is_
     core.enter(HOSTS, other_servers=True)
     for worker in (0, 1):
         core.declare(worker, Declare("dist_sync", 0.0, (key(0),)))
-        core.hold(1)
+        core.hold(0, 1)
     assert [name for name in core.states() if name.startswith("0/0/1/")]
     packed = {"0/0/value": np.full(2, 5, np.float32), "0/0/momentum": np.full(2, 2, np.float32)}
     other = core_of(0)

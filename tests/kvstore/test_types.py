@@ -84,19 +84,19 @@ def test_only_synchronous_workers_are_summed_in_their_host(name, sums):
 
 
 @pytest.mark.parametrize(
-    "name, together, factors",
+    "name, together, factors, elastic",
     [
-        ("local", True, False),
-        ("dist_sync", True, True),
-        ("dist_async", False, False),
-        ("dist_ssp", False, False),
-        ("dist_local", False, False),
+        ("local", True, False, False),
+        ("dist_sync", True, True, True),
+        ("dist_async", False, False, True),
+        ("dist_ssp", False, False, True),
+        ("dist_local", False, False, False),
     ],
 )
-def test_which_workers_make_each_step_together(name, together, factors):
+def test_which_workers_make_each_step_together(name, together, factors, elastic):
     kind = types.find(name)
     assert kind.steps_together is together and kind.takes_factors is factors
-    assert kind.can_be_elastic is factors
+    assert kind.can_be_elastic is elastic
 
 
 def test_averages_have_defaults_of_which_each_can_be_changed():

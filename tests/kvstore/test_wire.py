@@ -148,6 +148,7 @@ def test_numbers_of_the_protocol_stay():
         "VALUE_GROUP": 43,
         "RELEASE_GROUP": 44,
         "READ_STEPS": 45,
+        "READ_GONE": 46,
     }
     assert (Flag.SHARED, Flag.PULL, Flag.OFFSETS) == (1, 2, 4) and wire.DTYPES == ("float32", "float64")
     assert (wire.MAX_CONTROL, wire.MAX_PROBE, wire.MAX_HELLO) == (8 << 20, 1 << 20, 4096)

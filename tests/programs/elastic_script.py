@@ -6,7 +6,8 @@ the leader it waits before this round until a worker wants to join or to leave, 
 kills server N when it holds this op; MEMBER:copied-N:OP: when it also has what it copies of the servers' state after
 it. MEMBER:behind:OP: it does not recognise this op before the scheduler asks for it. MEMBER:own|user:OP: an error in
 this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many milliseconds longer for each
-sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often.
+sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often. MEMBER:kvstore:NAME:
+it trains with this kvstore. MEMBER:alone:STEP: it kills itself in this step of its own, when it has pushed a part.
 """
 
 import functools
@@ -107,6 +108,21 @@ def copy_every(seconds: float) -> None:
     dmltrain.distribute = functools.partial(dmltrain.distribute, update_on_kvstore=True, server_snapshot=seconds)
 
 
+def train_with(kvstore: str) -> None:
+    dmltrain.distribute = functools.partial(dmltrain.distribute, kvstore=kvstore)
+
+
+def kill_in_own(step: int) -> None:
+    push = ElasticKVStore.push
+
+    def pushes(store, *words, **named):
+        push(store, *words, **named)
+        if store.clock + 1 == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ElasticKVStore.push = pushes
+
+
 faults, *sys.argv[1:] = sys.argv[1:]
 if os.environ["DMLC_ROLE"] == "server":
     Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
@@ -125,6 +141,10 @@ for member, when, op in (each.split(":") for each in faults.split(",") if each):
         fail_at(when, int(op))
     elif when == "slow":
         slow_down(int(op) / 1000)
+    elif when == "kvstore":
+        train_with(op)
+    elif when == "alone":
+        kill_in_own(int(op))
     elif when == "copies":
         copy_every(float(op))
     else:

@@ -19,8 +19,9 @@ Server", section 3).
 
 - Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
 
-- Changes of the members of an elastic job (synchronous): `enter`. Workers keep their ranks. If the optimizer runs here,
-  the last step may be taken back after it: `hold`, taking_back.py.
+- Changes of the members of an elastic job: `enter`. Workers keep their ranks. If rounds are steps of the optimizer
+  here, the last one may be taken back after it: `hold`, taking_back.py. If each push is a step, workers keep their
+  clocks. Then a worker's clock may also jump, and a push that it repeats after the change counts once.
 
 For a complete round, or a push that is a step, the actions contain a `Work` (slice.py). The caller runs it without a
 lock and calls `done`. A reply is released when its value has been sent or, in shared memory, when the worker has read
@@ -70,6 +71,7 @@ class ServerCore:
     allocate: Allocate = private  # memory for values
     _kept: dict[str, Array] = field(default_factory=dict)  # states of slices that were divided anew
     _elastic: bool = False  # there are views
+    gone: dict[int, tuple[int, int]] = field(default_factory=dict)  # see `enter`
     _slices: dict[tuple[int, int], ServerSlice] = field(default_factory=dict)
     _declared: Declared = field(default_factory=Declared)
     workers: Workers = field(init=False)
@@ -90,7 +92,9 @@ class ServerCore:
         """From now on these workers push, by host in the order in which hosts are added, all from clock 0 on. Those of
         them that were `lost` are replacements. Weights stay declared and keep their values. Other keys are forgotten,
         but not before those who still read their values release them; so are weights if there are `other_servers`
-        than before, among which slices are divided anew. No work may be in progress. Not for groups."""
+        than before, among which slices are divided anew. If each push is a step, `gone` gets the clocks of those who
+        push no longer: at least and at most, of all slices. No work may be in progress. Not for groups."""
+        self._part_with(set(self.workers.ranks).difference(each for host in hosts for each in host) | set(lost))
         self._set(self.workers.on_hosts(tuple(hosts), lost))
         self._elastic = True
         if other_servers:
@@ -99,21 +103,39 @@ class ServerCore:
         for (key, index), slice_ in list(self._slices.items()):
             if slice_.is_weight and not other_servers:
                 slice_.restart(self.workers.ranks)
-                slice_.takes_back = True
+                slice_.takes_back = not slice_.at_once
                 slice_.factor = self._factor(self._declared.is_mean(key))
             else:
                 del self._slices[key, index]
                 slice_.retire(self._memory.give_back)
 
-    def hold(self, step: int) -> None:
+    def _part_with(self, workers: Collection[int]) -> None:
+        at_once = [slice_ for slice_ in self._slices.values() if slice_.is_weight and slice_.at_once]
+        for worker in workers:
+            clocks = [slice_.applied.pop(worker) for slice_ in at_once if worker in slice_.applied]
+            if clocks:
+                self.gone[worker] = min(clocks), max(clocks)
+
+    @property
+    def steps_at_once(self) -> bool:
+        """Whether each push is a step."""
+        return not self._declared.synchronous
+
+    def hold(self, worker: int, step: int, now: float = 0.0) -> list[Action]:
         """In a new view each worker holds this step of the optimizer here: take back the one after it. A worker says so
-        before its first push. Raises Rejected. No work may be in progress."""
-        for id, slice_ in self._slices.items():
-            if slice_.is_weight:
-                try:
-                    taking_back.go_to(slice_, step)
-                except taking_back.Ahead as error:
-                    raise Rejected(f"{self._declared.describe(*id)} {error}") from error
+        before its first push. If each push is a step, it holds so many of its own: nobody waits for earlier ones.
+        Raises Rejected. No work may be in progress, unless each push is a step."""
+        weights = {id: slice_ for id, slice_ in self._slices.items() if slice_.is_weight}
+        if self.steps_at_once:
+            for slice_ in weights.values():
+                slice_.holds(worker, step)
+            return [reply for (key, index), each in weights.items() for reply in self._answer(key, index, each, now)]
+        for id, slice_ in weights.items():
+            try:
+                taking_back.go_to(slice_, step)
+            except taking_back.Ahead as error:
+                raise Rejected(f"{self._declared.describe(*id)} {error}") from error
+        return []
 
     def states(self) -> dict[str, Array]:
         """What this server has of the optimizer's states: see taking_back.states. After a change of servers also what
@@ -174,7 +196,7 @@ class ServerCore:
             zeros.copy(),
             self._factor(entry.mean),
             pusher=entry.pusher,
-            takes_back=self._elastic,
+            takes_back=self._elastic and not at_once,
         )
         if self.spec and self.make_step and slice_.is_weight:
             slice_.set_step(self.make_step(self.spec, entry.key, slice_.value.array), self.workers.ranks)
@@ -303,7 +325,7 @@ class ServerCore:
         if clock <= min(clocks):  # a repeated push counts once
             slice_.give_back(data)
             return []
-        if clocks != {clock - 1}:
+        if clocks != {clock - 1} and not (self._elastic and slice_.at_once):
             raise Rejected(
                 f"worker {covers[0]} pushes key {key} slice {index} at clock {clock}, "
                 f"expected {max(clocks) + 1}: a push is missing"

@@ -48,17 +48,28 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
         )
     for id, fields in states.items():
         slice_, value, residual = slices[id], fields.pop("value", None), fields.pop("residual", None)
+        clocks = fields.pop("clocks", None)
         shapes = {array.shape for array in fields.values()} - {()}  # counters of steps are scalars
         if value is None or {value.shape, *shapes} != {slice_.value.array.shape}:
             raise Rejected(f"the optimizer state of key {id[0]} slice {id[1]} belongs to another model")
         slice_.value.array[:] = value
         slice_.initial = False
+        if clocks is not None:  # it was divided anew: see taking_back.py
+            _go_on(slice_, int(fields.pop("steps")), clocks)
         slice_.note_pull(*slice_.pulled)  # every worker pulls after a state was loaded
         slice_.coded = encoded(slice_)
         if slice_.residual is not None and residual is not None and residual.shape == slice_.residual.shape:
             slice_.residual[:] = residual
         if slice_.step and fields:
             _load(slice_.step, fields)
+
+
+def _go_on(slice_: ServerSlice, steps: int, clocks: Array) -> None:
+    """Each push is a step: the value contains so many, and so many of each worker."""
+    slice_.steps = steps
+    for worker, clock in clocks.tolist():
+        if worker in slice_.applied:
+            slice_.holds(worker, clock)
 
 
 def _load(step: Step, fields: dict[str, Array]) -> None:

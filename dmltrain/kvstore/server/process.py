@@ -9,6 +9,8 @@ import socket
 import threading
 from typing import Any
 
+import numpy as np
+
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.log import log
@@ -22,7 +24,7 @@ from dmltrain.kvstore.step import MakeStep, Step
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous, state
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Link
-from dmltrain.kvstore.transport.message import Consistency, Enter, Hold, Optimizer, expect
+from dmltrain.kvstore.transport.message import Consistency, Enter, Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
@@ -104,6 +106,9 @@ class ServerProcess:
         if header.kind == Kind.READ_STEPS:
             packed = self.pack_steps()
             return Header(Kind.STATE, len(packed), header.view).pack(), memoryview(packed)
+        if header.kind == Kind.READ_GONE:
+            packed = self.pack_gone()
+            return Header(Kind.STATE, len(packed), header.view).pack(), memoryview(packed)
         if header.kind == Kind.OPTIMIZER:
             message = expect(connection.read_message(header), Optimizer)
             with self._service.exclusive() as core:
@@ -113,11 +118,6 @@ class ServerProcess:
             changed = expect(connection.read_message(header), Consistency)
             with self._service.quiescent() as core:
                 core.change(changed)
-        elif header.kind == Kind.HOLD:
-            held = expect(connection.read_message(header), Hold)
-            with self._service.quiescent() as core:
-                if header.view == self._service.view:
-                    core.hold(held.step)
         elif header.kind == Kind.STATE:
             self._restore(connection, header)
         else:
@@ -136,6 +136,12 @@ class ServerProcess:
         """This server's optimizer state by steps, for those who take over from a lost server."""
         with self._service.quiescent() as core:
             return taking_back.pack(core.states())
+
+    def pack_gone(self) -> bytes:
+        """What this server has of workers that have left; see ServerCore.enter."""
+        with self._service.exclusive() as core:
+            rows = [(worker, *clocks) for worker, clocks in sorted(core.gone.items())]
+        return taking_back.pack({"gone": np.array(rows, np.int64).reshape(-1, 3)})
 
     def state_limit(self) -> int:
         """The maximum size in bytes of a state for this server."""

@@ -42,7 +42,7 @@ from dmltrain.kvstore.transport import message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Declare, Error, Leave
+from dmltrain.kvstore.transport.message import Declare, Error, Hold, Leave
 from dmltrain.kvstore.transport.outbox import LAST, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
@@ -319,6 +319,9 @@ class Service:
             with self._lock:
                 if done := header.view == self._view:
                     self._core.declare(worker, declared)
+        elif kind == Kind.HOLD:
+            held = message.expect(connection.read_message(header), Hold)
+            done = self._hold(worker, held.step, header.view)
         elif kind == Kind.INIT:
             done = self._initialise(connection, worker, header)
         elif header.view < self._view:
@@ -413,6 +416,15 @@ class Service:
                     self._finished[worker] = held
                 self._act(self._core.finish(worker, time.monotonic()))
         self._answers.send()
+
+    def _hold(self, worker: int, step: int, view: int) -> bool:
+        """See ServerCore.hold. Returns whether it is of the present view. Raises Rejected."""
+        with self.exclusive() if self._core.steps_at_once else self.quiescent() as core:
+            is_present = view == self._view and core.workers.takes(worker)
+            if is_present:
+                self._act(core.hold(worker, step, time.monotonic()))
+        self._answers.send()
+        return is_present
 
     def _push(self, worker: int, headers: list[Header], buffers: list[Buffer]) -> None:
         now, works, full = time.monotonic(), deque[Work](), list[tuple[int, int]]()

@@ -276,19 +276,31 @@ class ServerSlice:
     # -- changes of the job's members ------------------------------------------------------------------------------
 
     def restart(self, workers: Iterable[int]) -> None:
-        """Begin again at clock 0 with the rounds of these workers, or where steps are made at the last one. Pushes and
-        pulls that wait are forgotten. The value stays, with those who read it. The residual begins at zero, because the
-        last round may have been aborted. No work may be in progress, and each push must not be a step."""
-        assert self.work is None and not self.at_once
+        """Begin again at clock 0 with the rounds of these workers, or where steps are made at the last one. If each
+        push is a step, those that stay keep their clocks. Pushes and pulls that wait are forgotten. The value stays,
+        with those who read it. The residual begins at zero, because the last round may have been aborted. No work may
+        be in progress."""
+        assert self.work is None
         if self.residual is not None:
             self.residual[:] = 0
         pending = {push: None for pushes in self.rounds.values() for push in pushes.values()}
+        pending |= dict.fromkeys(self.queue)
         self.rounds.clear()
+        self.queue.clear()
         self.waiting.clear()
-        self.clocks = dict.fromkeys(workers, 0)
-        self.count_from(0 if self.step is None else self.completed)
+        if self.at_once:
+            self.applied = {worker: self.applied.get(worker, 0) for worker in workers}
+            self.clocks = dict(self.applied)
+        else:
+            self.clocks = dict.fromkeys(workers, 0)
+            self.count_from(0 if self.step is None else self.completed)
         for push in pending:
             self.give_back(push.data)
+
+    def holds(self, worker: int, step: int) -> None:
+        """Each push is a step, and this worker holds so many of its own: nobody waits for earlier ones."""
+        self.applied[worker] = max(self.applied[worker], step)
+        self.clocks[worker] = max(self.clocks[worker], step)
 
     def retire(self, take: Callable[[Buffer], None]) -> None:
         """The slice is forgotten: `take` gets its buffers, those in use once they are given back or released."""

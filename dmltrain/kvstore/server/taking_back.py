@@ -19,6 +19,7 @@ from dmltrain.kvstore.server.optimizer_state import encoded
 from dmltrain.kvstore.server.slice import ServerSlice
 
 STEPS, STATE = "steps", "state "  # in names of arrays: of a slice, which may have no other; before the optimizer's own
+CLOCKS = "clocks"  # int64 (n, 2): workers, and how many of their pushes the value contains, if each push is a step
 
 
 class Ahead(Exception):
@@ -49,13 +50,13 @@ def go_to(slice_: ServerSlice, step: int) -> None:
 
 def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> dict[str, Array]:
     """Copies of the optimizers' states: "key/slice/steps/state momentum_buffer", ...; `steps` is how many have led to
-    it. `all_of_it`: with values ("key/slice/steps/value"), and with what was before the last step. Slices that have no
-    value yet are left out."""
+    it. `all_of_it`: with values ("key/slice/steps/value") and `clocks`, and with what was before the last step. Slices
+    that have no value yet are left out."""
     found = {}
     for (key, index), slice_ in slices.items():
         if slice_.step is None or slice_.initial:
             continue
-        each = [(slice_.completed, slice_.value, slice_.step.state())]
+        each = [(slice_.steps if slice_.at_once else slice_.completed, slice_.value, slice_.step.state())]
         if slice_.former is not None and all_of_it:
             each.append((slice_.completed - 1, slice_.former.value, slice_.former.state))
         for made, value, state in each:
@@ -64,6 +65,8 @@ def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> di
             found |= {f"{where}/{STATE}{name}": np.array(array) for name, array in state.items()}
             if all_of_it:
                 found[f"{where}/value"] = value.array.copy()
+            if all_of_it and slice_.at_once:
+                found[f"{where}/{CLOCKS}"] = np.array(sorted(slice_.applied.items()), np.int64).reshape(-1, 2)
     return found
 
 

@@ -494,7 +494,8 @@ class Consistency(Message):
 @dataclass(frozen=True)
 class Hold(Message):
     """A worker of an elastic job has entered a view, and holds this step of the optimizer on the servers: the one after
-    it, if it was made, is taken back. All workers hold the same."""
+    it, if it was made, is taken back. All workers hold the same. If each push is a step, it holds so many of its own
+    steps: others do not wait for earlier ones. Then it also means something within a view."""
 
     kind = Kind.HOLD
     step: int

@@ -65,6 +65,7 @@ class Kind(IntEnum):
     VALUE_GROUP = 43
     RELEASE_GROUP = 44
     READ_STEPS = 45
+    READ_GONE = 46
 
 
 class Flag:

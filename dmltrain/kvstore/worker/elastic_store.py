@@ -9,6 +9,10 @@ it only remembers its keys. A view with new members begins with one more op, in 
 So does one with members that could not complete a round, because a server was lost that had its results: they get the
 weights and the optimizer's state. Any other op ends with a barrier: if a member holds it, all have its results.
 
+With dist_async and dist_ssp each worker makes steps of its own, which are no ops. A view may begin in the middle of
+one. Its worker then pushes it again: servers know what they have of it. The first op of each view tells all members how
+many steps each of them holds (clocks.py), and the samples that are left are dealt out anew.
+
 If the next view has other servers, all divide the slices of keys among these, and declare them again. If the optimizer
 runs on the workers, servers keep nothing from one round to the next; else they get the states of their slices in that
 view's first op (server_steps.py). Each worker connects to new servers when it enters the view. If it cannot, the
@@ -31,6 +35,8 @@ from dmltrain.kvstore.base import READ, Dismissed, Handle, Key, Keys, Stopped, V
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.view import EQUAL, Balancing, View
+from dmltrain.kvstore.worker import clocks
+from dmltrain.kvstore.worker.clocks import Clocks
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.handing_over import HandingOver
 from dmltrain.kvstore.worker.routes import Sharing
@@ -61,12 +67,16 @@ class ElasticKVStore(DistKVStore):
         self._servers = tuple(range(environment.num_servers))  # among which the slices of keys are divided
         self._sharing_state = False  # the state of training has to be sent to new members
         self._restoring = False  # servers need the optimizer's state of their slices
+        self._unsettled = False  # not all may know yet who holds how many steps
+        self._start = 0  # the clock from which all go on then
         self._holding = False  # servers do not know yet which step this worker holds in its view
         self.give_state: Callable[[], bytes] = lambda: b""
         self.take_state: Callable[[bytes], None] = lambda content: None
         self.take_step: Callable[[bytes], None] = lambda content: None  # of the state only what a step changes
         self.blamed: Callable[[str], str] = lambda error: ""  # this worker's error -> why it ends the job, if it does
         self.on_shared: Callable[[], None] = lambda: None  # called when all members have the state of training
+        self.begun: Callable[[], bool] = lambda: False  # whether this worker is in the middle of a step of its own
+        self.on_clocks: Callable[[Clocks], None] = lambda clocks: None  # before the state is given to new members
         self._repeating = self._stopped = False
         self._farewell = "the replay has no later view with this worker"
         self.pushed = 0.0  # when the last push of a round was handed over, s of time.perf_counter
@@ -74,7 +84,8 @@ class ElasticKVStore(DistKVStore):
         self.on_enter: Callable[[View, bool], None] = lambda view, missed: None
         super().__init__(kind, staleness, environment, exit_seconds)
         self._handing_over = HandingOver(environment.index, self._entries, self._broadcast)
-        self._on_servers = ServerSteps(self._member, self._entries, environment.wait_seconds)
+        self._own = not self.kvstore_type.synchronous  # each worker makes steps of its own
+        self._on_servers = ServerSteps(self._member, self._entries, environment.wait_seconds, self._own)
 
     def _join(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> ElasticMembership:
         self._elastic = ElasticMembership(environment, sharing, exit_seconds)
@@ -99,6 +110,11 @@ class ElasticKVStore(DistKVStore):
     def done(self) -> int:
         """The last op that this worker holds."""
         return self._progress.done
+
+    @property
+    def clock(self) -> int:
+        """How many steps of its own this worker holds."""
+        return self._on_servers.made
 
     def members(self, ranks: Sequence[int]) -> list[int]:
         return [self.view.members[rank] for rank in ranks] if self.view else list(ranks)
@@ -165,6 +181,8 @@ class ElasticKVStore(DistKVStore):
                 if self._sharing_state:
                     self._share_state()
                 self._progress.wait_if_held()
+                if self._unsettled:
+                    self._settle()
                 break
         if self._progress.ends and not self._stopped:
             self._stopped = True
@@ -177,7 +195,7 @@ class ElasticKVStore(DistKVStore):
         is_member = self.member in view.members
         self._routes.enter(view, connects=is_member and self._progress.pending is None)
         # Also for a worker that is not in the view: its LEAVE must not wait for earlier answers.
-        self._transfers.enter(view.number, view.base)
+        self._transfers.enter(view.number, self.clock if self._own else view.base)
         if leaves := [each.reason for each in view.left if each.member == self.member]:
             self._farewell = f"it leaves the job on purpose ({leaves[0]})"
         if not is_member:
@@ -197,7 +215,7 @@ class ElasticKVStore(DistKVStore):
             self._holding = view.number > 1  # before that there is no step; and the first round is not dealt yet
             self._on_servers.enter(set(self._servers).difference(view.servers) | set(view.joined_servers))
             self._restoring = self._restoring or (others and not self.is_alone)
-            self._sharing_state = self._sharing_state or self._restoring
+            self._sharing_state = self._sharing_state or self._restoring or (self._own and view.number > 1)
         if others or self.is_alone:
             self._servers = view.servers
             self._entries.place(view.servers)
@@ -218,6 +236,8 @@ class ElasticKVStore(DistKVStore):
         lack it, and to servers, and those that leave hand over their residuals. Its barriers have one name: each is
         released before the next is reached. Raises ViewChanged: then the next view begins with it."""
         self._begin()
+        view = self.view
+        assert view is not None
         told = np.zeros((3, self.num_workers))
         told[:, self.rank] = self._lacks, self._on_servers.made, self._restoring
         lacking, made, restoring = super().all_reduce("who lacks the state", told)
@@ -229,24 +249,51 @@ class ElasticKVStore(DistKVStore):
             self.abort(reason)
             raise JobLost(reason)
         source = int(np.argmin(lacking))
+        held = self._tell_clocks(source) if self._own else None
         if self._lacks and self._holding:
-            self._on_servers.made = int(made[source])
+            self._on_servers.made = held.start if held else int(made[source])
             self._hold()
+        if held:
+            source = view.place(held.freshest)
         if restoring.any():
             self._restore(source)
         content = self._shared_state(source) if lacking.any() else b""
-        view = self.view
-        assert view is not None
         residuals = self._handing_over.exchange(view)
         self._member.barrier()  # all who lacked it have it now
         self.complete()
         self._handing_over.settle(view, residuals)
         self._sharing_state = self._restoring = False
+        self._unsettled = self._own
         self._on_servers.restored()
         lacked, self._lacks = self._lacks, 0
         if lacked:
             (self.take_state if lacked == ALL else self.take_step)(content)
         self.on_shared()
+
+    def _settle(self) -> None:
+        """All hold the op in which they have told how many steps they hold: else others could not interpret the steps
+        that this worker makes from now on. All that are not in the middle of a step go on from the same clock."""
+        self._begin()
+        if not self.begun():
+            self._on_servers.skip_to(self._start)
+            self._on_servers.hold()
+        self._member.barrier()
+        self.complete()
+        self._unsettled = False
+
+    def _tell_clocks(self, source: int) -> Clocks:
+        """What all members hold. The worker with the rank `source` asks the servers about those who have left."""
+        table = clocks.table_of(self._environment.ranks)
+        if not self._lacks:
+            since = time.monotonic() - self._on_servers.pulled
+            clocks.add_own(table, self.member, self.clock, self.begun(), since)
+        if self.rank == source:
+            clocks.add_gone(table, self._on_servers.gone())
+        found = clocks.read(super().all_reduce("how many steps all hold", table))
+        if not self._lacks:
+            self.on_clocks(found)
+        self._start = found.start
+        return found
 
     def _shared_state(self, source: int) -> bytes:
         """The state of training of the worker with this rank, if this one lacks it."""
@@ -305,10 +352,23 @@ class ElasticKVStore(DistKVStore):
         return super().pushpull(name, values, READ, wait=False)
 
     def stepped(self) -> None:
-        """The round that was recognised has made a step of the servers' optimizer."""
+        """The round that was recognised, or a step of this worker's own, has made a step of the servers' optimizer."""
         assert self.view is not None
+        now = time.monotonic()
         self._on_servers.made += 1
-        self._on_servers.keep(self.view, self.member, time.monotonic())
+        self._on_servers.pulled = now
+        self._on_servers.keep(self.view, self.member, now)
+
+    def skip_to(self, clock: int) -> None:
+        """This worker's next own step has the number after this clock: the same for all who go on from there."""
+        self._on_servers.skip_to(clock)
+
+    def rest(self, clock: int) -> None:
+        """This worker makes no own step before all others hold this clock: nobody waits for it. Raises ViewChanged,
+        JobLost."""
+        self._begin()
+        self._on_servers.skip_to(clock)
+        self._on_servers.hold()
 
     # -- ops ------------------------------------------------------------------------------------------------------
 
@@ -323,7 +383,7 @@ class ElasticKVStore(DistKVStore):
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
         self._begin()
-        self._transfers.begin(self.done + 1)
+        self._transfers.begin((self.clock if self._own else self.done) + 1)
         super().push(key, value, priority, rate)
         self.pushed = time.perf_counter()
 

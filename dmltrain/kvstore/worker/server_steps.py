@@ -29,18 +29,20 @@ from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.server_link import ServerLink
 from dmltrain.kvstore.worker.worker_slice import FIRST
 
-STATE, VALUE = "state ", "value"  # in the names of arrays: see server/taking_back.py
+STATE, VALUE, CLOCKS, STEPS = "state ", "value", "clocks", "steps"  # in the names of arrays: see server/taking_back.py
 States = Mapping[str, Array]  # by such names
 MAX_NAMED = 5  # keys in a message
 
 
 class ServerSteps:
-    """`made`: the steps that this worker holds. `spec`: the optimizer's; None if it does not run on the servers.
-    `weights()`: this worker's, flat by key. `every`: seconds between snapshots."""
+    """`made`: the steps that this worker holds. With `own` each worker makes steps of its own, else all make each step
+    together. `spec`: the optimizer's; None if it does not run on the servers. `weights()`: this worker's, flat by key.
+    `every`: seconds between snapshots."""
 
-    def __init__(self, member: Membership, entries: Entries, seconds: float) -> None:
-        self._member, self._entries, self._seconds = member, entries, seconds
+    def __init__(self, member: Membership, entries: Entries, seconds: float, own: bool = False) -> None:
+        self._member, self._entries, self._seconds, self.own = member, entries, seconds, own
         self.made = 0
+        self.pulled = 0.0  # when this worker got the weights after its last step, s of time.monotonic()
         self.spec: dict[str, Any] | None = None
         self.weights: Callable[[], Mapping[Key, Array]] = dict
         self.every = 10.0
@@ -65,6 +67,20 @@ class ServerSteps:
         for link in self._member.routes.links:
             self._request(link, encode(Hold(self.made), link.view))
         self._member.flush()
+
+    # -- steps of one worker --------------------------------------------------------------------------------------
+
+    def skip_to(self, clock: int) -> None:
+        """This worker's next step has the number after this clock, where all members go on."""
+        self.made = clock
+        for entry in self._entries:
+            if entry.is_weight:
+                entry.clock = clock
+
+    def gone(self) -> list[Array]:
+        """What each server knows of workers that have left: rows of (worker, least, most), int64 (n, 3); see
+        ServerCore.enter. Raises ViewChanged, JobLost."""
+        return [npz.read(answer)["gone"] for answer in self._answers(Kind.READ_GONE)]
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
@@ -110,7 +126,7 @@ class ServerSteps:
         """Send each server what its slices need; only one worker does that. Waits for their answers. Returns what there
         is to say of what was lost. Raises ViewChanged, JobLost."""
         found: dict[str, Array] = {}
-        for each in [*snapshots, *self._of_servers()]:
+        for each in [*snapshots, *self._answers(Kind.READ_STEPS)]:
             found |= npz.read(each)
         parts, behind = self._divided(found)
         assert self.spec is not None
@@ -130,20 +146,23 @@ class ServerSteps:
             self._snapshots.pop(number, None)
         self._lost.clear()
 
-    def _of_servers(self) -> Iterable[bytearray]:
+    def _answers(self, kind: Kind) -> Iterable[bytearray]:
+        """Of all servers, to a frame of this kind."""
         answers: list[list[bytearray]] = []
         handles = []
         for link in self._member.routes.by_number.values():
             answers.append([])
-            handles.append(self._request(link, Header(Kind.READ_STEPS, 0, link.view).pack(), answers[-1]))
+            handles.append(self._request(link, Header(kind, 0, link.view).pack(), answers[-1]))
         for handle in handles:
             handle.wait()
         return [answer[0] for answer in answers]
 
     def _divided(self, found: States) -> tuple[dict[int, dict[str, Array]], dict[int, dict[Key, int]]]:
         """The states of each server's slices. Also: how many steps older than the weights -> of each key how many
-        slices have such a state, if it is older; -1: as there is none."""
+        slices have such a state, if it is older; -1: as there is none. If each worker makes steps of its own, they are
+        as many older than those of other slices."""
         by_slice = _by_slice(found)
+        made = _most_steps(by_slice) if self.own else self.made
         parts: dict[int, dict[str, Array]] = defaultdict(dict)
         behind: dict[int, dict[Key, int]] = defaultdict(lambda: defaultdict(int))
         weights = self.weights()
@@ -152,15 +171,17 @@ class ServerSteps:
                 continue
             for slice_ in entry.slices:
                 states = by_slice.get((slice_.range.key, slice_.range.index), {})
-                newest = max((steps for steps in states if steps <= self.made), default=-1)
+                newest = _newest(states) if self.own else max((each for each in states if each <= made), default=-1)
                 fields = states.get(newest, {})
-                exact = newest == self.made and VALUE in fields
+                exact = (self.own or newest == made) and VALUE in fields
                 part = {VALUE: fields[VALUE] if exact else np.ascontiguousarray(cut(weights[name], slice_))}
-                part |= {field: array for field, array in fields.items() if field != VALUE}
+                part |= {field: array for field, array in fields.items() if field not in (VALUE, CLOCKS)}
+                if self.own:
+                    part |= {STEPS: np.array(max(newest, 0)), CLOCKS: fields.get(CLOCKS, np.zeros((0, 2), np.int64))}
                 where = f"{slice_.range.key}/{slice_.range.index}"
                 parts[slice_.range.server] |= {f"{where}/{field}": array for field, array in part.items()}
-                if self.made > max(newest, 0):
-                    behind[self.made - newest if newest >= 0 else -1][name] += 1
+                if made > max(newest, 0) and not exact:
+                    behind[made - newest if newest >= 0 else -1][name] += 1
         return parts, behind
 
     def _request(
@@ -185,9 +206,19 @@ def _by_slice(states: States) -> dict[tuple[int, int], dict[int, dict[str, Array
     for name, array in states.items():
         key, index, steps, field = name.split("/", 3)
         fields = found[int(key), int(index)][int(steps)]
-        if field == VALUE or field.startswith(STATE):
+        if field in (VALUE, CLOCKS) or field.startswith(STATE):
             fields[field.removeprefix(STATE)] = array
     return found
+
+
+def _most_steps(by_slice: Mapping[tuple[int, int], Mapping[int, States]]) -> int:
+    """How many steps the slices have made whose values are there; 0 without any."""
+    return max((steps for states in by_slice.values() for steps, each in states.items() if VALUE in each), default=0)
+
+
+def _newest(states: Mapping[int, States]) -> int:
+    """After how many steps a slice's newest state is: the one with a value, else the last; -1 without any."""
+    return max(states, key=lambda steps: (VALUE in states[steps], steps), default=-1)
 
 
 def _packed(states: States) -> bytes:

@@ -51,6 +51,9 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
         self._dealt, self._receipt, self._then = dealt, np.array(receipt, np.float64), then
+        self._begin_round()
+
+    def _begin_round(self) -> None:
         try:
             self._agree()
         except ViewChanged:  # step() asks again
@@ -106,12 +109,16 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
                 self._begin_again()
                 if self.store.enter():
                     return np.zeros(RECEIPT)
+        if pulled:
+            self._take_all(pulled)
+        return found
+
+    def _take_all(self, pulled: dict[Bucket, Handle]) -> None:
+        """The step is made: take the weights after it."""
         for bucket, handle in pulled.items():
             np.copyto(bucket.pulled, handle.values[0])
             bucket.take_weights()
-        if pulled:
-            self.store.stepped()
-        return found
+        self.store.stepped()
 
     def _exchange(self) -> dict[Bucket, Handle]:
         """Push all gradients, and wait for the weights after the step."""
@@ -143,13 +150,17 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
                 self._begin_again()
 
     def _send(self, bucket: Bucket) -> None:
-        """Push the gradients of a bucket, once in a view. The receipts have come."""
+        """Push the gradients of a bucket, once in a view."""
         if bucket in self._sent:
             return
+        rate = float(self.inner.param_groups[bucket.group]["lr"]) * self.rate_factor
+        self.store.push(bucket.name, self._gradients(bucket), bucket.priority, rate)
+        self._sent.add(bucket)
+
+    def _gradients(self, bucket: Bucket) -> Array:
+        """As they are pushed: of the mean over the samples of those that go on."""
         assert self._sum is not None
         gradients, committed = bucket.host_gradients(), int(self._sum.values[0][0])
         if committed != self._dealt:
             gradients = gradients * gradients.dtype.type(self._dealt / committed)
-        rate = float(self.inner.param_groups[bucket.group]["lr"]) * self.rate_factor
-        self.store.push(bucket.name, gradients, bucket.priority, rate)
-        self._sent.add(bucket)
+        return gradients

@@ -1,0 +1,148 @@
+"""A worker of an elastic job that makes steps of its own (dist_async, dist_ssp), and its steps of an epoch.
+
+Members agree on how the samples are dealt, in the first op of each view: see kvstore/worker/clocks.py and
+data/async_deal.py. Otherwise they meet only when all samples of the epoch are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmltrain.arrays import Array
+from dmltrain.audit.async_journal import AsyncJournal
+from dmltrain.data.async_deal import AsyncDealing
+from dmltrain.data.parts import Epoch, Part
+from dmltrain.elastic.member import Member
+from dmltrain.kvstore.view import Lost, View
+from dmltrain.kvstore.worker.clocks import Clocks
+
+
+class AsyncMember(Member):
+    """See the module. `begun`: whether this worker is in the middle of a step."""
+
+    journal: AsyncJournal
+    _journal = AsyncJournal
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
+        self.begun = False
+        self.store.begun, self.store.on_clocks = lambda: self.begun, self._told
+        self._next: tuple[AsyncDealing, Clocks] | None = None  # of this view, until all members have it
+        self._failed: list[Lost] = []
+
+    @property
+    def dealing(self) -> AsyncDealing:
+        """That of the present epoch."""
+        assert self.journal.dealing is not None
+        return self.journal.dealing
+
+    def _told(self, clocks: Clocks) -> None:
+        """All members have told what they hold."""
+        before = self.journal.dealing
+        if before and not before.finished:
+            dealt = before.after(self.view.members, clocks.counted, clocks.begun, clocks.start)
+            self._next = dealt, clocks
+
+    def _place(self) -> dict[str, Any]:
+        assert self._next is not None  # newcomers join in the middle of an epoch
+        return {**self.journal.state(), "dealing": self._next[0].state()}
+
+    def _shared(self) -> None:
+        if self._next:
+            (dealt, clocks), self._next = self._next, None
+            self._say_lost(clocks)
+            self._blame(clocks)
+            last = [(member, *step) for member in clocks.gone if (step := self._last_step(member, clocks))]
+            self.journal.dealt(dealt, self.view, last)
+        self._failed.clear()
+
+    def _last_step(self, member: int, clocks: Clocks) -> tuple[int, Array] | None:
+        """The last step of a member that has left which counts, if it is of the present deal."""
+        steps = self.dealing.steps_between(member, self.dealing.before(member), clocks.gone[member])
+        return next(reversed([*steps]), None)
+
+    def _say_lost(self, clocks: Clocks) -> None:
+        """What came of the last steps of members that have left."""
+        for member in sorted({*self.dealing.members} - {*self.view.members}):
+            if member not in clocks.gone:
+                self._log.warning(
+                    "No server knows the steps of worker %d: its samples since the last view come again", member
+                )
+            elif member in clocks.partly:
+                self._log.warning(
+                    "Some weights have the last gradient of worker %d, and others have not; its samples come again",
+                    member,
+                )
+
+    def _blame(self, clocks: Clocks) -> None:
+        """The samples at which members have failed."""
+        for lost in self._failed:
+            if step := self.dealing.next_of(lost.member, clocks.counted.get(lost.member, -1)):
+                self._suspects.add(self.journal.epoch, step[1], lost.reason)
+
+    def _suspect(self, view: View) -> None:
+        self._failed += [each for each in view.lost if each.failed]
+
+    def _own_positions(self, dealing: AsyncDealing) -> Array:
+        step = dealing.next_of(self.store.member, self.store.clock)
+        return step[1] if step else dealing.left[:0]
+
+
+class AsyncRounds:
+    """The steps of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
+
+    def __init__(self, member: AsyncMember, epoch: int, first: int = 0) -> None:
+        """`first`: the step from which an earlier job's checkpoint goes on."""
+        self._member = member
+        member.journal.deal_steps(epoch, member.view, member.store.clock, first)
+        self._part_of = self.dealing  # for which `part` was asked
+        self.count = 0  # steps of this worker
+
+    @property
+    def dealing(self) -> AsyncDealing:
+        return self._member.dealing
+
+    @property
+    def step(self) -> int:
+        """The step of a plain job that is like this worker's next one; a schedule's."""
+        return self.dealing.step_at(self._member.store.clock)
+
+    def is_over(self) -> bool:
+        """Whether all samples of the epoch are used. Waits for the others if this worker has none."""
+        return self._member.store.repeat(self._is_over)
+
+    def _is_over(self) -> bool:
+        store = self._member.store
+        if self.dealing.next_of(store.member, store.clock):
+            return False
+        store.rest(self.dealing.end)
+        store.barrier()
+        store.barrier()  # all hold the one before: nobody makes steps of the next epoch while others are in this one
+        self.dealing.finish()
+        return True
+
+    def part(self, epoch: Epoch) -> Part:
+        """The samples of this worker from its next step on, until `end` says otherwise."""
+        self._part_of, self._member.order = self.dealing, epoch
+        return self.dealing.part(self._member.store.member, self._member.store.clock, epoch)
+
+    def begin(self) -> tuple[Array, int]:
+        """Before the first push of a step: its positions, int64, and how many these are. Those who wait may join.
+        Raises JobLost."""
+        member, store = self._member, self._member.store
+        if member.view.leader == store.member:
+            store.admit()
+        step = self.dealing.next_of(store.member, store.clock)
+        assert step is not None  # see is_over, and part
+        store.skip_to(step[0] - 1)
+        member.begun = True
+        member.journal.began(step[0], member.view, step[1])
+        return step[1], len(step[1])
+
+    def end(self, receipts: Array) -> bool:
+        """The step was made; `receipts`: this worker's, float64 (3,). Returns whether the steps to come are not those
+        of the last `part`."""
+        self._member.begun = False
+        self._member.journal.committed_step(self._member.store.clock, receipts)
+        self.count += 1
+        return self.dealing is not self._part_of

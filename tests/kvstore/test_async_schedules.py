@@ -1,0 +1,302 @@
+"""Workers that make steps of their own come, go and are lost at random moments, as in an elastic job with dist_async or
+dist_ssp: real servers and dealings, random orders of all messages.
+
+A step adds 1 at each position of its samples, so servers count how often each sample was used.
+"""
+
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+
+from dmltrain.data.async_deal import AsyncDealing
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.transport.message import Declare
+from dmltrain.kvstore.worker import clocks as told
+from tests.kvstore import carrying_out
+from tests.kvstore.test_server_views import Arena, key
+
+RANKS, MOST_STEPS = 8, 20_000
+
+
+class Add:
+    def __init__(self, spec, key, value):
+        pass
+
+    def __call__(self, value, gradient, rate):
+        value += gradient
+
+    def state(self):
+        return {}
+
+    def load(self, state):
+        pass
+
+
+class Server:
+    """A core with some keys, and what has come for it: from the scheduler, and from each worker, in order."""
+
+    def __init__(self, keys, samples, members, staleness):
+        self.keys, self.view = keys, 1
+        self.core = ServerCore(RANKS, make_step=Add, allocate=Arena())
+        self.core.on_hosts([(member,) for member in members])
+        kind = "dist_async" if staleness == np.inf else "dist_ssp"
+        self.declaration = Declare(kind, staleness, tuple(key(number, samples) for number in keys))
+        for member in members:
+            self.core.declare(member, self.declaration)
+        for number in keys:
+            self.core.initialise(members[0], number, 0, np.zeros(samples, np.float32))
+        self.core.optimize({"name": "add"})
+        self.core.enter([(member,) for member in members])
+        self.views, self.frames = deque(), {}
+
+    def enter(self, number, members, lost):
+        self.core.enter([(member,) for member in members], lost)
+        self.view = number
+
+    def take(self, worker, job):
+        """The next frame of this worker, unless it is of a later view. Returns whether there was one."""
+        frames = self.frames.get(worker)
+        if not frames or frames[0][0] > self.view:
+            return False
+        view, what, *words = frames.popleft()
+        if view == self.view and self.core.workers.takes(worker):
+            replies = getattr(self, what)(worker, *words)
+            for reply in replies:
+                job.reply(reply.worker, view, reply.key, reply.clock)
+                reply.release()
+        return True
+
+    def push(self, worker, number, clock, values):
+        return carrying_out.push(self.core, worker, number, clock, values)
+
+    def pull(self, worker, number, clock):
+        return carrying_out.run(self.core, self.core.pull(worker, number, 0, clock))
+
+    def hold(self, worker, clock):
+        return carrying_out.run(self.core, self.core.hold(worker, clock))
+
+
+class Worker:
+    def __init__(self, rank, is_new):
+        self.rank, self.is_new = rank, is_new
+        self.view, self.clock, self.dealing, self.next = 1, 0, None, None
+        self.step = None  # (number, positions) that it is in the middle of
+        self.unsent, self.awaited = [], set()  # keys
+        self.rests = self.is_over = self.told = False
+        self.used = []  # (epoch, number, positions) of its complete steps
+
+
+class Job:
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        draw = self.random
+        self.samples, self.each, self.epochs = draw.randint(1, 60), draw.randint(1, 5), draw.randint(1, 2)
+        members = list(range(draw.randint(1, 4)))
+        self.staleness = draw.choice([0.0, 0.0, 1.0, 3.0, np.inf])
+        keys = [[0, 1], [2]] if draw.random() < 0.7 else [[0, 1]]
+        self.servers = [Server(each, self.samples, members, self.staleness) for each in keys]
+        self.workers = {member: Worker(member, False) for member in members}
+        self.everyone = list(self.workers.values())
+        self.batch = self.each * len(members)
+        for worker in self.workers.values():
+            worker.dealing = AsyncDealing(self.samples, self.each, self.batch, members)
+        self.view, self.members, self.epoch = 1, members, 0
+        self.pending = {}  # rank -> views that it has not entered
+        self.faults = draw.randint(0, 6)
+        self.lost = set()
+
+    # -- what may happen next, each by chance -----------------------------------------------------------------------
+
+    def run(self):
+        for _ in range(MOST_STEPS):
+            if not self.workers or self.epoch == self.epochs:
+                return
+            happen = self.random.choice(self.possible())
+            happen()
+        raise AssertionError("the job does not come to its end")
+
+    def possible(self):
+        found = []
+        for server in self.servers:
+            if server.views:
+                found.append(lambda server=server: server.enter(*server.views.popleft()))
+            for rank, frames in server.frames.items():
+                if frames and frames[0][0] <= server.view:
+                    found.append(lambda server=server, rank=rank: server.take(rank, self))
+        for worker in self.workers.values():
+            if action := self.next_of(worker):
+                found.append(action)
+        if self.all_told:
+            found.append(self.share)
+        elif self.rest_together:
+            found.append(self.end_epoch)
+        if self.faults and self.random.random() < 0.05:
+            found.append(self.fault)
+        assert found, "nothing can happen any more"
+        return found
+
+    def next_of(self, worker):
+        if self.pending.get(worker.rank):
+            return lambda: self.enter(worker)
+        if worker.told or worker.rests:
+            return None
+        if worker.view != self.view:
+            return None
+        if worker.step is None:
+            return lambda: self.begin(worker)
+        if worker.unsent:
+            return lambda: self.push(worker)
+        if not worker.awaited:
+            return lambda: self.complete(worker)
+        return None
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def send(self, worker, number, what, *words):
+        server = next(each for each in self.servers if number in each.keys)
+        server.frames.setdefault(worker.rank, deque()).append((worker.view, what, *words))
+
+    def hold(self, worker):
+        for server in self.servers:
+            self.send(worker, server.keys[0], "hold", worker.clock)
+
+    def keys(self):
+        return [number for server in self.servers for number in server.keys]
+
+    def begin(self, worker):
+        found = worker.dealing.next_of(worker.rank, worker.clock)
+        if found is None:
+            worker.clock, worker.rests = worker.dealing.end, True
+            self.hold(worker)
+            return
+        worker.step, worker.clock = found, found[0] - 1
+        self.again(worker)
+
+    def again(self, worker):
+        worker.unsent, worker.awaited = self.keys(), set(self.keys())
+        self.random.shuffle(worker.unsent)
+
+    def push(self, worker):
+        number, (clock, positions) = worker.unsent.pop(), worker.step
+        values = np.zeros(self.samples)
+        values[positions] = 1
+        self.send(worker, number, "push", number, clock, values)
+        self.send(worker, number, "pull", number, clock)
+
+    def reply(self, rank, view, number, clock):
+        worker = self.workers.get(rank)
+        if worker and worker.view == view and worker.step and worker.step[0] == clock:
+            worker.awaited.discard(number)
+
+    def complete(self, worker):
+        worker.used.append((self.epoch, *worker.step))
+        worker.clock, worker.step = worker.step[0], None
+
+    def enter(self, worker):
+        worker.view = self.pending[worker.rank].popleft()
+        worker.rests = False
+        worker.next = None
+        if not self.pending[worker.rank]:
+            worker.told = True
+            if not worker.is_new:
+                self.hold(worker)
+
+    # -- views ------------------------------------------------------------------------------------------------------
+
+    def fault(self):
+        """A worker is lost, or one comes between two steps of another."""
+        self.faults -= 1
+        free = [rank for rank in range(RANKS) if rank not in self.workers]
+        joins = free and self.random.random() < 0.4 and not any(each.told for each in self.workers.values())
+        if joins and any(each.dealing and not each.rests for each in self.workers.values()):
+            rank = self.random.choice(free)
+            self.workers[rank] = Worker(rank, True)
+            self.everyone.append(self.workers[rank])
+            self.change(())
+        else:
+            rank = self.random.choice(sorted(self.workers))
+            self.lost.add(id(self.workers.pop(rank)))
+            self.pending.pop(rank, None)
+            if self.workers and all(each.is_new for each in self.workers.values()):
+                self.workers.clear()  # nobody has the state: the job ends
+            self.change((rank,))
+
+    def change(self, lost):
+        self.view, self.members = self.view + 1, sorted(self.workers)
+        for worker in self.workers.values():
+            worker.told = False
+            self.pending.setdefault(worker.rank, deque()).append(self.view)
+        for server in self.servers:
+            server.views.append((self.view, self.members, lost))
+            for rank in lost:  # frames of its connection are gone with it
+                server.frames.pop(rank, None)
+
+    @property
+    def all_told(self):
+        """Whether all have entered the newest view, and servers have read what they hold."""
+        return all(each.told and each.view == self.view for each in self.workers.values()) and all(
+            server.view == self.view and not any(server.frames.values()) for server in self.servers
+        )
+
+    def share(self):
+        table = told.table_of(RANKS)
+        for worker in self.workers.values():
+            if not worker.is_new:
+                told.add_own(table, worker.rank, worker.clock, worker.step is not None, 0.0)
+        rows = [[(rank, *least) for rank, least in server.core.gone.items()] for server in self.servers]
+        told.add_gone(table, [np.array(each, np.int64).reshape(-1, 3) for each in rows])
+        clocks = told.read(table)
+        dealt = None
+        for worker in self.workers.values():
+            if not worker.is_new and not worker.dealing.finished:
+                dealt = worker.dealing.after(self.members, clocks.counted, clocks.begun, clocks.start)
+        for worker in self.workers.values():
+            worker.dealing = AsyncDealing.of_state(dealt.state()) if dealt else worker.dealing
+            worker.told = False
+            worker.is_new = False
+            if worker.step is None:
+                worker.clock = clocks.start
+                self.hold(worker)
+            else:
+                assert np.array_equal(worker.dealing.next_of(worker.rank, worker.clock)[1], worker.step[1])
+                self.again(worker)
+
+    @property
+    def rest_together(self):
+        return all(each.rests and each.view == self.view for each in self.workers.values())
+
+    def end_epoch(self):
+        self.epoch += 1
+        for worker in self.workers.values():
+            worker.dealing.finish()
+            worker.dealing = AsyncDealing(self.samples, self.each, self.batch, self.members, worker.clock)
+            worker.rests = False
+        assert len({each.clock for each in self.workers.values()}) == 1
+
+
+def check(job):
+    """Servers have each sample once in each epoch. Besides, some slices may have the last steps of lost workers, whose
+    samples came again."""
+    times = np.zeros(job.samples)
+    for worker in job.everyone:
+        for _, _, positions in worker.used:
+            times[positions] += 1
+    values = [server.core.slices()[number, 0].value.array for server in job.servers for number in server.keys]
+    for value in values:
+        assert (value >= job.epoch).all(), "a sample is missing"
+    if not job.lost:
+        assert all((value == job.epochs).all() for value in values) and (times == job.epochs).all()
+    extra = len(job.lost) * job.each
+    for value in values:
+        assert value.sum() <= job.epochs * job.samples + extra, "samples were used twice"
+
+
+@pytest.mark.parametrize("start", range(0, 400, 100))
+def test_each_sample_is_used_once_whatever_happens(start):
+    for seed in range(start, start + 100):
+        job = Job(seed)
+        job.run()
+        if job.workers:
+            check(job)

@@ -1,0 +1,205 @@
+"""Elastic jobs with dist_async and dist_ssp, where each worker makes steps of its own, which lose members at exact
+moments."""
+
+import re
+import shutil
+
+import pytest
+
+from dmltrain.audit.views_file import read
+from tests.elastic.test_suspects import ended as blamed
+from tests.elastic_job import (  # noqa: F401
+    AUDIT,
+    KILLED,
+    PREFIX,
+    come,
+    digests,
+    each_sample_once,
+    make_forker,
+    make_jobs,
+    ranks,
+    replace_schedulers,
+    replace_servers,
+)
+from tests.test_departures import WAIT
+from tests.test_departures import ended as stopped
+from tests.test_elastic import cases, refused
+
+thorough = pytest.mark.thorough
+ASYNC = ["--kv-store", "dist_async"]
+STRICT = ["--kv-store", "dist_ssp", "--staleness", "0"]
+LOOSE = ["--kv-store", "dist_ssp", "--staleness", "2"]
+MOMENTUM = ["--mom", "0.9", "--lr", "0.02"]
+
+# As in test_elastic.py; each step has two pushes, one for each bucket.
+MOMENTS = {
+    "in the first step": "1:before:push:1:kill",
+    "in the forward pass": "1:before:train_step:3:kill",
+    "between two pushes": "1:after:push:5:kill",
+    "between push and value": "1:after:push:6:kill",
+    "in a barrier": "2:before:barrier:2:kill",
+    "when all its samples are used": "1:before:op:1:kill",
+    "as the leader in mid-step": "0:after:push:5:kill",
+    "as the leader in the middle of the checkpoint": "0:before:put:2:kill",
+    "two, one after the other": "1:after:push:5:kill,0:before:push:9:kill",
+    "two at once": "1:after:push:5:kill,2:before:push:5:kill",
+    "one in the view without the other": "1:after:push:5:kill,2:before:exchange:1:kill",
+    "one when all have told what they hold": "1:after:push:5:kill,2:before:settle:1:kill",
+}
+IN_TEST = ("between two pushes",)
+
+
+def goes_on(jobs, faults, *options, lost=(), servers_lost=(), servers_come=(), schedulers=0, leaves=(), **more):
+    """The job: each sample of each epoch was used once, and all that are left have the same weights."""
+    env = {"DMLTRAIN_RESTART_SERVERS": str(len(servers_come))}
+    env |= {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"} if schedulers else {}
+    job = jobs.start(faults, *PREFIX, *AUDIT, *MOMENTUM, *options, env=env, **more)
+    ended = [*replace_servers(job, servers_come), *replace_schedulers(job, schedulers)]
+    check(job, lost, [*ended, *(f"server-{number}" for number in servers_lost)], leaves)
+    return job
+
+
+def check(job, lost, ended=(), leaves=()):
+    codes = job.wait()
+    dead = {f"worker-{member}" for member in lost} | {*ended}
+    assert codes == {name: KILLED if name in dead else 0 for name in codes}, job.outputs()
+    each_sample_once(job)
+    left = set(ranks(job)) - set(lost) - set(leaves)
+    assert len(digests(job, left)) == 1, job.outputs()
+    assert "Train-accuracy" in job.outputs()
+
+
+@thorough
+@pytest.mark.parametrize("kind", [ASYNC, STRICT, LOOSE], ids=" ".join)
+def test_without_a_fault(jobs, kind):
+    goes_on(jobs, "", *kind, workers=3)
+
+
+@pytest.mark.parametrize("faults", cases(MOMENTS, IN_TEST))
+@pytest.mark.parametrize("kind", [pytest.param(ASYNC, marks=thorough), STRICT], ids=" ".join)
+def test_a_worker_is_lost(jobs, kind, faults):
+    goes_on(jobs, faults, *kind, lost={int(each[0]) for each in faults.split(",")}, workers=3 + ("," in faults))
+
+
+@thorough
+@pytest.mark.parametrize("options", ["--gc-type int8", "--gc-type 2bit", "--optimizer adam"])
+def test_a_worker_is_lost_with(jobs, options):
+    goes_on(jobs, MOMENTS["between two pushes"], *LOOSE, *options.split(), lost=[1], workers=3)
+
+
+SERVERS = {
+    "after a push": "2:after:push:5:server/1",
+    "before a push": "1:before:push:5:server/1",
+    "in validation": "1:before:evaluate:1:server/1",
+    "with a worker": "2:after:push:5:server/1,1:before:push:7:kill",
+    "when all have told what they hold": "1:after:push:5:kill,0:before:settle:1:server/1",
+}
+
+
+@thorough
+@pytest.mark.parametrize("faults", SERVERS.values(), ids=SERVERS)
+@pytest.mark.parametrize("kind", [ASYNC, STRICT], ids=" ".join)
+def test_a_server_is_lost(jobs, kind, faults):
+    goes_on(jobs, faults, *kind, lost=[1] if "kill" in faults else [], servers_lost=[1], workers=3)
+
+
+def lost_steps(job):
+    """What its workers say of the optimizer's state."""
+    return re.findall(r"the optimizer's state of .*\) is (.*)", job.outputs())
+
+
+@thorough
+def test_what_came_after_the_last_copy_is_lost_and_the_log_says_so(jobs):
+    """The first copy is made after the first step, the next one is not due."""
+    faults = "1:before:evaluate:1:server/1"
+    job = goes_on(jobs, faults, *STRICT, "--server-snapshot", "1000", servers_lost=[1], workers=3)
+    assert all("older than the weights" in text for text in lost_steps(job)) and lost_steps(job)
+
+
+@thorough
+@pytest.mark.parametrize("number, servers", [(0, 1), (1, 2)], ids=["the last one", "one of two"])
+@pytest.mark.parametrize("moment", ["1:before:evaluate:1", "1:after:push:7"])
+def test_a_server_is_replaced(jobs, moment, number, servers):
+    faults = f"{moment}:server/{number}"
+    goes_on(jobs, faults, *LOOSE, "--server-snapshot", "0", servers_come=[number], workers=2, servers=servers)
+
+
+JOINS = "0:before:train_step:6:until/after/invite/1"  # the leader goes on when it has heard of a newcomer
+
+
+@thorough
+@pytest.mark.parametrize("kind", [ASYNC, STRICT], ids=" ".join)
+def test_a_worker_joins_and_trains_on(jobs, kind):
+    faults = f"1:after:push:5:kill,{JOINS}"
+    options = [*PREFIX, *AUDIT, *MOMENTUM, *kind]
+    job = jobs.start(faults, *options, workers=3, env={"DMLTRAIN_MAX_WORKERS": "4"})
+    come(job, 3)
+    check(job, [1])
+    assert read(job.folder / "audit/views.json").views[-1].members == (0, 2, 3)
+    assert (job.folder / "audit/commits-3.jsonl").read_text()
+
+
+@thorough
+@pytest.mark.parametrize("faults", ["1:after:push:5:leave", "0:after:push:8:leave"], ids=["another", "the leader"])
+@pytest.mark.parametrize("options", [[*ASYNC], [*STRICT, "--gc-type", "int8"]], ids=" ".join)
+def test_sigterm_is_a_notice_to_leave(jobs, options, faults):
+    heard = "0:before:train_step:12:until/after/invite/1"
+    job = goes_on(jobs, f"{faults},{heard}", *options, workers=3, leaves=[int(faults[0])])
+    views = read(job.folder / "audit/views.json").views
+    assert {each.member for view in views for each in view.left} == {int(faults[0])}
+    assert not any(view.lost for view in views)
+
+
+@thorough
+def test_the_scheduler_is_lost(jobs):
+    goes_on(jobs, "1:after:push:7:scheduler", *STRICT, schedulers=1, workers=3)
+
+
+@thorough
+def test_the_scheduler_is_lost_with_a_worker(jobs):
+    goes_on(jobs, "1:after:push:7:scheduler,2:after:push:9:kill", *ASYNC, schedulers=1, lost=[2], workers=3)
+
+
+@thorough
+@pytest.mark.parametrize("kind", [ASYNC, STRICT], ids=" ".join)
+def test_a_sample_at_which_everybody_fails_ends_the_job(jobs, kind):
+    job = jobs.start("any:sample:17", *kind, workers=3, servers=1)
+    assert 17 in blamed(job, "RuntimeError: a bad sample")
+
+
+@thorough
+def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs):
+    faults = "1:after:push:7:leave,0:before:train_step:6:until/after/invite/1"
+    job = jobs.start(faults, *PREFIX, *AUDIT, *STRICT, workers=2, servers=1, elastic=2)
+    (saved,) = stopped(job, r"the job ends: worker 1 leaves on purpose: SIGTERM; 1 worker is left")
+    for elastic in (None, 1):
+        folder = job.folder / f"elastic {elastic}"
+        folder.mkdir()
+        shutil.copy(saved, folder)
+        words = ["--model-prefix", folder / "m", "--load-epoch", "last", *STRICT]
+        other = jobs.start("", *words, workers=2, servers=1, elastic=elastic)
+        other.succeed()
+        assert re.search(r"Loaded checkpoint of epoch 0 and \d+ steps of the next", other.output("worker-0"))
+
+
+@thorough
+@pytest.mark.parametrize("how", ["kill", "leave"])
+def test_a_job_with_too_few_waits_for_more(jobs, how):
+    options = [*PREFIX, *AUDIT, *MOMENTUM, *STRICT]
+    job = jobs.start(f"1:after:push:7:{how}", *options, workers=2, servers=1, elastic=2, env=WAIT)
+    job.wait_for_line("scheduler-0", "1 worker is left, and --min-workers is 2: the job waits up to 60 s for more")
+    come(job, 2)
+    check(job, [1] if how == "kill" else [], leaves=[1])
+    assert read(job.folder / "audit/views.json").views[-1].members == (0, 2)
+
+
+REFUSED = {
+    "--replay there": "--replay needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own",
+    "--balance": "--balance needs --kv-store dist_sync",
+    "--batch per-worker": "--batch per-worker needs --kv-store dist_sync",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_needs_steps_of_all_workers_is_refused(jobs, words):
+    refused(jobs.start("", *LOOSE, *words.split(), workers=1, servers=1), f"error: {REFUSED[words]}")
