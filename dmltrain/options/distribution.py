@@ -121,9 +121,9 @@ class DistributionOptions:
     )
     server_snapshot: float | None = option(
         "Distribution",
-        "elastic jobs whose servers run the optimizer: seconds between two copies of each server's optimizer state into "
-        "the memory of two workers, with which the job goes on if the server is lost (0: after each step; default: "
-        f"{SNAPSHOT_SECONDS:g})",
+        "elastic jobs whose servers run the optimizer: seconds between two copies of each server's optimizer state "
+        "into the memory of two workers, with which the job goes on if the server is lost (0: after each step; "
+        f"default: {SNAPSHOT_SECONDS:g})",
         number(0.0),
         metavar="SECONDS",
     )
