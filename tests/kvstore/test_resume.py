@@ -198,14 +198,40 @@ def test_who_comes_too_late_is_refused():
     assert isinstance(refuse, Refuse) and "removed from the job: worker 2" in refuse.reason
 
 
+def come_back(found, entered, nodes=(SERVER, *MEMBERS[:2])):
+    """All of these were told this view. Returns what the last one leads to."""
+    return [found.handle(node, replace(rejoin(node), entered=(entered,)), 1.0) for node in nodes][-1]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_has_missed_the_view_with_which_it_left_and_those_after_it_leaves(first):
+    """Whether it comes back before the others, or late."""
+    third = Enter(View(3, 9, ((0,), (1,)), (0,)), departed=(2,))
+    found = core()
+    before = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 1.0) if first else []
+    actions = come_back(found, third)
+    late = [] if first else found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 2.0)
+    told = [*before, *actions, *late]
+    assert Send(MEMBERS[2], third) in told and not sent(told, Abort) and Cut(MEMBERS[2]) not in told
+    assert sent(actions, Flush).keys() == {*MEMBERS[:2]}, "nobody waits for it"
+
+
+def test_later_views_say_who_has_left_on_purpose():
+    found = core()
+    come_back(found, Enter(View(3, 9, ((0,), (1,)), (0,)), departed=(2,)))
+    for node in MEMBERS[:2]:
+        actions = found.handle(node, Flushed(3, 1, 9), 1.0)
+    assert {(each.view.number, each.departed) for each in sent(actions, Enter).values()} == {(4, (2,))}
+
+
 @pytest.mark.parametrize("knows", [True, False])
 def test_who_has_left_on_purpose_and_comes_late_leaves(knows):
     """The scheduler before may not have told it that it could. Nobody waits for it."""
-    second = FIRST.without([2], 7, left=(Lost(2, "SIGTERM"),))
+    second = Enter(FIRST.without([2], 7, left=(Lost(2, "SIGTERM"),)), departed=(2,))
     found = core()
-    assert sent(back(found, dict.fromkeys([SERVER, *MEMBERS[:2]], second)), Flush)
-    told = found.handle(MEMBERS[2], rejoin(MEMBERS[2], second if knows else FIRST), 2.0)
-    assert told == ([] if knows else [Send(MEMBERS[2], Enter(second))])
+    assert sent(come_back(found, second), Flush)
+    own = replace(rejoin(MEMBERS[2]), entered=(second if knows else Enter(FIRST),))
+    assert found.handle(MEMBERS[2], own, 2.0) == ([] if knows else [Send(MEMBERS[2], second)])
     assert found.handle(MEMBERS[2], Heartbeat(), 3.0) == [Send(MEMBERS[2], Heartbeat())]
     assert found.handle(MEMBERS[2], Bye(done=7), 3.0) == found.lost(MEMBERS[2], "end of stream", 3.0) == []
 

@@ -651,7 +651,7 @@ def test_a_notice_is_for_the_next_round_of_the_leader():
     view = View(2, 7, ((0,), (2,)), (0,), left=(Lost(1, "SIGTERM"),))
     told = messages(flushed(core, {1: 7}), Enter)
     assert [to for to, _ in told] == [("server", 0), worker(0), worker(2), worker(1)]
-    assert all(message == Enter(view) for _, message in told)
+    assert all(message == Enter(view, departed=(1,)) for _, message in told)
     assert core.handle(worker(1), Heartbeat(), 4.0) == [Send(worker(1), Heartbeat())]
     assert core.handle(worker(1), Bye(done=7), 4.0) == core.lost(worker(1), "end of stream", 4.0) == []
     assert come(core, 1)[0][1].text == "worker 1 on h9 has come as a replacement"

@@ -33,7 +33,6 @@ from dmltrain.kvstore.transport.message import (
     Bye,
     Change,
     Changed,
-    Enter,
     Failed,
     Flushed,
     Heartbeat,
@@ -90,7 +89,6 @@ class SchedulerCore:
     _changes: Changes = field(init=False)
     _stragglers: Stragglers = field(init=False)
     _first_start: Start | None = None  # who joins later must divide keys as all others did
-    _taken_over: Enter | None = None  # the view with which this incarnation went on
     _early: dict[int, Ready] = field(default_factory=dict)  # of workers that join the first view when it is there
     _changing_since: float | None = None  # a change of view
     _began: float | None = None
@@ -280,7 +278,7 @@ class SchedulerCore:
         ready = [each.ready[0] for each in resume.back.values() if each.ready]
         if any(each.replay for each in ready):
             return self._abort(f"the scheduler was lost, and {ALL_NEEDED}")
-        self._first_start, self._taken_over = resume.start, entered
+        self._first_start = resume.start
         for node in dict.fromkeys([*self._expected(), *resume.expected, *resume.back]):
             ended = node[0] == "worker" and node[1] in resume.finished
             self._peers[node] = _Peer(resume.registration(node), self.now, ended, ended or node not in resume.back)
@@ -310,10 +308,11 @@ class SchedulerCore:
         """A process whose connection to this scheduler was lost, or that comes back to it too late: it was removed, or
         will be when the end of its connection is noticed. Nobody has waited for one that has finished, or left on
         purpose."""
-        view = self._taken_over
-        if view and self._views.has_left(node) and node[1] in [each.member for each in view.view.left]:
+        view = self._views.entered
+        if view and self._views.has_left(node):
             self._peers[node] = _Peer(message.registration, self.now)
-            return [] if message.entered == (view,) else [Send(node, view)]
+            knows = any(node[1] not in each.view.members for each in message.entered)
+            return [] if knows else [Send(node, view)]
         if node[0] == "worker" and node[1] in self._views.finished:  # servers have said so, and nobody waits for it
             self._peers[node] = _Peer(message.registration, self.now, done=True, left=True)
             return []

@@ -73,6 +73,7 @@ class Views:
     now: float = 0.0
     restarts: int = 0
     view: View | None = None  # until all are ready
+    entered: Enter | None = None  # as its members were told of it
     finished: dict[int, int] = field(default_factory=dict)  # member that has left at its end -> the last op it held
     dismissed: set[int] = field(default_factory=set)  # members that a replay has let go
     failed: dict[int, int] = field(default_factory=dict)  # member that ends by an error of its own -> in which op
@@ -170,10 +171,10 @@ class Views:
         before. Look at `over` and `too_few` after it. An answer to the scheduler before may count here: who has given
         it is still frozen."""
         view = entered.view
-        self.view, self.finished, self.facts = view, dict(finished), ready.facts
+        self.view, self.entered, self.finished, self.facts = view, entered, dict(finished), ready.facts
         self._balance = Balance(ready.balance)
         self._present = set(view.members).difference(finished, lost)
-        self._departures.gone = {each.member for each in view.left}
+        self._departures.gone = set(entered.departed)
         self._departures.holding, self._departures.ends = entered.holds, entered.ends
         apart = {*self._present, *finished, *self._departures.gone}
         self.removed = {*range(self.workers), *view.members, *back}.difference(apart)
@@ -448,11 +449,13 @@ class Views:
     def _begin(self, view: View, decision: Decision = Decision()) -> list[Action]:  # noqa: B008  it is frozen
         dismissed = self._present.difference(view.members)
         self._servers.begin(view)
-        new = self._servers.new
+        new, departed = self._servers.new, tuple(sorted(self._departures.gone | decision.leaves.keys()))
+        enter = Enter(view, holds=decision.holds, ends=decision.ends, new_servers=new, departed=departed)
         told = [
-            Send(("worker", member), Enter(view, self.needs(member), new_servers=new)) for member in sorted(dismissed)
+            Send(("worker", member), Enter(view, self.needs(member), new_servers=new, departed=departed))
+            for member in sorted(dismissed)
         ]
-        self.view, self.dismissed = view, (self.dismissed | dismissed).difference(view.members)
+        self.view, self.entered, self.dismissed = view, enter, (self.dismissed | dismissed).difference(view.members)
         self._present = (self._present - dismissed) | set(view.joined)
         self._joining -= set(view.joined)
         for member in view.joined:
@@ -463,7 +466,6 @@ class Views:
         self._lost.clear()
         self._reports.clear()
         self._barriers.clear()
-        enter = Enter(view, holds=decision.holds, ends=decision.ends, new_servers=new)
         servers = [Send(("server", number), enter) for number in view.servers]
         names = ", ".join(str(member) for member in view.members)
         logs = [Log(f"view {view.number} after op {view.base}: workers {names}")]

@@ -291,7 +291,8 @@ class Enter(Message):
     """From now on `view` counts: frames of older ones are void. `returns`: a worker that is not in it is in a later
     view of a replay, for which it must wait. `holds`: its members do nothing in it, and wait for the next one. `ends`:
     why the job ends, if it does, between two rounds: its members save a checkpoint in this view, and leave.
-    `new_servers`: those of the view that are not where they were at the start."""
+    `new_servers`: those of the view that are not where they were at the start. `departed`: who has left on purpose,
+    with this view or an earlier one."""
 
     op = "enter"
     view: View
@@ -299,6 +300,7 @@ class Enter(Message):
     holds: bool = False
     ends: str = ""
     new_servers: tuple[NewServer, ...] = ()
+    departed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,9 @@ class ElasticMembership(Membership):
     def _announce(self, message: Enter) -> None:
         self._is_out = self._environment.index not in message.view.members
         lost = self._routes.announce(message.view, message.new_servers) if self._routes else []
-        self.progress.announce(message.view, message.returns, message.holds, message.ends, message.new_servers)
+        self.progress.announce(
+            message.view, message.returns, message.holds, message.ends, message.new_servers, message.departed
+        )
         if self._routes:
             self._routes.retire(lost)
         if self.progress.pending is not None and self._routes:

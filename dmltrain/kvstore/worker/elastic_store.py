@@ -79,6 +79,7 @@ class ElasticKVStore(DistKVStore):
         self.on_clocks: Callable[[Clocks], None] = lambda clocks: None  # before the state is given to new members
         self._repeating = self._stopped = False
         self._farewell = "the replay has no later view with this worker"
+        self._notice = ""  # why this worker leaves on purpose, if it does
         self.pushed = 0.0  # when the last push of a round was handed over, s of time.perf_counter
         # Called when this worker is in a new view; `missed`: others have completed its round.
         self.on_enter: Callable[[View, bool], None] = lambda view, missed: None
@@ -163,6 +164,7 @@ class ElasticKVStore(DistKVStore):
     def leave(self, reason: str) -> None:
         """This worker leaves on purpose before one of its next rounds: then `enter` raises Dismissed. For any thread;
         before `arm` it means nothing."""
+        self._notice = reason
         self._elastic.leave(reason, self.keeps_residuals)
 
     def enter(self) -> bool:
@@ -196,8 +198,8 @@ class ElasticKVStore(DistKVStore):
         self._routes.enter(view, connects=is_member and self._progress.pending is None)
         # Also for a worker that is not in the view: its LEAVE must not wait for earlier answers.
         self._transfers.enter(view.number, self.clock if self._own else view.base)
-        if leaves := [each.reason for each in view.left if each.member == self.member]:
-            self._farewell = f"it leaves the job on purpose ({leaves[0]})"
+        if self._progress.has_departed:  # perhaps with a view that it was not told
+            self._farewell = f"it leaves the job on purpose ({self._notice})"
         if not is_member:
             raise Dismissed(f"view {view.number} is without worker {self.member}")
         self._broadcast.restart()

@@ -48,6 +48,11 @@ class Progress:
         """Whether `complete` would wait."""
         return not (self._failure or self._pending or self.done < self._limit)
 
+    @property
+    def has_departed(self) -> bool:
+        """Whether this worker has left on purpose, as the newest view says."""
+        return self.announced is not None and self._member in self.announced.departed
+
     # -- the training thread ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -135,10 +140,12 @@ class Progress:
         holds: bool = False,
         ends: str = "",
         new_servers: tuple[NewServer, ...] = (),
+        departed: tuple[int, ...] = (),
     ) -> None:
         """A new view; see message.Enter. The training thread enters it at its next op; none comes after `finish`."""
         with self._changed:
-            self.announced, self._flush, self.returns = Enter(view, returns, holds, ends, new_servers), None, returns
+            self.announced = Enter(view, returns, holds, ends, new_servers, departed)
+            self._flush, self.returns = None, returns
             if ends and not self._ends:
                 self._ends = view.number, ends
             if self._member in view.behind and self.done < view.base:
