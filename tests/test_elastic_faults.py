@@ -1,9 +1,12 @@
-"""Each kind of fault at each kind of moment, over each way on the wire: the job goes on, and is exact.
+"""Each kind of fault at each kind of moment, over each way on the wire, with each kind of steps: the job goes on, and
+uses each sample once. Where all workers make each step together, a replay has the same weights.
 
-An array of faults and moments, with ways in turn so that each pair of fault and way, and of moment and way, occurs; the
-whole array of all three is exhaustive. Each job has 4 workers, and one server more than it loses.
+An array of faults and moments, with ways and kinds of steps in turn, so that each pair of any two of these four occurs.
+The whole array of faults, moments and kinds of steps is exhaustive, as is that of faults, moments and ways. Each job
+has 4 workers, and one server more than it loses.
 """
 
+import itertools
 import signal
 
 import pytest
@@ -40,10 +43,10 @@ FAULTS = {  # -> what members do, at the moment
     "a worker leaves, another is killed": ["1:leave", "2:kill"],
 }
 MOMENTS = {  # -> where that is, and what happens before
-    "in mid-step": ("after:pushpull:8", []),
-    "while the view changes": ("after:freeze:1", ["3:before:complete:4:kill"]),
+    "in mid-step": ("after:{push}:8", []),
+    "while the view changes": ("after:freeze:1", ["3:after:{push}:10:kill"]),
     "in validation": ("before:evaluate:5", []),
-    "in the checkpoint": ("before:op:4", []),  # the others wait for the leader, which writes it
+    "in the checkpoint": ("before:op:{write}", []),  # the others wait for the leader, which writes it
 }
 AS_LEADER = {"kill": "before:put:2", "leave": "before:put:2", "stop": "before:write:1"}  # in the checkpoint
 WAYS = {
@@ -54,24 +57,38 @@ WAYS = {
 }
 
 
+STEPS = {  # -> options; by what gradients are pushed; the op in which all wait for the checkpoint; whether together
+    "on workers": ([], "pushpull", 4, True),
+    "on servers": (["--update-on-kvstore", "1"], "push", 4, True),
+    "dist_ssp": (["--kv-store", "dist_ssp", "--staleness", "1"], "push", 6, False),
+    "dist_async": (["--kv-store", "dist_async"], "push", 6, False),
+}
+TWICE = (0, 2, 3, 1)  # a number of the field of 4 elements, whose sum is the exclusive or, times its element 2
+
+
 def cells():
-    found = []
-    names = [(fault, moment, way) for fault in FAULTS for moment in MOMENTS for way in WAYS]
-    for fault, moment, way in names:
-        turn = (list(FAULTS).index(fault) + list(MOMENTS).index(moment)) % len(WAYS)
-        mark = pytest.mark.thorough if list(WAYS).index(way) == turn else pytest.mark.exhaustive
-        found.append(pytest.param(fault, moment, way, marks=mark, id=f"{fault}, {moment}, {way}"))
+    """With the sums of the field, each pair of a way and a kind of steps occurs for each four faults."""
+    found, ways, kinds = [], list(WAYS), list(STEPS)
+    for row, fault in enumerate(FAULTS):
+        for column, moment in enumerate(MOMENTS):
+            turn = ways[row % 4 ^ column], kinds[row % 4 ^ TWICE[column]]
+            every = [turn, *((way, kinds[0]) for way in ways), *((turn[0], kind) for kind in kinds)]
+            for way, kind in dict.fromkeys(every):
+                mark = pytest.mark.thorough if (way, kind) == turn else pytest.mark.exhaustive
+                name = f"{fault}, {moment}, {way}, {kind}"
+                found.append(pytest.param(fault, moment, way, kind, marks=mark, id=name))
     return found
 
 
-def faults_of(fault, moment):
+def faults_of(fault, moment, kind):
     place, before = MOMENTS[moment]
     found = [*before]
     for each in FAULTS[fault]:
         member, what = each.split(":")
         at = AS_LEADER[what] if moment == "in the checkpoint" and member == "0" else place
         found.append(f"{member}:{at}:{what}")
-    return found
+    _, push, write, _ = STEPS[kind]
+    return [each.format(push=push, write=write) for each in found]
 
 
 def victims(faults, what):
@@ -90,15 +107,24 @@ def wake(job, name, survivor):
     job.processes[name].send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize(("fault", "moment", "way"), cells())
-def test_the_job_goes_on(jobs, fault, moment, way):
-    faults, (transport, compression) = faults_of(fault, moment), WAYS[way]
+def test_each_pair_occurs():
+    chosen = [each.values for each in cells() if pytest.mark.thorough in each.marks]
+    names = [FAULTS, MOMENTS, WAYS, STEPS]
+    for one, other in itertools.combinations(range(4), 2):
+        pairs = {(cell[one], cell[other]) for cell in chosen}
+        assert pairs == {*itertools.product(names[one], names[other])}
+
+
+@pytest.mark.parametrize(("fault", "moment", "way", "kind"), cells())
+def test_the_job_goes_on(jobs, fault, moment, way, kind):
+    faults, (transport, compression) = faults_of(fault, moment, kind), WAYS[way]
     killed, stopped = set(victims(faults, "kill")), set(victims(faults, "stop"))
     schedulers = len(list(victims(faults, "scheduler")))
     env = {"DMLTRAIN_TRANSPORT": transport, "DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}
     if stopped:
         env["DMLTRAIN_HEARTBEAT_TIMEOUT"] = "3"
-    options, servers = compression, 3 if "two servers" in fault else 2
+    (how, _, _, together), servers = STEPS[kind], 3 if "two servers" in fault else 2
+    options = [*compression, *how]
     job = jobs.start(",".join(faults), *PREFIX, *AUDIT, *options, servers=servers, env=env)
     killed |= set(replace_schedulers(job, schedulers))
     for name in stopped:
@@ -111,9 +137,12 @@ def test_the_job_goes_on(jobs, fault, moment, way):
     check_views(job, killed | stopped, set(victims(faults, "leave")))
     finals = [member for member in ranks(job) if "Final weights" in job.output(f"worker-{member}")]
     assert finals and len(digests(job, finals)) == 1
+    loses_server = any("server/" in each for each in faults)
+    if not together or (loses_server and kind == "on servers"):
+        return  # no replay has these weights
     replay = jobs.start("", *PREFIX, "--replay", job.folder / "audit/views.json", *options, servers=servers)
     replay.succeed()
-    if way == "int8" and any("server/" in each for each in faults):  # checkpoints have the residuals of all servers
+    if way == "int8" and loses_server:  # checkpoints have the residuals of all servers
         assert len(digests(job, finals) | digests(replay, finals)) == 1, replay.outputs()
     else:
         same(job, replay, finals)
