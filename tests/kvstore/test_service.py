@@ -1,5 +1,6 @@
 """Which callers a server accepts, and how it receives pushes."""
 
+import math
 import time
 from dataclasses import replace
 
@@ -77,6 +78,47 @@ def test_a_state_is_not_read_while_it_changes():
     core.done(work)
     with service.quiescent(0.05) as found:
         assert found is core
+
+
+def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
+    """Else a busy server of an elastic job would never be quiescent."""
+    core = ServerCore(1, make_step=lambda spec, key, value: Add())
+    core.on_hosts([(0,)])
+    key = {"key": 0, "name": "w", "dtype": "float32", "weight": True, "compression": {"type": "none"}}
+    core.declare(0, declared({"type": "dist_async", "staleness": math.inf, "keys": [key | {"slices": [[0, 4]]}]}))
+    core.optimize({})
+    core.enter([(0,)])
+    service = Service("server 0", ENVIRONMENT, core, None, pytest.fail, pytest.fail)
+    (slice_,) = core.slices().values()
+
+    def pushed(clock):
+        buffer = core.buffer(0, 0, 0, 16, 0)
+        buffer.array[:] = 1
+        return core.push(0, 0, 0, clock, -1.0, buffer)
+
+    (work,) = pushed(1)
+    assert pushed(2) == []
+    with service.exclusive():
+        assert core.pause()
+        work.run()
+        assert core.done(work) == [] and core.quiescent  # the second push waits
+        (second,) = core.resume()
+        second.run()
+        core.done(second)
+    with service.quiescent(1.0) as found:
+        assert found is core and pushed(3) == []
+    deadline = time.monotonic() + 10
+    while slice_.steps < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert slice_.value.array.tolist() == [3.0] * 4
+
+
+class Add:
+    def __call__(self, value, gradient, rate):
+        value += gradient
+
+    def state(self):
+        return {}
 
 
 class Sender:

@@ -72,6 +72,7 @@ class ServerCore:
     _kept: dict[str, Array] = field(default_factory=dict)  # states of slices that were divided anew
     _elastic: bool = False  # there are views
     gone: dict[int, tuple[int, int]] = field(default_factory=dict)  # see `enter`
+    _pauses: int = 0  # while there are some, no new work begins; see `pause`
     _slices: dict[tuple[int, int], ServerSlice] = field(default_factory=dict)
     _declared: Declared = field(default_factory=Declared)
     workers: Workers = field(init=False)
@@ -242,6 +243,20 @@ class ServerCore:
     def backlog(self, key: int, index: int) -> int:
         """Pushes of a slice that wait for their step."""
         return len(self._slices[key, index].queue)
+
+    def pause(self) -> bool:
+        """In an elastic job where each push is a step, workers never all wait: begin no new work until `resume`, so
+        that the server gets quiescent. There may be several pauses at once. False for other jobs: work goes on."""
+        pauses = self._elastic and self.steps_at_once
+        self._pauses += pauses
+        return pauses
+
+    def resume(self, now: float = 0.0) -> list[Action]:
+        """The end of a pause."""
+        self._pauses -= 1
+        return [
+            action for (key, index), slice_ in self._slices.items() for action in self._next(key, index, slice_, now)
+        ]
 
     @property
     def quiescent(self) -> bool:
@@ -440,7 +455,7 @@ class ServerCore:
 
     def _next(self, key: int, index: int, slice_: ServerSlice, now: float) -> list[Action]:
         """The slice's next work, if none is in progress and its pushes have arrived."""
-        if slice_.work is not None:
+        if slice_.work is not None or self._pauses:
             return []
         if slice_.at_once:
             hosts = [[slice_.queue.popleft()]] if slice_.queue else []

@@ -121,7 +121,8 @@ class Service:
 
     def enter(self, view: View) -> None:
         """Begin this view, once no work is in progress. Ignored if it is older than the present one."""
-        with self._progress:
+        works = deque[Work]()
+        with self._paused(works):
             self._progress.wait_for(lambda: self._core.quiescent or self._over)
             if view.number <= self._view or self._over:
                 return
@@ -164,13 +165,33 @@ class Service:
     @contextlib.contextmanager
     def quiescent(self, seconds: float = QUIESCENT_SECONDS) -> Iterator[ServerCore]:
         """The core, exclusively, while no work is in progress. Raises Rejected if there is some for `seconds`."""
+        works = deque[Work]()
+        try:
+            with self._paused(works):
+                if not self._progress.wait_for(lambda: self._core.quiescent, seconds):
+                    raise Rejected(
+                        f"{self._name} was busy with optimizer steps for {seconds:g} s, and each changes "
+                        "its state: save and load states between two barriers"
+                    )
+                yield self._core
+        finally:
+            self._go_on(works)
+
+    @contextlib.contextmanager
+    def _paused(self, works: deque[Work]) -> Iterator[None]:
+        """The lock, and no new work begins if the core can pause; `works` gets what has to be run then."""
         with self._progress:
-            if not self._progress.wait_for(lambda: self._core.quiescent, seconds):
-                raise Rejected(
-                    f"{self._name} was busy with optimizer steps for {seconds:g} s, and each changes "
-                    "its state: save and load states between two barriers"
-                )
-            yield self._core
+            is_paused = self._core.pause()
+            try:
+                yield
+            finally:
+                if is_paused:
+                    works += self._act(self._core.resume(time.monotonic()))
+
+    def _go_on(self, works: deque[Work]) -> None:
+        if works:
+            self._answers.send()
+            self._pool.submit(functools.partial(self._carry_out, works))
 
     def done(self, work: Work, waited: float, worked: float) -> None:
         """Forwarded work is complete; for the times see ServerCore.done."""
