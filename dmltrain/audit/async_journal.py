@@ -25,12 +25,18 @@ class AsyncJournal(Journal):
 
     def deal_steps(self, epoch: int, view: View, clock: int, first: int = 0) -> AsyncDealing:
         """See `deal`. `clock`: the steps that each member holds."""
-        taken, self._taken = self._taken, None
         self.epoch, job = epoch, self._job
-        each = job.batch // job.workers
-        self.dealing = taken or AsyncDealing(job.samples, each, job.batch, view.members, clock, first * job.batch)
-        self._dealt_in = view.number
+        if self._taken is None or self.dealing is None:
+            each = job.batch // job.workers
+            self.dealing = AsyncDealing(job.samples, each, job.batch, view.members, clock, first * job.batch)
+            self._dealt_in = view.number
+        self._taken = None
         return self.dealing
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        """Another view may begin before this worker's first step: it takes part in the next deal at once."""
+        super().take_state(state)
+        self.dealing, self._dealt_in = self._taken, self._entered[-1].view.number
 
     def dealt(self, dealing: AsyncDealing, view: View, lost: Iterable[tuple[int, int, Array]]) -> None:
         """All members go on with this deal. `lost`: members that have left, and number and positions of the last step

@@ -34,14 +34,11 @@ class AsyncDealing:
         self.clock, self.done = clock, done
         self.left = np.arange(done, samples)  # that are divided in this deal, int64, ascending
         self.carried: dict[int, tuple[int, Array]] = {}  # member -> the number of its step, and positions
-
-    @property
-    def finished(self) -> bool:
-        return self.done == self.samples
+        self.finished = False  # all members know that all positions are used
 
     def finish(self) -> None:
-        """All members have made all steps of this deal."""
-        self.done, self.left = self.samples, self.left[:0]
+        """All members have made all steps of this deal, and know it of each other."""
+        self.finished, self.done, self.left = True, self.samples, self.left[:0]
         self.carried.clear()
 
     @property

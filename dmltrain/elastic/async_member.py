@@ -70,7 +70,7 @@ class AsyncMember(Member):
                 )
             elif member in clocks.partly:
                 self._log.warning(
-                    "Some weights have the last gradient of worker %d, and others have not; its samples come again",
+                    "Some weights may have the last gradient of worker %d and others not; its samples come again",
                     member,
                 )
 
@@ -115,11 +115,22 @@ class AsyncRounds:
         store = self._member.store
         if self.dealing.next_of(store.member, store.clock):
             return False
+        self._admit()
         store.rest(self.dealing.end)
         store.barrier()
         store.barrier()  # all hold the one before: nobody makes steps of the next epoch while others are in this one
         self.dealing.finish()
         return True
+
+    def _admit(self) -> None:
+        """Before a step, or when there is none: let those who wait join or leave."""
+        if self._member.view.leader == self._member.store.member:
+            self._member.store.admit()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the steps to come are not those of the last `part` any more."""
+        return self.dealing is not self._part_of
 
     def part(self, epoch: Epoch) -> Part:
         """The samples of this worker from its next step on, until `end` says otherwise."""
@@ -130,8 +141,7 @@ class AsyncRounds:
         """Before the first push of a step: its positions, int64, and how many these are. Those who wait may join.
         Raises JobLost."""
         member, store = self._member, self._member.store
-        if member.view.leader == store.member:
-            store.admit()
+        self._admit()
         step = self.dealing.next_of(store.member, store.clock)
         assert step is not None  # see is_over, and part
         store.skip_to(step[0] - 1)
@@ -145,4 +155,4 @@ class AsyncRounds:
         self._member.begun = False
         self._member.journal.committed_step(self._member.store.clock, receipts)
         self.count += 1
-        return self.dealing is not self._part_of
+        return self.has_moved

@@ -158,6 +158,8 @@ class MemberRounds:
         self._part_view = member.view  # for which `part` was asked
         self._begun = member.view, 0, 0.0  # of this round: the view, this worker's samples, and when, s
 
+    has_moved = False  # a view begins in a round only
+
     @property
     def dealing(self) -> Dealing:
         return self._dealing

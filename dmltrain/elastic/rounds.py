@@ -90,7 +90,9 @@ def stop(run: Run) -> None:
     store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
     position = run.plan.after(epoch, dealing.step)
     store.repeat(lambda: _save(run, position))
-    if again := dealing.done - dealing.step * dealing.batch:
+    if not run.store.kvstore_type.synchronous:
+        run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
+    elif again := dealing.done - dealing.step * dealing.batch:
         run.log.info("From there %d samples, which this job has used already, come again", again)
 
 

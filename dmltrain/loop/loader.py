@@ -82,6 +82,8 @@ class Loader:
         batches = iter(self._loader)
         for each in planned:
             first = next(batches)
+            if rounds.has_moved:  # in the loop's body, by something else than a step
+                return
             positions, dealt = rounds.begin()
             state.optimizer.rate_factor = state.rate_factor(rounds)
             sizes = [len(batch) for batch in each]

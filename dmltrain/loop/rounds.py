@@ -16,6 +16,9 @@ class Rounds(Protocol):
     @property
     def dealing(self) -> Dealing | AsyncDealing: ...
 
+    @property
+    def has_moved(self) -> bool: ...
+
     def is_over(self) -> bool: ...
 
     def part(self, epoch: Epoch) -> Part: ...
@@ -34,6 +37,8 @@ class PlainRounds:
     @property
     def dealing(self) -> Dealing:
         return self._dealing
+
+    has_moved = False
 
     def is_over(self) -> bool:
         return self.dealing.finished

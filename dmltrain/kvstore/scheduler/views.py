@@ -21,7 +21,8 @@ members report it unasked.
 A replacement of a lost worker has its rank, a worker that comes in addition a new one. Both join with a change of view.
 Only the members know when that is possible: between two rounds of training. So the leader is told who waits. When its
 next op is a round, it asks for the change and waits for it. That round needs the leader, so nobody can hold it: the
-next op is the same round for all. Samples are divided anew (balance.py) in the same way, so that no round is
+next op is the same round for all. (If workers make steps of their own, which are no ops, that is any time between two
+steps of the leader.) Samples are divided anew (balance.py) in the same way, so that no round is
 interrupted by it. In a replay the views themselves say who joins when, and wait for who is not ready yet.
 
 Members leave on purpose in the same way, and only there may a job with too few of them wait or end: departures.py. If

@@ -113,8 +113,10 @@ class ServerCore:
     def _part_with(self, workers: Collection[int]) -> None:
         at_once = [slice_ for slice_ in self._slices.values() if slice_.is_weight and slice_.at_once]
         for worker in workers:
-            clocks = [slice_.applied.pop(worker) for slice_ in at_once if worker in slice_.applied]
-            if clocks:
+            clocks = [slice_.part_with(worker) for slice_ in at_once if worker in slice_.applied]
+            if not clocks:
+                self.gone.pop(worker, None)
+            elif max(clocks) or worker not in self.gone:  # else it was new, and has made nothing
                 self.gone[worker] = min(clocks), max(clocks)
 
     @property

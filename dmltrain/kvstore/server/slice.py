@@ -291,11 +291,20 @@ class ServerSlice:
         if self.at_once:
             self.applied = {worker: self.applied.get(worker, 0) for worker in workers}
             self.clocks = dict(self.applied)
+            self.note_pull(*(worker for worker in self.applied if worker not in self.pulled))
         else:
             self.clocks = dict.fromkeys(workers, 0)
             self.count_from(0 if self.step is None else self.completed)
         for push in pending:
             self.give_back(push.data)
+
+    def part_with(self, worker: int) -> int:
+        """Each push is a step, and this worker pushes no more. Returns how many of its pushes the value contains."""
+        self.seen.pop(worker, None)
+        self.arrived.pop(worker, None)
+        if before := self.pulled.pop(worker, None):
+            self.release(before)
+        return self.applied.pop(worker)
 
     def holds(self, worker: int, step: int) -> None:
         """Each push is a step, and this worker holds so many of its own: nobody waits for earlier ones."""

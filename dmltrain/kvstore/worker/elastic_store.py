@@ -252,11 +252,11 @@ class ElasticKVStore(DistKVStore):
             raise JobLost(reason)
         source = int(np.argmin(lacking))
         held = self._tell_clocks(source) if self._own else None
-        if self._lacks and self._holding:
-            self._on_servers.made = held.start if held else int(made[source])
-            self._hold()
         if held:
             source = view.place(held.freshest)
+        elif self._lacks and self._holding:
+            self._on_servers.made = int(made[source])
+            self._hold()
         if restoring.any():
             self._restore(source)
         content = self._shared_state(source) if lacking.any() else b""
@@ -273,14 +273,15 @@ class ElasticKVStore(DistKVStore):
         self.on_shared()
 
     def _settle(self) -> None:
-        """All hold the op in which they have told how many steps they hold: else others could not interpret the steps
-        that this worker makes from now on. All that are not in the middle of a step go on from the same clock."""
+        """All hold the op in which they have told how many steps they hold: else others could not interpret the clock
+        that this worker tells servers from now on. All that are not in the middle of a step, or make it no more, go on
+        from the same clock."""
         self._begin()
-        if not self.begun():
-            self._on_servers.skip_to(self._start)
-            self._on_servers.hold()
         self._member.barrier()
         self.complete()
+        if not self.begun() or self._progress.ends:
+            self._on_servers.skip_to(self._start)
+            self._on_servers.hold()
         self._unsettled = False
 
     def _tell_clocks(self, source: int) -> Clocks:
@@ -360,6 +361,10 @@ class ElasticKVStore(DistKVStore):
         self._on_servers.made += 1
         self._on_servers.pulled = now
         self._on_servers.keep(self.view, self.member, now)
+
+    def refreshed(self) -> None:
+        """This worker has the servers' present weights."""
+        self._on_servers.pulled = time.monotonic()
 
     def skip_to(self, clock: int) -> None:
         """This worker's next own step has the number after this clock: the same for all who go on from there."""

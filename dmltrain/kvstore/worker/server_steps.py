@@ -71,11 +71,11 @@ class ServerSteps:
     # -- steps of one worker --------------------------------------------------------------------------------------
 
     def skip_to(self, clock: int) -> None:
-        """This worker's next step has the number after this clock, where all members go on."""
-        self.made = clock
+        """This worker's next step has the number after this clock, where all members go on; never an earlier one."""
+        self.made = max(self.made, clock)
         for entry in self._entries:
             if entry.is_weight:
-                entry.clock = clock
+                entry.clock = self.made
 
     def gone(self) -> list[Array]:
         """What each server knows of workers that have left: rows of (worker, least, most), int64 (n, 3); see
@@ -217,8 +217,8 @@ def _most_steps(by_slice: Mapping[tuple[int, int], Mapping[int, States]]) -> int
 
 
 def _newest(states: Mapping[int, States]) -> int:
-    """After how many steps a slice's newest state is: the one with a value, else the last; -1 without any."""
-    return max(states, key=lambda steps: (VALUE in states[steps], steps), default=-1)
+    """After how many steps a slice's newest state is; -1 without any."""
+    return max(states, default=-1)
 
 
 def _packed(states: States) -> bytes:

@@ -54,6 +54,7 @@ class ElasticAsyncOptimizer(ElasticOptimizerOnServers):
             handle.wait()
             np.copyto(bucket.pulled, handle.values[0])
             bucket.take_weights()
+        self.store.refreshed()
 
     def _gradients(self, bucket: Bucket) -> Array:
         return bucket.host_gradients()
