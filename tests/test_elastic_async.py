@@ -140,6 +140,16 @@ def test_a_worker_joins_and_trains_on(jobs, kind):
 
 
 @thorough
+def test_another_worker_is_lost_before_a_newcomer_has_made_a_step(jobs):
+    """The newcomer has the others' state, and takes part in the next deal."""
+    options = [*PREFIX, *AUDIT, *MOMENTUM, *ASYNC]
+    job = jobs.start(f"2:after:settle:1:kill,{JOINS}", *options, workers=3, env={"DMLTRAIN_MAX_WORKERS": "4"})
+    come(job, 3)
+    check(job, [2])
+    assert read(job.folder / "audit/views.json").views[-1].members == (0, 1, 3)
+
+
+@thorough
 @pytest.mark.parametrize("faults", ["1:after:push:5:leave", "0:after:push:8:leave"], ids=["another", "the leader"])
 @pytest.mark.parametrize("options", [[*ASYNC], [*STRICT, "--gc-type", "int8"]], ids=" ".join)
 def test_sigterm_is_a_notice_to_leave(jobs, options, faults):
@@ -169,7 +179,9 @@ def test_a_sample_at_which_everybody_fails_ends_the_job(jobs, kind):
 
 @thorough
 def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs):
-    faults = "1:after:push:7:leave,0:before:train_step:6:until/after/invite/1"
+    """Worker 1 is in the middle of a step then, which it makes no more: nobody may wait for it."""
+    heard = "0:before:train_step:3:until/after/invite/1"
+    faults = f"1:after:push:6:leave,1:before:push:7:until/after/announce/2,{heard}"
     job = jobs.start(faults, *PREFIX, *AUDIT, *STRICT, workers=2, servers=1, elastic=2)
     (saved,) = stopped(job, r"the job ends: worker 1 leaves on purpose: SIGTERM; 1 worker is left")
     for elastic in (None, 1):

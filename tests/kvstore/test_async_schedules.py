@@ -6,6 +6,7 @@ A step adds 1 at each position of its samples, so servers count how often each s
 
 import random
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -89,8 +90,8 @@ class Worker:
 
 
 class Job:
-    def __init__(self, seed):
-        self.random = random.Random(seed)
+    def __init__(self, seed, at_rest=0):
+        self.random, self.at_rest = random.Random(seed), at_rest  # so many are lost when all have used their samples
         draw = self.random
         self.samples, self.each, self.epochs = draw.randint(1, 60), draw.randint(1, 5), draw.randint(1, 2)
         members = list(range(draw.randint(1, 4)))
@@ -130,6 +131,9 @@ class Job:
                 found.append(action)
         if self.all_told:
             found.append(self.share)
+        elif self.rest_together and self.at_rest and len(self.workers) > 1:
+            self.at_rest -= 1
+            found.append(partial(self.lose, max(self.workers)))
         elif self.rest_together:
             found.append(self.end_epoch)
         if self.faults and self.random.random() < 0.05:
@@ -216,12 +220,14 @@ class Job:
             self.everyone.append(self.workers[rank])
             self.change(())
         else:
-            rank = self.random.choice(sorted(self.workers))
-            self.lost.add(id(self.workers.pop(rank)))
-            self.pending.pop(rank, None)
-            if self.workers and all(each.is_new for each in self.workers.values()):
-                self.workers.clear()  # nobody has the state: the job ends
-            self.change((rank,))
+            self.lose(self.random.choice(sorted(self.workers)))
+
+    def lose(self, rank):
+        self.lost.add(id(self.workers.pop(rank)))
+        self.pending.pop(rank, None)
+        if self.workers and all(each.is_new for each in self.workers.values()):
+            self.workers.clear()  # nobody has the state: the job ends
+        self.change((rank,))
 
     def change(self, lost):
         self.view, self.members = self.view + 1, sorted(self.workers)
@@ -300,3 +306,10 @@ def test_each_sample_is_used_once_whatever_happens(start):
         job.run()
         if job.workers:
             check(job)
+
+
+def test_workers_are_lost_when_all_samples_are_used():
+    for seed in range(100):
+        job = Job(seed, at_rest=2)
+        job.run()
+        check(job)
