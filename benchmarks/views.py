@@ -119,6 +119,7 @@ def changes(members: int, servers: int, turns: int) -> dict[str, object]:
             elapsed.append(1000 * job.lose(turn + 2))
             cpu.append(1000 * (_cpu_seconds(scheduler.pid) - before))
         job.close()
+        scheduler.join(PATIENCE)  # it ends when all have left, and may have a line to write until then
     finally:
         scheduler.kill()
         scheduler.join()
