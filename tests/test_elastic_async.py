@@ -47,6 +47,7 @@ MOMENTS = {
     "one when all have told what they hold": "1:after:push:5:kill,2:before:settle:1:kill",
 }
 IN_TEST = ("between two pushes",)
+WITH_ASYNC = ("between two pushes", "as the leader in mid-step", "one when all have told what they hold")
 
 
 def goes_on(jobs, faults, *options, lost=(), servers_lost=(), servers_come=(), schedulers=0, leaves=(), **more):
@@ -76,8 +77,18 @@ def test_without_a_fault(jobs, kind):
 
 
 @pytest.mark.parametrize("faults", cases(MOMENTS, IN_TEST))
-@pytest.mark.parametrize("kind", [pytest.param(ASYNC, marks=thorough), STRICT], ids=" ".join)
-def test_a_worker_is_lost(jobs, kind, faults):
+def test_a_worker_is_lost(jobs, faults):
+    loses_a_worker(jobs, STRICT, faults)
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(each, marks=thorough if each in WITH_ASYNC else pytest.mark.exhaustive) for each in MOMENTS]
+)
+def test_a_worker_of_dist_async_is_lost(jobs, moment):
+    loses_a_worker(jobs, ASYNC, MOMENTS[moment])
+
+
+def loses_a_worker(jobs, kind, faults):
     goes_on(jobs, faults, *kind, lost={int(each[0]) for each in faults.split(",")}, workers=3 + ("," in faults))
 
 
