@@ -1,6 +1,7 @@
 """Which callers a server accepts, and how it receives pushes."""
 
 import math
+import threading
 import time
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from dmltrain.kvstore.view import View
 from tests.kvstore.made import declared
 
 ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job", key=b"key")
@@ -107,10 +109,31 @@ def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
         core.done(second)
     with service.quiescent(1.0) as found:
         assert found is core and pushed(3) == []
+    made(slice_, 3)
+    (work,) = pushed(4)
+    assert pushed(5) == []
+    entering = threading.Thread(target=service.enter, args=(View(1, 0, ((0,),), (0,)),))
+    service._view = 1  # the view is an old one, which another scheduler repeats
+    entering.start()
+    until(lambda: core._pauses)
+    work.run()
+    with service._progress:
+        assert core.done(work) == []
+        service._progress.notify_all()
+    entering.join()
+    made(slice_, 5)
+
+
+def until(condition):
     deadline = time.monotonic() + 10
-    while slice_.steps < 3 and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert slice_.value.array.tolist() == [3.0] * 4
+    assert condition()
+
+
+def made(slice_, steps):
+    until(lambda: slice_.steps == steps)
+    assert slice_.value.array.tolist() == [float(steps)] * 4
 
 
 class Add:

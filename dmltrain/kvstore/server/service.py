@@ -124,20 +124,24 @@ class Service:
         works = deque[Work]()
         with self._paused(works):
             self._progress.wait_for(lambda: self._core.quiescent or self._over)
-            if view.number <= self._view or self._over:
-                return
-            lost, joined = {each.member for each in view.lost}, set(view.members).difference(self._core.workers.ranks)
-            others = self._servers is not None and (self._servers != view.servers or bool(view.joined_servers))
-            self._core.enter(view.hosts, lost, others)
-            self._servers = view.servers
-            replaced = joined & self._answers.joining.keys()  # a replay's workers return by the links that they have
-            self._answers.enter(view.number, view.members, lost | replaced)
-            left = {each.member for each in view.left}
-            for member in lost | left | joined:  # it was removed, has not come to its end, or this is its replacement
-                self._finished.pop(member, None)
-            self._view = view.number
-            self._progress.notify_all()
-            self._changed.notify_all()
+            if view.number > self._view and not self._over:
+                self._begin_view(view)
+        self._go_on(works)
+
+    def _begin_view(self, view: View) -> None:
+        """Call this with the lock held, while the core is quiescent."""
+        lost, joined = {each.member for each in view.lost}, set(view.members).difference(self._core.workers.ranks)
+        others = self._servers is not None and (self._servers != view.servers or bool(view.joined_servers))
+        self._core.enter(view.hosts, lost, others)
+        self._servers = view.servers
+        replaced = joined & self._answers.joining.keys()  # a replay's workers return by the links that they have
+        self._answers.enter(view.number, view.members, lost | replaced)
+        left = {each.member for each in view.left}
+        for member in lost | left | joined:  # it was removed, has not come to its end, or this is its replacement
+            self._finished.pop(member, None)
+        self._view = view.number
+        self._progress.notify_all()
+        self._changed.notify_all()
 
     @property
     def view(self) -> int:
