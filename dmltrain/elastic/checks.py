@@ -58,9 +58,9 @@ def _elastic(options: Options, environment: Environment) -> Iterator[str]:
             f"--elastic: --backend {options.backend} cannot do this, because ps-lite ends with the first process that "
             "it loses; use --backend torch"
         )
-    if not types.find(options.kv_store).can_be_elastic:
-        yield f"{NEEDED} (this is {options.kv_store}): use one of these, or start the job without --elastic"
     kind = types.find(options.kv_store)
+    if not kind.can_be_elastic:
+        yield f"{NEEDED} (this is {options.kv_store}): use one of these, or start the job without --elastic"
     if options.server_snapshot is not None and not kind.steps_on_servers(bool(options.update_on_kvstore)):
         yield "--server-snapshot needs --update-on-kvstore 1: else servers keep nothing that a snapshot could have"
     if not kind.synchronous:

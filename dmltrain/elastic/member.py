@@ -32,6 +32,8 @@ class Member:
     training, with the `place` where the job is, as bytes; `take(bytes, own)` goes on from such bytes and returns the
     place. With `own` it takes only what a step changes: the weights and the optimizer's state."""
 
+    _journal: type[Journal] = Journal
+
     def __init__(self, store: ElasticKVStore, log: Logger, job: Job, audit: str | None, give: Give, take: Take) -> None:
         self.store, self._log, self._job = store, log, job
         self.journal: Journal = self._journal(log, store.member, job, Path(audit) if audit else None, store.is_alone)
@@ -43,8 +45,6 @@ class Member:
         self._before: View | None = None  # the last view that was entered
         self.order: Epoch | None = None  # of the epoch whose samples this worker trains
         self._speed: OwnSpeed | None = None
-
-    _journal: type[Journal] = Journal
 
     def _place(self) -> dict[str, Any]:
         """Where the job is, for new members."""
@@ -151,14 +151,14 @@ class Member:
 class MemberRounds:
     """The rounds of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
+    has_moved = False  # a view begins in a round only
+
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
         self._member = member
         self._dealing, self._has_joined = member.journal.deal(epoch, member.view, first)
         self._part_view = member.view  # for which `part` was asked
         self._begun = member.view, 0, 0.0  # of this round: the view, this worker's samples, and when, s
-
-    has_moved = False  # a view begins in a round only
 
     @property
     def dealing(self) -> Dealing:

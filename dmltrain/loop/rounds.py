@@ -31,14 +31,14 @@ class Rounds(Protocol):
 class PlainRounds:
     """Of worker `rank`, whose job always has the same workers."""
 
+    has_moved = False
+
     def __init__(self, dealing: Dealing, rank: int) -> None:
         self._dealing, self._rank = dealing, rank
 
     @property
     def dealing(self) -> Dealing:
         return self._dealing
-
-    has_moved = False
 
     def is_over(self) -> bool:
         return self.dealing.finished
