@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch import NAME, LaunchError, as_utf8, version
-from launch.clusters import Cluster, make_cluster
-from launch.command_line.options import check_usage, parse, usage
+from launch.clusters import LAUNCHERS, Cluster, make_cluster
+from launch.command_line.options import STARTS, check_usage, parse, usage, words_inside
 from launch.ending import end_with, say
 from launch.job.options import Options
 from launch.run.limit import FAULT_CODE
@@ -41,13 +41,24 @@ def job_main(argv: Sequence[str] | None = None) -> None:
 def launch(argv: Sequence[str]) -> int:
     """Run the mode that the command line selects. Returns the exit code."""
     options = parse(argv, environment())
-    if options.submit and options.mode in ("", "dry-run"):
-        from launch.commands.submit import SUBMITTED
+    if goes_inside(options):
+        from launch.clusters.queue import FOLLOWED, SUBMITTED
 
-        if not os.environ.pop(SUBMITTED, ""):  # and what it starts may submit jobs of its own
+        how = os.environ.pop(SUBMITTED, "")  # what this launcher starts may submit jobs of its own
+        if not how:
             return submit(options, argv)
+        if how == FOLLOWED:
+            return followed(options)
         options = replace(options, mode="")  # a script that --dry-run has printed
     return MODES[options.mode](options)
+
+
+def goes_inside(options: Options) -> bool:
+    """Whether the launcher of this job is to run inside of the cluster."""
+    if options.submit:
+        return options.mode in ("", "dry-run")
+    inside = options.launcher_inside or ("yes" if LAUNCHERS[options.launcher_name].inside else "no")
+    return inside == "yes" and options.mode in STARTS
 
 
 def check_(argv: Sequence[str]) -> int:
@@ -57,7 +68,8 @@ def check_(argv: Sequence[str]) -> int:
         return 0
     if options.mode not in ("", "check"):
         raise LaunchError(f"--{options.mode} is an option of {NAME}; {CHECK} only checks hosts")
-    return check(replace(options, mode="check"), CHECK)
+    options = replace(options, mode="check")
+    return submit(options, ["--check", *argv]) if goes_inside(options) else check(options, CHECK)
 
 
 def job(argv: Sequence[str]) -> int:
@@ -142,17 +154,34 @@ def dry_run(options: Options) -> int:
 
 
 def submit(options: Options, argv: Sequence[str]) -> int:
-    """Put the job into Slurm's queue, or with --dry-run print how."""
+    """Put the job into the cluster's queue, or with --dry-run print how."""
+    from launch.clusters.queue import Inside, queue_of
     from launch.commands import submit
     from launch.run.described import make_job, name_and_path
 
     name, path = name_and_path(options, time.time())
     make_job(options, name)  # which finds mistakes
-    made = submit.submission(options, argv, name, path)
+    words = words_inside(argv, environment(), options.launcher_name)
+    job = Inside(options, tuple(argv), name, path, words)
     if options.mode == "dry-run":
-        print("\n".join(made.lines()))
+        print("\n".join(queue_of(options.launcher_name).artefact(job)))
         return 0
-    return submit.submit(made, name, path, say)
+    if options.submit:
+        return submit.submit(job, say)
+    from launch.commands import follow
+
+    return follow.run(job, say)
+
+
+def followed(options: Options) -> int:
+    """As the launcher inside of a cluster, which another command follows: its output is all that that one gets."""
+    from launch.commands.follow import print_files
+    from launch.run.described import name_and_path
+
+    try:
+        return MODES[options.mode](replace(options, quiet=False, live=False))
+    finally:
+        print_files(name_and_path(options, 0.0)[1])
 
 
 def plan(options: Options) -> int:
@@ -168,9 +197,12 @@ def plan(options: Options) -> int:
 
 def logs(options: Options) -> int:
     """Print a job's logs."""
-    from launch.commands import show
+    from launch.commands import follow, show
+    from launch.commands.log_choice import find
     from launch.terminal.choice import coloured
 
+    if follow.logs(options, find(options.target), say):
+        return 0
     why = show.show(options.target, options.show, options.follow, sys.stdout.fileno(), coloured())
     if why:
         say(f"{NAME}: {why}")

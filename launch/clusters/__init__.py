@@ -5,6 +5,7 @@ Cluster(options, hosts=None)                   LaunchError if the options are wr
     .connect(host, mark, timeout) -> Channel   start an agent for the job `mark` within `timeout` seconds (None:
                                                --connect-timeout); thread-safe; LaunchError if it fails
     .close()                                   release everything at the job's end
+and, where jobs can wait in a queue (--submit), a class Queue: see `launch.clusters.queue`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Launcher:
     over_network: bool = True  # whether processes run on other machines
     inelastic: str = ""  # why its jobs cannot be elastic
     undetached: str = ""  # why its jobs cannot live on without their launcher, and what to do
+    inside: bool = False  # whether the launcher itself runs inside of the cluster, unless --launcher-inside says no
 
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")

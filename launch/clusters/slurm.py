@@ -15,15 +15,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from launch import LaunchError
 from launch.channels.bridges.engine import Engine, bridge_command, choice
 from launch.channels.bridges.runs import BridgedCluster
 from launch.clusters import Released
+from launch.clusters.queue import SUBMITTED, Inside, Submitted, refusal
 from launch.job.host import Host
 from launch.job.hosts.allocation import allocation
 from launch.job.hosts.selection import select
@@ -49,7 +55,7 @@ OPTIONS = (
     "IMMEDIATE MULTI_PROG GPUS_PER_TASK GPUS_PER_SOCKET NTASKS_PER_GPU"
 )
 REMOVED = tuple(f"{prefix}_{name}" for name in OPTIONS.split() for prefix in ("SLURM", "SRUN"))
-ASK_SECONDS = 30.0
+ASK_SECONDS = 60.0
 UNREACHABLE = re.compile(r"Node failure|Communication connection failure|Socket timed out|Unable to contact slurm")
 HARMLESS = re.compile("configuration lacks support for cpu binding")
 BUSY = re.compile("Requested nodes are busy|Job step creation temporarily disabled")
@@ -147,3 +153,94 @@ class Cluster(BridgedCluster):
             fixes={BUSY: BUSY_FIX, GPUS: GPUS_FIX, OUTSIDE: OUTSIDE_FIX.format(job=job)},
         )
         super().__init__(engine, chosen, options.host_ip, options.connect_timeout)
+
+
+# -- --submit: a script of sbatch starts the launcher in its allocation ------------------------------------------------
+
+REFUSED = {
+    re.compile("--signal=R?B:"): "would end the launcher: leave B: out, so that the job's processes get the signal",
+    re.compile("--gpus-per-task"): "counts tasks of srun, and the launcher has one on each node: ask for the GPUs of a "
+    "node with --slurm-args=--gpus-per-node=N; its workers divide them",
+}
+# what sbatch says: what to do
+FIXES = {
+    "Requested node configuration is not available": "no node has what --slurm-args ask for, or not enough have: "
+    "`sinfo -N -o '%N %P %c %m %G'` prints CPUs, memory (MB) and GPUs of each node",
+    "invalid partition specified": "`sinfo -o %P` prints the partitions",
+    "not permitted to use this partition": "`scontrol show partition` prints who may use which (AllowGroups); choose "
+    "another one with --slurm-args=--partition=NAME, or ask the cluster's administrators",
+}
+
+
+class Queue:
+    """See `launch.clusters.queue`. Without --nodes in --slurm-args a job asks for one node for each worker."""
+
+    def artefact(self, job: Inside) -> list[str]:
+        argv, script = sbatch(job)
+        return [f"{shlex.join(argv)} << 'END'", *script.splitlines(), "END"]
+
+    def submit(self, job: Inside) -> Submitted:
+        text = _answer(*sbatch(job)).strip().partition(";")[0]
+        if not text.isdecimal():
+            raise LaunchError(f"sbatch --parsable printed {text!r}: expected the number of a job")
+        where = f"in Slurm's queue, as its job {text}; it will print to {job.path}/slurm-{text}.out"
+        return Submitted({"slurm_job": int(text)}, where)
+
+    def held(self, record: Mapping[str, Any], where: Path) -> Held:
+        number = record.get("slurm_job")
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise LaunchError(f"{where}: slurm_job is {number!r}: expected a whole number, 1 or more")
+        return Held(number)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Slurm's job of this number."""
+
+    number: int
+
+    @property
+    def lives(self) -> bool:
+        return bool(self._found())
+
+    def state(self) -> list[str]:
+        found = self._found()
+        words = found.split(None, 1) or ["has ended"]
+        whole = [f"Slurm's job {self.number} {'is ' if found else ''}{words[0]}", *(f"({each})" for each in words[1:])]
+        return [" ".join(whole)]
+
+    def _found(self) -> str:
+        """Its state and the reason for it; "" if Slurm knows it no more."""
+        asked = ("squeue", "--noheader", f"--jobs={self.number}", "--format=%T %r")
+        return _answer(asked, allowed="Invalid job id").strip()
+
+    def cancel(self) -> None:
+        _answer(("scancel", str(self.number)), allowed="Invalid job id")
+
+
+def sbatch(job: Inside) -> tuple[tuple[str, ...], str]:
+    """argv of sbatch, and the script that it reads from its standard input. Pure."""
+    arguments = job.options.slurm_args
+    for each in arguments:
+        for sign, why in REFUSED.items():
+            if sign.match(each):
+                raise LaunchError(f"--slurm-args={each} {why}")
+    output = str(job.path.absolute()).replace("%", "%%") + "/slurm-%j.out"
+    own = [f"--job-name={job.name}", f"--nodes={job.options.num_workers}", f"--output={output}", "--open-mode=append"]
+    launcher = [sys.executable, "-m", "launch.cli", "--job", job.name, "--log-dir", str(job.path), *job.argv]
+    script = f"#!/bin/sh\nexport {SUBMITTED}=1\nexec {shlex.join(launcher)}\n"
+    return ("sbatch", "--parsable", *own, *arguments), script
+
+
+def _answer(argv: Sequence[str], told: str = "", allowed: str = "") -> str:
+    """The standard output of a command of Slurm; LaunchError if it fails, other than with the words `allowed`."""
+    try:
+        ran = subprocess.run(argv, input=told, capture_output=True, text=True, timeout=ASK_SECONDS)
+    except FileNotFoundError:
+        raise LaunchError(f"{argv[0]} is not installed here: use a machine of the Slurm cluster", 127) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{argv[0]} does not run: {error}", 126) from None
+    if ran.returncode and not (allowed and allowed in ran.stderr):
+        said = ran.stderr.strip() or "nothing"
+        raise LaunchError(f"{argv[0]} exited with {ran.returncode} and printed\n{said}{refusal(said, FIXES)}")
+    return ran.stdout

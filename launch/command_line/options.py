@@ -263,7 +263,7 @@ OPTIONS: tuple[Option, ...] = (
         "extra argument for srun, or for sbatch with --submit; may be repeated",
         _append("slurm_args"),
     ),
-    Option(("--submit",), "", "put the job into Slurm's queue, and return", _set("submit", True)),
+    Option(("--submit",), "", "put the job into the cluster's queue, and return", _set("submit", True)),
     Option(
         ("--slurm-job",),
         "ID",
@@ -425,8 +425,20 @@ BY_NAME |= {name: Option(*row) for row in old_options.REFUSED for name in row.na
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """The options in `argv`, which begins after the program's own name. LaunchError if it is wrong."""
     settings = tuple(Setting(name, value) for name, value in environ.items() if FORWARDED.fullmatch(name))
-    given, program = split(argv)
+    given, program = _expanded(argv, environ)
     options = Options(settings=settings)
+    for option, name, value in given:
+        options = option.apply(options, value, name, environ)
+    options = replace(options, program=program)
+    if not options.launcher and environ.get(old_options.CLUSTER_VARIABLE):
+        options = _launcher(options, environ[old_options.CLUSTER_VARIABLE], old_options.CLUSTER_VARIABLE, environ)
+    _refuse_unused(options, [(name, option.names) for option, name, _ in given])
+    return options
+
+
+def _expanded(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[tuple[Option, str, str]], tuple[str, ...]]:
+    """`split`, with the options of configuration files in the place of --config."""
+    given, program = split(argv)
     for file in reversed([value for _, name, value in given if name == "--config"]):  # a later file overrides
         from launch.command_line import config  # which imports yaml
 
@@ -434,21 +446,32 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         overridden = {name for _, name, _ in given} & HOST_LISTS
         more = [each for each in more if each[1] not in overridden]
         given, program = [*more, *given], program or its_program
+    return given, program
+
+
+# Options that say what the command does that submits a job, or name files of its machine.
+FOR_SUBMITTING = (
+    *("--config", "--submit", "--dry-run", "--job", "--log-dir", "--log-file", "--quiet", "--no-live"),
+    "--launcher",
+)
+
+
+def words_inside(argv: Sequence[str], environ: Mapping[str, str], launcher: str) -> tuple[str, ...]:
+    """The command line for a launcher inside of a cluster, which does not see this machine's files."""
+    given, program = _expanded(argv, environ)
+    words = ["--launcher", launcher]
     for option, name, value in given:
-        options = option.apply(options, value, name, environ)
-    options = replace(options, program=program)
-    if not options.launcher and environ.get(old_options.CLUSTER_VARIABLE):
-        options = _launcher(options, environ[old_options.CLUSTER_VARIABLE], old_options.CLUSTER_VARIABLE, environ)
-    _refuse_unused(options, [name for _, name, _ in given])
-    return options
+        if not set(option.names) & set(FOR_SUBMITTING):
+            words += [name, value] if option.value else [name]
+    return (*words, "--", *program)
 
 
-def _refuse_unused(options: Options, names: Sequence[str]) -> None:
-    """Refuse options that would have no effect."""
-    for name in names:
-        if options.mode in STARTS and options.launcher_name not in launchers_with(name):
+def _refuse_unused(options: Options, given: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Refuse options that would have no effect. `given`: each as it was spelt, and all its names."""
+    for name, names in given:
+        if options.mode in STARTS and options.launcher_name not in launchers_with(names[0]):
             raise LaunchError(
-                f"{name} needs --launcher {any_with(name)}, but this job uses {options.launcher_name}: remove it"
+                f"{name} needs --launcher {any_with(names[0])}, but this job uses {options.launcher_name}: remove it"
             )
     if options.sync_exclude and not options.sync_dst_dir:
         raise LaunchError("--sync-exclude needs --sync-dst-dir: add it, or remove --sync-exclude")

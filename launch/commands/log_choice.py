@@ -77,13 +77,22 @@ def all_logs(folder: Path) -> Iterator[tuple[int, Source, Path]]:
 
 
 def selected(text: str, there: Iterable[Source]) -> Callable[[Source], bool]:
-    """A predicate for --show: worker, worker:0, worker:0-3, agent:HOST, comma-separated. LaunchError lists `there`."""
+    """`chosen`; LaunchError lists `there` if a part of the text names none of them."""
     there = set(there)
-    tests = [_test(item.strip(), there, text) for item in text.split(",")] if text else [lambda source: True]
+    for item in text.split(",") if text else ():
+        if not any(map(_test(item.strip()), there)):
+            logs = _listing(there) or "not written yet"
+            raise LaunchError(f"--show {text}: no log of {item.strip()!r}; the logs are {logs}")
+    return chosen(text)
+
+
+def chosen(text: str) -> Callable[[Source], bool]:
+    """A predicate for --show: worker, worker:0, worker:0-3, agent:HOST, comma-separated; "" for all."""
+    tests = [_test(item.strip()) for item in text.split(",")] if text else [lambda source: True]
     return lambda source: any(test(source) for test in tests)
 
 
-def _test(item: str, there: set[Source], text: str) -> Callable[[Source], bool]:
+def _test(item: str) -> Callable[[Source], bool]:
     role, colon, which = item.partition(":")
     ranks = re.fullmatch(r"(\d+)(?:-(\d+))?", which)
 
@@ -94,8 +103,6 @@ def _test(item: str, there: set[Source], text: str) -> Callable[[Source], bool]:
             return source.which == which
         return ranks is not None and int(ranks[1]) <= source.which <= int(ranks[2] or ranks[1])
 
-    if not any(map(test, there)):
-        raise LaunchError(f"--show {text}: no log of {item!r}; the logs are {_listing(there) or 'not written yet'}")
     return test
 
 

@@ -41,8 +41,9 @@ def processes(options: Options, write_line: Callable[[str], None]) -> int:
     from launch.secret import secrets
 
     folder = find(options.target)
-    if number := submit.queued(folder):
-        write_line(submit.state(number))
+    if held := submit.held(folder):
+        for line in held.state():
+            write_line(line)
         return 0
     job = read(folder, options)
     answers = _visited(job, lambda host: [List(job.mark)], Listing, write_line)
@@ -56,9 +57,10 @@ def processes(options: Options, write_line: Callable[[str], None]) -> int:
 def kill(options: Options, write_line: Callable[[str], None]) -> int:
     """End the job: through its launcher if that runs on this machine, then all processes left on its hosts."""
     folder = find(options.target)
-    if number := submit.queued(folder):
-        submit.cancel(number)
-        write_line(submit.state(number))
+    if held := submit.held(folder):
+        held.cancel()
+        for line in held.state():
+            write_line(line)
         return 0
     job = read(folder, options)
     _forbid_restarts(folder / KILLED)

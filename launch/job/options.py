@@ -36,6 +36,7 @@ class Options:
     slurm_args: tuple[str, ...] = ()
     slurm_job: int = 0  # 0: that of the environment
     submit: bool = False
+    launcher_inside: str = ""  # yes or no; "": as the launcher has it
     host_ip: str = ""
     # processes
     settings: tuple[Setting, ...] = ()

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from launch import LaunchError
-from launch.clusters.slurm import REMOVED, command, hosts_of, nodes_of
+from launch.clusters.queue import Inside
+from launch.clusters.slurm import REMOVED, command, hosts_of, nodes_of, sbatch
 from launch.command_line.options import Options
-from launch.commands.submit import submission
 from launch.job.host import Host
 
 HOSTS = [Host("h7"), Host("h2", python="/opt/it's/python")]
@@ -78,6 +78,6 @@ def test_arguments_of_sbatch_that_do_not_do_what_they_seem_to_are_refused(tmp_pa
     ):
         options = replace(Options(), num_workers=1, slurm_args=(wrong,))
         with pytest.raises(LaunchError, match=f"--slurm-args={wrong} {words}"):
-            submission(options, ["true"], "name", tmp_path)
+            sbatch(Inside(options, ("true",), "name", tmp_path))
     options = replace(Options(), num_workers=1, slurm_args=("--signal=R:USR1@60",))
-    assert "--signal=R:USR1@60" in submission(options, ["true"], "name", tmp_path).argv
+    assert "--signal=R:USR1@60" in sbatch(Inside(options, ("true",), "name", tmp_path))[0]
