@@ -86,7 +86,7 @@ $(VENV)/docs.done: setup.py constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/test.done: $(VENV)/demo.done
-	$(PIP) --editable '.[torch,images,lmdb,leveldb,plot,dev$(MXNET)]'
+	$(PIP) --editable '.[torch,images,lmdb,leveldb,plot,ray,dev$(MXNET)]'
 	@touch $@
 
 $(VENV)/mutation.done: $(VENV)/test.done

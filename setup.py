@@ -60,6 +60,7 @@ setup(
         "images": ["simplejpeg>=1.8", "pillow>=10", "opencv-python-headless>=4.9"],
         "lmdb": ["lmdb>=1.4"],
         "leveldb": ['plyvel>=1.5; python_version < "3.13"'],
+        "ray": ["ray[default]>=2.40"],
         "tensorboard": ["tensorboard>=2.15"],
         "plot": ["matplotlib>=3.7"],
         "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8"],

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch import NAME, LaunchError, as_utf8, version
-from launch.clusters import LAUNCHERS, Cluster, make_cluster
+from launch.clusters import LAUNCHERS, Allocating, Cluster, make_cluster
 from launch.command_line.options import STARTS, check_usage, parse, usage, words_inside
 from launch.ending import end_with, say
 from launch.job.options import Options
@@ -148,7 +148,8 @@ def dry_run(options: Options) -> int:
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as cluster:
-        for line in dry_run.lines(*fitted(job, cluster.hosts), options):
+        asked = cluster.described() if isinstance(cluster, Allocating) else []
+        for line in (*asked, *dry_run.lines(*fitted(job, cluster.hosts), options)):
             print(line)
     return 0
 
@@ -257,6 +258,8 @@ def opened(options: Options) -> Iterator[Cluster]:
     """The cluster that the options select; closed at the end of the block."""
     cluster: Cluster = make_cluster(options.launcher_name, options)
     try:
+        if isinstance(cluster, Allocating):
+            cluster.allocate(speaker(options))
         yield cluster
     finally:
         cluster.close()

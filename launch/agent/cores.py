@@ -8,6 +8,9 @@ from typing import TypedDict
 from launch.agent.capacity import groups, quota
 from launch.agent.process import boot_id
 
+# Of an engine that only counts CPUs: how many are the job's on this host, and a name for that, such as "4 nodeid".
+VARIABLE = "DMLTRAIN_STEP_CPUS"
+
 
 class Report(TypedDict):
     """The kernel, the CPUs that this host's processes may use, and their quotas."""
@@ -26,8 +29,17 @@ def report() -> Report:
     return {
         "boot_id": boot_id(),
         "cpus": sorted(os.sched_getaffinity(0)),
-        "limits": limits(),
+        "limits": {**limits(), **engines_limit(os.environ.get(VARIABLE, ""))},
     }
+
+
+def engines_limit(given: str) -> dict[str, float]:
+    """From the value of VARIABLE, such as "4 nodeid"; {} from others."""
+    number, _, name = given.partition(" ")
+    try:
+        return {f"engine:{name}": float(number)} if name and float(number) > 0 else {}
+    except ValueError:
+        return {}
 
 
 def usable(found: Report) -> int:

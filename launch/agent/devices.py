@@ -1,6 +1,6 @@
-"""Each worker's share of the GPUs that an engine (Slurm) has given to the job on this host. Pure.
+"""Each worker's share of the GPUs that an engine (Slurm, Ray) has given to the job on this host. Pure.
 
-Only on the host one can see which these are. The bridge says so in VARIABLE.
+Only on the host one can see which these are. The bridge, or what starts it, says so in VARIABLE.
 """
 
 from __future__ import annotations

@@ -230,6 +230,7 @@ class Agent:
         self.preparation.finish()
         base = environment_here(command.unset)
         given = base.pop(devices.VARIABLE, "")
+        base.pop(cores.VARIABLE, None)
         base["DMLTRAIN_KEY_FILE"] = self.folder.key_file if self.folder else ""
         if self.folder and self.folder.certificate_file:
             base["DMLTRAIN_CERTIFICATE_FILE"] = self.folder.certificate_file

@@ -11,9 +11,9 @@ and, where jobs can wait in a queue (--submit), a class Queue: see `launch.clust
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from launch import LaunchError
 from launch.job.host import Host
@@ -53,6 +53,20 @@ LAUNCHERS = {
         undetached="srun ends the job when its launcher is lost; use --submit, which returns at once and whose "
         "launcher runs in Slurm, and leave --detach out",
     ),
+    "ray": Launcher(
+        "nodes of a Ray cluster",
+        (
+            *HOSTS,
+            "--address",
+            "--ray-nodes",
+            "--ray-resources",
+            "--ray-strategy",
+            "--ray-runtime-env",
+            "--ray-wait",
+        ),
+        undetached="Ray ends the job when its launcher is lost; use `ray job submit --no-wait -- dmltrain launch ...`, "
+        "whose launcher runs in Ray, and leave --detach out",
+    ),
 }
 
 
@@ -66,6 +80,17 @@ class Cluster(Protocol):
     def connect(self, host: Host, mark: str, timeout: float | None = None) -> Channel: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Allocating(Protocol):
+    """A cluster whose engine chooses the hosts: it has none before `allocate`."""
+
+    def allocate(self, say: Callable[[str], None]) -> None:
+        """Wait for them. `say` is called with a line for the user while the engine has no room."""
+
+    def described(self) -> list[str]:
+        """What is asked of the engine, for --dry-run."""
 
 
 def make_cluster(name: str, options: object, hosts: Sequence[Host] | None = None) -> Cluster:

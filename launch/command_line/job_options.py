@@ -20,6 +20,7 @@ CONNECTION_OPTIONS = (
     "--mpirun-args",
     "--slurm-args",
     "--slurm-job",
+    "--address",
     "--host-ip",
 )
 HELP = ("--help",)

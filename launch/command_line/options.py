@@ -14,6 +14,7 @@ from typing import Any
 
 from launch import LaunchError
 from launch.clusters import LAUNCHERS, any_with, launchers_with, listing
+from launch.clusters.in_ray import placement as ray_placement
 from launch.command_line import old_options
 from launch.job import placement
 from launch.job.job import OWNED, WIRES, Setting
@@ -128,6 +129,19 @@ def _extend(field: str, what: str) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         before = getattr(options, field)
         return one(options, f"{before},{value}" if before and value else value, name, environ)
+
+    return apply
+
+
+def _checked(field: str, check: Callable[[str], object]) -> Apply:
+    """For a text that `check` accepts, which raises LaunchError."""
+
+    def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+        try:
+            check(value)
+        except LaunchError as error:
+            raise LaunchError(f"{name} {error}") from None
+        return _changed(options, field, value)
 
     return apply
 
@@ -269,6 +283,42 @@ OPTIONS: tuple[Option, ...] = (
         "ID",
         "allocation of Slurm to use (default: the one that this command runs in)",
         _number("slurm_job", int, 1),
+    ),
+    Option(
+        ("--address",),
+        "HOST:PORT",
+        "Ray cluster to use, for --launcher ray (default: auto, the one that this machine belongs to)",
+        _text("address", "auto or HOST:PORT"),
+    ),
+    Option(
+        ("--ray-nodes",),
+        "N",
+        "bundles of Ray's placement group, each on a node of its own (default: one per worker)",
+        _number("ray_nodes", int, 1),
+    ),
+    Option(
+        ("--ray-resources",),
+        "CPU=8,GPU=2",
+        "resources of each bundle, by Ray's names, also memory=16g and your own (default: CPU=1)",
+        _checked("ray_resources", ray_placement.resources),
+    ),
+    Option(
+        ("--ray-strategy",),
+        "NAME",
+        f"how Ray spreads the bundles: {ray_placement.listing()} (default: {ray_placement.STRICT_SPREAD})",
+        _choice("ray_strategy", ray_placement.STRATEGIES),
+    ),
+    Option(
+        ("--ray-runtime-env",),
+        "FILE|JSON",
+        "runtime environment of the job in Ray: a YAML or JSON file, or JSON",
+        _text("ray_runtime_env", "a file or JSON"),
+    ),
+    Option(
+        ("--ray-wait",),
+        "SECONDS",
+        "time limit for the placement, also if the cluster has too few nodes now (default: wait while it has enough)",
+        _number("ray_wait", float, 0),
     ),
     Option(
         ("--sync-dst-dir",),

@@ -37,6 +37,12 @@ class Options:
     slurm_job: int = 0  # 0: that of the environment
     submit: bool = False
     launcher_inside: str = ""  # yes or no; "": as the launcher has it
+    address: str = ""  # of a Ray cluster; "": auto
+    ray_nodes: int = 0  # 0: one for each worker
+    ray_resources: str = ""
+    ray_strategy: str = "STRICT_SPREAD"
+    ray_runtime_env: str = ""
+    ray_wait: float | None = None  # s; None: as long as the cluster could ever take the job
     host_ip: str = ""
     # processes
     settings: tuple[Setting, ...] = ()

@@ -380,7 +380,7 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         (["-n", "1", "--launcher", "local", "--hosts", "a", "true"], "--launcher local runs all processes on this"),
         (
             ["-n", "1", "--include", "a", "true"],
-            "--include needs --launcher ssh, mpi or slurm, but this job uses local",
+            "--include needs --launcher ssh, mpi, slurm or ray, but this job uses local",
         ),
         (["-n", "1", "--mpirun", "x", "--hosts", "a", "true"], "--mpirun needs --launcher mpi, but this job uses ssh"),
         (["-n", "1", "--sync-exclude", "a", "true"], "--sync-exclude needs --sync-dst-dir: add it"),

@@ -1,0 +1,38 @@
+"""The engine in the sense of `launch.channels.bridges.engine`: gives one order to the driver, prints what it answers.
+
+    python ray_relay.py SOCKET ORDER
+
+The driver (`ray_driver`) listens at the abstract socket SOCKET. The order goes to it with the settings of the bridges,
+which are in the environment. When this program ends, the driver ends what is left of the bridges of its order.
+Standard library only, and nothing of `launch`, because it is to start quickly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+VARIABLE = "DMLTRAIN_BRIDGE"  # as in `launch.channels.bridges.bridge`
+
+
+def main(name: str, order: str) -> int:
+    link = socket.socket(socket.AF_UNIX)
+    try:
+        link.connect("\0" + name)
+        link.sendall(json.dumps({**json.loads(order), "settings": os.environ[VARIABLE]}).encode() + b"\n")
+        with link.makefile(encoding="utf-8") as answers:
+            for line in answers:
+                answer = json.loads(line)
+                if "code" in answer:
+                    return int(answer["code"])
+                print(answer["said"], flush=True)
+    except OSError as error:
+        print(error, file=sys.stderr)
+    print("the program that talks to Ray has ended", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

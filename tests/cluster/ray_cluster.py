@@ -1,0 +1,111 @@
+"""A real Ray cluster on the hosts of a test bed: its head and dashboard on `login`, a node on each other host.
+
+`login` has no CPUs, so that nothing is placed there. Each other node says that it has two CPUs and two GPUs, which are
+none. A node that does not answer is dead after about 3 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from tests.cluster.layout import LOGIN
+from tests.cluster.testbed import Testbed
+
+PORT, DASHBOARD = 6379, 8265
+NODES_SECONDS = 60.0
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_worker_register_timeout_seconds": "60",
+}
+COMMON = ("--object-store-memory=80000000", "--disable-usage-stats", "--include-log-monitor=false")
+ASKS = "import sys, urllib.request; sys.stdout.buffer.write(urllib.request.urlopen(sys.argv[1], timeout=20).read())"
+
+
+def missing() -> str:
+    """What this Python lacks, in a few words; "" when it has everything."""
+    lacking = [name for name in ("ray", "aiohttp") if find_spec(name) is None]
+    return f"{', '.join(lacking)} (pip install 'ray[default]')" if lacking else ""
+
+
+class RayCluster:
+    """Its processes are the hosts' own guests: the test bed's `sweep` ends them."""
+
+    def __init__(self, testbed: Testbed):
+        self.testbed = testbed
+        self.nodes = [host for host in testbed.hosts if host != LOGIN]
+        self.address = f"{testbed.address(LOGIN)}:{PORT}"
+
+    def start(self) -> None:
+        head = ("--head", f"--port={PORT}", f"--dashboard-port={DASHBOARD}", "--num-cpus=0", "--no-monitor")
+        self._ray(LOGIN, *head)
+        self.repair()
+
+    def repair(self) -> None:
+        """Have a living node on each host."""
+        began = [
+            self.testbed.start(
+                node,
+                self._argv(node, f"--address={self.address}", "--num-cpus=2", "--num-gpus=2"),
+                env=self._environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for node in self.nodes
+            if not any(each.name == "raylet" for each in self.testbed.processes(node))
+        ]
+        for each in began:
+            assert each.wait(NODES_SECONDS) == 0
+        end = time.monotonic() + NODES_SECONDS
+        while sorted(row["node_name"] for row in self.listed("nodes") if row["state"] == "ALIVE") != sorted(
+            map(self.testbed.address, self.testbed.hosts)
+        ):
+            assert time.monotonic() < end, self.listed("nodes")
+            time.sleep(0.1)
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **SETTINGS}
+
+    def _argv(self, host: str, *arguments: str) -> list[str]:
+        own = f"--node-ip-address={self.testbed.address(host)}"
+        return [sys.executable, "-m", "ray.scripts.scripts", "start", own, *COMMON, *arguments]
+
+    def _ray(self, host: str, *arguments: str) -> None:
+        """The daemons that it leaves hold its output, so that goes nowhere."""
+        argv, nowhere = self._argv(host, *arguments), subprocess.DEVNULL
+        ran = self.testbed.run(
+            host, argv, env=self._environment(), capture_output=False, stdout=nowhere, stderr=nowhere
+        )
+        assert ran.returncode == 0, f"{argv} on {host}: {ran.returncode}"
+
+    def listed(self, what: str, **wanted: str) -> list[dict[str, Any]]:
+        """What `ray list nodes|actors|placement_groups|jobs` says, of rows with these values."""
+        url = f"http://127.0.0.1:{DASHBOARD}/api/v0/{what}?limit=1000"
+        found = json.loads(self.on(LOGIN, [sys.executable, "-S", "-c", ASKS, url]))
+        rows = found["data"]["result"]["result"]
+        return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+    def left(self) -> list[str]:
+        """Placement groups and actors that Ray still has."""
+        groups = [row for row in self.listed("placement_groups") if row["state"] != "REMOVED"]
+        actors = [row for row in self.listed("actors") if row["state"] != "DEAD"]
+        return [str(row) for row in (*groups, *actors)]
+
+    def on(self, host: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+        """The standard output of a command, which must succeed."""
+        ran = self.testbed.run(host, argv, env={**os.environ, **(env or {})})
+        assert ran.returncode == 0, f"{argv} on {host}: {ran.returncode}: {ran.stdout} {ran.stderr}"
+        return ran.stdout

@@ -1,0 +1,213 @@
+"""Jobs on the nodes of a real Ray cluster, on a test bed's hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launching import LONGEST, Front, Launched
+from tests.cluster.layout import LOGIN, Settings
+from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
+from tests.cluster.test_changes import ask
+from tests.cluster.testbed import Testbed
+from tests.launch.conftest import ROOT, wait_for
+from tests.launch.test_change_commands import PROGRAM
+
+pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("ray")]
+DIGEST = re.compile(r"Final weights sha256=(\w{64})")
+DIGITS = ROOT / "examples/train_digits.py"
+GONE_SECONDS = 20.0  # for the end of all processes of a job whose launcher or node is lost
+RAY = ("--launcher", "ray", "--connect-timeout", 60)
+SHOWS = """
+import json, os
+place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
+names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GREETING")
+others = [name for name in os.environ if name.startswith(("RAY_", "DMLTRAIN_STEP", "DMLTRAIN_BRIDGE"))]
+with open(place + ".json", "w") as file:
+    json.dump([os.uname().nodename, *map(os.environ.get, names), others, os.getcwd()], file)
+"""
+WAITS = """
+import time
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def _cluster(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """One for the module: a node takes seconds to start."""
+    if lacking := missing():
+        pytest.skip(f"no Ray: it needs {lacking}")
+    bed = Testbed(f"ray{os.getpid()}")
+    share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp())]
+    try:
+        bed.up(Settings(hosts=3, share=tuple(map(os.path.abspath, share))))
+        made = RayCluster(bed)
+        made.start()
+        yield made
+    finally:
+        bed.down()
+
+
+@pytest.fixture
+def ray(_cluster: RayCluster) -> Iterator[RayCluster]:
+    """Whole before each test, and empty after it."""
+    _cluster.testbed.up()
+    _cluster.repair()
+    yield _cluster
+    wait_gone(_cluster)
+
+
+def of_the_jobs(ray: RayCluster) -> list[str]:
+    """The jobs' processes, agents and bridges, and the programs beside launchers."""
+    words = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.clusters.in_ray.driver")
+    found = [(host, each) for host in (LOGIN, *ray.nodes) for each in ray.testbed.processes(host)]
+    return [f"{host}: {each}" for host, each in found if any(word in str(each) for word in words)]
+
+
+def wait_gone(ray: RayCluster) -> None:
+    """Nothing of any job is left, as the hosts and Ray's own listing say."""
+    began = time.monotonic()
+    wait_for(lambda: not of_the_jobs(ray), "the end of the jobs' processes")
+    wait_for(lambda: not ray.left(), "the end of placement groups and actors")
+    assert time.monotonic() - began < GONE_SECONDS
+
+
+def waiting_job(ray: RayCluster, folder: Path, *options: object) -> Launched:
+    front = Front(ray.testbed, folder)
+    job = front.start(*RAY, "-n", 2, "-s", 0, *options, front.script(WAITS))
+    job.wait_for_words("up", "worker-0", "worker-1")
+    return job
+
+
+def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp_path: Path):
+    front = Front(ray.testbed, tmp_path)
+    environment = tmp_path / "env.yaml"
+    environment.write_text("env_vars:\n  GREETING: hi\n")
+    options = ("--ray-nodes", 2, "--ray-resources", "CPU=2,GPU=2", "--ray-runtime-env", environment)
+    done = front.run(*RAY, "--address", ray.address, *options, "-n", 3, "-s", 1, front.script(SHOWS))
+    assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+    written = front.written()
+    hosts = {each[0] for each in written.values()}
+    assert len(hosts) == 2 and LOGIN not in hosts
+    workers = [written[f"worker-{rank}"] for rank in range(3)]
+    gpus = [sorted(each[1] for each in workers if each[0] == host) for host in hosts]
+    assert sorted(gpus) == [["0", "1"], ["0,1"]]
+    assert {each[3] for each in written.values()} == {"hi"}
+    assert all(each[4] == [] and each[5] == str(tmp_path) for each in written.values())
+    assert not ray.left()
+
+
+def test_weights_are_those_of_a_job_without_ray(ray: RayCluster, tmp_path: Path):
+    front = Front(ray.testbed, tmp_path)
+    options = ("-n", 3, "-s", 3, "--env", "OMP_NUM_THREADS=1")
+    program = (DIGITS, "--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
+    digests = set()
+    for logs, way in (("local", ("--launcher", "local")), ("ray", RAY)):
+        job = front.start(*way, *options, *program, logs=logs)
+        assert job.wait(250).code == 0, job.err
+        digests |= {DIGEST.findall(job.log(f"worker-{rank}"))[0] for rank in range(3)}
+    assert len(digests) == 1
+    assert len({row["host"] for row in job.record["processes"]}) == 3
+    assert not ray.left()
+
+
+def test_who_finds_no_room_is_told_and_nothing_is_left_when_a_launcher_is_killed(ray: RayCluster, tmp_path: Path):
+    job = waiting_job(ray, tmp_path, "--ray-resources", "CPU=2", "--hosts", "h1,h3")
+    assert {row["host"] for row in job.record["processes"]} == {"h1", "h3"}
+    assert len(ray.left()) == 3, "a placement group and two actors"
+    front = Front(ray.testbed, tmp_path)
+    full = front.run(*RAY, "--ray-wait", 2, "-n", 2, "true", logs="full")
+    assert full.code == 124 and "Ray says NO_RESOURCES after 2 s; others have it" in full.err, full
+    assert "waiting: placement_group([{'CPU': 1.0}, {'CPU': 1.0}], strategy='STRICT_SPREAD'): Ray says" in full.err
+    packed = front.ask(*RAY, "--dry-run", "--ray-strategy", "PACK", "-n", 2, "-s", 0, "true")
+    assert packed.code == 0 and "an actor in each bundle\n  bundle 0, 1 on h2 (10.99.0." in packed.out, packed
+    assert packed.out.count("  worker") == 2
+    listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
+    assert listed.code == 0 and listed.out.count("worker") == 2, listed
+    [launcher] = [each for each in ray.testbed.processes(LOGIN) if "launch.cli" in each.argv]
+    os.kill(launcher.pid, signal.SIGKILL)
+    wait_gone(ray)
+
+
+def test_what_ray_can_never_place_is_refused_with_what_it_has(ray: RayCluster, tmp_path: Path):
+    front = Front(ray.testbed, tmp_path)
+    many = front.run(*RAY, "-n", 9, "true")
+    assert many.code == 2 and "only 3 of its nodes can take one of the 9 bundles with CPU=1" in many.err, many
+    large = front.run(*RAY, "--ray-resources", "GPU=3", "-n", 1, "true")
+    assert (
+        large.code == 2
+        and "Ray says INFEASIBLE: no node has CPU=1 GPU=3; the cluster has h1 (CPU=2 GPU=2)" in large.err
+    )
+    unknown = front.run(*RAY, "--hosts", "h1,h9", "-n", 2, "true")
+    assert unknown.code == 2 and "h9 is not a node of the Ray cluster, which has h1, h2, h3, login" in unknown.err
+
+
+OTHER_VERSION = """
+import json, sys, ray
+from ray._private import ray_constants
+from ray._raylet import GcsClient
+gcs = GcsClient(address=sys.argv[1])
+where = (b"CLUSTER_METADATA", ray_constants.KV_NAMESPACE_CLUSTER)
+found = json.loads(gcs.internal_kv_get(*where))
+found["ray_version"] = sys.argv[2] or ray.__version__
+gcs.internal_kv_put(where[0], json.dumps(found).encode(), True, where[1])
+"""
+
+
+def test_another_version_than_the_clusters_is_named(ray: RayCluster, tmp_path: Path):
+    """The cluster says that it has another one: only what it says is false."""
+    say = [sys.executable, "-c", OTHER_VERSION, ray.address]
+    ray.on(LOGIN, [*say, "2.7.1"])
+    try:
+        done = Front(ray.testbed, tmp_path).run(*RAY, "-n", 1, "true")
+    finally:
+        ray.on(LOGIN, [*say, ""])
+    assert done.code == 2 and "has Ray 2.7.1 and Python 3." in done.err, done
+    assert "use an environment like the cluster's (pip install ray==2.7.1)" in done.err
+
+
+def test_it_runs_from_ray_job_submit_in_the_working_dir_that_ray_has_copied(ray: RayCluster, tmp_path: Path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "program.py").write_text(SHOWS.replace("place +", f'"{tmp_path}/" + place +'))
+    words = [str(word) for word in (*RAY, "--log-dir", tmp_path / "logs", "-n", 1, "-s", 0, "program.py")]
+    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", f"--address=http://127.0.0.1:{DASHBOARD}"]
+    submit += ["--working-dir", str(folder), "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{ROOT}"}}}}']
+    printed = ray.on(LOGIN, [*submit, "--", sys.executable, "-m", "launch.cli", *words])
+    assert "0 processes left on 1 host" in printed and "succeeded" in printed, printed
+    worker = Front(ray.testbed, tmp_path).written()["worker-0"]
+    assert "/working_dir_files/" in worker[5], "in the copy of the folder that Ray has made on its node"
+    assert worker[2] == "1", "as many threads as the CPUs that Ray has reserved"
+
+
+def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluster, tmp_path: Path):
+    front = Front(ray.testbed, tmp_path)
+    options = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1, front.script(PROGRAM).name]
+    job = front.start(*RAY, *options)
+    job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
+    code, out = ask(front, job, "add", "h3")
+    assert (code, out) == (0, "worker 2 on h3 has joined the job in view 2\n")
+    code, out = ask(front, job, "add", "h8")
+    assert code == 2 and "h8 is not a node of the Ray cluster" in out, out
+    ray.testbed.kill("h3")
+    wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node", LONGEST)
+    (tmp_path / "done").touch()
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]
+
+
+def test_a_node_that_is_switched_off_ends_a_plain_job_and_is_named(ray: RayCluster, tmp_path: Path):
+    job = waiting_job(ray, tmp_path, "--hosts", "h1,h2")
+    ray.testbed.kill("h2")
+    ended = job.wait()
+    assert ended.code == 125, ended
+    assert "h2" in ended.err.splitlines()[-2], ended
