@@ -18,7 +18,7 @@ SIDE_BY_SIDE := --maxprocesses 24 --dist loadgroup
 # With this variable set, each process of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-ci test-all check docs bench mutation mutation-changed testbed clean system
+.PHONY: demo quick test test-ci test-all check docs bench mutation mutation-changed testbed kubernetes clean system
 .NOTPARALLEL:
 
 demo: $(VENV)/demo.done
@@ -47,7 +47,7 @@ check: $(VENV)/test.done docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run launch/bin/dmltrain
+	$(BIN)/shellcheck .ci/run launch/bin/dmltrain tests/cluster/build_kubernetes
 
 docs: $(VENV)/docs.done
 	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto -d build/docs-cache docs build/docs
@@ -66,6 +66,10 @@ bench: $(VENV)/test.done
 
 testbed: $(VENV)/demo.done
 	$(BIN)/python tests/cluster/testbed.py up
+
+# The programs of Kubernetes that Debian has as source only, for the tests of --launcher kubernetes: once, in minutes.
+kubernetes: system
+	tests/cluster/build_kubernetes
 
 clean:
 	rm -rf $(VENV) build *.egg-info

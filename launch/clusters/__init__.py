@@ -35,6 +35,7 @@ class Launcher:
 
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")
+KUBE = ("--kube-namespace", "--kube-context", "--kube-template", "--kube-pods", "--kube-service-account")
 # Each name is a module of launch.clusters, imported when it is used.
 LAUNCHERS = {
     "local": Launcher("all processes on this machine", over_network=False),
@@ -49,9 +50,15 @@ LAUNCHERS = {
     ),
     "slurm": Launcher(
         "hosts of a Slurm allocation",
-        (*HOSTS, "--slurm-args", "--slurm-job", "--submit"),
+        (*HOSTS, "--slurm-args", "--slurm-job", "--submit", "--queue"),
         undetached="srun ends the job when its launcher is lost; use --submit, which returns at once and whose "
         "launcher runs in Slurm, and leave --detach out",
+    ),
+    "kubernetes": Launcher(
+        "pods of Kubernetes",
+        (*("--interface", "--subnet", "--submit", "--launcher-inside", "--image", "--queue", "--worker-gpus"), *KUBE),
+        undetached="its launcher runs in a pod; use --submit, which returns at once, and leave --detach out",
+        inside=True,
     ),
     "ray": Launcher(
         "nodes of a Ray cluster",

@@ -53,7 +53,7 @@ class Held(Protocol):
         """What the engine says about it, and why it waits, as lines."""
 
     def cancel(self) -> None:
-        """Take it out of the queue, or end it; nothing if it has ended."""
+        """Take it out of the queue, or end it, and remove what the engine keeps of it."""
 
 
 @runtime_checkable

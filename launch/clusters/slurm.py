@@ -139,6 +139,8 @@ class Cluster(BridgedCluster):
     def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
         if not shutil.which("srun"):
             raise LaunchError("srun is not installed here: start the job on a machine of the Slurm cluster", 127)
+        if options.queue and not options.submit:
+            raise LaunchError(f"--queue {options.queue} is for --submit: an allocation that is there has its partition")
         nodes = nodes_of(options, os.environ)
         chosen = hosts_of(options, nodes) if hosts is None else list(hosts)
         job = str(options.slurm_job or os.environ.get("SLURM_JOB_ID", ""))
@@ -227,6 +229,7 @@ def sbatch(job: Inside) -> tuple[tuple[str, ...], str]:
                 raise LaunchError(f"--slurm-args={each} {why}")
     output = str(job.path.absolute()).replace("%", "%%") + "/slurm-%j.out"
     own = [f"--job-name={job.name}", f"--nodes={job.options.num_workers}", f"--output={output}", "--open-mode=append"]
+    own += [f"--partition={job.options.queue}"] if job.options.queue else []
     launcher = [sys.executable, "-m", "launch.cli", "--job", job.name, "--log-dir", str(job.path), *job.argv]
     script = f"#!/bin/sh\nexport {SUBMITTED}=1\nexec {shlex.join(launcher)}\n"
     return ("sbatch", "--parsable", *own, *arguments), script

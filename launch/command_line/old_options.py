@@ -27,6 +27,8 @@ P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}  # as MXNet's launch
 ALIASES = {
     "--local-num-attempt": "--max-restarts",
     "--scheduler-port": "--port",  # BytePS's
+    "--kube-worker-image": "--image",
+    "--kube-worker-template": "--kube-template",
 }
 
 Apply = Callable[[Options, str, str, Mapping[str, str]], Options]
@@ -136,11 +138,7 @@ _NODES = (
     "use --launcher slurm --submit --slurm-args=--nodes=N, or start it with salloc --nodes=N; workers and servers "
     "share the nodes, or with --placement dedicated the last ones have servers only"
 )
-_IMAGES = "it does not use containers: each host runs its own Python, or the one that python= in the hosts file names"
-_QUEUE = (
-    "a queue of Slurm is a partition: --launcher slurm --submit --slurm-args=--partition=NAME; in an allocation of "
-    "another system, give its nodes with --hosts"
-)
+_ONE_POD = "workers and servers share the pods of a job: "
 
 
 def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...]:
@@ -165,7 +163,6 @@ REFUSED = (
             ("--yarn-app-dir", "DIR"): f"remove it, and {_HOSTS}",
         },
     ),
-    *_refusals("queues of SGE and YARN, which this launcher does not use", {("--queue", "NAME"): _QUEUE}),
     *_refusals("SGE, which this launcher does not use", {("--sge-log-dir", "DIR"): "use --log-dir DIR"}),
     *_refusals("Mesos, which this launcher does not use", {("--mesos-master", "HOST"): _HOSTS}),
     *_refusals(
@@ -173,13 +170,10 @@ REFUSED = (
         {("--slurm-worker-nodes", "N"): _NODES, ("--slurm-server-nodes", "N"): _NODES},
     ),
     *_refusals(
-        "Kubernetes, which this launcher does not use",
+        "servers in pods of their own",
         {
-            ("--kube-namespace", "NAME"): f"remove it, and {_HOSTS}",
-            ("--kube-worker-image", "IMAGE"): _IMAGES,
-            ("--kube-server-image", "IMAGE"): _IMAGES,
-            ("--kube-worker-template", "FILE"): _IMAGES,
-            ("--kube-server-template", "FILE"): _IMAGES,
+            ("--kube-server-image", "IMAGE"): f"{_ONE_POD}--image IMAGE",
+            ("--kube-server-template", "FILE"): f"{_ONE_POD}--kube-template FILE",
         },
     ),
     *_refusals(
@@ -207,7 +201,6 @@ UNSUPPORTED_CLUSTERS = {
     "sge": "the Sun Grid Engine",
     "yarn": "Hadoop's YARN",
     "mesos": "Mesos",
-    "kubernetes": "Kubernetes",
 }
 
 

@@ -321,6 +321,50 @@ OPTIONS: tuple[Option, ...] = (
         _number("ray_wait", float, 0),
     ),
     Option(
+        ("--launcher-inside",),
+        "yes|no",
+        "run the launcher in the cluster too, and follow its output here (default for kubernetes: yes)",
+        _choice("launcher_inside", ("yes", "no")),
+    ),
+    Option(("--image",), "IMAGE", "container image for all pods of the job", _text("image", "an image")),
+    Option(
+        ("--kube-namespace",),
+        "NAME",
+        "namespace of Kubernetes (default: that of the kubeconfig's context)",
+        _text("kube_namespace", "a namespace"),
+    ),
+    Option(
+        ("--kube-context",),
+        "NAME",
+        "context of the kubeconfig file (default: the current one)",
+        _text("kube_context", "a context"),
+    ),
+    Option(
+        ("--kube-template",),
+        "FILE",
+        "YAML file with a pod's template: volumes, node selectors, tolerations and the like for all pods",
+        _text("kube_template", FILE),
+    ),
+    Option(
+        ("--kube-pods",),
+        "N",
+        "how many pods the processes are spread over (default: one for each worker)",
+        _number("kube_pods", int, 1),
+    ),
+    Option(
+        ("--kube-service-account",),
+        "NAME",
+        "service account for the launcher's pod (default: a new one, which goes with the job)",
+        _text("kube_service_account", "a service account"),
+    ),
+    Option(("--queue",), "NAME", "queue of Kueue, or partition of Slurm with --submit", _text("queue", "a queue")),
+    Option(
+        ("--worker-gpus",),
+        "N",
+        "GPUs of each worker, which Kubernetes is asked for",
+        _number("worker_gpus", int, 1),
+    ),
+    Option(
         ("--sync-dst-dir",),
         "DIR",
         "copy the working directory to DIR (such as '~/job') on every host and run there",
@@ -502,7 +546,7 @@ def _expanded(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[tup
 # Options that say what the command does that submits a job, or name files of its machine.
 FOR_SUBMITTING = (
     *("--config", "--submit", "--dry-run", "--job", "--log-dir", "--log-file", "--quiet", "--no-live"),
-    "--launcher",
+    *("--kube-template", "--kube-context", "--launcher", "--launcher-inside"),
 )
 
 

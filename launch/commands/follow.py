@@ -54,11 +54,15 @@ def run(job: Inside, say: Callable[[str], None]) -> int:
     with catching(interrupted):
         try:
             copy(found, folder, True, say, lambda source: not (source and job.options.quiet))
-            return found.exit_code()
+            code = found.exit_code()
         except Interrupted:
             say("ending the job")
+            code = 128 + arrived
+        except LaunchError:
             found.cancel()
-            return 128 + arrived
+            raise
+        found.cancel()
+        return code
 
 
 def logs(options: Options, folder: Path, say: Callable[[str], None]) -> bool:

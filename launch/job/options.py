@@ -44,6 +44,14 @@ class Options:
     ray_runtime_env: str = ""
     ray_wait: float | None = None  # s; None: as long as the cluster could ever take the job
     host_ip: str = ""
+    # Kubernetes
+    image: str = ""
+    kube_namespace: str = ""
+    kube_context: str = ""
+    kube_template: str = ""
+    kube_pods: int = 0  # 0: one for each worker
+    kube_service_account: str = ""
+    queue: str = ""
     # processes
     settings: tuple[Setting, ...] = ()
     torch_env: str = "auto"
@@ -53,6 +61,7 @@ class Options:
     port: int = 0
     worker_memory: int = 0  # MiB; 0: no limit
     server_memory: int = 0
+    worker_gpus: int = 0
     # logs and limits
     log_dir: str = ""
     log_file: str = ""

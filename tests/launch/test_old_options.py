@@ -144,13 +144,13 @@ def test_the_documentation_has_a_row_for_each():
     }
     assert rows["--local-num-attempt"] == "is --max-restarts"
     assert rows["--worker-memory 4g"].startswith("memory limit per worker")
-    assert rows["--queue NAME"].startswith("refused: for queues of SGE and YARN")
+    assert rows["--sge-log-dir DIR"].startswith("refused: for SGE")
     assert rows["--cluster yarn"].startswith("refused: ")
 
 
-@pytest.mark.parametrize("name", ["--slurm-worker-nodes", "--slurm-server-nodes", "--queue"])
+@pytest.mark.parametrize("name", ["--slurm-worker-nodes", "--slurm-server-nodes"])
 def test_what_slurm_takes_is_refused_with_its_own_words(name):
-    with pytest.raises(LaunchError, match=r"--launcher slurm --submit --slurm-args=--(nodes=N|partition=NAME)"):
+    with pytest.raises(LaunchError, match=r"--launcher slurm --submit --slurm-args=--nodes=N"):
         apply(name, "2")
 
 

@@ -20,6 +20,10 @@ Loss of the launcher: when the connection or the bridge ends, the agent's standa
 job on its host, and the bridge waits for that. The bridge always exits with 0, because an engine would end the other
 hosts after any other exit code. If the launcher has become silent, mpirun has too, and its daemon on this host would
 wait for minutes; the bridge then ends the daemon as well.
+
+With "stays" in the settings it is the first process of a container. It serves one agent after another, until the
+launcher is gone, or SIGTERM says that the container is to end: without an agent it exits, and with one it sends SIGUSR1
+to all processes of that, which is a notice for them.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ import struct
 import subprocess
 import sys
 import time
-from typing import IO
+from typing import IO, Any
 
 VARIABLE = "DMLTRAIN_BRIDGE"
 LENGTH = struct.Struct("!I")  # of a frame's payload, in bytes
@@ -335,19 +339,69 @@ class Bridge:
             self.link.close()
 
 
+class Notice:
+    """What SIGTERM does to a bridge that stays."""
+
+    def __init__(self) -> None:
+        self.bridge: Bridge | None = None
+        self.given = False
+        signal.signal(signal.SIGTERM, lambda number, frame: self.give())
+
+    def give(self) -> None:
+        self.given = True
+        if not self.bridge or not self.bridge.agent:
+            sys.exit(0)
+        for pid in descendants(self.bridge.agent.process.pid):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGUSR1)
+
+
+def descendants(pid: int) -> list[int]:
+    """A process, and all that descend from it."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
+
+
 def main() -> None:
     settings = json.loads(os.environ.pop(VARIABLE))
+    if not settings.get("stays"):
+        return serve_one(settings)
+    notice, served = Notice(), False
+    while not notice.given:
+        try:
+            link = reach_launcher(settings)
+        except SystemExit:
+            if served:  # the job is over
+                return
+            raise
+        notice.bridge, served = Bridge(link), True
+        notice.bridge.serve()
+        notice.bridge = None
+        time.sleep(RETRY_SECONDS)
+
+
+def serve_one(settings: dict[str, Any]) -> None:
+    bridge = Bridge(reach_launcher(settings))
+    bridge.serve()
+    if time.monotonic() - bridge.received_at > SILENT_SECONDS:
+        end_daemon()
+
+
+def reach_launcher(settings: dict[str, Any]) -> ssl.SSLSocket:
+    """The connection of this bridge; SystemExit if there is no way."""
     host = socket.gethostname()
     hello = {"token": settings["token"], "index": int(sys.argv[2]), "host": host, "pid": os.getpid()}
     line = json.dumps(hello).encode() + b"\n"
     try:
-        link = reach(settings["addresses"], settings["port"], settings["certificate"], line, settings["seconds"])
+        return reach(settings["addresses"], settings["port"], settings["certificate"], line, settings["seconds"])
     except OSError as error:
         sys.exit(f"{host} cannot reach the launcher at port {settings['port']}: {error}")
-    bridge = Bridge(link)
-    bridge.serve()
-    if time.monotonic() - bridge.received_at > SILENT_SECONDS:
-        end_daemon()
 
 
 def end_daemon() -> None:

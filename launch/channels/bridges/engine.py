@@ -29,6 +29,7 @@ LAST_OUTPUT_SECONDS = 0.5  # for reading its output after its exit
 OUTPUT_BYTES = 16_000
 OUTPUT_LINES = 30
 NOTHING = re.compile(r"(?!)")
+QUOTED_INDEX = '"$i"'  # set by `choice`
 
 
 class Command(Protocol):
@@ -65,9 +66,13 @@ def bridge_command(choice: str) -> list[str]:
     The shell hides the death of a bridge by a signal, for which an engine would end all other bridges. A bridge that
     fails exits with a code below 128, and then the engine is to end.
     """
+    return ["/bin/sh", "-c", f'{choice}"$p" {bridge_program(QUOTED_INDEX)}; s=$?; [ $s -le 128 ] || s=0; exit $s']
+
+
+def bridge_program(index: str) -> str:
+    """Arguments, for a shell, of the Python that runs a bridge."""
     load = f'import json, os; exec(json.loads(os.environ["{VARIABLE}"])["program"])'
-    run = f'"$p" -I -S -X utf8 -c {shlex.quote(load)} dmltrain-bridge "$i"'
-    return ["/bin/sh", "-c", f"{choice}{run}; s=$?; [ $s -le 128 ] || s=0; exit $s"]
+    return f"-I -S -X utf8 -c {shlex.quote(load)} dmltrain-bridge {index}"
 
 
 class Started:

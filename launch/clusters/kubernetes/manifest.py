@@ -1,0 +1,295 @@
+"""The objects of a job as values, as Kubernetes' API takes them. Pure, but for reading --kube-template.
+
+    Job NAME                the launcher's pod                      \
+    ServiceAccount, Role, RoleBinding NAME   what that pod may do   | made by the command that submits the job
+    ConfigMap NAME          the next Job, for the launcher          |
+    Secret NAME-environment variables of --secret, if any           /
+    Job NAME-hosts          a pod for each host of the job          \\ made by the launcher
+    Secret NAME-hosts       how a bridge finds the launcher: address, certificate, token /
+
+A pod that is lost is replaced by the Job, and takes the place of the lost one when its bridge calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch import LaunchError
+from launch.channels.bridges.bridge import VARIABLE
+from launch.channels.bridges.engine import bridge_program
+from launch.clusters.queue import FOLLOWED, SUBMITTED
+from launch.job.options import Options
+from launch.job.role import SERVER, WORKER
+from launch.secret import is_secret
+
+Object = dict[str, Any]
+HOSTS_VARIABLE = "DMLTRAIN_KUBERNETES"  # of the launcher's pod: the Job for its hosts, as YAML
+POD_VARIABLE = "DMLTRAIN_POD"  # the pod's name
+LABEL, PART = "dmltrain/job", "dmltrain/part"
+LAUNCHER, HOSTS = "launcher", "hosts"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+GPU = "nvidia.com/gpu"
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+MOST_NAME = 63 - len("-hosts-") - 5  # a pod's name is its host name
+KEPT_SECONDS = 86_400  # a job that has ended and that nobody follows
+POD_LOGS = "/tmp/dmltrain-logs"
+LOST_PODS = 1000  # that are replaced
+NOT_PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # folders of this machine; set for the launcher's pod
+
+
+@dataclass(frozen=True)
+class Described:
+    """A job as Kubernetes has it. `words`: the command line of its launcher. `environment` and `secrets`: variables of
+    this machine that the launcher needs."""
+
+    name: str
+    namespace: str
+    options: Options
+    template: Object
+    words: tuple[str, ...] = ()
+    environment: Mapping[str, str] | None = None
+    secrets: Mapping[str, str] | None = None
+
+    @property
+    def account(self) -> str:
+        return self.options.kube_service_account or self.name
+
+    @property
+    def pods(self) -> int:
+        return self.options.kube_pods or self.options.num_workers or 1
+
+
+def described(
+    name: str, namespace: str, options: Options, words: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Described:
+    """LaunchError if something is missing or is not what Kubernetes accepts."""
+    if not options.image:
+        raise LaunchError(
+            "--image is missing: the container image for all pods of the job, such as --image "
+            "registry/name:tag; examples/kubernetes/Dockerfile makes one"
+        )
+    plain, secrets = _variables(options, environ or {})
+    return Described(
+        kubernetes_name(name, exact=bool(options.job)),
+        namespace,
+        options,
+        _template(options.kube_template),
+        tuple(words),
+        plain,
+        secrets,
+    )
+
+
+def kubernetes_name(name: str, exact: bool) -> str:
+    """The name of the job for Kubernetes. `exact`: the user has chosen it, so it is not changed, but refused."""
+    made = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    made = made if made[:1].isalpha() else f"job-{made}"
+    made = made if len(made) <= MOST_NAME else made[: MOST_NAME - 16].rstrip("-") + made[-16:]
+    if exact and not (NAME.fullmatch(name) and len(name) <= MOST_NAME):
+        raise LaunchError(
+            f"--job {name}: Kubernetes accepts names of a-z, 0-9 and -, which begin with a letter and have at most "
+            f"{MOST_NAME} characters: use --job {made.strip('-')}"
+        )
+    return made
+
+
+def _variables(options: Options, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables of this machine that the job gets, plain and secret."""
+    named = {each.name for each in options.settings if each.secret}
+    plain: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for each in options.settings:
+        if is_secret(each.name, named):
+            if environ.get(each.name) != each.value:
+                raise LaunchError(
+                    f"--env {each.name}=...: who may read the Job would see the value; set {each.name} in this "
+                    f"command's environment, and use --secret {each.name}"
+                )
+            secrets[each.name] = each.value
+        elif environ.get(each.name) == each.value and each.name not in NOT_PASSED_ON:
+            plain[each.name] = each.value
+    return plain, secrets
+
+
+def _template(path: str) -> Object:
+    """The pod template in the file of --kube-template: `metadata` and `spec`, as in a Pod or a Job's `template`."""
+    if not path:
+        return {}
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LaunchError(f"--kube-template {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--kube-template {path}: invalid YAML: {str(error).splitlines()[0]}") from None
+    found = {key: found[key] for key in ("metadata", "spec") if key in found} if isinstance(found, dict) else None
+    containers = (found.get("spec") or {}).get("containers", []) if found else None
+    if not found or not isinstance(containers, list) or not all(isinstance(each, dict) for each in containers):
+        raise LaunchError(f"--kube-template {path}: expected a pod's template, with spec: and in it containers:")
+    return found
+
+
+def labels(job: Described, part: str) -> Object:
+    return {"app.kubernetes.io/managed-by": "dmltrain", LABEL: job.name, PART: part}
+
+
+def _object(job: Described, kind: str, api: str = "v1", part: str = LAUNCHER, suffix: str = "", **more: Any) -> Object:
+    metadata = {"name": job.name + suffix, "namespace": job.namespace, "labels": labels(job, part)}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **more}
+
+
+def submitted(job: Described) -> list[Object]:
+    """All objects that the command makes, the launcher's Job last; its Secret is not among them."""
+    config = _object(job, "ConfigMap", data={"hosts.yaml": text([hosts_job(job)])})
+    return [*([] if job.options.kube_service_account else account(job)), config, launcher_job(job)]
+
+
+def launcher_job(job: Described) -> Object:
+    variables: list[Object] = [
+        {"name": name, "value": value} for name, value in sorted((job.environment or {}).items())
+    ]
+    for name in sorted(job.secrets or ()):
+        source = {"name": f"{job.name}-environment", "key": name}
+        variables.append({"name": name, "valueFrom": {"secretKeyRef": source}})
+    config = {"configMapKeyRef": {"name": job.name, "key": "hosts.yaml"}}
+    container = {
+        "name": LAUNCHER,
+        "image": job.options.image,
+        "command": ["python3", "-m", "launch.cli"],
+        "args": ["--job", job.name, "--log-dir", f"{POD_LOGS}/{job.name}", *job.words],
+        "env": [
+            {"name": SUBMITTED, "value": FOLLOWED},
+            {"name": HOSTS_VARIABLE, "valueFrom": config},
+            {"name": POD_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "PYTHONUNBUFFERED", "value": "1"},
+            *variables,
+        ],
+        "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
+    }
+    spec = {"serviceAccountName": job.account, "restartPolicy": "Never", "containers": [container]}
+    template = _merged(job.template, {"metadata": {"labels": labels(job, LAUNCHER)}, "spec": spec}, ("resources",))
+    whole = {"parallelism": 1, "backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS, "template": template}
+    return _object(job, "Job", "batch/v1", spec=whole)
+
+
+def hosts_job(job: Described) -> Object:
+    """A pod for each host. Without `completions` it is over when one pod has exited with 0, and as long as none has, a
+    lost pod is replaced."""
+    secret = {"secretKeyRef": {"name": f"{job.name}-{HOSTS}", "key": "bridge"}}
+    container = {
+        "name": "host",
+        "image": job.options.image,
+        "command": ["/bin/sh", "-c", f"trap '' USR1; exec python3 {bridge_program('0')}"],
+        "env": [{"name": VARIABLE, "valueFrom": secret}],
+        "resources": resources(job),
+    }
+    spec = {"restartPolicy": "Never", "automountServiceAccountToken": False, "containers": [container]}
+    template = _merged(job.template, {"metadata": {"labels": labels(job, HOSTS)}, "spec": spec})
+    jobs_spec = {"parallelism": job.pods, "backoffLimit": LOST_PODS, "template": template}
+    made = _object(job, "Job", "batch/v1", HOSTS, f"-{HOSTS}", spec=jobs_spec)
+    if job.options.queue:
+        made["metadata"]["labels"][QUEUE_LABEL] = job.options.queue
+    return made
+
+
+def on_each_pod(job: Described, number: int) -> int:
+    return ceil(number / job.pods)
+
+
+def gpus(job: Described) -> int:
+    """Of each pod."""
+    return job.options.worker_gpus * on_each_pod(job, job.options.num_workers or 1)
+
+
+def resources(job: Described) -> Object:
+    """What a pod asks for: as much as its workers and servers do together."""
+    options = job.options
+    workers = on_each_pod(job, options.num_workers or 1)
+    servers = on_each_pod(job, (options.num_workers or 1) if options.num_servers is None else options.num_servers)
+    cores = {each.role: int(each.value) for each in options.settings if each.name == "OMP_NUM_THREADS" and each.role}
+    cpus = workers * cores.get(WORKER, 0) + servers * cores.get(SERVER, 0)
+    memory = workers * options.worker_memory + servers * options.server_memory
+    requests = {"cpu": str(cpus)} if cpus else {}
+    requests |= {"memory": f"{memory}Mi"} if memory else {}
+    found: Object = {"requests": requests} if requests else {}
+    return found | ({"limits": {GPU: str(gpus(job))}} if gpus(job) else {})
+
+
+def hosts_secret(hosts: Object, settings: str) -> Object:
+    metadata = {key: hosts["metadata"][key] for key in ("name", "namespace", "labels")}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"bridge": settings}}
+
+
+def environment_secret(job: Described) -> list[Object]:
+    if not job.secrets:
+        return []
+    return [_object(job, "Secret", suffix="-environment", stringData=dict(job.secrets))]
+
+
+def account(job: Described) -> list[Object]:
+    """What the launcher's pod may do: make its own Secret and Job, delete that one, and see pods and events."""
+    batch, core = ["batch"], [""]
+    rules = [
+        {"apiGroups": core, "resources": ["pods", "events"], "verbs": ["list"]},
+        {"apiGroups": core, "resources": ["secrets"], "verbs": ["create"]},
+        {"apiGroups": batch, "resources": ["jobs"], "verbs": ["create"]},
+        {"apiGroups": batch, "resources": ["jobs"], "resourceNames": [f"{job.name}-{HOSTS}"], "verbs": ["delete"]},
+    ]
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": job.name, "namespace": job.namespace}
+    role = {"apiGroup": group, "kind": "Role", "name": job.name}
+    return [
+        _object(job, "ServiceAccount"),
+        _object(job, "Role", f"{group}/v1", rules=rules),
+        _object(job, "RoleBinding", f"{group}/v1", subjects=[subject], roleRef=role),
+    ]
+
+
+def owned(made: Object, owner: Mapping[str, Any] | None) -> Object:
+    """The object, which is deleted with `owner`, the launcher's Job."""
+    if not owner:
+        return made
+    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": owner["name"], "uid": owner["uid"]}
+    return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}
+
+
+def _merged(template: Object, ours: Object, left_out: Sequence[str] = ()) -> Object:
+    """The user's pod template with what is ours. Our container is its first one, without what is `left_out` there."""
+    spec = {**(template.get("spec") or {})}
+    first, *others = spec.pop("containers", None) or [{}]
+    first = {key: value for key, value in first.items() if key not in left_out}
+    merged = _deep({"metadata": template.get("metadata") or {}, "spec": spec}, ours)
+    container = _deep(first, ours["spec"]["containers"][0])
+    container["env"] = [*first.get("env", []), *ours["spec"]["containers"][0]["env"]]
+    merged["spec"]["containers"] = [container, *others]
+    return merged
+
+
+def _deep(under: Object, over: Object) -> Object:
+    both = {**under, **over}
+    for key in under.keys() & over.keys():
+        if isinstance(under[key], dict) and isinstance(over[key], dict):
+            both[key] = _deep(under[key], over[key])
+    return both
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML for readers: no aliases, and text of several lines as such."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None)
+)
+
+
+def text(objects: Sequence[Object]) -> str:
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=1000)

@@ -1,0 +1,198 @@
+"""On the user's machine: give a job to Kubernetes, follow it, find it again, end it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from launch import LaunchError
+from launch.clusters.kubernetes import manifest, status
+from launch.clusters.kubernetes.api import Absent, Api, Gone, There, connected
+from launch.clusters.kubernetes.hosts import with_fix
+from launch.clusters.queue import Inside, Submitted
+
+LOOK_SECONDS = 0.3
+AWAY_SECONDS = 1.0  # between tries while the API server does not answer
+EVENT_SECONDS = 3.0  # between looks for what keeps a Job from making its pod
+IMAGE_SECONDS = 10.0  # for an image that cannot be pulled: a registry may come back
+GONE_SECONDS = 60.0  # for the pods of a job that is deleted: their grace is 30 s by default
+DELETED_CODE = 143  # of a job that somebody has deleted
+Say = Callable[[str], None]
+
+
+def _described(job: Inside, namespace: str) -> manifest.Described:
+    return manifest.described(job.name, namespace, job.options, job.words, os.environ)
+
+
+class Queue:
+    """See `launch.clusters.queue`."""
+
+    def artefact(self, job: Inside) -> list[str]:
+        made = _described(job, job.options.kube_namespace or "default")
+        secret = [f'--from-literal={name}="${name}"' for name in sorted(made.secrets or ())]
+        words = ["kubectl", "create", "secret", "generic", f"{made.name}-environment", f"--namespace={made.namespace}"]
+        return [
+            f"# Job {made.name}: dmltrain launch makes these objects, and has all of them deleted with the Job.",
+            "# By hand: `kubectl create -f FILE` makes them, and `kubectl delete job,configmap,secret,serviceaccount,"
+            f"role,rolebinding -n {made.namespace} -l {manifest.LABEL}={made.name}` deletes them.",
+            *([f"# The secrets, first: {' '.join([*words, *secret])}"] if secret else []),
+            *manifest.text(manifest.submitted(made)).splitlines(),
+        ]
+
+    def submit(self, job: Inside) -> Submitted:
+        options = job.options
+        _described(job, "default")  # which finds mistakes
+        api = connected(options.kube_context, options.kube_namespace, inside=False)
+        made = _described(job, api.namespace)
+        *others, first = manifest.submitted(made)
+        first["spec"]["parallelism"] = 0  # until all that its pod needs is there
+        try:
+            owner = api.create(first)["metadata"]
+        except There:
+            raise LaunchError(
+                f"there is a Job {made.name} in the namespace {api.namespace} already: give another --job, or end "
+                f"that one with `kubectl delete job {made.name} -n {api.namespace}`"
+            ) from None
+        try:
+            for each in (*others, *manifest.environment_secret(made)):
+                api.create(manifest.owned(each, owner))
+            api.patch("Job", made.name, {"spec": {"parallelism": 1}})
+        except BaseException:
+            api.delete("Job", made.name)
+            raise
+        found = {"kubernetes_job": made.name, "kube_namespace": api.namespace, "kube_context": options.kube_context}
+        return Submitted(found, f"the Job {made.name} of Kubernetes, in the namespace {api.namespace}")
+
+    def held(self, record: Mapping[str, Any], where: Path) -> Held:
+        texts = [record.get(key) for key in ("kubernetes_job", "kube_namespace", "kube_context")]
+        name, namespace, context = texts
+        if not (isinstance(name, str) and manifest.NAME.fullmatch(name)) or not isinstance(namespace, str):
+            raise LaunchError(f"{where}: kubernetes_job is {ascii(name)}: expected the name of a Job")
+        return Held(name, namespace, context if isinstance(context, str) else "")
+
+
+@dataclass(frozen=True)
+class Held:
+    """The Job of this name. See `launch.clusters.queue`."""
+
+    name: str
+    namespace: str
+    context: str
+
+    @cached_property
+    def _api(self) -> Api:
+        return connected(self.context, self.namespace, inside=False)
+
+    def _pods(self, part: str = "") -> list[Any]:
+        wanted = f"{manifest.LABEL}={self.name}" + (f",{manifest.PART}={part}" if part else "")
+        return self._api.listed("Pod", labelSelector=wanted)
+
+    @property
+    def lives(self) -> bool:
+        try:
+            return status.job_lives(self._api.get("Job", self.name))
+        except Gone:
+            return False
+
+    def state(self) -> list[str]:
+        named = f"Kubernetes' Job {self.name} in the namespace {self.namespace}"
+        try:
+            job = self._api.get("Job", self.name)
+        except Gone:
+            return [f"{named} has ended, and is deleted"]
+        return [f"{named} {status.job_state(job)}", *status.table(self._pods(), manifest.PART)]
+
+    def cancel(self) -> None:
+        """Delete the Job, and all that belongs to it; return when its pods are gone."""
+        self._api.delete("Job", self.name)
+        until = time.monotonic() + GONE_SECONDS
+        while (pods := self._pods()) and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+        if pods:
+            names = ", ".join(map(status.name_of, pods))
+            raise LaunchError(f"these pods are not gone after {GONE_SECONDS:g} s: {names}; kubectl describes them", 125)
+
+    def lines(self, wait: bool, say: Say) -> Iterator[bytes]:
+        pod = self._started(wait, say)
+        since, newest = "", ""
+        while pod:
+            try:
+                for stamp, line in filter(None, map(_stamped, self._api.log(pod, wait, since))):
+                    if _moment(stamp) > newest:
+                        since, newest = stamp, _moment(stamp)
+                        yield line
+                if not wait or self._launcher_ended():
+                    return
+            except Gone:
+                return
+            except Absent as error:
+                say(f"{error}; trying again")
+            time.sleep(AWAY_SECONDS)
+
+    def _started(self, wait: bool, say: Say) -> str:
+        """The name of the launcher's pod, when that has started; "" without `wait` if it has not."""
+        waiting, asked_at, problem_since = status.Waiting(say), 0.0, 0.0
+        while True:
+            now = time.monotonic()
+            try:
+                pods = self._pods(manifest.LAUNCHER)
+                for pod in pods:
+                    if status.phase(pod) != status.PENDING:
+                        return status.name_of(pod)
+                if not wait:
+                    return ""
+                problem_since = (problem_since or now) if status.image_problem(pods, False) else 0.0
+                self._check(pods, patient=now - problem_since < IMAGE_SECONDS)
+                if not pods and now - asked_at > EVENT_SECONDS:
+                    asked_at = now
+                    self._check_job()
+                waiting.tell(status.why_waiting(pods, 1, "pods (the launcher's)"), now)
+            except Absent as error:
+                waiting.tell(f"{error}; trying again", now)
+            time.sleep(LOOK_SECONDS)
+
+    def _check(self, pods: list[Any], patient: bool) -> None:
+        if words := status.image_problem(pods, patient):
+            raise LaunchError(f"{words}\nIs --image right, and may the cluster's nodes pull it (imagePullSecrets)?")
+
+    def _check_job(self) -> None:
+        """LaunchError if there will be no pod."""
+        try:
+            self._api.get("Job", self.name)
+        except Gone:
+            raise self._deleted() from None
+        events = self._api.listed("Event", fieldSelector=f"involvedObject.name={self.name}")
+        if words := status.refused(events):
+            raise LaunchError(f"Kubernetes makes no pod for the Job {self.name}: {with_fix(words)}")
+
+    def _launcher_ended(self) -> bool:
+        pods = self._pods(manifest.LAUNCHER)
+        return not pods or all(map(status.has_ended, pods))
+
+    def exit_code(self) -> int:
+        for pod in self._pods(manifest.LAUNCHER):
+            if (code := status.exit_code(pod)) is not None:
+                return code
+            if words := status.fate(pod):
+                raise LaunchError(f"the launcher's pod {status.name_of(pod)} {words}", 125)
+        raise self._deleted()
+
+    def _deleted(self) -> LaunchError:
+        return LaunchError(f"the Job {self.name} was deleted while it ran, or its pod was", DELETED_CODE)
+
+
+def _stamped(line: bytes) -> tuple[str, bytes] | None:
+    """A line of a log: when it was printed, and its text."""
+    stamp, space, text = line.partition(b" ")
+    return (stamp.decode(errors="replace"), text) if space else None
+
+
+def _moment(stamp: str) -> str:
+    """A time such as 2026-11-26T19:00:00.5Z so that later ones compare as greater."""
+    whole, _, part = stamp.rstrip("Z").partition(".")
+    return f"{whole}.{part:0<9}"

@@ -1,0 +1,142 @@
+"""What Kubernetes says about pods and Jobs: whether they run, what they wait for, how they ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Found = Mapping[str, Any]  # an object of the API
+PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
+# Reasons of a waiting container that no time mends. The kubelet tries others again.
+HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "RunContainerError")
+IMAGE = ("ErrImagePull", "ImagePullBackOff")
+USUAL = ("ContainerCreating", "PodInitializing")
+
+
+def name_of(found: Found) -> str:
+    return str(found["metadata"]["name"])
+
+
+def phase(pod: Found) -> str:
+    """Pending, Running, Succeeded or Failed; also "Terminating" for one that is being deleted."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return "Terminating"
+    return str(pod.get("status", {}).get("phase") or PENDING)
+
+
+def node(pod: Found) -> str:
+    """The name of its node; "" if it has none yet."""
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
+def waiting(pod: Found) -> tuple[str, str]:
+    """Why a pod does not run yet: a reason of Kubernetes, and its words; "" for both if it says nothing."""
+    status = pod.get("status", {})
+    for each in status.get("conditions") or ():
+        if each.get("type") == "PodScheduled" and each.get("status") == "False":
+            return str(each.get("reason", "")), str(each.get("message", ""))
+    for state in _states(pod, "waiting"):
+        return str(state.get("reason", "")), str(state.get("message") or "")
+    return "", ""
+
+
+def why_waiting(pods: Sequence[Found], count: int, what: str) -> str:
+    """What a job waits for, as text; "" if all `count` pods run. `what`: these are, in words."""
+    late = [pod for pod in pods if phase(pod) == PENDING]
+    missing = count - sum(phase(pod) == RUNNING for pod in pods)
+    if missing <= 0:
+        return ""
+    said = {f"{reason}: {words}" if words else reason for reason, words in map(waiting, late)}
+    texts = sorted(each for each in said if each and each not in USUAL)
+    return f"waiting for {missing} of {count} {what}" + (f": {'; '.join(texts)}" if texts else "")
+
+
+def image_problem(pods: Sequence[Found], patient: bool) -> str:
+    """The words of a pod that will never run; with `patient` not of one whose image may still be pulled."""
+    for pod in pods:
+        reason, words = waiting(pod)
+        if reason in HOPELESS or (reason in IMAGE and not patient):
+            return f"{name_of(pod)}: {reason}{f': {words}' if words else ''}"
+    return ""
+
+
+def fate(pod: Found) -> str:
+    """How a pod has ended, or is ending; "" if it lives."""
+    status = pod.get("status", {})
+    why = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+    for state in _states(pod, "terminated"):
+        code, reason = state.get("exitCode"), state.get("reason")
+        usual = reason in ("Error", "Completed", None)
+        return f"exited with {code}{'' if usual else f' ({reason})'}{f': {why}' if why else ''}"
+    if phase(pod) == "Terminating":
+        return "was deleted"
+    return (why or "failed") if phase(pod) == FAILED else ""
+
+
+def exit_code(pod: Found) -> int | None:
+    """Of its main container, the first one; None if that has not ended."""
+    for state in _states(pod, "terminated"):
+        code = state.get("exitCode")
+        return code if isinstance(code, int) else None
+    return None
+
+
+def has_ended(pod: Found) -> bool:
+    return phase(pod) in (SUCCEEDED, FAILED) or exit_code(pod) is not None
+
+
+def _states(pod: Found, kind: str) -> Iterator[Found]:
+    for each in pod.get("status", {}).get("containerStatuses") or ():
+        state = (each.get("state") or {}).get(kind)
+        if state:
+            yield state
+
+
+def job_state(job: Found) -> str:
+    """waits, runs, has succeeded or has failed, with Kubernetes' reason."""
+    status = job.get("status", {})
+    for each in status.get("conditions") or ():
+        if each.get("status") == "True" and each.get("type") in ("Complete", "Failed"):
+            words = each.get("message") or each.get("reason")
+            return "has ended" if each["type"] == "Complete" else f"has failed ({words})"
+    return "is there"
+
+
+def job_lives(job: Found) -> bool:
+    return job_state(job) == "is there"
+
+
+def refused(events: Sequence[Found]) -> str:
+    """Why a Job could not make its pods, by the newest event that says so; "" if none does."""
+    failed = [each for each in events if each.get("reason") == "FailedCreate"]
+    newest = max(failed, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
+    return str(newest.get("message", "")) if newest else ""
+
+
+class Waiting:
+    """Says what a job waits for when that has changed, and has stayed so for a while."""
+
+    STILL_SECONDS = 1.0
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._text, self._since, self._said = say, "", 0.0, ""
+
+    def tell(self, text: str, now: float) -> None:
+        if text != self._text:
+            self._text, self._since = text, now
+        if text and text != self._said and now - self._since >= self.STILL_SECONDS:
+            self._said = text
+            self._say(text)
+
+
+def table(pods: Sequence[Found], part: str) -> list[str]:
+    """A line for each pod. `part`: the label that says what it is for."""
+    rows = [(str(pod["metadata"].get("labels", {}).get(part, "")), name_of(pod), pod) for pod in pods]
+    return [_row(*each) for each in sorted(rows, key=lambda row: (row[0] != "launcher", row[1]))]
+
+
+def _row(kind: str, name: str, pod: Found) -> str:
+    reason, words = waiting(pod)
+    why = "" if phase(pod) != PENDING else ": ".join(each for each in (reason, words) if each)
+    where = f" on {node(pod)}" if node(pod) else ""
+    return f"{kind} {name}{where}: {phase(pod)}{f' ({why})' if why else ''}"

@@ -1,0 +1,333 @@
+"""Jobs in pods of a real Kubernetes, on a test bed's hosts; kubelet.py says what of a kubelet is there.
+
+All tests share one cluster, which takes seconds to start: each job has a name of its own, and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.conftest import NAME, ROOT
+from tests.cluster.kubernetes import Kubernetes, missing
+from tests.cluster.launching import LONGEST, Front, Launched, way
+from tests.cluster.layout import Settings
+from tests.cluster.testbed import Testbed
+from tests.launch.conftest import wait_for
+
+pytestmark = pytest.mark.xdist_group("kubernetes")
+
+DIGEST = re.compile(r"Final weights sha256=(\w{64})")
+GONE_SECONDS = 20.0  # for the end of all processes of a job that is deleted
+TEMPLATE = "pod.yaml"
+GRACE_SECONDS = 4
+WAITS = """
+import time
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def kubernetes(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
+    if lacking := missing():
+        pytest.skip(f"no Kubernetes: it needs {lacking}")
+    pytest.importorskip("kubernetes", reason="pip install 'dmltrain[kubernetes]'")
+    bed = Testbed(f"{NAME}{os.getpid()}_k")
+    share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp())]
+    try:
+        bed.up(Settings(share=tuple(map(os.path.abspath, share))))
+        made = Kubernetes(bed, tmp_path_factory.mktemp("kubernetes") / "cluster")
+        made.start()
+        yield made
+    finally:
+        bed.down()
+
+
+class Pods(Front):
+    """A front door whose jobs run in pods, as the user `user` of the cluster."""
+
+    def __init__(self, kubernetes: Kubernetes, folder: Path, user: str = "admin"):
+        super().__init__(kubernetes.testbed, folder)
+        self.kubernetes = kubernetes
+        self.environment["KUBECONFIG"] = str(kubernetes.kubeconfig(user))
+        container = {"workingDir": str(folder), "env": [{"name": "PYTHONPATH", "value": str(ROOT)}]}
+        spec = {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}
+        (folder / TEMPLATE).write_text(yaml.safe_dump({"spec": spec}))
+
+    def words(self, name: str, *arguments: object, image: str = "registry/train:1") -> list[object]:
+        options = ("--launcher", "kubernetes", "--image", image, "--kube-template", TEMPLATE, "--job", name)
+        return [*options, "--connect-timeout", 60, *arguments]
+
+    def job(self, name: str, *arguments: object, **more: object) -> Launched:
+        return self.start(*self.words(name, *arguments), logs=name, **more)
+
+    def wait_gone(self, name: str) -> None:
+        """Nothing of the job is left, on hosts or in Kubernetes."""
+        began = time.monotonic()
+        wait_for(lambda: not self.left(name), "the end of the job")
+        assert time.monotonic() - began < GONE_SECONDS
+
+    def left(self, name: str) -> list[str]:
+        found = [(node, each) for node in self.kubernetes.nodes for each in self.testbed.processes(node)]
+        words = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.cli")
+        running = [f"{node}: {each}" for node, each in found if any(word in str(each) for word in words)]
+        return running + self.kubernetes.objects(name)
+
+    def waiting(self, name: str, *arguments: object, workers: int = 2) -> Launched:
+        """A job whose workers all wait."""
+        job = self.job(name, "-n", workers, "-s", 0, *arguments, self.script(WAITS))
+        job.wait_for_words("up", *(f"worker-{rank}" for rank in range(workers)))
+        return job
+
+
+@pytest.fixture
+def pods(kubernetes: Kubernetes, tmp_path: Path) -> Pods:
+    return Pods(kubernetes, tmp_path)
+
+
+SHOWS = """
+import json, os
+print("a line", flush=True)
+names = ("API_KEY", "SEED", "DMLC_ROLE", "DMLTRAIN_KUBERNETES", "DMLTRAIN_BRIDGE", "DMLTRAIN_SUBMITTED")
+with open(f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}.json", "w") as file:
+    json.dump({"host": os.uname().nodename, **{name: os.environ.get(name) for name in names}}, file)
+"""
+
+
+def test_a_job_runs_in_pods_and_leaves_nothing(pods: Pods):
+    words = ("-n", 2, "-s", 1, "--worker-cores", 1, "--secret", "API_KEY", "--env", "SEED", pods.script(SHOWS))
+    job = pods.job("plain", *words, env={"API_KEY": "hunter2", "SEED": "5"})
+    done = job.wait()
+    assert done.code == 0, done
+    assert "0 processes left on 2 hosts" in done.err
+    written = pods.written()
+    assert len({written[f"worker-{rank}"]["host"] for rank in (0, 1)}) == 2
+    for each in written.values():
+        assert (each["API_KEY"], each["SEED"], each["DMLTRAIN_BRIDGE"]) == ("hunter2", "5", None)
+    assert (job.log("worker-0"), job.log("worker-1")) == ("a line\n", "a line\n")
+    assert (job.record["launcher"], job.record["exit_code"], len(job.record["processes"])) == ("kubernetes", 0, 4)
+    assert (job.logs / "usage.csv").exists()
+    assert "hunter2" not in job.out + job.err + (job.logs / "job.json").read_text()
+    pods.wait_gone("plain")
+    again = pods.ask("--ps", job.logs)
+    assert again.code == 0 and "the pods of a job go with its launcher: nothing of the job runs" in again.out, again
+
+
+@pytest.mark.thorough
+def test_weights_are_those_over_ssh_bit_for_bit(pods: Pods):
+    program = (ROOT / "examples/train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
+    words = ("-n", 2, "-s", 2, "--env-worker", "OMP_NUM_THREADS=1", *program)
+    ssh = pods.start(*way("ssh", "h[1-2]"), *words, logs="ssh")
+    assert ssh.wait(250).code == 0
+    under = pods.job("digits", *words)
+    assert under.wait(250).code == 0
+    digests = {DIGEST.findall(job.log(f"worker-{rank}"))[0] for job in (ssh, under) for rank in (0, 1)}
+    assert len(digests) == 1
+    tables = [table(job.logs) for job in (ssh, under)]
+    assert len(tables[0]) == 3 and tables[0] == tables[1]
+
+
+def table(logs: Path) -> list[str]:
+    """What dmltrain-parse prints for a job, as CSV without times."""
+    argv = [sys.executable, "-m", "dmltrain.report.cli", str(logs), "--format", "csv"]
+    ran = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = [line.split(",") for line in ran.stdout.splitlines()]
+    return [",".join(row[: rows[0].index("time")]) for row in rows]
+
+
+@pytest.mark.thorough
+def test_a_failed_job_ends_as_over_ssh_and_may_be_restarted(pods: Pods):
+    program = pods.script("import os; os._exit(7 * int(os.environ['DMLC_TASK_ID'] == '1'))")
+    over = pods.start(*way("ssh", "h[1-2]"), "-n", 2, "-s", 0, program, logs="ssh").wait()
+    there = pods.job("fails", "-n", 2, "-s", 0, "--max-restarts", 1, program).wait()
+    assert over.code == there.code == 7, (over, there)
+    said = [re.findall(r"worker 1 .*", re.sub(r"pid \d+ on [-\w]+", "pid", done.err)) for done in (over, there)]
+    assert said[0] and said[0] * 2 == said[1], (over, there)
+    assert "restart 1 of 1" in there.err
+    pods.wait_gone("fails")
+
+
+@pytest.mark.thorough
+def test_a_submitted_job_is_found_followed_and_ended(pods: Pods):
+    asked = pods.run(*pods.words("later", "--submit", "-n", 2, "-s", 0, pods.script(WAITS)), logs="later")
+    assert asked.code == 0 and "is the Job later of Kubernetes, in the namespace default" in asked.err, asked
+    wait_for(lambda: pods.ask("--ps", "later").out.count(": Running") == 3, "the pods", LONGEST)
+    listed = pods.ask("--ps", "later").out.splitlines()
+    assert listed[0] == "Kubernetes' Job later in the namespace default is there"
+    assert re.fullmatch(r"launcher later-\w+ on h\d: Running", listed[1]), listed
+    wait_for(lambda: pods.ask("--logs", "later").out.count("up") == 2, "its logs")
+    again = pods.run(*pods.words("later", "--submit", "-n", 1, "true"), logs="later")
+    assert again.code == 2 and "later: Kubernetes' Job later in the namespace default is there, and has" in again.err
+    other = pods.run(*pods.words("later", "--submit", "-n", 1, "true"), logs="other")
+    assert other.code == 2 and "there is a Job later in the namespace default already" in other.err, other
+    follower = pods.visit("--logs", "later", "--follow", "--show", "worker:1")
+    wait_for(lambda: follower.out == "[worker-1] up\n", "what it shows")
+    killed = pods.ask("--kill", "later", logs="kill")
+    assert (killed.code, killed.err.strip().splitlines()[-1].endswith("has ended, and is deleted")) == (0, True), killed
+    assert follower.wait().code == 0
+    pods.wait_gone("later")
+
+
+@pytest.mark.thorough
+def test_what_the_dry_run_prints_works_by_hand(pods: Pods, kubernetes: Kubernetes):
+    printed = pods.ask(*pods.words("by-hand", "--dry-run", "-n", 1, "-s", 0, pods.script(SHOWS)))
+    assert printed.code == 0, printed
+    kubernetes.kubectl("create", "-f", "-", told=printed.out)
+    kubernetes.kubectl("wait", "--for=condition=complete", "--timeout=60s", "job/by-hand")
+    assert "[worker-0] a line" in kubernetes.kubectl("logs", "job/by-hand")
+    for line in printed.out.splitlines():
+        if found := re.search("kubectl (delete [^`]*)`", line):
+            kubernetes.kubectl(*found[1].split())
+    pods.wait_gone("by-hand")
+
+
+@pytest.mark.thorough
+def test_a_launcher_outside_reaches_the_pods_too(pods: Pods):
+    done = pods.job("outside", "--launcher-inside", "no", "-n", 2, "-s", 0, pods.script(SHOWS)).wait()
+    assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+    pods.wait_gone("outside")
+
+
+# -- the queue and what is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_the_time_in_the_queue_is_said_and_not_counted(pods: Pods, kubernetes: Kubernetes):
+    """First nothing has room for the launcher's pod, then a node has for one of the two other pods."""
+    kubernetes.kubectl("cordon", *kubernetes.nodes)
+    try:
+        words = ("--worker-cores", 3, "--start-timeout", 5, "-n", 2, "-s", 0, pods.script(SHOWS))
+        job = pods.job("queued", *words)
+        wait_for(lambda: "5 node(s) were unschedulable" in job.err, "what the scheduler says", LONGEST)
+        kubernetes.kubectl("uncordon", "h1")
+        wait_for(lambda: "waiting for 1 of 2 pods: Unschedulable: 0/5 nodes" in job.err, "the launcher's wait", LONGEST)
+        time.sleep(max(0.0, 6.0 - (time.monotonic() - job.began)))  # longer than --start-timeout
+    finally:
+        kubernetes.kubectl("uncordon", *kubernetes.nodes)
+    done = job.wait()
+    assert done.code == 0 and "Insufficient cpu" in done.err, done
+
+
+@pytest.mark.thorough
+def test_a_job_that_waits_for_ever_is_ended_by_a_signal(pods: Pods):
+    job = pods.job("hungry", "--worker-gpus", 3, "-n", 1, "-s", 0, "true")
+    wait_for(lambda: "Insufficient nvidia.com/gpu" in job.err, "what the scheduler says", LONGEST)
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait().code == 130
+    pods.wait_gone("hungry")
+
+
+@pytest.mark.thorough
+def test_what_is_wrong_is_said_with_a_fix_and_leaves_nothing(pods: Pods, kubernetes: Kubernetes, tmp_path: Path):
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    away = tmp_path / "away.kubeconfig"
+    away.write_text(kubernetes.kubeconfig().read_text().replace(":6443", ":6444"))
+    words = ("-n", 1, "-s", 0, "true")
+    cases = [
+        (pods.job("a", *words, env={"KUBECONFIG": "/none"}), 2, "no way to reach a cluster .*\nset KUBECONFIG"),
+        (pods.job("b", *words, env={"KUBECONFIG": str(away)}), 125, "does not answer at https://10.99.0.254:6444: "),
+        (Pods(kubernetes, guest, "guest").job("c", *words), 2, '"guest" cannot create .*\n`kubectl auth can-i --list'),
+        (pods.job("d", "--kube-namespace", "none", *words), 2, "--kube-namespace none: `kubectl get namespaces`"),
+        (pods.job("e", "--kube-context", "none", *words), 2, "no way to reach a cluster .*none"),
+        (pods.job("No_Name", *words), 2, "--job No_Name: Kubernetes accepts .* use --job no-name"),
+        (pods.job("f", "--detach", *words), 2, "use --submit, which returns at once, and leave --detach out"),
+    ]
+    for job, code, said in cases:
+        done = job.wait()
+        assert done.code == code and re.search(said, done.err) and "Traceback" not in done.err, done
+    assert kubernetes.objects() == []
+
+
+@pytest.mark.thorough
+def test_images_and_quotas_that_let_no_pod_start_are_named(pods: Pods, kubernetes: Kubernetes):
+    missing = pods.start(*pods.words("no-image", "-n", 1, "-s", 0, "true", image="registry/missing:1"), logs="no-image")
+    kubernetes.kubectl("create", "namespace", "small")
+    try:
+        kubernetes.kubectl("create", "quota", "few", "--hard=pods=1", "-n", "small")
+        wait_for(lambda: "few" in kubernetes.kubectl("get", "quota", "-n", "small"), "the quota")
+        there = "serviceaccount/default"
+        wait_for(lambda: kubernetes.kubectl("get", there, "-n", "small", check=False) != "", "its account")
+        full = pods.job("full", "--kube-namespace", "small", "-n", 1, "-s", 0, "true").wait()
+        assert full.code == 2 and "exceeded quota: few" in full.err, full
+        assert "--worker-cores, --worker-memory, --worker-gpus" in full.err
+    finally:
+        kubernetes.kubectl("delete", "namespace", "small", "--wait=false")
+    done = missing.wait()
+    assert done.code == 2 and "ErrImagePull: registry/missing:1: no such image\nIs --image right" in done.err, done
+    pods.wait_gone("no-image")
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def of(kubernetes: Kubernetes, name: str, part: str) -> list[str]:
+    """The names of a job's pods."""
+    wanted = f"dmltrain/job={name},dmltrain/part={part}"
+    return kubernetes.kubectl("get", "pods", "-o", "name", "-l", wanted).split()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", ["job", "launcher"])
+def test_a_job_or_launcher_that_is_deleted_ends_the_job(pods: Pods, kubernetes: Kubernetes, what: str):
+    job = pods.waiting(what)
+    victim = f"job/{what}" if what == "job" else of(kubernetes, what, "launcher")[0]
+    kubernetes.kubectl("delete", victim, "--wait=false")
+    done = job.wait()
+    assert done.code == 143, done
+    pods.wait_gone(what)
+
+
+@pytest.mark.thorough
+def test_a_host_whose_pod_is_deleted_ends_a_plain_job(pods: Pods, kubernetes: Kubernetes):
+    job = pods.waiting("host")
+    pod = of(kubernetes, "host", "hosts")[0]
+    kubernetes.kubectl("delete", pod, "--wait=false")
+    done = job.wait()
+    assert done.code == 125 and "its pod was deleted" in done.err, done
+    pods.wait_gone("host")
+
+
+@pytest.mark.thorough
+def test_a_job_lives_on_while_the_api_server_is_away(pods: Pods, kubernetes: Kubernetes, tmp_path: Path):
+    program = pods.script(
+        f"import pathlib, time\nprint('up', flush=True)\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists():\n"
+        "    time.sleep(0.1)\nprint('down')\n"
+    )
+    job = pods.job("away", "-n", 2, "-s", 0, program)
+    job.wait_for_words("up", "worker-0", "worker-1")
+    kubernetes.end("kube-apiserver")
+    try:
+        wait_for(lambda: "does not answer at https://10.99.0.254:6443" in job.err, "the loss of the API server")
+    finally:
+        kubernetes.api_server()
+        kubernetes.wait_ready()
+    (tmp_path / "go").touch()
+    done = job.wait()
+    assert done.code == 0, done
+    assert (job.log("worker-0"), job.log("worker-1")) == ("up\ndown\n", "up\ndown\n"), "no line twice, and none lost"
+    pods.wait_gone("away")
+
+
+@pytest.mark.thorough
+def test_deleting_the_pods_is_a_notice_for_an_elastic_job(pods: Pods, kubernetes: Kubernetes, tmp_path: Path):
+    program = (ROOT / "examples/train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2000)
+    more = ("--save-period", 2000, "--model-prefix", tmp_path / "m")
+    job = pods.job("elastic", "-n", 2, "-s", 1, "--elastic", *program, *more)
+    job.wait_for_words("Train-accuracy", "worker-0")
+    kubernetes.kubectl("delete", "job/elastic-hosts", "--wait=false")
+    done = job.wait()
+    assert done.code == 75, done
+    assert re.search(r"the agent on elastic-hosts-\w+ got a notice: asked to leave: worker [01] ", done.err), done
+    assert list(tmp_path.glob("m-*.pt")), done
+    pods.wait_gone("elastic")

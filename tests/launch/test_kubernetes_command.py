@@ -1,0 +1,210 @@
+"""The objects of a job under --launcher kubernetes, and what is read from pods, without Kubernetes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import LaunchError
+from launch.clusters.kubernetes import api, manifest, status
+from launch.clusters.kubernetes.queue import Queue
+from launch.clusters.queue import Inside
+from launch.command_line.options import parse, words_inside
+from launch.job.options import Options
+
+PLAIN = ["--launcher", "kubernetes", "--image", "registry/me/train:1", "-n", "4"]
+
+
+def described(*words: str, template: str = "", **environ: str) -> manifest.Described:
+    options = replace(parse([*PLAIN, *words, "true"], environ), kube_template=template)
+    return manifest.described("cifar10", "lab", options, words_inside(["true"], {}, "kubernetes"), environ)
+
+
+def container(job: manifest.Object) -> manifest.Object:
+    return job["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize("words", [(), ("--queue", "gpus", "--worker-gpus", "2"), ("--kube-service-account", "mine")])
+def test_every_object_is_what_kubernetes_takes(words: tuple[str, ...]):
+    validate = pytest.importorskip("kubernetes_validate").validate
+    job = described(*words, "--worker-memory", "1g", "--secret", "KEY", KEY="value", OMP_NUM_THREADS="2")
+    secret = manifest.hosts_secret(manifest.hosts_job(job), "{}")
+    made = [*manifest.submitted(job), manifest.hosts_job(job), secret, *manifest.environment_secret(job)]
+    for each in made:
+        owned = manifest.owned(each, {"name": "cifar10", "uid": "1-2"})
+        validate(owned, "1.29", strict=True)
+        assert owned["metadata"]["labels"][manifest.LABEL] == "cifar10"
+    assert ("Role" in {each["kind"] for each in made}) == ("--kube-service-account" not in words)
+    with pytest.raises(Exception, match="parallel"):
+        wrong = manifest.hosts_job(job)
+        wrong["spec"]["parallel"] = 4
+        validate(wrong, "1.29", strict=True)
+
+
+def test_pods_ask_for_what_their_processes_need():
+    job = described(
+        *("--kube-pods", "2", "-s", "2", "--worker-cores", "3", "--server-cores", "1"),
+        *("--worker-memory", "4g", "--server-memory", "512m", "--worker-gpus", "2"),
+    )
+    made = manifest.hosts_job(job)
+    assert made["spec"]["parallelism"] == 2
+    wanted = {"requests": {"cpu": "7", "memory": "8704Mi"}, "limits": {"nvidia.com/gpu": "4"}}
+    assert container(made)["resources"] == wanted
+    assert manifest.hosts_job(described())["spec"]["parallelism"] == 4, "one for each worker"
+    assert container(manifest.hosts_job(described()))["resources"] == {}
+
+
+def test_the_template_of_the_user_is_below_what_is_ours(tmp_path: Path):
+    file = tmp_path / "pod.yaml"
+    text = """
+        spec:
+          nodeSelector: {disk: fast}
+          restartPolicy: Always
+          volumes: [{name: data, hostPath: {path: /data}}]
+          containers:
+          - image: other
+            volumeMounts: [{name: data, mountPath: /data}]
+            env: [{name: A, value: "1"}]
+            resources: {limits: {nvidia.com/gpu: 1}}
+          - {name: beside, image: proxy}
+    """
+    file.write_text(text)
+    job = described(template=str(file))
+    launcher, hosts = manifest.launcher_job(job), manifest.hosts_job(job)
+    for made in (launcher, hosts):
+        spec = made["spec"]["template"]["spec"]
+        assert (spec["nodeSelector"], spec["restartPolicy"], len(spec["volumes"])) == ({"disk": "fast"}, "Never", 1)
+        assert (container(made)["image"], container(made)["env"][0]["name"]) == ("registry/me/train:1", "A")
+        assert container(made)["volumeMounts"] and spec["containers"][1]["name"] == "beside"
+    assert container(hosts)["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    assert "limits" not in container(launcher)["resources"], "the launcher needs no GPU"
+    for wrong, words in (("a: [", "invalid YAML"), ("a: 1", "expected a pod's template"), (None, "No such file")):
+        if wrong is None:
+            file.unlink()
+        else:
+            file.write_text(wrong)
+        with pytest.raises(LaunchError, match=f"--kube-template .*: {words}"):
+            described(template=str(file))
+
+
+@pytest.mark.parametrize("name", ["Two Words", "train_cifar", "-a", "a-", "9lives", "x" * 52])
+def test_a_name_that_kubernetes_does_not_accept_is_refused_with_one_that_it_does(name: str):
+    with pytest.raises(LaunchError, match="use --job ([-a-z0-9]+)$") as caught:
+        manifest.kubernetes_name(name, exact=True)
+    better = str(caught.value).rpartition(" ")[2]
+    assert manifest.kubernetes_name(better, exact=True) == better
+    assert manifest.kubernetes_name(name, exact=False) == better
+
+
+def test_a_generated_name_keeps_its_date():
+    made = manifest.kubernetes_name("a_very_long_name_of_a_program_" * 3 + "-20261126-190000", exact=False)
+    assert len(made) <= manifest.MOST_NAME and made.endswith("-20261126-190000")
+
+
+def test_secrets_are_in_a_secret_and_nowhere_else(tmp_path: Path):
+    words = [*PLAIN, "--secret", "API_KEY", "--env", "SEED", "true"]
+    environ = {"API_KEY": "hunter2", "SEED": "5", "PYTHONPATH": "/here", "OMP_NUM_THREADS": "3"}
+    job = manifest.described("a", "b", parse(words, environ), words_inside(words, environ, "kubernetes"), environ)
+    assert "hunter2" not in manifest.text(manifest.submitted(job))
+    assert manifest.environment_secret(job)[0]["stringData"] == {"API_KEY": "hunter2"}
+    variables = {each["name"]: each for each in container(manifest.launcher_job(job))["env"]}
+    assert variables["API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "a-environment", "key": "API_KEY"}
+    assert variables["SEED"]["value"] == "5" and "PYTHONPATH" not in variables
+    with pytest.raises(LaunchError, match="--env TOKEN=...: who may read the Job would see .* use --secret TOKEN"):
+        described("--env", "TOKEN=abc")
+
+
+def test_the_dry_run_says_how_to_make_the_secrets(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("API_KEY", "hunter2")
+    options = parse([*PLAIN, "--secret", "API_KEY", "--job", "night", "true"], {"API_KEY": "hunter2"})
+    lines = Queue().artefact(Inside(options, (), "night", tmp_path, ("true",)))
+    assert "hunter2" not in "\n".join(lines)
+    secret = 'kubectl create secret generic night-environment --namespace=default --from-literal=API_KEY="$API_KEY"'
+    assert any(secret in line for line in lines)
+    kinds = [each["kind"] for each in yaml.safe_load_all("\n".join(lines))]
+    assert kinds == ["ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Job"]
+
+
+def test_the_launchers_pod_gets_the_command_line_without_what_is_for_this_machine(tmp_path: Path):
+    file = tmp_path / "job.yaml"
+    file.write_text("num-workers: 2\nimage: some\n")
+    argv = ["--config", str(file), "--kube-template", "x", "--submit", "--quiet", "--grace=3", "train.py", "--quiet"]
+    words = words_inside(argv, {}, "kubernetes")
+    assert words == (
+        *("--launcher", "kubernetes", "--num-workers", "2", "--image", "some", "--grace", "3", "--"),
+        *("train.py", "--quiet"),
+    )
+
+
+def test_options_for_other_launchers_are_refused():
+    for words, said in (
+        (["--kube-worker-image", "x"], "--kube-worker-image needs --launcher kubernetes, but this job uses local"),
+        (["--queue", "x"], "--queue needs --launcher slurm or kubernetes, but this job uses local"),
+        (["--kube-server-image", "x"], "share the pods of a job: --image IMAGE"),
+    ):
+        with pytest.raises(LaunchError, match=said):
+            parse([*words, "-n", "1", "true"], {})
+    with pytest.raises(LaunchError, match="--image is missing: the container image for all pods"):
+        manifest.described("a", "b", Options(num_workers=1))
+    assert parse(["--kube-worker-image", "x", *PLAIN[:2], "true"], {}).image == "x"
+
+
+def pod(phase: str = "Pending", **states: object) -> status.Found:
+    container = [{"state": states}] if states else []
+    return {"metadata": {"name": "p"}, "status": {"phase": phase, "containerStatuses": container}}
+
+
+def test_what_a_job_waits_for():
+    unscheduled = pod()
+    words = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5 nodes: no cpu"}
+    unscheduled["status"]["conditions"] = [words]
+    creating = pod(waiting={"reason": "ContainerCreating"})
+    assert status.why_waiting([unscheduled, creating, pod("Running")], 4, "pods") == (
+        "waiting for 3 of 4 pods: Unschedulable: 0/5 nodes: no cpu"
+    )
+    assert status.why_waiting([pod("Running")], 1, "pods") == ""
+    pulled = pod(waiting={"reason": "ErrImagePull", "message": "not found"})
+    assert status.image_problem([pulled], patient=False) == "p: ErrImagePull: not found"
+    assert status.image_problem([pulled], patient=True) == ""
+    assert status.image_problem([pod(waiting={"reason": "InvalidImageName"})], patient=True) == "p: InvalidImageName"
+
+
+def test_how_a_pod_has_ended():
+    assert (
+        status.fate(pod("Failed", terminated={"exitCode": 137, "reason": "OOMKilled"})) == "exited with 137 (OOMKilled)"
+    )
+    evicted = pod("Failed")
+    evicted["status"] |= {"reason": "Evicted", "message": "low on memory"}
+    assert status.fate(evicted) == "Evicted: low on memory"
+    assert status.fate(pod("Running")) == ""
+    assert status.has_ended(evicted) and not status.has_ended(pod("Running"))
+
+
+def test_a_wait_is_said_once_and_not_at_once():
+    said: list[str] = []
+    waiting = status.Waiting(said.append)
+    for text, now in (("a", 0.0), ("a", 0.5), ("b", 0.9), ("b", 2.0), ("b", 3.0), ("", 4.0), ("b", 5.0), ("b", 7.0)):
+        waiting.tell(text, now)
+    assert said == ["b"]
+
+
+@pytest.mark.parametrize(
+    "code, said, words, kind",
+    [
+        (403, 'pods "x" is forbidden: exceeded quota: q', "ResourceQuota, which `kubectl describe quota`", LaunchError),
+        (403, 'jobs is forbidden: User "ann" cannot', "`kubectl auth can-i --list -n lab`", LaunchError),
+        (404, 'namespaces "lab" not found', "--kube-namespace lab: `kubectl get namespaces`", LaunchError),
+        (404, 'jobs.batch "x" not found', "", api.Gone),
+        (409, "already exists", "", api.There),
+        (401, "Unauthorized", "log in to the cluster again", LaunchError),
+        (503, "starting", "", api.Absent),
+    ],
+)
+def test_what_the_api_server_refuses_comes_with_a_fix(code: int, said: str, words: str, kind: type):
+    error = api.refused(code, json.dumps({"message": said}), "lab")
+    assert type(error) is kind and said in str(error) and words in str(error)
+    assert "no JSON" in str(api.refused(500, "no JSON", "lab"))
