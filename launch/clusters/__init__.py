@@ -35,6 +35,7 @@ class Launcher:
 
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")
+YARN = ("--yarn-url", "--yarn-hosts")
 KUBE = ("--kube-namespace", "--kube-context", "--kube-template", "--kube-pods", "--kube-service-account")
 # Each name is a module of launch.clusters, imported when it is used.
 LAUNCHERS = {
@@ -58,6 +59,21 @@ LAUNCHERS = {
         "pods of Kubernetes",
         (*("--interface", "--subnet", "--submit", "--launcher-inside", "--image", "--queue", "--worker-gpus"), *KUBE),
         undetached="its launcher runs in a pod; use --submit, which returns at once, and leave --detach out",
+        inside=True,
+    ),
+    "yarn": Launcher(
+        "containers of Hadoop's YARN; experimental, not run against a real cluster",
+        (
+            "--interface",
+            "--subnet",
+            "--submit",
+            "--launcher-inside",
+            "--queue",
+            "--worker-gpus",
+            "--yarn-url",
+            "--yarn-hosts",
+        ),
+        undetached="its launcher runs in a container; use --submit, which returns at once, and leave --detach out",
         inside=True,
     ),
     "ray": Launcher(

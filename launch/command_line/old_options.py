@@ -156,11 +156,11 @@ def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...
 REFUSED = (
     *_refusals("files that YARN distributes", {("--files", "FILE"): _COPY, ("--archives", "FILE"): _COPY}),
     *_refusals(
-        "Hadoop's YARN, which this launcher does not use",
+        "dmlc's own program for YARN, and --launcher yarn uses YARN's services",
         {
-            ("--hdfs-tempdir", "DIR"): f"remove it, and {_HOSTS}",
-            ("--yarn-app-classpath", "PATH"): f"remove it, and {_HOSTS}",
-            ("--yarn-app-dir", "DIR"): f"remove it, and {_HOSTS}",
+            ("--hdfs-tempdir", "DIR"): "nothing is copied to HDFS: remove it",
+            ("--yarn-app-classpath", "PATH"): "no class of ours runs there: remove it",
+            ("--yarn-app-dir", "DIR"): "no program of ours is to be copied there: remove it",
         },
     ),
     *_refusals("SGE, which this launcher does not use", {("--sge-log-dir", "DIR"): "use --log-dir DIR"}),
@@ -199,7 +199,6 @@ def rows() -> Iterator[tuple[str, str]]:
 # Other values of dmlc's --cluster and MXNet's --launcher.
 UNSUPPORTED_CLUSTERS = {
     "sge": "the Sun Grid Engine",
-    "yarn": "Hadoop's YARN",
     "mesos": "Mesos",
 }
 

@@ -146,6 +146,15 @@ def _checked(field: str, check: Callable[[str], object]) -> Apply:
     return apply
 
 
+def _url(field: str) -> Apply:
+    def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
+        if not re.fullmatch(r"https?://[^/\s?#]+/?", value):
+            raise LaunchError(f"{name} is {value}: expected http://HOST:PORT or https://HOST:PORT")
+        return _changed(options, field, value)
+
+    return apply
+
+
 def _choice(field: str, choices: Collection[str]) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         if value not in choices:
@@ -285,6 +294,18 @@ OPTIONS: tuple[Option, ...] = (
         _number("slurm_job", int, 1),
     ),
     Option(
+        ("--yarn-url",),
+        "URL",
+        "web address of YARN's ResourceManager, such as http://rm:8088",
+        _url("yarn_url"),
+    ),
+    Option(
+        ("--yarn-hosts",),
+        "N",
+        "containers of YARN that the processes are spread over (default: one per worker)",
+        _number("yarn_hosts", int, 1),
+    ),
+    Option(
         ("--address",),
         "HOST:PORT",
         "Ray cluster to use, for --launcher ray (default: auto, the one that this machine belongs to)",
@@ -323,7 +344,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         ("--launcher-inside",),
         "yes|no",
-        "run the launcher in the cluster too, and follow its output here (default for kubernetes: yes)",
+        "run the launcher in the cluster too, and follow its output here (default for kubernetes and yarn: yes)",
         _choice("launcher_inside", ("yes", "no")),
     ),
     Option(("--image",), "IMAGE", "container image for all pods of the job", _text("image", "an image")),
@@ -357,11 +378,11 @@ OPTIONS: tuple[Option, ...] = (
         "service account for the launcher's pod (default: a new one, which goes with the job)",
         _text("kube_service_account", "a service account"),
     ),
-    Option(("--queue",), "NAME", "queue of Kueue, or partition of Slurm with --submit", _text("queue", "a queue")),
+    Option(("--queue",), "NAME", "queue of YARN or Kueue, or of Slurm with --submit", _text("queue", "a queue")),
     Option(
         ("--worker-gpus",),
         "N",
-        "GPUs of each worker, which Kubernetes is asked for",
+        "GPUs of each worker, which Kubernetes or YARN is asked for",
         _number("worker_gpus", int, 1),
     ),
     Option(
@@ -546,7 +567,7 @@ def _expanded(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[tup
 # Options that say what the command does that submits a job, or name files of its machine.
 FOR_SUBMITTING = (
     *("--config", "--submit", "--dry-run", "--job", "--log-dir", "--log-file", "--quiet", "--no-live"),
-    *("--kube-template", "--kube-context", "--launcher", "--launcher-inside"),
+    *("--kube-template", "--kube-context", "--launcher", "--launcher-inside", "--yarn-url"),
 )
 
 

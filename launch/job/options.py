@@ -37,6 +37,8 @@ class Options:
     slurm_job: int = 0  # 0: that of the environment
     submit: bool = False
     launcher_inside: str = ""  # yes or no; "": as the launcher has it
+    yarn_url: str = ""
+    yarn_hosts: int = 0  # 0: one for each worker
     address: str = ""  # of a Ray cluster; "": auto
     ray_nodes: int = 0  # 0: one for each worker
     ray_resources: str = ""

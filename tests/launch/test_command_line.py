@@ -412,7 +412,10 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         ),
         (["-n", "1", "--env", "DMLTRAIN_ELASTIC=1", "true"], "--env DMLTRAIN_ELASTIC: the launcher sets this"),
         (["-n", "1", "--ssh-port", "70000", "--hosts", "a", "true"], "expected a whole number, 1 to 65535"),
-        (["-n", "1", "--launcher", "yarn", "true"], "--launcher yarn: expected local (all processes on this machine)"),
+        (
+            ["-n", "1", "--launcher", "mesos", "true"],
+            "--launcher mesos: expected local (all processes on",
+        ),
         (["-n", "1", "--env", "1A=b", "true"], "--env 1A: expected NAME=VALUE"),
         (["-n", "1", "--env", "NOT_SET_HERE", "true"], "--env NOT_SET_HERE: not set in the launcher's environment"),
         (["-n", "1", "--env", "DMLC_ROLE=worker", "true"], "--env DMLC_ROLE: the launcher sets this"),
@@ -513,6 +516,6 @@ def test_the_default_log_folder_is_named_after_program_and_time(launcher):
 
 
 def test_dmlcs_variable_chooses_the_launcher(launcher):
-    result = launcher.run("-n", 1, "true", env={"DMLC_SUBMIT_CLUSTER": "yarn"})
-    assert result.code == 2 and "DMLC_SUBMIT_CLUSTER yarn: expected local" in result.err
+    result = launcher.run("-n", 1, "true", env={"DMLC_SUBMIT_CLUSTER": "mesos"})
+    assert result.code == 2 and "DMLC_SUBMIT_CLUSTER mesos: expected local" in result.err
     assert launcher.run("-n", 1, "-s", 0, "true", env={"DMLC_SUBMIT_CLUSTER": "local"}).code == 0

@@ -383,7 +383,7 @@ def test_wrong_values_in_each_field_are_read_or_refused(folder, path):
     "path, value, expected",
     [
         (("mark",), "a;b", "expected the mark of a job"),
-        (("launcher",), "yarn", "unknown launcher 'yarn': expected local "),
+        (("launcher",), "mesos", "unknown launcher 'mesos': expected local "),
         (("launcher",), [], "launcher is []: expected a value of type str"),
         (("hosts",), [], "no hosts; expected"),
         (("hosts",), RECORD["hosts"] * 2, "h1 is already given"),

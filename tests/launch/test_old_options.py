@@ -132,7 +132,7 @@ def test_refusals_have_a_reason_and_a_fix(row):
 
 
 def test_clusters_of_other_launchers():
-    assert "Hadoop's YARN" in unsupported_cluster("yarn") and "-H" in unsupported_cluster("yarn")
+    assert "Mesos" in unsupported_cluster("mesos") and "-H" in unsupported_cluster("mesos")
     assert unsupported_cluster("local") == ""
 
 
@@ -144,8 +144,8 @@ def test_the_documentation_has_a_row_for_each():
     }
     assert rows["--local-num-attempt"] == "is --max-restarts"
     assert rows["--worker-memory 4g"].startswith("memory limit per worker")
-    assert rows["--sge-log-dir DIR"].startswith("refused: for SGE")
-    assert rows["--cluster yarn"].startswith("refused: ")
+    assert rows["--yarn-app-dir DIR"].startswith("refused: for dmlc's own program for YARN")
+    assert rows["--cluster mesos"].startswith("refused: ")
 
 
 @pytest.mark.parametrize("name", ["--slurm-worker-nodes", "--slurm-server-nodes"])

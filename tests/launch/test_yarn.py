@@ -1,0 +1,187 @@
+"""Jobs in YARN, as far as Hadoop's documentation goes: `tests/launch/yarn_server.py` says what that means."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch import LaunchError
+from launch.clusters import Released
+from launch.clusters.in_yarn.api import Absent, Api
+from launch.clusters.in_yarn.service import Described, service, service_name, variables
+from launch.clusters.queue import Inside
+from launch.clusters.yarn import Cluster, Held, Queue, described
+from launch.command_line.options import parse
+from launch.job.job import Setting
+from launch.job.options import Options
+from tests.cluster.requirements import missing
+from tests.launch.conftest import ROOT, wait_for
+from tests.launch.yarn_server import Yarn, beside, wrong, yarn
+
+PROGRAM = """
+import os, sys, time
+name = f"{os.environ['DMLC_ROLE']} {os.environ['DMLC_TASK_ID']}"
+print(name, "on", os.uname().nodename, os.environ.get("CUDA_VISIBLE_DEVICES"), sys.argv[1:], flush=True)
+time.sleep(600 if "wait" in sys.argv else 0)
+sys.exit(3 if name == "worker 1" and "fail" in sys.argv else 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def needs_containers() -> None:
+    if lacking := missing():
+        pytest.skip(f"no containers: they need {lacking}")
+
+
+@pytest.fixture
+def server(needs_containers: None, tmp_path: Path) -> Iterator[Yarn]:
+    with yarn(tmp_path / "nodes") as made:
+        yield made
+
+
+class Laptop:
+    """Where the command is given."""
+
+    def __init__(self, server: Yarn, folder: Path):
+        self.server, self.folder = server, folder
+        (folder / "program.py").write_text(PROGRAM)
+
+    def start(self, *words: object) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "launch.cli", *map(str, words)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(argv, cwd=self.folder, env=environment, stdout=-1, stderr=-1, text=True)
+
+    def run(self, *words: object) -> tuple[int, str, str]:
+        with self.start(*words) as popen:
+            out, err = popen.communicate(timeout=100)
+        return popen.returncode, out, err
+
+    def job(self, *words: object) -> tuple[object, ...]:
+        where = ("--yarn-url", self.server.url, "--log-dir", "logs", "--job", "train")
+        local = ("--host-ip", "127.0.0.1", "--interface", "lo", "--connect-timeout", 60)
+        return ("--launcher", "yarn", *where, *local, *words)
+
+
+@pytest.mark.thorough
+def test_two_containers_on_one_node_are_refused_with_a_fix(needs_containers: None, tmp_path: Path):
+    with yarn(tmp_path / "nodes", place=lambda name, index, script: beside(name, 0, script)) as server:
+        laptop = Laptop(server, tmp_path)
+        code, _, err = laptop.run(*laptop.job("-n", 2, "-s", 0, "program.py"))
+    assert code == 2 and "two containers of the job are on one node: the cluster has to obey placement" in err, err
+    assert not server.services
+
+
+@pytest.mark.thorough
+def test_a_submitted_job_waits_and_is_found_and_ended(server: Yarn, tmp_path: Path):
+    server.full = True
+    laptop = Laptop(server, tmp_path)
+    code, _, err = laptop.run(*laptop.job("--submit", "-n", 1, "-s", 0, "program.py", "wait"))
+    assert code == 0 and "dmltrain job ps logs, and the same with logs and kill, find it from here" in err, err
+    code, out, err = laptop.run("--ps", "logs")
+    assert out == "YARN's service train is ACCEPTED: 0 of 2 containers run\n", err
+    again, _, err = laptop.run(*laptop.job("--submit", "-n", 1, "true"))
+    assert again == 2 and "logs: YARN's service train is ACCEPTED" in err and "give another --job" in err
+    server.go()
+    output = tmp_path / "logs/launcher.out"
+    wait_for(lambda: output.exists() and "worker 0 on n1" in output.read_text(), "the worker", 60)
+    code, out, err = laptop.run("--kill", "logs")
+    assert code == 0 and "has ended, and is removed" in err, err
+    assert not server.services
+
+
+@pytest.mark.thorough
+def test_ctrl_c_ends_the_service(server: Yarn, tmp_path: Path):
+    laptop = Laptop(server, tmp_path)
+    with laptop.start(*laptop.job("-n", 1, "-s", 0, "program.py", "wait")) as popen:
+        log = tmp_path / "logs/worker-0.log"
+        wait_for(lambda: log.exists() and "worker 0" in log.read_text(), "the worker", 60)
+        popen.send_signal(signal.SIGINT)
+        popen.communicate(timeout=60)
+    assert popen.returncode == 130
+    assert not server.services
+
+
+def test_what_yarn_refuses_comes_with_a_fix(server: Yarn, tmp_path: Path):
+    laptop = Laptop(server, tmp_path)
+    code, out, err = laptop.run(*laptop.job("--dry-run", "--queue", "default", "-n", 2, "true"))
+    first, *lines, end, command = out.splitlines()
+    assert code == 0 and first.startswith("mkdir -p ") and end == "END", err
+    assert command == "yarn app -launch train 'train.json'"
+    made = json.loads("\n".join(lines))
+    assert wrong(made, "Service") == "" and made["queue"] == "default" and not server.services
+    assert not (tmp_path / "logs").exists()
+    code, _, err = laptop.run(*laptop.job("--queue", "nowhere", "-n", 1, "true"))
+    assert code == 2 and "unknown queue: nowhere\n`mapred queue -list` prints the queues" in err, err
+
+
+def job(options: Options, path: Path = Path("/logs"), words: tuple[str, ...] = ("-n", "2", "true")) -> Inside:
+    return Inside(options, words, "train", path, words)
+
+
+OPTIONS = Options(launcher="yarn", num_workers=4, yarn_url="http://rm:8088", job="train")
+
+
+def test_a_service_has_what_its_hosts_need():
+    options = replace(OPTIONS, yarn_hosts=2, worker_memory=2048, server_memory=1024, worker_gpus=1, num_servers=2)
+    options = replace(options, settings=(Setting("OMP_NUM_THREADS", "3", "worker"),))
+    made = service(Described("train", options, ("a b", "$c"), "/work", "/logs", "/usr/bin/python3", {"PS_X": "1"}))
+    assert wrong(made, "Service") == ""
+    launcher, host = made["components"]
+    assert launcher["launch_command"].endswith("launcher /logs /work 2 2 a%20b %24c")
+    assert launcher["configuration"]["properties"] == {"yarn.service.container-state-report-as-service-state": "true"}
+    assert (host["number_of_containers"], host["restart_policy"]) == (2, "NEVER")
+    gpus = {"yarn.io/gpu": {"value": 2, "unit": ""}}
+    assert host["resource"] == {"cpus": 6, "memory": "5120", "additional": gpus}
+    assert host["placement_policy"]["constraints"][0]["type"] == "ANTI_AFFINITY"
+    assert not {'"', "`"} & set(launcher["launch_command"] + host["launch_command"])
+
+
+def test_names_and_secrets_that_yarn_does_not_take():
+    assert service_name("train_cifar10-2026", exact=False) == "train-cifar10-2026"
+    assert service_name("9" * 80, exact=False).startswith("j") and len(service_name("9" * 80, exact=False)) <= 55
+    with pytest.raises(LaunchError, match="--job Two Words: YARN accepts names of a-z, 0-9 and -.*use --job two-words"):
+        service_name("Two Words", exact=True)
+    with pytest.raises(LaunchError, match="TOKEN may be secret, and YARN shows the specification"):
+        variables(replace(OPTIONS, settings=(Setting("TOKEN", "x", secret=True),)), {"TOKEN": "x"})
+    with pytest.raises(LaunchError, match="--yarn-url is missing"):
+        described(job(replace(OPTIONS, yarn_url="")))
+    with pytest.raises(LaunchError, match="--yarn-url is rm: expected http"):
+        parse(["--launcher", "yarn", "--yarn-url", "rm", "-n", "1", "true"], {})
+
+
+def test_a_cluster_is_made_inside_only():
+    with pytest.raises(Released, match="the containers of a job go with its launcher"):
+        Cluster(OPTIONS, [])
+    with pytest.raises(LaunchError, match="runs its launcher in YARN only"):
+        Cluster(OPTIONS)
+
+
+def test_a_resourcemanager_that_does_not_answer_and_a_wrong_record(tmp_path: Path):
+    with pytest.raises(Absent, match="does not answer at http://127.0.0.1:1: .*refused; is --yarn-url right?"):
+        Api("http://127.0.0.1:1", "me").get("train")
+    for record, said in (({}, "yarn_service is None"), ({"yarn_service": "a", "yarn_url": "x"}, "yarn_url is 'x'")):
+        with pytest.raises(LaunchError, match=f"/q: {said}"):
+            Queue().held(record, Path("/q"))
+
+
+def test_a_launcher_that_never_spoke_is_explained(tmp_path: Path):
+    with yarn(tmp_path / "nodes", full=True) as made:
+        made.post(service(described(job(OPTIONS, tmp_path))))
+        made.services["train"].state = "FAILED"
+        held = Held("train", Api(made.url, "me"), tmp_path / "launcher.out")
+        assert list(held.lines(True, lambda line: None)) == []
+        with pytest.raises(LaunchError, match="is FAILED: 0 of 5 .* its launcher has not said") as caught:
+            held.exit_code()
+        assert caught.value.code == 125
+        del made.services["train"]
+        with pytest.raises(LaunchError, match="was removed while it ran") as caught:
+            held.exit_code()
+        assert caught.value.code == 143
