@@ -61,7 +61,10 @@ def run(job: Inside, say: Callable[[str], None]) -> int:
         except LaunchError:
             found.cancel()
             raise
-        found.cancel()
+        try:
+            found.cancel()
+        except LaunchError as error:
+            say(f"warning: {error}")
         return code
 
 

@@ -160,7 +160,9 @@ class Pod:
         return {key: base64.b64decode(value) for key, value in found.items()}
 
     def _config(self, name: str) -> dict[str, bytes]:
-        return {key: value.encode() for key, value in self._object("configmaps", name).get("data", {}).items()}
+        found = self._object("configmaps", name)
+        texts = {key: value.encode() for key, value in found.get("data", {}).items()}
+        return texts | {key: base64.b64decode(value) for key, value in found.get("binaryData", {}).items()}
 
     def _object(self, kind: str, name: str) -> Any:
         try:

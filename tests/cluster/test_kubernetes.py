@@ -126,7 +126,7 @@ def test_a_job_runs_in_pods_and_leaves_nothing(pods: Pods):
 @pytest.mark.thorough
 def test_weights_are_those_over_ssh_bit_for_bit(pods: Pods):
     program = (ROOT / "examples/train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
-    words = ("-n", 2, "-s", 2, "--env-worker", "OMP_NUM_THREADS=1", *program)
+    words = ("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS=1", *program)
     ssh = pods.start(*way("ssh", "h[1-2]"), *words, logs="ssh")
     assert ssh.wait(250).code == 0
     under = pods.job("digits", *words)
@@ -189,6 +189,25 @@ def test_what_the_dry_run_prints_works_by_hand(pods: Pods, kubernetes: Kubernete
         if found := re.search("kubectl (delete [^`]*)`", line):
             kubernetes.kubectl(*found[1].split())
     pods.wait_gone("by-hand")
+
+
+@pytest.mark.thorough
+def test_files_of_the_working_folder_are_copied_to_all_pods(pods: Pods, tmp_path: Path):
+    (tmp_path / "near.py").write_text("text = 'copied'")
+    (tmp_path / "data.bin").write_bytes(b"not wanted")
+    program = pods.script("import os, near; print(near.text, os.getcwd(), os.path.exists('data.bin'))")
+    template = yaml.safe_load((tmp_path / TEMPLATE).read_text())
+    del template["spec"]["containers"][0]["workingDir"]
+    (tmp_path / TEMPLATE).write_text(yaml.safe_dump(template))
+    words = ("--sync-dst-dir", "/tmp/there", "--sync-exclude", "*.bin", "-n", 2, "-s", 0, program.name)
+    job = pods.job("copied", *words)
+    done = job.wait()
+    assert done.code == 0, done
+    assert job.log("worker-0") == job.log("worker-1") == "copied /tmp/there False\n"
+    (tmp_path / "large").write_bytes(os.urandom(1_100_000))
+    refused = pods.job("too-large", *words).wait()
+    assert refused.code == 2 and "has 1.1 MB when packed, and Kubernetes takes 1 MB" in refused.err, refused
+    pods.wait_gone("copied")
 
 
 @pytest.mark.thorough
@@ -296,6 +315,36 @@ def test_a_host_whose_pod_is_deleted_ends_a_plain_job(pods: Pods, kubernetes: Ku
     done = job.wait()
     assert done.code == 125 and "its pod was deleted" in done.err, done
     pods.wait_gone("host")
+
+
+@pytest.mark.thorough
+def test_a_launcher_that_is_killed_ends_the_job(pods: Pods, kubernetes: Kubernetes):
+    job = pods.waiting("killed")
+    found = [each for node in kubernetes.nodes for each in kubernetes.testbed.processes(node)]
+    (container,) = [each for each in found if "launch.cli" in str(each)]  # whose child is the launcher
+    children = Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    done = job.wait()
+    assert done.code in (137, 1), done  # 1: what some versions of unshare make of it
+    pods.wait_gone("killed")
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_switched_off_is_named(pods: Pods, kubernetes: Kubernetes):
+    job = pods.waiting("node")
+    busy = kubernetes.kubectl("get", "pods", "-o", "custom-columns=P:.metadata.labels.dmltrain/part,N:.spec.nodeName")
+    launcher = [node for part, node in map(str.split, busy.splitlines()) if part == "launcher"]
+    (victim, *_) = [node for part, node in map(str.split, busy.splitlines()) if part == "hosts" and [node] != launcher]
+    kubernetes.testbed.kill(victim)
+    try:
+        done = job.wait()
+        assert done.code == 125 and "node-hosts-" in done.err.splitlines()[-2], done
+        left = [each for each in kubernetes.objects("node") if not each.startswith("pod/")]
+        assert left == [], "Kubernetes keeps the pods of a lost node until that is back"
+    finally:
+        kubernetes.testbed.boot(victim)
+        kubernetes.start_node(victim)
+    pods.wait_gone("node")
 
 
 @pytest.mark.thorough

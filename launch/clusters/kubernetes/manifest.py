@@ -3,6 +3,7 @@
     Job NAME                the launcher's pod                      \
     ServiceAccount, Role, RoleBinding NAME   what that pod may do   | made by the command that submits the job
     ConfigMap NAME          the next Job, for the launcher          |
+    ConfigMap NAME-code     the files of --sync-dst-dir, if given    |
     Secret NAME-environment variables of --secret, if any           /
     Job NAME-hosts          a pod for each host of the job          \\ made by the launcher
     Secret NAME-hosts       how a bridge finds the launcher: address, certificate, token /
@@ -12,6 +13,7 @@ A pod that is lost is replaced by the Job, and takes the place of the lost one w
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import yaml
 from launch import LaunchError
 from launch.channels.bridges.bridge import VARIABLE
 from launch.channels.bridges.engine import bridge_program
+from launch.clusters.kubernetes import code
 from launch.clusters.queue import FOLLOWED, SUBMITTED
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
@@ -41,13 +44,14 @@ MOST_NAME = 63 - len("-hosts-") - 5  # a pod's name is its host name
 KEPT_SECONDS = 86_400  # a job that has ended and that nobody follows
 POD_LOGS = "/tmp/dmltrain-logs"
 LOST_PODS = 1000  # that are replaced
+JOINED = ("env", "volumes", "volumeMounts")  # lists of a pod that have the user's rows and ours
 NOT_PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # folders of this machine; set for the launcher's pod
 
 
 @dataclass(frozen=True)
 class Described:
     """A job as Kubernetes has it. `words`: the command line of its launcher. `environment` and `secrets`: variables of
-    this machine that the launcher needs."""
+    this machine that the launcher needs. `files`: an archive of its folder."""
 
     name: str
     namespace: str
@@ -56,6 +60,7 @@ class Described:
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] | None = None
     secrets: Mapping[str, str] | None = None
+    files: bytes = b""
 
     @property
     def account(self) -> str:
@@ -147,7 +152,9 @@ def _object(job: Described, kind: str, api: str = "v1", part: str = LAUNCHER, su
 def submitted(job: Described) -> list[Object]:
     """All objects that the command makes, the launcher's Job last; its Secret is not among them."""
     config = _object(job, "ConfigMap", data={"hosts.yaml": text([hosts_job(job)])})
-    return [*([] if job.options.kube_service_account else account(job)), config, launcher_job(job)]
+    files = {code.KEY: base64.b64encode(job.files).decode()}
+    more = [_object(job, "ConfigMap", suffix="-code", binaryData=files)] if job.files else []
+    return [*([] if job.options.kube_service_account else account(job)), config, *more, launcher_job(job)]
 
 
 def launcher_job(job: Described) -> Object:
@@ -172,7 +179,11 @@ def launcher_job(job: Described) -> Object:
         ],
         "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
     }
-    spec = {"serviceAccountName": job.account, "restartPolicy": "Never", "containers": [container]}
+    spec: Object = {"serviceAccountName": job.account, "restartPolicy": "Never", "containers": [container]}
+    if job.files:
+        spec["volumes"] = [{"name": "code", "configMap": {"name": f"{job.name}-code"}}]
+        container["volumeMounts"] = [{"name": "code", "mountPath": code.MOUNTED}]
+        container["command"] = ["/bin/sh", "-c", f'{code.UNPACK} && exec python3 -m launch.cli "$@"', LAUNCHER]
     template = _merged(job.template, {"metadata": {"labels": labels(job, LAUNCHER)}, "spec": spec}, ("resources",))
     whole = {"parallelism": 1, "backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS, "template": template}
     return _object(job, "Job", "batch/v1", spec=whole)
@@ -266,7 +277,6 @@ def _merged(template: Object, ours: Object, left_out: Sequence[str] = ()) -> Obj
     first = {key: value for key, value in first.items() if key not in left_out}
     merged = _deep({"metadata": template.get("metadata") or {}, "spec": spec}, ours)
     container = _deep(first, ours["spec"]["containers"][0])
-    container["env"] = [*first.get("env", []), *ours["spec"]["containers"][0]["env"]]
     merged["spec"]["containers"] = [container, *others]
     return merged
 
@@ -276,6 +286,8 @@ def _deep(under: Object, over: Object) -> Object:
     for key in under.keys() & over.keys():
         if isinstance(under[key], dict) and isinstance(over[key], dict):
             both[key] = _deep(under[key], over[key])
+        elif key in JOINED:
+            both[key] = [*under[key], *over[key]]
     return both
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
-from launch.clusters.kubernetes import manifest, status
+from launch.clusters.kubernetes import code, manifest, status
 from launch.clusters.kubernetes.api import Absent, Api, Gone, There, connected
 from launch.clusters.kubernetes.hosts import with_fix
 from launch.clusters.queue import Inside, Submitted
@@ -20,13 +20,14 @@ LOOK_SECONDS = 0.3
 AWAY_SECONDS = 1.0  # between tries while the API server does not answer
 EVENT_SECONDS = 3.0  # between looks for what keeps a Job from making its pod
 IMAGE_SECONDS = 10.0  # for an image that cannot be pulled: a registry may come back
-GONE_SECONDS = 60.0  # for the pods of a job that is deleted: their grace is 30 s by default
+GONE_SECONDS = 10.0  # for the pods of a job that is deleted, after their grace
 DELETED_CODE = 143  # of a job that somebody has deleted
 Say = Callable[[str], None]
 
 
 def _described(job: Inside, namespace: str) -> manifest.Described:
-    return manifest.described(job.name, namespace, job.options, job.words, os.environ)
+    made = manifest.described(job.name, namespace, job.options, job.words, os.environ)
+    return replace(made, files=code.archive(job.options, job.path))
 
 
 class Queue:
@@ -46,9 +47,9 @@ class Queue:
 
     def submit(self, job: Inside) -> Submitted:
         options = job.options
-        _described(job, "default")  # which finds mistakes
+        made = _described(job, "")
         api = connected(options.kube_context, options.kube_namespace, inside=False)
-        made = _described(job, api.namespace)
+        made = replace(made, namespace=api.namespace)
         *others, first = manifest.submitted(made)
         first["spec"]["parallelism"] = 0  # until all that its pod needs is there
         try:
@@ -110,16 +111,17 @@ class Held:
     def cancel(self) -> None:
         """Delete the Job, and all that belongs to it; return when its pods are gone."""
         self._api.delete("Job", self.name)
-        until = time.monotonic() + GONE_SECONDS
-        while (pods := self._pods()) and time.monotonic() < until:
+        began, pods = time.monotonic(), self._pods()
+        while pods and time.monotonic() - began < status.grace(pods) + GONE_SECONDS:
             time.sleep(LOOK_SECONDS)
+            pods = self._pods()
         if pods:
-            names = ", ".join(map(status.name_of, pods))
-            raise LaunchError(f"these pods are not gone after {GONE_SECONDS:g} s: {names}; kubectl describes them", 125)
+            where = ", ".join(f"{status.name_of(pod)} on {status.node(pod) or 'no node'}" for pod in pods)
+            raise LaunchError(f"these pods are not gone, which they are when their nodes answer: {where}", 125)
 
     def lines(self, wait: bool, say: Say) -> Iterator[bytes]:
         pod = self._started(wait, say)
-        since, newest = "", ""
+        since, newest, trouble = "", "", status.Waiting(say)
         while pod:
             try:
                 for stamp, line in filter(None, map(_stamped, self._api.log(pod, wait, since))):
@@ -131,7 +133,7 @@ class Held:
             except Gone:
                 return
             except Absent as error:
-                say(f"{error}; trying again")
+                trouble.tell(f"{error}; trying again", time.monotonic())
             time.sleep(AWAY_SECONDS)
 
     def _started(self, wait: bool, say: Say) -> str:

@@ -24,6 +24,11 @@ def phase(pod: Found) -> str:
     return str(pod.get("status", {}).get("phase") or PENDING)
 
 
+def grace(pods: Sequence[Found]) -> float:
+    """The longest grace period of pods that are to be deleted, in seconds."""
+    return max((float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods), default=0.0)
+
+
 def node(pod: Found) -> str:
     """The name of its node; "" if it has none yet."""
     return str(pod.get("spec", {}).get("nodeName") or "")
