@@ -169,8 +169,8 @@ class Run:
 
     def fate(self, seconds: float) -> str:
         """How the engine ended and what it printed, as text; "" if it still runs and printed nothing."""
-        output = " ".join(self.started.output.split())[:OUTPUT_CHARACTERS]
         ended = self.started.fate(seconds)
+        output = " ".join(self.started.output.split())[:OUTPUT_CHARACTERS]
         return "; ".join([ended] * bool(ended) + [f"{self.engine.name} printed: {output}"] * bool(output))
 
     def _take(self, caller: Caller) -> bool:
