@@ -32,7 +32,7 @@ SETTINGS = {
     "RAY_worker_register_timeout_seconds": "60",
 }
 COMMON = ("--object-store-memory=80000000", "--disable-usage-stats", "--include-log-monitor=false")
-ASKS = "import sys, urllib.request; sys.stdout.buffer.write(urllib.request.urlopen(sys.argv[1], timeout=20).read())"
+ASKS = "import sys, urllib.request as u; [print(u.urlopen(each, timeout=20).read().decode()) for each in sys.argv[1:]]"
 
 
 def missing() -> str:
@@ -70,11 +70,13 @@ class RayCluster:
         for each in began:
             assert each.wait(NODES_SECONDS) == 0
         end = time.monotonic() + NODES_SECONDS
-        while sorted(row["node_name"] for row in self.listed("nodes") if row["state"] == "ALIVE") != sorted(
-            map(self.testbed.address, self.testbed.hosts)
-        ):
-            assert time.monotonic() < end, self.listed("nodes")
-            time.sleep(0.1)
+        while began and self._living() != sorted(map(self.testbed.address, self.testbed.hosts)):
+            assert time.monotonic() < end, self._living()
+            time.sleep(0.5)
+
+    def _living(self) -> list[str]:
+        (nodes,) = self.listed("nodes")
+        return sorted(row["node_name"] for row in nodes if row["state"] == "ALIVE")
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **SETTINGS}
@@ -91,18 +93,17 @@ class RayCluster:
         )
         assert ran.returncode == 0, f"{argv} on {host}: {ran.returncode}"
 
-    def listed(self, what: str, **wanted: str) -> list[dict[str, Any]]:
-        """What `ray list nodes|actors|placement_groups|jobs` says, of rows with these values."""
-        url = f"http://127.0.0.1:{DASHBOARD}/api/v0/{what}?limit=1000"
-        found = json.loads(self.on(LOGIN, [sys.executable, "-S", "-c", ASKS, url]))
-        rows = found["data"]["result"]["result"]
-        return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    def listed(self, *names: str) -> list[list[dict[str, Any]]]:
+        """What `ray list nodes|actors|placement_groups|jobs` says, the rows of each."""
+        urls = [f"http://127.0.0.1:{DASHBOARD}/api/v0/{name}?limit=1000" for name in names]
+        said = self.on(LOGIN, [sys.executable, "-S", "-c", ASKS, *urls])
+        return [json.loads(line)["data"]["result"]["result"] for line in said.splitlines()]
 
     def left(self) -> list[str]:
         """Placement groups and actors that Ray still has."""
-        groups = [row for row in self.listed("placement_groups") if row["state"] != "REMOVED"]
-        actors = [row for row in self.listed("actors") if row["state"] != "DEAD"]
-        return [str(row) for row in (*groups, *actors)]
+        groups, actors = self.listed("placement_groups", "actors")
+        found = [row for row in groups if row["state"] != "REMOVED"] + [row for row in actors if row["state"] != "DEAD"]
+        return list(map(str, found))
 
     def on(self, host: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
         """The standard output of a command, which must succeed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import NAME
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN, Settings
 from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
@@ -45,7 +46,7 @@ def _cluster(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> I
     """One for the module: a node takes seconds to start."""
     if lacking := missing():
         pytest.skip(f"no Ray: it needs {lacking}")
-    bed = Testbed(f"ray{os.getpid()}")
+    bed = Testbed(f"{NAME}{os.getpid()}_ray")
     share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp())]
     try:
         bed.up(Settings(hosts=3, share=tuple(map(os.path.abspath, share))))
@@ -102,7 +103,6 @@ def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp
     assert sorted(gpus) == [["0", "1"], ["0,1"]]
     assert {each[3] for each in written.values()} == {"hi"}
     assert all(each[4] == [] and each[5] == str(tmp_path) for each in written.values())
-    assert not ray.left()
 
 
 def test_weights_are_those_of_a_job_without_ray(ray: RayCluster, tmp_path: Path):
@@ -116,7 +116,6 @@ def test_weights_are_those_of_a_job_without_ray(ray: RayCluster, tmp_path: Path)
         digests |= {DIGEST.findall(job.log(f"worker-{rank}"))[0] for rank in range(2)}
     assert len(digests) == 1
     assert len({row["host"] for row in job.record["processes"]}) == 2
-    assert not ray.left()
 
 
 def test_who_finds_no_room_is_told_and_nothing_is_left_when_a_launcher_is_killed(ray: RayCluster, tmp_path: Path):
@@ -205,9 +204,11 @@ def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluste
     assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]
 
 
-def test_a_node_that_is_switched_off_ends_a_plain_job_and_is_named(ray: RayCluster, tmp_path: Path):
-    job = waiting_job(ray, tmp_path, "--hosts", "h1,h2")
-    ray.testbed.kill("h2")
+def test_a_node_that_is_switched_off_ends_a_plain_job_and_is_named(_cluster: RayCluster, tmp_path: Path):
+    """Without the third node, if the test before has switched that off."""
+    job = waiting_job(_cluster, tmp_path, "--hosts", "h1,h2")
+    _cluster.testbed.kill("h2")
     ended = job.wait()
     assert ended.code == 125, ended
     assert "h2" in ended.err.splitlines()[-2], ended
+    wait_gone(_cluster)
