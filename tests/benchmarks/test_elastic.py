@@ -25,9 +25,18 @@ def test_the_cost_is_that_of_both_kinds_of_jobs(more, kind):
     assert all(seconds > 0 for each in found["costs"].values() for seconds in each)
 
 
+@pytest.mark.exhaustive
+def test_the_cost_of_gradients_alone_is_that_of_a_step():
+    done = run("elastic.py", *SMALL, "--keys", "--turns", "1", "--epochs", "2", "--losses", "0")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["keys"] and all(0 < seconds < 10 for each in found["costs"].values() for seconds in each)
+
+
 @pytest.mark.thorough
-def test_a_job_goes_on_soon_after_a_loss():
-    done = run("elastic.py", *SMALL, "--workers", "3", "--servers", "1", "--turns", "0", "--losses", "1")
+@pytest.mark.parametrize("more", [[], ["--keys"]], ids=["training", "gradients alone"])
+def test_a_job_goes_on_soon_after_a_loss(more):
+    done = run("elastic.py", *SMALL, "--workers", "3", "--servers", "1", "--turns", "0", "--losses", "1", *more)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["costs"] == {} and len(found["losses"]) == 1 and max(found["losses"]) < 30
