@@ -56,6 +56,7 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
 KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports itself and what stands before it
     ("local_steps", "waiting", "state_file", "log", "scratch", "step", "view"),
     ("types",),
+    ("kind",),
     ("base",),
     ("codec",),
     ("rules",),

@@ -1,6 +1,7 @@
 """Elastic jobs with dist_async and dist_ssp, where each worker makes steps of its own, which lose members at exact
 moments."""
 
+import json
 import re
 import shutil
 
@@ -17,6 +18,7 @@ from tests.elastic_job import (  # noqa: F401
     each_sample_once,
     make_forker,
     make_jobs,
+    put,
     ranks,
     replace_schedulers,
     replace_servers,
@@ -158,6 +160,39 @@ def test_another_worker_is_lost_before_a_newcomer_has_made_a_step(jobs):
     come(job, 3)
     check(job, [2])
     assert read(job.folder / "audit/views.json").views[-1].members == (0, 1, 3)
+
+
+@thorough
+@pytest.mark.parametrize("lost", [[], [1]], ids=["", "and a worker is lost"])
+def test_the_kvstore_changes_with_a_view(jobs, lost):
+    """A replacement of a server, and a newcomer, go on with what it is now."""
+    faults = f"{JOINS},1:after:push:11:server/1" + ",1:after:push:15:kill" * len(lost)
+    env = {"DMLTRAIN_MAX_WORKERS": "4", "DMLTRAIN_RESTART_SERVERS": "1", "DMLTRAIN_CHANGE_FILE": "change"}
+    job = jobs.start(faults, *PREFIX, *AUDIT, *MOMENTUM, *STRICT, "--num-epochs", "3", workers=3, env=env)
+    job.wait_for_line("worker-0", "View 1")
+    put(job.folder / "change", json.dumps({"number": 1, "kv_store": "dist_async", "staleness": -1.0, "by": "me"}))
+    ended = replace_servers(job, [1])
+    come(job, 3)
+    check(job, lost, ended)
+    assert "change 1 from view 2 on: kv_store=dist_async" in job.output("scheduler-0")
+    now = "kv_store=dist_async (before: kv_store=dist_ssp staleness=0)"
+    assert all(now in job.output(f"worker-{rank}") for rank in range(4))
+    views = read(job.folder / "audit/views.json").views
+    assert [(each.kvstore, each.staleness) for each in views] == [
+        ("dist_ssp", 0.0),
+        *[("dist_async", 0.0)] * (len(views) - 1),
+    ]
+
+
+@thorough
+def test_dist_sync_stays(jobs):
+    env = {"DMLTRAIN_CHANGE_FILE": "change"}
+    job = jobs.start(JOINS, *PREFIX, *AUDIT, workers=2, env={**env, "DMLTRAIN_MAX_WORKERS": "3"})
+    job.wait_for_line("worker-0", "View 1")
+    put(job.folder / "change", json.dumps({"number": 1, "kv_store": "dist_async", "staleness": -1.0, "by": "me"}))
+    job.wait_for_line("scheduler-0", "change 1 is refused: an elastic job with dist_sync keeps it")
+    come(job, 2)
+    check(job, [])
 
 
 @thorough

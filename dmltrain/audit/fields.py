@@ -4,6 +4,7 @@ what was found and what was expected."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,13 @@ def whole(value: Any, what: str, least: int = 0, stop: int = MOST) -> int:
     if type(value) is not int or not least <= value < stop:
         raise ValueError(f"{what} is {short(value)}, expected a whole number from {least} to {stop - 1}")
     return value
+
+
+def number(value: Any, what: str) -> float:
+    """A number, 0 or more."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{what} is {short(value)}, expected a number, 0 or more")
+    return float(value)
 
 
 def text(value: Any, what: str) -> str:

@@ -6,11 +6,11 @@
      "views": [
       {"number": 1, "base": 0, "hosts": [[0, 1], [2, 3]], "servers": [0], "lost": [], "joined": [],
        "shares": [], "left": [], "behind": [], "lost_servers": [], "joined_servers": [], "hands_over": [],
-       "epoch": 0, "returned": []},
+       "kvstore": "dist_sync", "staleness": 0.0, "epoch": 0, "returned": []},
       {"number": 2, "base": 7, "hosts": [[0], [2, 3]], "servers": [0],
        "lost": [{"member": 1, "reason": "..."}], "joined": [], "shares": [96, 64, 96], "left": [],
        "behind": [], "lost_servers": [], "joined_servers": [], "hands_over": [],
-       "epoch": 0, "returned": [[1793, 1793], [1797, 1797]]}]}
+       "kvstore": "dist_sync", "staleness": 0.0, "epoch": 0, "returned": [[1793, 1793], [1797, 1797]]}]}
 
 `returned`: the positions of the epoch that a loss gave back, as ranges from the first to the last. They are for
 readers: a replay finds them again. So are the servers, since results do not depend on them.
@@ -49,6 +49,8 @@ _FIELDS = (  # of a view
     "lost_servers",
     "joined_servers",
     "hands_over",
+    "kvstore",
+    "staleness",
     "epoch",
     "returned",
 )
@@ -142,6 +144,8 @@ def _row(entered: Entered) -> dict[str, object]:
         "lost_servers": servers,
         "joined_servers": view.joined_servers,
         "hands_over": view.hands_over,
+        "kvstore": view.kvstore,
+        "staleness": view.staleness,
     }
     return {**facts, "epoch": entered.epoch, "returned": entered.returned}
 
@@ -176,11 +180,16 @@ def _job(value: Any) -> Job:
     found = fields.fields(value, "job", [*Job.__annotations__])
     least = {"workers": 1, "seed": 0, "samples": 1, "batch": 1, "epochs": 1, "each": 0}
     numbers = {name: fields.whole(found[name], name, low) for name, low in least.items()}
-    kvstore = fields.text(found["kvstore"], "kvstore")
-    if kvstore not in types.TYPES:
-        raise ValueError(f"kvstore {kvstore!r} is none of {', '.join(types.TYPES)}")
+    kvstore = _kvstore(found["kvstore"], "kvstore")
     network, data = (fields.text(found[name], name) for name in ("network", "data"))
     return Job(**numbers, network=network, data=data, kvstore=kvstore)
+
+
+def _kvstore(value: Any, what: str) -> str:
+    kvstore = fields.text(value, what)
+    if kvstore not in types.TYPES:
+        raise ValueError(f"{what} {kvstore!r} is none of {', '.join(types.TYPES)}")
+    return kvstore
 
 
 def _entered(value: Any, what: str, job: Job) -> Entered:
@@ -203,7 +212,12 @@ def _entered(value: Any, what: str, job: Job) -> Entered:
     lost_servers = tuple(_lost_server(each, name) for name, each in gone)
     came = fields.wholes(found["joined_servers"], f"{what}: joined_servers")
     hands = fields.wholes(found["hands_over"], f"{what}: hands_over", MOST_RANKS)
-    view = View(number, base, members, servers, NEVER, lost, joined, shares, behind, lost_servers, left, came, hands)
+    kvstore = "" if found["kvstore"] == "" else _kvstore(found["kvstore"], f"{what}: kvstore")
+    staleness = fields.number(found["staleness"], f"{what}: staleness")
+    view = View(
+        *(number, base, members, servers, NEVER, lost, joined, shares, behind, lost_servers, left, came, hands),
+        *(kvstore, staleness),
+    )
     return Entered(view, epoch, tuple(_range(each, name, job) for name, each in back))
 
 

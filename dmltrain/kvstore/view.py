@@ -68,7 +68,8 @@ class View:
     all get equally many. `behind`: the members that could not complete op `base`, a round of training, because a server
     was lost that had its results; they get the weights and the optimizer's state from the others first. `lost_servers`:
     like `lost`. `joined_servers`: those that are new processes, in the places of lost ones. `hands_over`: the members
-    that leave with the next view; in the first op of this one they hand their residuals over to `receiver`."""
+    that leave with the next view; in the first op of this one they hand their residuals over to `receiver`. `kvstore`
+    is its type, and `staleness` its bound in clocks, 0 for types that take none; "": both are those of the start."""
 
     number: int
     base: int
@@ -83,6 +84,8 @@ class View:
     left: tuple[Lost, ...] = ()
     joined_servers: tuple[int, ...] = ()
     hands_over: tuple[int, ...] = ()
+    kvstore: str = ""
+    staleness: float = 0.0
 
     def __post_init__(self) -> None:
         members = [member for host in self.hosts for member in host]
@@ -100,6 +103,8 @@ class View:
             raise ValueError(
                 f"view {self.number} with joined servers {self.joined_servers}, expected some servers, each once"
             )
+        if not 0 <= self.staleness < math.inf:
+            raise ValueError(f"view {self.number} with staleness {self.staleness}, expected 0 or more clocks")
         self._check_members(members)
 
     def _check_members(self, members: list[int]) -> None:
@@ -154,7 +159,17 @@ class View:
         """The next view: without these members. The order of the others stays, so that their sums keep their order.
         Raises ValueError when none is left."""
         hosts = tuple(tuple(member for member in host if member not in gone) for host in self.hosts)
-        return View(self.number + 1, base, tuple(host for host in hosts if host), self.servers, NEVER, lost, left=left)
+        return View(
+            self.number + 1,
+            base,
+            tuple(host for host in hosts if host),
+            self.servers,
+            NEVER,
+            lost,
+            left=left,
+            kvstore=self.kvstore,
+            staleness=self.staleness,
+        )
 
     def joined_by(self, newcomers: Mapping[int, Collection[int]]) -> View:
         """This view with newcomers, each with the members that may be on its host: it is summed after the last of

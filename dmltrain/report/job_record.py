@@ -45,10 +45,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Change:
-    """The kvstore has changed `after` s from the attempt's start and after `step` of all workers, to `now`."""
+    """The kvstore has changed `after` s from the attempt's start, to `now`. `where`: in the training of all workers,
+    such as "after step 147"."""
 
     after: float | None
-    step: int | None
+    where: str
     now: str
     by: str
 
@@ -142,7 +143,7 @@ def _checked(fields: dict[str, Any]) -> JobRecord:
             for row in _rows(fields.get("restarts"))
         ),
         changes=tuple(
-            Change(_seconds(row.get("after")), _count(row.get("step")), now, _text(row.get("by")) or "")
+            Change(_seconds(row.get("after")), _text(row.get("where")) or "", now, _text(row.get("by")) or "")
             for row in _rows(fields.get("kvstore_changes"))
             if (now := _text(row.get("now")))
         ),

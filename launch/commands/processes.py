@@ -53,8 +53,7 @@ def _kvstore(row: Row) -> str:
     if not isinstance(after, int | float) or not 0 <= after < MOST_SECONDS:
         return ""
     return printable(
-        f"changed: {row.get('now')} after step {row.get('step')}, {after:.0f} s after the start; asked for by "
-        f"{row.get('by')}"
+        f"changed: {row.get('now')} {row.get('where')}, {after:.0f} s after the start; asked for by {row.get('by')}"
     )
 
 

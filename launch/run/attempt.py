@@ -19,16 +19,16 @@ from launch.run.replace import Replacer
 
 @dataclass(frozen=True)
 class KVStoreChange:
-    """The kvstore has changed `after` s from the job's start, on all workers after their step `step`, to `now`."""
+    """The kvstore has changed `after` s from the job's start, to `now`, on all workers. `where`: in their training."""
 
     after: float
-    step: int
     now: str
     by: str  # who has asked for it
+    where: str  # "after step 147", "from view 3 on"
 
     @property
     def text(self) -> str:
-        return f"{self.now} on all workers after step {self.step}"
+        return f"{self.now} on all workers {self.where}"
 
 
 class Attempt:

@@ -1,8 +1,9 @@
 """Planned changes of a running elastic job: what the user asks for, and what comes of it. Pure.
 
-`dmltrain job add` and `job remove` ask for a change through the launcher's control socket (session.py). Workers come
-(arrivals.py) and leave (leavers.py) while the others go on. The scheduler's lines say when a worker is a member. A
-request is answered when all that it asked for has happened, or cannot happen any more.
+`dmltrain job add`, `remove` and `set` ask for a change through the launcher's control socket (session.py). Workers come
+(arrivals.py) and leave (leavers.py) while the others go on; changes of the kvstore are in settings.py. The scheduler's
+lines say when a worker is a member. A request is answered when all that it asked for has happened, or cannot happen any
+more.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from launch.run.limit import FAULT_CODE, USAGE_CODE
 from launch.run.listing import Listing
 from launch.run.losses import Notice
 from launch.run.process import Process
+from launch.run.settings import SettingsChanges
 from launch.run.waiters import Waiter, Waiters
 
-FIXED = "an elastic job keeps its kvstore: start it without --elastic to change its kvstore while it runs"
 MOST_AT_ONCE = 1000  # workers that one request may add
 MOST_DIGITS = 6  # Python makes no number of very many
 
@@ -39,20 +40,21 @@ class Changes:
         self.arrivals = Arrivals(attempt, self._waiters)
         self.leavers = Leavers(attempt, self._waiters)
         self.listing = Listing(attempt, self.arrivals, self.leavers, listed)
+        self.settings = SettingsChanges(attempt, self._waiters)
 
     @property
     def deadline(self) -> float:
-        return self.arrivals.deadline
+        return min(self.arrivals.deadline, self.settings.deadline)
 
     def asked(self, request: Asked, now: float) -> list[Action]:
         """What the user wants. A request that cannot be done at all changes nothing."""
         waiter = Waiter(request.number)
         self._waiters.add(waiter)
         try:
-            if request.do == SET:
-                raise LaunchError(FIXED)
             if why := self._attempt.unready:
                 raise LaunchError(why, FAULT_CODE)
+            if request.do == SET:
+                return self.settings.ask(request.what, waiter, "dmltrain job set", now)
             if request.do == ADD:
                 return self._add(request.what, waiter, now)
             return self.leavers.remove(request.what, waiter, "dmltrain job remove", now)

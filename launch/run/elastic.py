@@ -16,7 +16,20 @@ from launch.job.role import SCHEDULER
 from launch.run.action import Action
 from launch.run.cause import Cause
 from launch.run.changes import Changes
-from launch.run.event import Asked, Connected, Copied, Event, Leaves, Listed, Lost, Tick, Unlisted, Unreached, Viewed
+from launch.run.event import (
+    Asked,
+    Connected,
+    Copied,
+    Event,
+    Leaves,
+    Listed,
+    Lost,
+    Tick,
+    Told,
+    Unlisted,
+    Unreached,
+    Viewed,
+)
 from launch.run.limit import UNLIMITED, Limits, as_shell
 from launch.run.losses import Notice
 from launch.run.process import Process
@@ -52,6 +65,8 @@ class ElasticSupervisor(Supervisor):
         match event:
             case Asked():
                 return changes.asked(event, now)
+            case Told():
+                return changes.settings.told(event, now - self._began, now)
             case Viewed():
                 changes.viewed(event, now - self._began)
                 return [] if self.ending.begun else changes.listing.retry(now)
@@ -96,7 +111,7 @@ class ElasticSupervisor(Supervisor):
             case Lost(host):
                 return self.changes.arrivals.peer_lost(host)
             case Tick():
-                return self.changes.arrivals.tick(now)
+                return [*self.changes.arrivals.tick(now), *self.changes.settings.tick(now)]
         return []
 
     # -- the scheduler -------------------------------------------------------------------------------------------
@@ -145,4 +160,4 @@ class ElasticSupervisor(Supervisor):
         if not actions:
             return self._fail(replace(cause, text=f"{cause.text}; {text}"), now)
         self.losses.notices.append(Notice(f"{loss}; {text}", process if process.replaces else None))
-        return actions
+        return [*actions, *self.changes.settings.scheduler_lost(now)]

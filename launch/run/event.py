@@ -90,15 +90,16 @@ class Leaves(Value):
 
 @value(frozen=True)
 class Told(Value):
-    """What the scheduler says about the change `number` of the kvstore. `step` ASKED: it has read it; REFUSED: it is
-    not made, `text` says why; else it was made after this step, and `text` says what the kvstore is now."""
+    """What the scheduler says about the change `number` of the kvstore. `outcome` ASKED: it has read it; REFUSED: it is
+    not made, `text` says why; MADE: `text` says what the kvstore is now, and `where` since when."""
 
     number: int
-    step: int
+    outcome: str
     text: str = ""
+    where: str = ""
 
 
-ASKED, REFUSED = -2, -1
+ASKED, REFUSED, MADE = "asked", "refused", "made"
 
 
 @value(frozen=True)

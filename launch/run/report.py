@@ -110,7 +110,7 @@ def last_line(supervisor: Attempt) -> str:
         f"worker {each.task.rank} on {each.task.host.name} after {at:.0f} s" for each, at in _changed(supervisor, 0)
     ]
     left = [_gone(each, at) for each, at in _changed(supervisor, 1)]
-    kvstores = [f"{each.now} after step {each.step}" for each in supervisor.kvstore_changes]
+    kvstores = [f"{each.now} {each.where}" for each in supervisor.kvstore_changes]
     changes = {"lost": lost, "joined": joined, "left": left, "changed": kvstores}
     return "; ".join([line, *(f"{name}: {', '.join(some)}" for name, some in changes.items() if some)])
 

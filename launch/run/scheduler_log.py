@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 
-from launch.run.event import ASKED, REFUSED, Leaves, Slowest, Told, Viewed
+from launch.run.event import ASKED, MADE, REFUSED, Leaves, Slowest, Told, Viewed
 
 STAMP = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
 VIEW = re.compile(STAMP + rb"view (\d{1,9}) after op \d+: workers (\d{1,6}(?:, \d{1,6})*)")
 LEAVES = re.compile(STAMP + rb"worker (\d{1,6}) on \S+ leaves on purpose: (.*)")
 CHANGE = re.compile(STAMP + rb"change (\d{1,9}) is asked for by .*")
 NO_CHANGE = re.compile(STAMP + rb"change (\d{1,9}) is refused: (.*)")
-CHANGED = re.compile(STAMP + rb"change (\d{1,9}) after step (\d{1,18}) of all workers: (.*)")
+CHANGED = re.compile(STAMP + rb"change (\d{1,9}) (after step \d{1,18}) of all workers: (.*)")
+IN_VIEW = re.compile(STAMP + rb"change (\d{1,9}) (from view \d{1,9} on): (.*)")
 SLOWEST = re.compile(STAMP + rb"worker (\d{1,6}) computes (\d{1,9}\.\d) % longer in a step than the median of .* s")
 MOST_BYTES = 1 << 16  # of a line; a view of 1,000 workers needs a tenth
 
@@ -38,8 +39,8 @@ def _read(line: bytes) -> Viewed | Leaves | Told | Slowest | None:
         return Told(int(match[1]), ASKED)
     if match := NO_CHANGE.fullmatch(line):
         return Told(int(match[1]), REFUSED, match[2].decode(errors="replace"))
-    if match := CHANGED.fullmatch(line):
-        return Told(int(match[1]), int(match[2]), match[3].decode(errors="replace"))
+    if match := CHANGED.fullmatch(line) or IN_VIEW.fullmatch(line):
+        return Told(int(match[1]), MADE, match[3].decode(errors="replace"), match[2].decode())
     if match := SLOWEST.fullmatch(line):
         return Slowest(int(match[1]), float(match[2]))
     return None

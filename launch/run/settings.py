@@ -28,6 +28,10 @@ SILENT = (
 )
 
 
+LOST = "the job's scheduler was lost meanwhile: look at `dmltrain job ps` whether it was changed, or ask again"
+NONE = "the job's scheduler is started again: ask again in a few seconds"
+
+
 @dataclass(frozen=True)
 class _Wanted:
     number: int
@@ -49,9 +53,8 @@ class SettingsChanges:
     def ask(self, text: str, waiter: Waiter, by: str, now: float) -> list[Action]:
         """LaunchError if no job can have these settings."""
         settings = parse(text)
-        actions = self._add(settings, by, False, now)
-        waiter.keys.add(("change", self._number))
-        return actions
+        waiter.keys.add(("change", self._number + 1))
+        return self._add(settings, by, False, now)
 
     def slowest(self, event: Slowest, now: float) -> list[Action]:
         """Apply the job's rules: the first one that holds, unless it was the last that did."""
@@ -72,17 +75,21 @@ class SettingsChanges:
         if not self._queue or self._queue[0].number != event.number:
             return []
         self.deadline = math.inf
-        if event.step == ASKED:
+        if event.outcome == ASKED:
             return []
-        if event.step == REFUSED:
+        if event.outcome == REFUSED:
             return self._refused(event.text, USAGE_CODE, now)
-        change = KVStoreChange(after, event.step, event.text, self._queue[0].by)
+        change = KVStoreChange(after, event.text, self._queue[0].by, event.where)
         self._attempt.kvstore_changes.append(change)
         self._attempt.losses.notices.append(Notice(f"{change.text}; asked for by {change.by}"))
         return self._settle(change.text, 0, now)
 
     def tick(self, now: float) -> list[Action]:
         return self._refused(SILENT, FAULT_CODE, now) if now >= self.deadline else []
+
+    def scheduler_lost(self, now: float) -> list[Action]:
+        """The next one does not know what was asked for."""
+        return self._refused(LOST, FAULT_CODE, now) if self._queue else []
 
     def _refused(self, text: str, code: int, now: float) -> list[Action]:
         wanted = self._queue[0]
@@ -97,6 +104,9 @@ class SettingsChanges:
 
     def _begin(self, now: float) -> list[Action]:
         wanted = self._queue[0]
+        schedulers = [each for each in self._attempt.processes if each.task.role == SCHEDULER]
+        host = next((each.task.host.name for each in schedulers if each.pid and each.runs), "")
+        if not host:
+            return self._refused(NONE, FAULT_CODE, now)
         self.deadline = now + READ_SECONDS
-        [host] = {each.task.host.name for each in self._attempt.processes if each.task.role == SCHEDULER}
         return [Send(host, Change(wanted.number, wanted.settings.kv_store, wanted.settings.staleness, wanted.by))]

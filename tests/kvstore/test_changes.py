@@ -11,15 +11,16 @@ from collections import deque
 import pytest
 
 from dmltrain.kvstore import types
+from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.scheduler.actions import Log, Send
-from dmltrain.kvstore.scheduler.changes import ELASTIC, ENDING, STARTING, Changes
+from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, Changes
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.reply import Reply
 from dmltrain.kvstore.transport.message import ASKS, CANCELLED, Bye, Change, Changed, Consistency, Register, Stops, Took
 from dmltrain.kvstore.worker import changes
-from dmltrain.kvstore.worker.changes import UNKNOWN, Kind
+from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.own_steps import OwnSteps
 from tests.kvstore.made import declaration
 
@@ -88,7 +89,7 @@ class Worker:
                 self.doing = "between"
             else:
                 assert due.after == self.made
-                self.kind = self.kind.changed(due)
+                self.kind = self.kind.changed(due.kv_store, due.staleness)
                 self.changed.append((self.made, self.kind))
                 self.number = due.number
                 self.job.arrive(self, f"first of change {due.number}", "tells")
@@ -171,7 +172,7 @@ class Job:
     def ask(self):
         self.asked += 1
         name, staleness = self.chance.choice([*KINDS, ("", 1.0), ("", -1.0), ("dist_local", -1.0), ("sync", -1.0)])
-        self.log += self.scheduler.ask(change(self.asked, name, staleness), False, True, self.ended)
+        self.log += self.scheduler.ask(change(self.asked, name, staleness), True, self.ended)
         self.deliver()
 
     def events(self):
@@ -314,8 +315,8 @@ def test_rounds_come_and_go_only_without_compression_and_relays():
 
 
 def test_a_change_without_a_bound_has_that_of_the_type():
-    assert str(kind("dist_async").changed(change(kv_store="dist_ssp"))) == "kv_store=dist_ssp staleness=3"
-    assert str(kind("dist_ssp", 7.0).changed(change(kv_store="dist_ssp"))) == "kv_store=dist_ssp staleness=7"
+    assert str(kind("dist_async").changed("dist_ssp", -1.0)) == "kv_store=dist_ssp staleness=3"
+    assert str(kind("dist_ssp", 7.0).changed("dist_ssp", -1.0)) == "kv_store=dist_ssp staleness=7"
 
 
 def test_a_program_that_makes_no_steps_on_servers_is_refused():
@@ -329,9 +330,8 @@ def test_a_program_that_makes_no_steps_on_servers_is_refused():
 def test_what_is_asked_while_nothing_can_change_is_refused_at_once():
     asked = change(3)
     for why, arguments in (
-        (ELASTIC, (True, True, ())),
-        (STARTING, (False, False, ())),
-        (ENDING, (False, True, (1,))),
+        (STARTING, (False, ())),
+        (ENDING, (True, (1,))),
     ):
         found = Changes(2).ask(asked, *arguments)
         assert found == [Log("change 3 is asked for by a test"), Log(f"change 3 is refused: {why}")]
@@ -339,14 +339,12 @@ def test_what_is_asked_while_nothing_can_change_is_refused_at_once():
 
 def test_one_change_at_a_time():
     scheduler = Changes(1)
-    scheduler.ask(change(1), False, True, ())
-    assert scheduler.ask(change(2), False, True, ())[1:] == [
-        Log("change 2 is refused: change 1 is not made yet: wait for it")
-    ]
+    scheduler.ask(change(1), True, ())
+    assert scheduler.ask(change(2), True, ())[1:] == [Log("change 2 is refused: change 1 is not made yet: wait for it")]
     scheduler.take(0, Stops(1, 5))
     [made] = scheduler.take(0, Changed(1, "kv_store=dist_async"))
     assert made == Log("change 1 after step 5 of all workers: kv_store=dist_async")
-    assert len(scheduler.ask(change(3), False, True, ())) == 2
+    assert len(scheduler.ask(change(3), True, ())) == 2
 
 
 def test_a_worker_that_finishes_ends_the_change():

@@ -150,7 +150,7 @@ def test_a_message_for_the_owner_reaches_it_and_interrupts_its_barrier(scheduler
 
 def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
     served = scheduler({Bye: [Shutdown()]})
-    served.control.ready({"data": "9c1f"}, (ENTER.view,))
+    served.control.ready(Ready({"data": "9c1f"}, (ENTER.view,)))
     served.control.admit(3)
     served.control.bye(done=12)
     assert served.control.shutdown.wait(SECONDS)

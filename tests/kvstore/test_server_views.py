@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
@@ -111,6 +112,24 @@ def test_a_mean_is_that_of_the_members():
     core.enter([(0,), (2,)])
     pushed(core, 0, [1, 2])
     assert pushed(core, 2, [3, 6])[0].buffer.array.tolist() == [2, 4]
+
+
+def test_a_view_comes_with_another_bound_on_staleness():
+    core = ServerCore(2, make_step=lambda spec, key, value: lambda value, gradient, rate: None)
+    for worker in range(2):
+        core.declare(worker, Declare("dist_ssp", 0.0, (key(0),)))
+    core.optimize({"name": "none"})
+    core.enter([(0,), (1,)])
+    pushed(core, 0, [1, 1], clock=1)
+    assert pushed(core, 0, [1, 1], clock=2) == [], "worker 1 has made no step"
+    core.enter([(0,), (1,)])
+    core.is_now(kind_of(replace(FIRST, kvstore="dist_ssp", staleness=2.0)))
+    assert [each.clock for each in pushed(core, 0, [1, 1], clock=1)] == [1]
+    assert [each.clock for each in pushed(core, 0, [1, 1], clock=2)] == [2]
+    assert pushed(core, 0, [1, 1], clock=3) == []
+    core.declare(1, Declare("dist_ssp", 2.0, (key(0),)))
+    with pytest.raises(Rejected, match="start all with the same --kv-store"):
+        core.declare(1, Declare("dist_ssp", 0.0, (key(0),)))
 
 
 def test_weights_keep_their_values_and_stay_declared():

@@ -21,6 +21,7 @@ from launch.run.action import Connect, Open, Reply, Send
 from launch.run.elastic import ElasticSupervisor
 from launch.run.event import (
     ASKED,
+    MADE,
     REFUSED,
     Asked,
     Connected,
@@ -879,11 +880,16 @@ def test_the_lines_of_the_scheduler_are_read_however_they_are_cut():
         b"2026-11-25 02:16:31,204 change 1 is refused: the job is ending\n"
         b"2026-11-25 02:16:31,204 change 2 after step 147 of all workers: kv_store=dist_ssp staleness=4\n"
         b"2026-11-25 02:16:31,204 change 2 after step x of all workers: kv_store=dist_ssp staleness=4\n"
+        b"2026-11-25 02:16:31,204 change 3 from view 9 on: kv_store=dist_async\n"
+        b"2026-11-25 02:16:31,204 change 3 from view 9: kv_store=dist_async\n"
         b"2026-11-25 02:16:31,204 worker 3 computes 55.0 % longer in a step than the median of 0.2 s\n"
     )
     expected = [Viewed(1, (0, 1, 2)), Leaves(1, "SIGTERM"), Viewed(12, (7,)), Told(1, ASKED)]
-    expected += [Told(1, REFUSED, "the job is ending"), Told(2, 147, "kv_store=dist_ssp staleness=4")]
-    expected.append(Slowest(3, 55.0))
+    expected += [
+        Told(1, REFUSED, "the job is ending"),
+        Told(2, MADE, "kv_store=dist_ssp staleness=4", "after step 147"),
+    ]
+    expected += [Told(3, MADE, "kv_store=dist_async", "from view 9 on"), Slowest(3, 55.0)]
     for size in (1, 7, 60, len(text)):
         log = SchedulerLog()
         found = [each for at in range(0, len(text), size) for each in log.feed(text[at : at + size])]

@@ -9,6 +9,7 @@ import pytest
 
 from launch import LaunchError
 from launch.agent.commands import Change
+from launch.agent.events import Bound, Started
 from launch.cli import job
 from launch.command_line.job_options import parse_job
 from launch.command_line.options import Options
@@ -17,12 +18,12 @@ from launch.control.message import ADD, SET
 from launch.job.settings import STAYS, Settings, parse
 from launch.run import report
 from launch.run.action import Reply, Send
-from launch.run.event import ASKED, REFUSED, Asked, Told
+from launch.run.event import ASKED, MADE, REFUSED, Asked, Tick, Told
 from launch.run.plain import NOT_ELASTIC, PlainSupervisor
-from launch.run.settings import SILENT
+from launch.run.settings import LOST, NONE, READ_SECONDS, SILENT
 from tests.launch.conftest import ROOT, go, said, wait_for
 from tests.launch.test_changes import Changing
-from tests.launch.test_losses import WORKER_1, Job3
+from tests.launch.test_losses import SCHEDULER, WORKER_1, Job3
 
 
 class Setting(Job3):
@@ -49,10 +50,15 @@ def test_the_change_goes_to_the_scheduler_and_its_words_are_the_answer():
     assert job.say(Told(1, ASKED)) == []
     job.now += 5
     text = "kv_store=dist_ssp staleness=4 on all workers after step 147"
-    assert job.say(Told(1, 147, "kv_store=dist_ssp staleness=4")) == [replied(0, 0, text)]
+    assert job.say(Told(1, MADE, "kv_store=dist_ssp staleness=4", "after step 147")) == [replied(0, 0, text)]
     assert job.notices == [f"{text}; asked for by dmltrain job set"]
     record = report.record(job.supervisor, "0", Options(), 0.0, None)
-    change = {"after": 5.0, "step": 147, "now": "kv_store=dist_ssp staleness=4", "by": "dmltrain job set"}
+    change = {
+        "after": 5.0,
+        "now": "kv_store=dist_ssp staleness=4",
+        "by": "dmltrain job set",
+        "where": "after step 147",
+    }
     assert record["kvstore_changes"] == [change]
     line = "changed: kv_store=dist_ssp staleness=4 after step 147, 5 s after the start; asked for by dmltrain job set"
     assert lost(record) == [line]
@@ -75,10 +81,10 @@ def test_one_change_at_a_time():
     assert job.ask("staleness=2") == [sent(1, "", 2.0)]
     assert job.ask("staleness=3", 1) == []
     assert job.say(Told(2, ASKED)) == []
-    actions = job.say(Told(1, ASKED), Told(1, 7, "a"))
+    actions = job.say(Told(1, ASKED), Told(1, MADE, "a", "after step 7"))
     assert actions == [sent(2, "", 3.0), replied(0, 0, "a on all workers after step 7")]
-    assert job.say(Told(2, 9, "b")) == [replied(1, 0, "b on all workers after step 9")]
-    assert job.say(Told(2, 9, "b"), Told(3, 9, "c")) == []
+    assert job.say(Told(2, MADE, "b", "after step 9")) == [replied(1, 0, "b on all workers after step 9")]
+    assert job.say(Told(2, MADE, "b", "after step 9"), Told(3, MADE, "c", "after step 9")) == []
 
 
 def test_a_scheduler_that_does_not_read_is_no_reason_to_wait():
@@ -110,10 +116,28 @@ def test_what_is_asked_while_nothing_can_change():
     assert job.ask("staleness=2") == [replied(0, 125, "the job is ending")]
 
 
-def test_an_elastic_job_keeps_its_kvstore():
+def test_an_elastic_job_changes_with_a_view():
     job = Changing()
-    assert job.ask(0, SET, "kv_store=dist_ssp") == []
-    assert job.replies[0].code == 2 and "start it without --elastic" in job.replies[0].notes[0][0]
+    assert job.ask(0, SET, "staleness=2") == [sent(1, "", 2.0)]
+    job.say(Told(1, ASKED), Told(1, MADE, "kv_store=dist_ssp staleness=2", "from view 3 on"))
+    assert job.replies[0] == replied(0, 0, "kv_store=dist_ssp staleness=2 on all workers from view 3 on")
+    assert job.ask(1, SET, "staleness=3") == [sent(2, "", 3.0)]
+    job.now += READ_SECONDS
+    assert job.say(Tick()) == []
+    assert job.replies[1] == replied(1, 125, SILENT)
+
+
+def test_a_change_is_not_lost_with_the_scheduler():
+    """The next one, on another host, does not know what was asked for."""
+    job = Changing(more={"restart_scheduler": 1})
+    job.ask(0, SET, "staleness=2")
+    job.ask(1, SET, "staleness=3")
+    job.exit(SCHEDULER, -9)
+    assert [job.replies[number] for number in (0, 1)] == [replied(0, 125, LOST), replied(1, 125, NONE)]
+    assert job.ask(2, SET, "staleness=4") == [] and job.replies[2] == replied(2, 125, NONE)
+    task = len(job.supervisor.processes) - 1
+    job.say(Bound("a", {"scheduler": 9100}), Started("a", task, 4712))
+    assert job.ask(3, SET, "staleness=4") == [sent(4, "", 4.0)]
 
 
 def test_settings_are_parsed():
@@ -203,7 +227,7 @@ def test_a_training_job_changes_and_goes_on(launcher, capsys):
     result = launched.wait()
     assert result.code == 0, result
     for change in launched.record["kvstore_changes"]:
-        line = f"after step {change['step']} of this job: {change['now']} (before: ".encode()
+        line = f"{change['where']} of this job: {change['now']} (before: ".encode()
         assert all(line in launched.log(f"worker-{rank}") for rank in range(2))
     digests = {launched.log(f"worker-{rank}").rpartition(b"sha256=")[2] for rank in range(2)}
     assert len(digests) == 1, "the last steps were dist_sync's"

@@ -10,11 +10,14 @@ from dmltrain.kvstore.transport.message import Change
 
 
 class ChangeFile:
-    """`path` "": there is none. The file is whole at any moment, and may not be there."""
+    """`path` "": there is none. The file is whole at any moment, and may not be there. `skips`: what it has now was
+    for another scheduler."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, skips: bool = False) -> None:
         self._path = path
         self._last = 0  # the number of the last change
+        if skips:
+            self.newer()
 
     def newer(self) -> Change | None:
         """The change in the file, once."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from dmltrain.kvstore.scheduler.actions import Action, Log, Send
 from dmltrain.kvstore.transport.message import CANCELLED, Change, Changed, Stops
 
-ELASTIC = "an elastic job has dist_sync for good: start the job without --elastic"
 STARTING = "the job is still starting: try again when it trains"
 ENDING = "the job is ending"
 
@@ -29,13 +28,13 @@ class Changes:
     _steps: dict[int, int] = field(default_factory=dict)  # by worker: after which it can change
     _made: set[int] = field(default_factory=set)  # workers that have changed
 
-    def ask(self, change: Change, elastic: bool, registered: bool, finished: Collection[int]) -> list[Action]:
+    def ask(self, change: Change, registered: bool, finished: Collection[int]) -> list[Action]:
         """The user wants this change."""
         asked = Log(f"change {change.number} is asked for by {change.by}")
         busy = f"change {self._change.number} is not made yet: wait for it" if self._change else ""
-        why = (elastic and ELASTIC) or (not registered and STARTING) or (finished and ENDING) or busy
+        why = (not registered and STARTING) or (finished and ENDING) or busy
         if why:
-            return [asked, _refused(change.number, str(why))]
+            return [asked, refused(change.number, str(why))]
         self._change, self._steps, self._made = change, {}, set()
         return [asked, *self._tell(change)]
 
@@ -67,11 +66,12 @@ class Changes:
 
     def _cancel(self, change: Change, why: str) -> list[Action]:
         self._change = None
-        return [*self._tell(replace(change, after=CANCELLED)), _refused(change.number, why)]
+        return [*self._tell(replace(change, after=CANCELLED)), refused(change.number, why)]
 
     def _tell(self, change: Change) -> list[Action]:
         return [Send(("worker", worker), change) for worker in range(self.workers)]
 
 
-def _refused(number: int, why: str) -> Log:
+def refused(number: int, why: str) -> Log:
+    """What the launcher reads when nothing changes."""
     return Log(f"change {number} is refused: {why}")

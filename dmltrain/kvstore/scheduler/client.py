@@ -49,7 +49,6 @@ from dmltrain.kvstore.transport.message import (
     encode,
 )
 from dmltrain.kvstore.transport.wire import FrameError
-from dmltrain.kvstore.view import EQUAL, Balancing, View
 
 EXIT_SECONDS = 3.0
 VERDICT_SECONDS = 5.0  # for the scheduler to say why a link was lost; it waits 2 s for a better cause
@@ -126,9 +125,9 @@ class Control:
         self._released.discard(this)
         return released
 
-    def ready(self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL) -> None:
-        """Report that this worker can lose others from now on, or waits to join them; see message.Ready."""
-        self._say(Ready(facts, replay, balance))
+    def ready(self, message: Ready) -> None:
+        """Report that this worker can lose others from now on, or waits to join them."""
+        self._say(message)
 
     def admit(self, view: int) -> None:
         """Let the change that waits come with the view after this one; see message.Admit."""

@@ -151,8 +151,12 @@ class SchedulerCore:
 
     def change(self, change: Change) -> list[Action]:
         """The user wants to change the job's kvstore."""
+        if self._finished:
+            return []
+        if self.elastic:
+            return self._views.change(change)
         finished = [worker for worker in range(self.num_workers) if self._done(("worker", worker))]
-        return [] if self._finished else self._changes.ask(change, bool(self.elastic), self._started, finished)
+        return self._changes.ask(change, self._started, finished)
 
     def lost(self, node: Node, reason: str, now: float) -> list[Action]:
         """The connection to `node` has ended."""

@@ -47,7 +47,7 @@ class SchedulerProcess:
         )
         self._events: queue.SimpleQueue[tuple[Link, Node, Message | str]] = queue.SimpleQueue()
         self._links: dict[Node, Link] = {}
-        self._change_file = ChangeFile(environment.change_file)
+        self._change_file = ChangeFile(environment.change_file, skips=environment.incarnation > 1)
         self._listening = _socket(environment)
         self._complete = threading.Event()  # all have registered
 

@@ -22,8 +22,9 @@ A replacement of a lost worker has its rank, a worker that comes in addition a n
 Only the members know when that is possible: between two rounds of training. So the leader is told who waits. When its
 next op is a round, it asks for the change and waits for it. That round needs the leader, so nobody can hold it: the
 next op is the same round for all. (If workers make steps of their own, which are no ops, that is any time between two
-steps of the leader.) Samples are divided anew (balance.py) in the same way, so that no round is
-interrupted by it. In a replay the views themselves say who joins when, and wait for who is not ready yet.
+steps of the leader.) Samples are divided anew (balance.py) in the same way, so that no round is interrupted by it, and
+so does the kvstore change where steps are no ops (kind_change.py). In a replay the views themselves say who joins when,
+and wait for who is not ready yet.
 
 Members leave on purpose in the same way, and only there may a job with too few of them wait or end: departures.py. If
 they have residuals to hand over, that is the only op of one more view (`View.hands_over`), whose end is planned.
@@ -38,11 +39,13 @@ from typing import Any
 from dmltrain.kvstore.scheduler.actions import Action, Log, Send
 from dmltrain.kvstore.scheduler.balance import Balance
 from dmltrain.kvstore.scheduler.departures import Decision, Departures
+from dmltrain.kvstore.scheduler.kind_change import KindChange
 from dmltrain.kvstore.scheduler.lost_links import Node, process
 from dmltrain.kvstore.scheduler.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses, holders
 from dmltrain.kvstore.transport.message import (
     Admit,
     Barrier,
+    Change,
     Enter,
     Flush,
     Flushed,
@@ -80,6 +83,7 @@ class Views:
     failed: dict[int, int] = field(default_factory=dict)  # member that ends by an error of its own -> in which op
     removed: set[int] = field(default_factory=set)  # members that were lost, and have no replacement
     facts: Mapping[str, Any] = field(default_factory=dict)  # that are the same for all workers
+    _kvstore: tuple[str, float] = ("", 0.0)  # its type and staleness at the start; see View
     _present: set[int] = field(init=False)
     _ready: set[int] = field(default_factory=set)
     _replay: list[View] = field(default_factory=list)  # that are still to come
@@ -94,6 +98,7 @@ class Views:
     _permitted: set[int] = field(default_factory=set)  # in this turn
     _servers: ServerLosses = field(init=False)
     _balance: Balance = field(default_factory=lambda: Balance(EQUAL))
+    _kind: KindChange = field(default_factory=KindChange)
     _departures: Departures = field(init=False)
     _turn: int = 0
     _flushing: bool = False
@@ -158,11 +163,14 @@ class Views:
             self._replay = _planned(message.replay, tuple(range(self.servers)))
             self._replays = bool(self._replay)
             self._balance = Balance(message.balance)
+            self._kvstore = message.kvstore, message.staleness
         if len(self._ready) < self.workers:
             return []
         if self._replay:
             return self._begin(self._replay.pop(0))
-        return self._begin(View(1, 0, tuple(hosts), tuple(range(self.servers))))
+        kvstore, staleness = self._kvstore
+        servers = tuple(range(self.servers))
+        return self._begin(View(1, 0, tuple(hosts), servers, kvstore=kvstore, staleness=staleness))
 
     def resume(
         self, entered: Enter, finished: Mapping[int, int], lost: Mapping[int, str], ready: Ready, back: Collection[int]
@@ -234,7 +242,8 @@ class Views:
         if self._departures.holding:
             enough = self._departures.enough(len(self._present) + len(self._waiting))
             return self._ask() if enough or self._departures.notices else []
-        if not (self._waiting or self._servers.coming or self._balance.proposal or self._departures.wanted):
+        wants = self._balance.proposal or self._departures.wanted or self._kind.waits
+        if not (self._waiting or self._servers.coming or wants):
             return []
         return [Send(("worker", leaders[0]), Invite(tuple(sorted(self._waiting))))]
 
@@ -245,6 +254,11 @@ class Views:
         if member not in self._present or not self._balance.report(self.view, member, message.samples, now):
             return []
         return self._invite()
+
+    def change(self, change: Change) -> list[Action]:
+        """The user wants to change the job's kvstore."""
+        told = self._kind.ask(change, self.view, bool(self.finished or self.ends))
+        return [*told, *self._invite()]
 
     # -- departures -----------------------------------------------------------------------------------------------
 
@@ -326,7 +340,8 @@ class Views:
         self._present.remove(member)
         self._departures.forget(member)
         self.finished[member] = max(done, self.view.base)
-        return self._proceed() if self._flushing and self._present else []
+        told: list[Action] = [*self._kind.cancel()]
+        return [*told, *self._proceed()] if self._flushing and self._present else told
 
     def flushed(self, member: int, message: Flushed) -> list[Action]:
         """A member says which op it holds."""
@@ -414,7 +429,8 @@ class Views:
         if decision.hands_over:
             view = replace(view, until=target + 1, hands_over=decision.hands_over)
         view = self._servers.next_view(view, late)
-        return self._begin(self._balance.next_view(self.view, view), decision)
+        view = self._balance.next_view(self.view, self._kind.next_view(view))
+        return self._begin(view, decision)
 
     def _decide(self, late: set[int]) -> Decision:
         """What comes with the next view. Between two rounds are those who wait there, and all when the leader does, or
@@ -470,7 +486,7 @@ class Views:
         servers = [Send(("server", number), enter) for number in view.servers]
         names = ", ".join(str(member) for member in view.members)
         logs = [Log(f"view {view.number} after op {view.base}: workers {names}")]
-        logs += [Log(text) for text in self._depart(decision) if text]
+        logs += [*self._kind.begins(view), *(Log(text) for text in self._depart(decision) if text)]
         return [*servers, *self._send(enter), *told, *logs, *self._invite()]
 
     def _depart(self, decision: Decision) -> list[str]:

@@ -39,6 +39,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.kvstore import codec as codecs
+from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.server import taking_back
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.groups import Groups
@@ -160,6 +161,11 @@ class ServerCore:
         self.staleness = message.staleness
         for slice_ in weights.values():
             slice_.step_at_once(not synchronous)
+
+    def is_now(self, kind: Kind) -> None:
+        """In a new view of an elastic job the kvstore is of this kind. Whether each push is a step does not change."""
+        self._declared.change(Consistency(kind.type.name, kind.staleness))
+        self.staleness = kind.staleness
 
     def _set(self, workers: Workers) -> None:
         self.workers = workers

@@ -29,6 +29,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.env import Environment
+from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.server.answers import Answers, next_of
 from dmltrain.kvstore.server.core import ServerCore
@@ -133,6 +134,8 @@ class Service:
         lost, joined = {each.member for each in view.lost}, set(view.members).difference(self._core.workers.ranks)
         others = self._servers is not None and (self._servers != view.servers or bool(view.joined_servers))
         self._core.enter(view.hosts, lost, others)
+        if kind := kind_of(view):
+            self._core.is_now(kind)
         self._servers = view.servers
         replaced = joined & self._answers.joining.keys()  # a replay's workers return by the links that they have
         self._answers.enter(view.number, view.members, lost | replaced)

@@ -254,13 +254,18 @@ class Start(Message):
 class Ready(Message):
     """This worker has declared its keys and can lose others from now on, or it waits to join those that run.
     `facts`: what must be the same for all workers, as texts. `replay`: the views that the job must go through; empty
-    without a replay, and for all workers but the first. `balance`: how samples follow the speed of workers; that of the
-    first worker counts."""
+    without a replay, and for all workers but the first. `balance`: how samples follow the speed of workers; `kvstore`
+    and `staleness`: see View; those of the first worker count."""
 
     op = "ready"
     facts: Mapping[str, Any] = field(default_factory=dict)
     replay: tuple[View, ...] = ()
     balance: Balancing = EQUAL
+    kvstore: str = ""
+    staleness: float = 0.0
+
+    def __post_init__(self) -> None:
+        _limit(self, "kvstore")
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dmltrain.errors import UserError
 from dmltrain.kvstore import types
+from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.transport.message import ASKS, CANCELLED, MAX_TEXT, Change, Stops
-from dmltrain.kvstore.types import KVStoreType
 
 UNKNOWN = (
     "this program does not train with the optimizer on the servers, so nothing can change, or not yet: use --kv-store "
@@ -23,25 +22,6 @@ UNKNOWN = (
     "change"
 )
 Refusal = Callable[[Change], str]  # why a change is impossible; "" if it is possible
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kvstore's type, and its bound on staleness in clocks."""
-
-    type: KVStoreType
-    staleness: float
-
-    def __str__(self) -> str:
-        bound = f" staleness={self.staleness:g}" if self.type.takes_staleness else ""
-        return f"kv_store={self.type.name}{bound}"
-
-    def changed(self, change: Change) -> Kind:
-        """What it is after a change. Raises UserError if there is no such kvstore."""
-        wanted = types.find(change.kv_store) if change.kv_store else self.type
-        if change.staleness >= 0 or wanted is not self.type:
-            return Kind(wanted, wanted.bound(change.staleness if change.staleness >= 0 else None))
-        return self
 
 
 class Changes:
@@ -95,7 +75,7 @@ def refusal(now: Kind, change: Change, compressed: bool, relays: bool) -> str:
     """Why a store that is `now` of this kind cannot change; empty if it can. `compressed`: it compresses gradients.
     `relays`: some hosts send the sum of their workers."""
     try:
-        wanted = now.changed(change)
+        wanted = now.changed(change.kv_store, change.staleness)
     except UserError as error:
         return str(error)
     if wanted == now:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore.base import Handle, ViewChanged
 from dmltrain.kvstore.scheduler.client import Handlers
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.transport.message import Enter, Flush, Invite, LinkLost
-from dmltrain.kvstore.view import Balancing, View, barrier_of
+from dmltrain.kvstore.transport.message import Enter, Flush, Invite, LinkLost, Ready
+from dmltrain.kvstore.view import View, barrier_of
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.progress import Progress
 from dmltrain.kvstore.worker.routes import Sharing
@@ -27,10 +26,10 @@ class ElasticMembership(Membership):
         self.progress = Progress(environment.index, lambda message: self._control.flushed(message))
         super().__init__(environment, sharing, exit_seconds)
 
-    def arm(self, facts: Mapping[str, Any], replay: tuple[View, ...], balance: Balancing) -> None:
+    def arm(self, message: Ready) -> None:
         """From the first view on, which comes when all workers have called this, the job goes on without workers that
         are lost. A replacement waits until it is admitted. Raises JobLost, Dismissed."""
-        self._control.ready(facts, replay, balance)
+        self._control.ready(message)
         self.progress.wait_for_view()
 
     def admit(self) -> None:

@@ -32,8 +32,10 @@ from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.errors import Diverged, JobLost, Unreadable, UserError
 from dmltrain.kvstore.base import READ, Dismissed, Handle, Key, Keys, Stopped, ViewChanged, keys_and_values, summed
+from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
+from dmltrain.kvstore.transport.message import Ready
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker import clocks
 from dmltrain.kvstore.worker.clocks import Clocks
@@ -128,7 +130,7 @@ class ElasticKVStore(DistKVStore):
         follow the speeds that are reported. Waits for all workers, or until this one is admitted. Raises JobLost,
         Dismissed."""
         self._member.flush()
-        self._elastic.arm(facts, replay, balance)
+        self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen))
         self.enter()
 
     def admit(self) -> None:
@@ -202,6 +204,7 @@ class ElasticKVStore(DistKVStore):
             self._farewell = f"it leaves the job on purpose ({self._notice})"
         if not is_member:
             raise Dismissed(f"view {view.number} is without worker {self.member}")
+        self._take_kind(view)
         self._broadcast.restart()
         self.rank, self.num_workers = view.place(self.member), len(view.members)
         self._states.enter(self.rank, self.num_workers)
@@ -223,6 +226,13 @@ class ElasticKVStore(DistKVStore):
             self._entries.place(view.servers)
         self._undeclared = self._undeclared or others
         return missed
+
+    def _take_kind(self, view: View) -> None:
+        """A view may come with another bound on staleness; its servers have it."""
+        before, now = self._kind, kind_of(view)
+        if now and now != before:
+            self._become(now)
+            log(f"from view {view.number} on: {now} (before: {before})")
 
     def _declare_again(self) -> None:
         self._entries.declare_again()

@@ -15,6 +15,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
+from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
@@ -23,7 +24,7 @@ from dmltrain.kvstore.waiting import Waits
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.bound import Bound, Carried
 from dmltrain.kvstore.worker.broadcast import Broadcast
-from dmltrain.kvstore.worker.changes import UNKNOWN, Kind
+from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.gathering import Gathering
 from dmltrain.kvstore.worker.keys import Entries
@@ -164,13 +165,12 @@ class DistKVStore(KVStore):
         change = self._member.due_change()
         if change is None:
             return False
-        before, wanted = self._kind, self._kind.changed(change)
+        before, wanted = self._kind, self._kind.changed(change.kv_store, change.staleness)
         settle()
         self.barrier()  # all pushes are in the weights, and all workers have their values
         self._states.tell_servers(encode(Consistency(wanted.type.name, wanted.staleness)))
         self.barrier()
-        self.type = self._entries.kind = wanted.type.name
-        self._entries.staleness = wanted.staleness
+        self._become(wanted)
         self._transfers.change(wanted.type.synchronous)
         log(f"after step {change.after} of this job: {wanted} (before: {before}); asked for by {change.by}")
         self._member.changed(change.number, str(wanted))
@@ -180,13 +180,18 @@ class DistKVStore(KVStore):
     def _kind(self) -> Kind:
         return Kind(self.kvstore_type, self._entries.staleness)
 
+    def _become(self, kind: Kind) -> None:
+        """From now on the kvstore is of this kind; servers have been told."""
+        self.type = self._entries.kind = kind.type.name
+        self._entries.staleness = kind.staleness
+
     def _why_not(self, change: Change, keys: int, refusal: Callable[[types.KVStoreType], str]) -> str:
         """Why the kvstore cannot change; empty if it can. On the control thread."""
         if not self._stepping or keys != sum(entry.is_weight for entry in list(self._entries)):
             return UNKNOWN
         now, routes = self._kind, self._routes
         why = changes.refusal(now, change, self._entries.compresses, bool(routes.relay or routes.host))
-        return why or refusal(now.changed(change).type)
+        return why or refusal(now.changed(change.kv_store, change.staleness).type)
 
     def key_number(self, key: Key) -> int:
         return self._entries.find(key).number

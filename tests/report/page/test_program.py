@@ -111,7 +111,11 @@ def test_a_restart_is_a_run_of_its_own_and_in_the_timeline(tmp_path, report):
 
 def test_changes_of_the_kvstore_are_in_the_timeline(tmp_path, report):
     now = "kv_store=dist_ssp staleness=4"
-    changes = [{"after": 61.0, "step": 147, "now": now, "by": "me"}, {"now": 3, "step": "x"}, {"now": "kv_store=a"}]
+    changes = [
+        {"after": 61.0, "where": "after step 147", "now": now, "by": "me"},
+        {"now": 3, "where": 5},
+        {"now": "kv_store=a"},
+    ]
     page = report(written.run(tmp_path / "demo", kvstore_changes=changes))
     timeline = page.read_text().partition('id="timeline"')[2].partition("</section>")[0]
     words = " ".join(re.sub(r"<[^>]*>", " ", timeline).split())

@@ -49,9 +49,9 @@ def _events(context: Context, folder: Folder) -> Iterator[Markup]:
         yield _event("restart", "", "", link, "")
     for change in job.changes:
         after = "" if change.after is None else f"after {_span(change.after)}"
-        step = "" if change.step is None else f" after step {change.step}"
+        where = f" {change.where}" if change.where else ""
         by = f"; asked for by {change.by}" if change.by else ""
-        yield _event("other", "", after, f"{change.now} on all workers{step}{by}", "")
+        yield _event("other", "", after, f"{change.now} on all workers{where}{by}", "")
     yield _event(*_last(job))
     for process in job.processes:
         if process.exit_code and not process.by_launcher:

@@ -1,0 +1,47 @@
+"""What kind of kvstore a job has: its type, and the bound on staleness that was chosen for it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dmltrain.kvstore import types
+from dmltrain.kvstore.types import KVStoreType
+from dmltrain.kvstore.view import View
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kvstore's type, and its bound on staleness in clocks."""
+
+    type: KVStoreType
+    staleness: float
+
+    def __str__(self) -> str:
+        bound = f" staleness={self.staleness:g}" if self.type.takes_staleness else ""
+        return f"kv_store={self.type.name}{bound}"
+
+    def changed(self, kv_store: str, staleness: float) -> Kind:
+        """What it is after a change, whose values are those of message.Change. Raises UserError if there is no such
+        kvstore."""
+        wanted = types.find(kv_store) if kv_store else self.type
+        if staleness >= 0 or wanted is not self.type:
+            return Kind(wanted, wanted.bound(staleness if staleness >= 0 else None))
+        return self
+
+    def in_view(self, view: View) -> View:
+        """This view with a kvstore of this kind."""
+        return replace(view, kvstore=self.type.name, staleness=self.chosen)
+
+    @property
+    def chosen(self) -> float:
+        """The bound on staleness if one can be chosen, else 0."""
+        return self.staleness if self.type.takes_staleness else 0.0
+
+
+def kind_of(view: View) -> Kind | None:
+    """That of the kvstore in this view of an elastic job; None: it is not known. Raises UserError if there is no such
+    kvstore."""
+    if not view.kvstore:
+        return None
+    found = types.find(view.kvstore)
+    return Kind(found, found.bound(view.staleness if found.takes_staleness else None))
