@@ -63,6 +63,7 @@ def test_the_template_of_the_user_is_below_what_is_ours(tmp_path: Path):
     text = """
         spec:
           nodeSelector: {disk: fast}
+          affinity: {podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1}]}}
           restartPolicy: Always
           volumes: [{name: data, hostPath: {path: /data}}]
           containers:
@@ -80,6 +81,8 @@ def test_the_template_of_the_user_is_below_what_is_ours(tmp_path: Path):
         assert (spec["nodeSelector"], spec["restartPolicy"], len(spec["volumes"])) == ({"disk": "fast"}, "Never", 1)
         assert (container(made)["image"], container(made)["env"][0]["name"]) == ("registry/me/train:1", "A")
         assert container(made)["volumeMounts"] and spec["containers"][1]["name"] == "beside"
+    near = hosts["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][manifest.PREFERRED]
+    assert [each["weight"] for each in near] == [1, 100]
     assert container(hosts)["resources"] == {"limits": {"nvidia.com/gpu": 1}}
     assert "limits" not in container(launcher)["resources"], "the launcher needs no GPU"
     for wrong, words in (("a: [", "invalid YAML"), ("a: 1", "expected a pod's template"), (None, "No such file")):

@@ -79,5 +79,6 @@ def test_arguments_of_sbatch_that_do_not_do_what_they_seem_to_are_refused(tmp_pa
         options = replace(Options(), num_workers=1, slurm_args=(wrong,))
         with pytest.raises(LaunchError, match=f"--slurm-args={wrong} {words}"):
             sbatch(Inside(options, ("true",), "name", tmp_path))
-    options = replace(Options(), num_workers=1, slurm_args=("--signal=R:USR1@60",))
+    options = replace(Options(), num_workers=1, slurm_args=("--signal=R:USR1@60",), queue="night")
+    assert "--partition=night" in sbatch(Inside(options, ("true",), "name", tmp_path))[0]
     assert "--signal=R:USR1@60" in sbatch(Inside(options, ("true",), "name", tmp_path))[0]

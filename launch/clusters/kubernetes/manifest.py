@@ -44,7 +44,8 @@ MOST_NAME = 63 - len("-hosts-") - 5  # a pod's name is its host name
 KEPT_SECONDS = 86_400  # a job that has ended and that nobody follows
 POD_LOGS = "/tmp/dmltrain-logs"
 LOST_PODS = 1000  # that are replaced
-JOINED = ("env", "volumes", "volumeMounts")  # lists of a pod that have the user's rows and ours
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+JOINED = ("env", "volumes", "volumeMounts", PREFERRED)  # lists of a pod that have the user's rows and ours
 NOT_PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # folders of this machine; set for the launcher's pod
 
 
@@ -200,13 +201,21 @@ def hosts_job(job: Described) -> Object:
         "env": [{"name": VARIABLE, "valueFrom": secret}],
         "resources": resources(job),
     }
-    spec = {"restartPolicy": "Never", "automountServiceAccountToken": False, "containers": [container]}
+    spec: Object = {"restartPolicy": "Never", "automountServiceAccountToken": False, "affinity": _apart(job)}
+    spec["containers"] = [container]
     template = _merged(job.template, {"metadata": {"labels": labels(job, HOSTS)}, "spec": spec})
     jobs_spec = {"parallelism": job.pods, "backoffLimit": LOST_PODS, "template": template}
     made = _object(job, "Job", "batch/v1", HOSTS, f"-{HOSTS}", spec=jobs_spec)
     if job.options.queue:
         made["metadata"]["labels"][QUEUE_LABEL] = job.options.queue
     return made
+
+
+def _apart(job: Described) -> Object:
+    """Rather on nodes that have no pod of the job yet."""
+    others = {"matchLabels": {LABEL: job.name, PART: HOSTS}}
+    term = {"labelSelector": others, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}}
 
 
 def on_each_pod(job: Described, number: int) -> int:
