@@ -159,11 +159,10 @@ class Held:
         return found.get("state") in ENDED, f"waiting: YARN's service {self.name} {state(found)}" if waits else ""
 
     def exit_code(self) -> int:
-        """LaunchError if the launcher has not said it. YARN then keeps nothing of the service."""
+        """LaunchError if the launcher has not said it."""
         *_, last = self._read(0).split(b"\n")[:-1] or [b""]
         word, _, code = last.decode(errors="replace").partition(" ")
         if word == END and code.isdecimal():
-            self.cancel()
             return int(code)
         found = self.api.get(self.name)
         if found is None:

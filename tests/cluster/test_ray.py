@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -95,6 +96,7 @@ def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp
     options = ("--ray-nodes", 2, "--ray-resources", "CPU=2,GPU=2", "--ray-runtime-env", environment)
     done = front.run(*RAY, "--address", ray.address, *options, "-n", 3, "-s", 1, front.script(SHOWS))
     assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+    assert json.loads((tmp_path / "logs/job.json").read_text())["reached_by"]["address"] == ray.address
     written = front.written()
     hosts = {each[0] for each in written.values()}
     assert len(hosts) == 2 and LOGIN not in hosts
