@@ -198,7 +198,8 @@ class Pod:
         assert self.process and self.process.stdout
         with self.log.open("ab", buffering=0) as file:
             for line in self.process.stdout:
-                stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}.{time.time_ns() % 10**9:09d}Z"
+                seconds, rest = divmod(time.time_ns(), 10**9)
+                stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09d}Z"
                 file.write(stamp.encode() + b" " + line.rstrip(b"\n") + b"\n")
         self.printed.set()
 

@@ -142,6 +142,8 @@ class Kubernetes:
 
     def _is_whole(self) -> bool:
         ready = self.kubectl("get", "nodes", "--no-headers").split().count("Ready")
+        if self.kubectl("get", "nodes", "-o", "jsonpath={.items[*].spec.taints}"):  # those of new nodes, for a moment
+            return False
         there = self.kubectl("get", "serviceaccount/default", "configmap/kube-root-ca.crt", "-o", "name", check=False)
         return ready == len(self.nodes) and len(there.split()) == 2
 

@@ -116,7 +116,6 @@ def test_a_job_runs_in_pods_and_leaves_nothing(pods: Pods):
         assert (each["API_KEY"], each["SEED"], each["DMLTRAIN_BRIDGE"]) == ("hunter2", "5", None)
     assert (job.log("worker-0"), job.log("worker-1")) == ("a line\n", "a line\n")
     assert (job.record["launcher"], job.record["exit_code"], len(job.record["processes"])) == ("kubernetes", 0, 4)
-    assert (job.logs / "usage.csv").exists()
     assert "hunter2" not in job.out + job.err + (job.logs / "job.json").read_text()
     pods.wait_gone("plain")
     again = pods.ask("--ps", job.logs)

@@ -84,8 +84,10 @@ class Api:
             for data in answer.stream(1 << 16):
                 *lines, rest = (rest + data).split(b"\n")
                 yield from lines
-        except _lost_errors():
-            return
+        except _lost_errors() as error:
+            if follow:
+                return
+            raise Absent(f"the log of {pod} was cut off: {_reason(error)}", 125) from None
         finally:
             answer.close()
         if rest:

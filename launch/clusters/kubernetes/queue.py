@@ -124,17 +124,19 @@ class Held:
         since, newest, trouble = "", "", status.Waiting(say)
         while pod:
             try:
-                for stamp, line in filter(None, map(_stamped, self._api.log(pod, wait, since))):
+                over = not wait or self._launcher_ended()  # then a last read has all that a lost stream had not
+                for stamp, line in filter(None, map(_stamped, self._api.log(pod, not over, since))):
                     if _moment(stamp) > newest:
                         since, newest = stamp, _moment(stamp)
                         yield line
-                if not wait or self._launcher_ended():
+                if over:
                     return
+                time.sleep(LOOK_SECONDS)
             except Gone:
                 return
             except Absent as error:
                 trouble.tell(f"{error}; trying again", time.monotonic())
-            time.sleep(AWAY_SECONDS)
+                time.sleep(AWAY_SECONDS)
 
     def _started(self, wait: bool, say: Say) -> str:
         """The name of the launcher's pod, when that has started; "" without `wait` if it has not."""
