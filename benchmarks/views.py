@@ -57,7 +57,7 @@ class Members:
 
     def __init__(self, members: int, servers: int, port: int) -> None:
         from dmltrain.kvstore.scheduler.client import Control
-        from dmltrain.kvstore.transport.message import Enter, Flush, Flushed, Invite
+        from dmltrain.kvstore.transport.message import Enter, Flush, Flushed, Invite, Ready
 
         self._entered = threading.Condition()
         self._newest: dict[int, int] = {}  # member -> view
@@ -75,7 +75,7 @@ class Members:
             self._controls[member] = Control(environment("worker", member, members, servers, port), on_message=handlers)
         for control in self._controls.values():
             control.wait_for_start()
-            control.ready({})
+            control.ready(Ready())
         self.wait_for(1)
 
     def _note(self, member: int, view: int) -> None:
