@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launch.agent.children import Children
 
 IDLE_SECONDS = 10.0
-KEPT_SECONDS = 5.0  # at the end: for the launcher to say that it has kept all
+KEPT_SECONDS = 10.0  # at the end: for a launcher to say that it has kept all; a silent one is lost after as long
 TAKEN_CODE = 75
 
 
