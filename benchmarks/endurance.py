@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contest.bed import LOGIN, Bed, bed_of
-from report import CHECKOUT, facts, installed, show
+from report import CHECKOUT, facts, fail, installed, show
 
 from dmltrain.audit.count import count
 from tests.cluster import cuts
@@ -185,6 +185,8 @@ class Trial:
         output = (self.folder / "output").read_text(errors="replace")
         if code:
             print(output[-6000:], file=sys.stderr)
+        if not (self.folder / "audit/views.json").exists():
+            raise SystemExit(fail("endurance.py", f"the job has ended before its first step, with exit code {code}"))
         counted = count(self.folder / "audit")
         logs = [path.read_text(errors="replace") for path in (self.folder / "logs").glob("worker-*.log")]
         lines = [each for text in logs for each in re.findall(r"Epoch\[(\d+)\] Validation-accuracy=([\d.]+)", text)]
@@ -222,7 +224,7 @@ def table(result: dict) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="data/cifar10")
+    parser.add_argument("--data-dir", default="data/cifar10", help="not below /tmp, which each host has for itself")
     parser.add_argument("--network", default="--network resnet --num-layers 20", metavar="OPTIONS")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr-step-epochs", default="6,9")
