@@ -31,7 +31,7 @@ class Launcher:
     over_network: bool = True  # whether processes run on other machines
     inelastic: str = ""  # why its jobs cannot be elastic
     undetached: str = ""  # why its jobs cannot live on without their launcher, and what to do
-    inside: bool = False  # whether the launcher itself runs inside of the cluster, unless --launcher-inside says no
+    inside: bool = False  # the launcher itself runs inside of the cluster, but with --launcher-inside no
 
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError, channels, whole_file
-from launch.channels.bridges import bridge
 from launch.channels.bridges.channel import BridgeChannel
 from launch.channels.bridges.reception import Caller, Reception
 from launch.channels.bridges.runs import addresses
@@ -191,7 +190,9 @@ class Cluster:
         self._token = self._reception.expect(self._take)
         path = Path(told["folder"], SETTINGS)
         try:
-            whole_file.write(path, self._settings(options.host_ip).encode(), PRIVATE)
+            reached = addresses([Host("a container")], options.host_ip)
+            told_bridges = self._reception.told(self._token, reached, self._seconds, stays=True)
+            whole_file.write(path, told_bridges.encode(), PRIVATE)
             self._wait()
         except OSError as error:
             raise LaunchError(f"{path}: {error.strerror}: all containers must be able to use this folder") from None
@@ -210,20 +211,6 @@ class Cluster:
             while len(self._callers) < self._count:
                 print(f"waiting: {len(self._callers)} of {self._count} hosts have called", file=sys.stderr)
                 self._changed.wait()
-
-    def _settings(self, host_ip: str) -> str:
-        """What a bridge is told."""
-        return json.dumps(
-            {
-                "program": Path(bridge.__file__).read_text(),
-                "addresses": addresses([Host("a container")], host_ip),
-                "port": self._reception.port,
-                "certificate": self._reception.certificate,
-                "token": self._token,
-                "seconds": self._seconds,
-                "stays": True,
-            }
-        )
 
     def _take(self, caller: Caller) -> bool:
         with self._changed:

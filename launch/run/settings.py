@@ -29,7 +29,7 @@ SILENT = (
 
 
 LOST = "the job's scheduler was lost meanwhile: look at `dmltrain job ps` whether it was changed, or ask again"
-NONE = "the job's scheduler is started again: ask again in a few seconds"
+NONE = "the job's scheduler is being started again: ask again in a few seconds"
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
+from launch.channels.bridges import bridge
 from launch.channels.bridges.bridge import WELCOME, keep_alive
 from launch.channels.bridges.tls import TlsStream, certificate
 
@@ -61,6 +63,20 @@ class Reception:
         token = secrets.token_hex(TOKEN_BYTES)
         self._expected[token] = take
         return token
+
+    def told(self, token: str, addresses: Sequence[str], seconds: float, stays: bool = False) -> str:
+        """The settings of a bridge that is to call with this token: see `bridge`. It gets its own program with them."""
+        return json.dumps(
+            {
+                "program": Path(bridge.__file__).read_text(),
+                "addresses": list(addresses),
+                "port": self.port,
+                "certificate": self.certificate,
+                "token": token,
+                "seconds": seconds,
+                **({"stays": True} if stays else {}),
+            }
+        )
 
     def forget(self, token: str) -> None:
         self._expected.pop(token, None)

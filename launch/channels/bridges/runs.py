@@ -7,17 +7,14 @@ deadline.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 
 from launch import LaunchError, channels
-from launch.channels.bridges import bridge
 from launch.channels.bridges.channel import BridgeChannel
 from launch.channels.bridges.engine import END_SECONDS, Engine, Started, sweep
 from launch.channels.bridges.reception import Caller, Reception
@@ -123,16 +120,7 @@ class Run:
         self._channels: dict[int, BridgeChannel] = {}
         self._over = False
         self._token = reception.expect(self._take)
-        program = Path(bridge.__file__).read_text()
-        settings = {
-            "program": program,
-            "addresses": addresses,
-            "port": reception.port,
-            "certificate": reception.certificate,
-            "token": self._token,
-            "seconds": seconds,
-        }
-        self.started = Started(engine, argv, json.dumps(settings), self._ended)
+        self.started = Started(engine, argv, reception.told(self._token, addresses, seconds), self._ended)
 
     def channel(self, index: int, mark: str, deadline: float, seconds: float) -> BridgeChannel:
         """A channel to a new agent on hosts[index], for the job `mark`; LaunchError if its bridge does not connect."""

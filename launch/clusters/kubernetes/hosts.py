@@ -7,7 +7,6 @@ again; for one that is lost altogether, Kubernetes starts another one, which tak
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,13 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from launch import LaunchError, channels
-from launch.channels.bridges import bridge
 from launch.channels.bridges.channel import BridgeChannel
 from launch.channels.bridges.reception import Caller, Reception
 from launch.channels.bridges.runs import addresses
@@ -63,7 +60,8 @@ class Cluster:
             signal.signal(signal.SIGTERM, _ended) if threading.current_thread() is threading.main_thread() else None
         )
         try:
-            self._make(job, self._settings(options.host_ip))
+            reached = addresses([Host("a pod")], options.host_ip)
+            self._make(job, self._reception.told(self._token, reached, self._seconds, stays=True))
             self._wait()
             self.hosts = [replace(each, gpus=_gpus(job)) for each in self._ordered()]
         except BaseException:
@@ -72,20 +70,6 @@ class Cluster:
         finally:
             if before is not None:
                 signal.signal(signal.SIGTERM, before)
-
-    def _settings(self, host_ip: str) -> str:
-        """What a bridge is told."""
-        return json.dumps(
-            {
-                "program": Path(bridge.__file__).read_text(),
-                "addresses": addresses([Host("a pod")], host_ip),
-                "port": self._reception.port,
-                "certificate": self._reception.certificate,
-                "token": self._token,
-                "seconds": self._seconds,
-                "stays": True,
-            }
-        )
 
     def _make(self, job: manifest.Object, settings: str) -> None:
         """The Secret first: without it no pod of the Job starts."""
