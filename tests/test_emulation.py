@@ -201,9 +201,10 @@ def test_a_resumed_run_has_the_same_stragglers(run, tmp_path):  # noqa: F811
 
 @pytest.mark.parametrize("more", [["--macrobatch-size", 64], ["--devices", "cpu:2"]])
 def test_steps_of_several_batches_and_devices(run, more):  # noqa: F811
-    log = run(*SMALL, *more, "--emulate-step", 0.05)
+    """With twice as many emulated steps an epoch would take twice as long."""
+    log = run(*SMALL, *more, "--emulate-step", 0.3)
     steps = 4 if "--macrobatch-size" in more else 8
-    assert steps * 0.05 <= float(log.values("Time cost")[1]) < steps * 0.05 + 2.0
+    assert steps * 0.3 <= min(map(float, log.values("Time cost"))) < 2 * steps * 0.3
 
 
 def test_a_forecast_knows_of_it(monkeypatch, capsys):
