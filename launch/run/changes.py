@@ -96,12 +96,14 @@ class Changes:
                 self._waiters.settle(("joins", number), text)
 
     def settle(self, now: float) -> list[Action]:
-        """Give hosts back, and answer what is settled. Call it after each event."""
-        if self._attempt.ending.begun:
-            self._waiters.settle_all(self._attempt.why_ended, FAULT_CODE)
+        """Give hosts back, use those that have come, and answer what is settled. Call it after each event."""
+        attempt = self._attempt
+        if attempt.ending.begun:
+            self._waiters.settle_all(attempt.why_ended, FAULT_CODE)
             return list(self._waiters.replies())
-        actions = self.listing.follow(now) if self.listing.wanted and not self._attempt.unready else []
+        actions = self.listing.follow(now) if self.listing.wanted and not attempt.unready else []
         actions += self.leavers.give_back()
+        attempt.losses.notices += map(Notice, attempt.replacer.place_servers(attempt.tasks, attempt.usable, now))
         if self._waiters:
             self._settle_newcomers()
             self.leavers.settle()

@@ -15,12 +15,14 @@ from launch.run.replacements import Replacement, Replacements, Seat
 
 class Replacer:
     """Plans replacements when workers and servers are lost, and starts those that are due. Workers and servers are
-    counted, and wait, each by themselves. Texts are for the user."""
+    counted, and wait, each by themselves. A server for which no host has room waits for a host that has; a host that
+    comes brings workers of its own. Texts are for the user."""
 
     def __init__(self, job: Job):
         self.job = job
         self.replacements = Replacements(job.restart_workers)  # of workers
         self.of_servers = Replacements(job.restart_servers)
+        self._homeless: list[int] = []  # lost servers for which no host has room, by the numbers of their processes
 
     @property
     def next_at(self) -> float:
@@ -51,10 +53,19 @@ class Replacer:
         dropped = [*self.replacements.drop(name), *self.of_servers.drop(name)]
         return [self._plan(tasks.all[each.task], tasks, usable, now) for each in dropped]
 
+    def place_servers(self, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
+        """Plan the replacements of servers for which there was no room, as far as there is now."""
+        if not self._homeless or tasks.a_worker_done or not tasks.scheduler_lives:
+            return []
+        before, self._homeless = self._homeless, []
+        texts = [self._plan(tasks.all[number], tasks, usable, now) for number in before]
+        return [text for number, text in zip(before, texts, strict=True) if number not in self._homeless]
+
     def cancel(self) -> None:
         """The job ends, so those that wait are not needed."""
         self.replacements.drop()
         self.of_servers.drop()
+        self._homeless.clear()
 
     def start(self, tasks: Processes, hosts: Mapping[str, Host], now: float) -> list[Action]:
         """Start what is due."""
@@ -76,6 +87,9 @@ class Replacer:
             return f"{name} is not replaced: this would be more than --restart-{role}s {most}"
         seats = self.seats(usable, tasks) if role == WORKER else self._seats_of_servers(usable, tasks)
         planned = replacements.plan(tasks.all.index(lost), lost.task.host.name, seats, now)
+        if planned is None and role == SERVER:
+            self._homeless.append(tasks.all.index(lost))
+            return f"{name} is not replaced until a host comes that has room for it"
         if planned is None:
             return f"{name} is not replaced: no host that is left has room for it"
         return f"starting the replacement of {name} on {_where_and_when(planned, now)}, {planned.number} of {most}"

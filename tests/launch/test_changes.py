@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from types import MappingProxyType
 
 import pytest
@@ -30,6 +31,7 @@ from launch.run.event import (
     Listed,
     Lost,
     Slowest,
+    Tick,
     Told,
     Unlisted,
     Unreached,
@@ -902,3 +904,42 @@ def test_a_line_without_an_end_takes_no_memory():
         assert log.feed(b"x" * (1 << 16)) == []
     assert len(log._rest) <= 1 << 16
     assert log.feed(b"\n2026-11-25 02:16:31,204 view 1 after op 0: workers 0\n") == [Viewed(1, (0,))]
+
+
+# -- servers without a host --------------------------------------------------------------------------------------------
+
+
+def come_to_two_servers(job: Changing, meanwhile: Callable[[], object] = lambda: None) -> None:
+    job.ask(1, "add", "e:1")
+    job.reach("e")
+    meanwhile()
+    job.say(Bound("a", {"reach": 9007}), Bound("b", {"reach": 9007}), Bound("e", {"reach": 9008}))
+    job.say(Reached("e", {"a": {"ms": 0.1}, "b": {"ms": 0.1}}))
+    assert any(each.task.host.name == "e" for each in job.supervisor.processes)
+
+
+def test_a_server_without_a_host_starts_on_one_that_comes():
+    job = Changing(servers=3, more={"restart_servers": 2})
+    (server,) = [each for each in job.supervisor.tasks.servers if each.task.host.name == "c"]
+    name = f"server {server.task.rank}"
+    job.say(Lost("c", "was killed by SIGKILL"))
+    assert f"{name} is not replaced until a host comes that has room for it" in job.notices[0]
+    assert job.supervisor.replacer.next_at == math.inf
+    come_to_two_servers(job)
+    assert job.notices[-1] == f"starting the replacement of {name} on e in 1 s, 1 of 2"
+    job.now = job.supervisor.replacer.next_at
+    (start,) = [each for each in job.say(Tick()) if isinstance(each, Send)]
+    (row,) = start.command.tasks
+    assert (start.host, row.environment["DMLC_ROLE"]) == ("e", "server")
+    assert job.supervisor.tasks.all[row.task].task.rank == server.task.rank
+    job.supervisor.take_notices()
+    job.view(2, 0, 1)
+    assert job.notices == [] and job.supervisor.replacer.next_at == math.inf, "it was placed once"
+
+
+def test_a_server_without_a_host_is_not_placed_at_the_end_of_the_job():
+    job = Changing(servers=3, more={"restart_servers": 2})
+    job.say(Lost("c", "was killed by SIGKILL"))
+    (first,) = [n for n, each in enumerate(job.supervisor.processes) if each.task.name == "worker-0"]
+    come_to_two_servers(job, lambda: job.exit(first, 0))
+    assert job.supervisor.replacer.next_at == math.inf
