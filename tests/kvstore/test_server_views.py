@@ -12,6 +12,7 @@ from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed
@@ -23,7 +24,7 @@ from dmltrain.kvstore.transport.message import (
     LinkLost,
 )
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
-from dmltrain.kvstore.view import Lost
+from dmltrain.kvstore.view import Lost, View
 from tests.kvstore import carrying_out
 from tests.kvstore.served import DEADLINE, ELASTIC, FIRST, Peer, Process, Server, heard, push, until
 from tests.kvstore.whole_job import begun
@@ -640,3 +641,32 @@ def test_a_process_goes_on_without_a_lost_worker_and_enters_what_the_scheduler_s
         peer.link.close()
     process.close()
     assert process.heard.empty(), "nothing but the lost link"
+
+
+def test_a_replacement_that_is_slow_to_start_has_the_workers_of_its_view(monkeypatch):
+    wait_for_start, enter, entered = Control.wait_for_start, Service.enter, threading.Event()
+
+    def begin(service, view):
+        enter(service, view)
+        entered.set()
+
+    def slowly(control):
+        found = wait_for_start(control)
+        assert entered.wait(DEADLINE)
+        return found
+
+    monkeypatch.setattr(Service, "enter", begin)
+    monkeypatch.setattr(Control, "wait_for_start", slowly)
+    process = Process(ELASTIC)
+    process.send(Enter(View(4, 7, ((0,), (2,)), (0,), joined_servers=(0,))))
+    peers = Peer(process.address, 0), Peer(process.address, 2)
+    for peer in peers:
+        peer.link.send(message.encode(Declare("dist_sync", 0.0, (key(0, 4),)), view=4))
+        assert peer.answer()[0].kind == Kind.DONE
+        push(peer, [1] * 4, 4)
+    assert [peer.value()[1] for peer in peers] == [[2] * 4] * 2
+    for peer in peers:
+        peer.link.send(message.encode(Leave(), view=4))
+        assert peer.answer()[0].kind == Kind.DONE
+        peer.link.close()
+    process.close()

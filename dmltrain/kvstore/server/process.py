@@ -70,8 +70,7 @@ class ServerProcess:
             start = self._control.wait_for_start()
         except JobLost as error:
             return str(error)
-        with self._service.exclusive() as core:
-            core.on_hosts(host.at_start(start))
+        self._service.start(host.at_start(start))
         self._service.expect(range(self._environment.num_workers), host.relays(start, self._environment.index))
         names = data_links.host_names(start)
         lost = self._control.report if self._environment.elastic else self._control.link_lost

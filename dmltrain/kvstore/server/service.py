@@ -97,6 +97,13 @@ class Service:
         self._left: set[Outbox] = set()  # of workers and relays that have left
         self._finished: dict[int, int] = {}  # workers that have left -> the last op that each held
 
+    def start(self, hosts: Sequence[tuple[int, ...]]) -> None:
+        """The ranks on each host at the job's start. They do not count if a view has begun already: it comes on the
+        control link's thread, and says who is left."""
+        with self._lock:
+            if not self._view:
+                self._core.on_hosts(hosts)
+
     def expect(self, workers: Collection[int], relays: Collection[int] = ()) -> None:
         """When all these have connected, stop listening: after that, unauthenticated peers cannot take this process's
         time. A server of an elastic job, to which replacements may come, accepts slowly then. Call this before

@@ -204,7 +204,7 @@ class Routes:
             )
         except _FAILURES as error:
             raise JobLost(f"{name} cannot be reached: {error}") from error
-        self._places[number] = server
+        self._places[number], self._names["server", number] = server, server.host_name
         return self._linked(self._data_links, ("server", number), name, connection)
 
     def _linked(
