@@ -10,7 +10,8 @@ from dmltrain.env import Environment
 from dmltrain.errors import JobLost
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import Service
-from dmltrain.kvstore.transport import host, link, rendezvous
+from dmltrain.kvstore.transport import host, link, message, rendezvous
+from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 from tests.kvstore.made import start
 
@@ -71,3 +72,16 @@ def test_a_relay_that_loses_its_server_reports_it_even_after_its_own_worker_fini
     assert not leaving.is_alive(), "the job is over"
     for each in (*first.links, *second.links):
         each.link.cut()
+
+
+def test_a_lost_link_to_a_replacement_names_the_host_of_the_replacement(server):
+    lost = queue.Queue()
+    its = replace(ENVIRONMENT, transport="tcp", elastic=1)
+    address = message.ServerAddress(*server, host_name="h1")
+    start_message = replace(start([("a", ""), ("b", "")], [server]), servers=(address,))
+    routes = Routes(its, start_message, Sharing(its, sums=False), lost.put, pytest.fail)
+    view = View(2, 5, ((0,), (1,)), (0,), joined_servers=(0,))
+    routes.announce(view, [message.NewServer(0, replace(address, host_name="h9"))])
+    routes.enter(view, connects=True)
+    routes.servers[0].link.cut()
+    assert lost.get(timeout=10.0).peer.host == "h9"
