@@ -105,10 +105,10 @@ class Children:
 
     def ask_to_leave(self, tasks: Collection[int]) -> None:
         """Send SIGTERM to these tasks, and let one that is stopped run: it leaves only then."""
-        for child in self.by_pid.values():
-            if child.task in tasks:
-                child.popen.send_signal(signal.SIGTERM)
-                child.popen.send_signal(signal.SIGCONT)
+        for pid, child in self.by_pid.items():
+            if child.task in tasks and child.popen.returncode is None:
+                os.kill(pid, signal.SIGTERM)  # Popen's method may reap the process: `collect` would not report its exit
+                os.kill(pid, signal.SIGCONT)
 
     # -- exits --------------------------------------------------------------------------------------------------
 

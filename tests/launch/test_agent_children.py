@@ -319,3 +319,19 @@ def test_silence_counts_from_the_last_byte(bench):
     assert not bench.channel.lost
     bench.channel.check_silence(bench.channel.deadline)
     assert bench.channel.lost == "missed heartbeats from the launcher for 10 s"
+
+
+def test_a_process_that_dies_at_once_when_it_is_asked_to_leave_is_reported(bench, monkeypatch):
+    child, kill = bench.start("sleep 60"), os.kill
+
+    def slowly(pid, number):
+        kill(pid, number)
+        wait_for(lambda: process(pid).state == "Z", "the process to die", DEADLINE)
+
+    monkeypatch.setattr(os, "kill", slowly)
+    bench.children.ask_to_leave([child.task])
+    bench.children.collect(child)
+    assert bench.sent()[-1] == ("exited", -signal.SIGTERM)
+    bench.children.ask_to_leave([child.task])
+    bench.children.collect(child)
+    assert bench.sent() == [], "it was reported, and its number may be another process's"
