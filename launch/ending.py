@@ -34,9 +34,11 @@ def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | N
 
 
 def say(line: str) -> None:
-    """Print one line to standard error. Ignore a closed terminal or pipe."""
+    """Print one line to standard error, in one piece: another thread prints the output of processes. Ignore a closed
+    terminal or pipe."""
     try:
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
     except (OSError, UnicodeEncodeError):
         with contextlib.suppress(OSError):
             os.write(2, line.encode("ascii", "backslashreplace") + b"\n")

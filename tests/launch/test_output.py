@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -168,3 +171,12 @@ def test_other_lines_do_no_harm(line):
 
 def test_durations():
     assert [duration(seconds) for seconds in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
+
+
+def test_a_line_of_the_launcher_is_written_in_one_piece():
+    """The output of processes is written by another thread."""
+    program = "from launch.ending import say\nsay('first')\nsay('second')"
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, its:
+        subprocess.run([sys.executable, "-c", program], stderr=its, check=True, timeout=60)
+        assert [ours.recv(100), ours.recv(100)] == [b"first\n", b"second\n"]

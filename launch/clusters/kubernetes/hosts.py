@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{line}\n")  # in one piece; print makes two
 
 
 class Cluster:
