@@ -36,7 +36,10 @@ class Launcher:
 
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")
 YARN = ("--yarn-url", "--yarn-hosts")
-KUBE = ("--kube-namespace", "--kube-context", "--kube-template", "--kube-pods", "--kube-service-account")
+KUBE = (
+    *("--kube-namespace", "--kube-context", "--kube-template", "--kube-pods", "--kube-service-account"),
+    "--kube-jobset",
+)
 # Each name is a module of launch.clusters, imported when it is used.
 LAUNCHERS = {
     "local": Launcher("all processes on this machine", over_network=False),

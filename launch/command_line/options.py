@@ -378,6 +378,13 @@ OPTIONS: tuple[Option, ...] = (
         "service account for the launcher's pod (default: a new one, which goes with the job)",
         _text("kube_service_account", "a service account"),
     ),
+    Option(
+        ("--kube-jobset",),
+        "auto|on|off",
+        "make the job a JobSet, which was checked against schemas only, not with a controller (default: auto: if the "
+        "cluster has JobSet and the job needs no replacement pods)",
+        _choice("kube_jobset", ("auto", "on", "off")),
+    ),
     Option(("--queue",), "NAME", "queue of YARN or Kueue, or of Slurm with --submit", _text("queue", "a queue")),
     Option(
         ("--worker-gpus",),
@@ -567,7 +574,7 @@ def _expanded(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[tup
 # Options that say what the command does that submits a job, or name files of its machine.
 FOR_SUBMITTING = (
     *("--config", "--submit", "--dry-run", "--job", "--log-dir", "--log-file", "--quiet", "--no-live"),
-    *("--kube-template", "--kube-context", "--launcher", "--launcher-inside", "--yarn-url"),
+    *("--kube-template", "--kube-context", "--kube-jobset", "--launcher", "--launcher-inside", "--yarn-url"),
 )
 
 

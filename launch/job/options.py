@@ -53,6 +53,7 @@ class Options:
     kube_template: str = ""
     kube_pods: int = 0  # 0: one for each worker
     kube_service_account: str = ""
+    kube_jobset: str = "auto"
     queue: str = ""
     # processes
     settings: tuple[Setting, ...] = ()

@@ -168,7 +168,8 @@ class Pod:
         try:
             return self.kubelet.api.call("GET", f"/api/v1/namespaces/{self.space}/{kind}/{name}")
         except urllib.error.HTTPError as error:
-            raise Unready("CreateContainerConfigError", f"{kind} {name}: {error}") from None
+            words = "not found" if error.code == 404 else str(error)
+            raise Unready("CreateContainerConfigError", f'{kind[:-1]} "{name}" {words}') from None
 
     def _field(self, path: str) -> str:
         meta = self.found["metadata"]

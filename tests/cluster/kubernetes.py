@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import certificate
+from tests.cluster import jobset
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
 
@@ -26,6 +27,7 @@ PROGRAMS = ("etcd", "kubectl")
 PORT = 6443
 START_SECONDS = 90.0
 KUBELET = Path(__file__).with_name("kubelet.py")
+ROOT = Path(__file__).parents[2]
 USERS = {"admin": "system:masters", "guest": "guests"}  # name: its group; the token is the name
 CONTROLLERS = "job,garbagecollector,nodelifecycle,podgc,resourcequota,serviceaccount,root-ca-cert-publisher"
 
@@ -108,12 +110,22 @@ class Kubernetes:
         arguments = [self.server, "admin", f"{self.folder}/serving/apiserver.crt", node, self.testbed.address(node)]
         self._start(f"kubelet-{node}", node, [sys.executable, "-S", str(KUBELET), *arguments, str(own), search])
 
+    def add_jobset(self) -> None:
+        """The resource and the stand-in for its controller."""
+        self.kubectl("create", "-f", "-", told=json.dumps(jobset.CRD))
+        self.kubectl("wait", "--for=condition=established", f"crd/{jobset.CRD['metadata']['name']}")
+        self._wait(lambda: "jobsets" in self.kubectl("get", "--raw", jobset.PATH, check=False), "its JobSets")
+        arguments = [self.server, "admin", f"{self.folder}/serving/apiserver.crt"]
+        self.end("kube-controller-manager")  # else its garbage collector looks for new resources after half a minute
+        self._run("kube-controller-manager", *self._manager())
+        self._start("jobset", LOGIN, [sys.executable, "-S", "-m", "tests.cluster.jobset", *arguments], cwd=str(ROOT))
+
     def _run(self, name: str, *options: str) -> None:
         self._start(name, LOGIN, [str(folder() / name) if name in BUILT else name, *options])
 
-    def _start(self, name: str, host: str, argv: Sequence[str]) -> None:
+    def _start(self, name: str, host: str, argv: Sequence[str], cwd: str = "/") -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            more = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": "/"}
+            more = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": cwd}
             self.running[name] = self.testbed.start(host, argv, **more)
 
     def end(self, name: str) -> None:
@@ -166,5 +178,6 @@ class Kubernetes:
     def objects(self, name: str = "") -> list[str]:
         """Pods, Jobs and what else a job makes; `name`: only its own."""
         kinds = "pods,jobs,configmaps,secrets,serviceaccounts,roles,rolebindings"
+        kinds += ",jobsets" if "jobset" in self.running else ""
         wanted = f"dmltrain/job={name}" if name else "dmltrain/job"
         return self.kubectl("get", kinds, "-o", "name", "-l", wanted).split()

@@ -379,3 +379,56 @@ def test_deleting_the_pods_is_a_notice_for_an_elastic_job(pods: Pods, kubernetes
     assert re.search(r"the agent on elastic-hosts-\w+ got a notice: asked to leave: worker [01] ", done.err), done
     assert list(tmp_path.glob("m-*.pt")), done
     pods.wait_gone("elastic")
+
+
+# -- JobSet, whose controller is a stand-in: last, because the cluster has it from here on -----------------------------
+
+
+@pytest.fixture(scope="module")
+def jobset(kubernetes: Kubernetes) -> Kubernetes:
+    kubernetes.add_jobset()
+    return kubernetes
+
+
+@pytest.mark.thorough
+def test_a_job_is_a_jobset_where_the_cluster_has_it(pods: Pods, jobset: Kubernetes):
+    fails = pods.job("bad", "-n", 2, "-s", 0, pods.script("import os; os._exit(7)", "fails.py"))
+    job = pods.job("set", "-n", 2, "-s", 1, "--secret", "API_KEY", pods.script(SHOWS), env={"API_KEY": "hunter2"})
+    done, failed = job.wait(), fails.wait()
+    assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
+    assert re.match(r"set-hosts-0-\w+$", str(pods.written()["worker-0"]["host"])), pods.written()
+    assert (job.log("worker-0"), pods.written()["worker-1"]["API_KEY"]) == ("a line\n", "hunter2")
+    assert failed.code == 7, failed
+    for name in ("set", "bad"):
+        pods.wait_gone(name)
+
+
+@pytest.mark.thorough
+def test_all_of_a_jobset_goes_with_it(pods: Pods, jobset: Kubernetes):
+    words = pods.words("whole", "--submit", "-n", 2, "-s", 0, pods.script(WAITS))
+    asked = pods.run(*words, logs="whole")
+    assert asked.code == 0 and "is the JobSet whole of Kubernetes, in the namespace default" in asked.err, asked
+    wait_for(lambda: pods.ask("--ps", "whole").out.count(": Running") == 3, "the pods", LONGEST)
+    listed = pods.ask("--ps", "whole").out.splitlines()
+    assert listed[0] == "Kubernetes' JobSet whole in the namespace default is there"
+    assert re.fullmatch(r"launcher whole-launcher-0-\w+ on h\d: Running", listed[1]), listed
+    again = pods.run(*words, logs="again")
+    assert again.code == 2 and "there is a JobSet whole in the namespace default already" in again.err, again
+    follower = pods.visit("--logs", "whole", "--follow", "--show", "worker:1")
+    wait_for(lambda: follower.out == "[worker-1] up\n", "what it shows")
+    jobset.kubectl("delete", "jobset/whole", "--wait=false")
+    assert follower.wait().code == 0
+    pods.wait_gone("whole")
+
+
+@pytest.mark.thorough
+def test_the_api_server_takes_what_the_dry_run_prints_of_a_jobset(pods: Pods, jobset: Kubernetes):
+    asked = pods.words("checked", "--dry-run", "--kube-jobset", "on", "--queue", "q", "-n", 2, "true")
+    printed = pods.ask(*asked)
+    assert printed.code == 0, printed
+    checked = jobset.kubectl("create", "--dry-run=server", "-o", "name", "-f", "-", told=printed.out).split()
+    assert checked[-1] == "jobset.jobset.x-k8s.io/checked" and len(checked) == 5
+    for old, new in (("operator: All", "operator: Some"), ("maxRestarts: 0", "maxRestart: 0")):
+        wrong = printed.out.replace(old, new)
+        assert jobset.kubectl("create", "--dry-run=server", "-f", "-", told=wrong, check=False).count("created") == 4
+    assert jobset.objects() == []

@@ -12,9 +12,11 @@ import yaml
 from launch import LaunchError
 from launch.clusters.kubernetes import api, manifest, status
 from launch.clusters.kubernetes.queue import Queue
+from launch.clusters.kubernetes.queue import _kind as queue_kind
 from launch.clusters.queue import Inside
 from launch.command_line.options import parse, words_inside
 from launch.job.options import Options
+from tests.cluster.jobset import SCHEMA
 
 PLAIN = ["--launcher", "kubernetes", "--image", "registry/me/train:1", "-n", "4"]
 
@@ -43,6 +45,101 @@ def test_every_object_is_what_kubernetes_takes(words: tuple[str, ...]):
         wrong = manifest.hosts_job(job)
         wrong["spec"]["parallel"] = 4
         validate(wrong, "1.29", strict=True)
+
+
+def strict(schema: manifest.Object) -> manifest.Object:
+    """The schema, which then takes no other fields than those that it names."""
+    made = {**schema, "properties": {key: strict(each) for key, each in schema.get("properties", {}).items()}}
+    if "items" in made:
+        made["items"] = strict(made["items"])
+    if made["type"] == "object" and made["properties"]:
+        made["additionalProperties"] = False
+    return made
+
+
+@pytest.mark.parametrize("words", [(), ("--queue", "gpus", "--worker-gpus", "2", "--secret", "KEY")])
+def test_a_jobset_is_what_its_documented_fields_allow(words: tuple[str, ...]):
+    check = pytest.importorskip("jsonschema").validate
+    validate = pytest.importorskip("kubernetes_validate").validate
+    job = replace(described(*words, KEY="value"), kind="JobSet")
+    *others, made = manifest.submitted(job)
+    check(made, strict(SCHEMA))
+    with pytest.raises(Exception, match="Some"):
+        check({**made, "spec": {**made["spec"], "successPolicy": {"operator": "Some"}}}, strict(SCHEMA))
+    with pytest.raises(Exception, match="policy"):
+        check({**made, "spec": {**made["spec"], "policy": {}}}, strict(SCHEMA))
+    assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert made["metadata"]["labels"].get(manifest.QUEUE_LABEL) == ("gpus" if words else None)
+    launcher, hosts = made["spec"]["replicatedJobs"]
+    assert made["spec"]["successPolicy"]["targetReplicatedJobs"] == [launcher["name"]]
+    assert hosts["dependsOn"] == [{"name": launcher["name"], "status": "Ready"}]
+    for each in (launcher, hosts):
+        inner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **each["template"]}
+        validate(inner, "1.29", strict=True)
+        assert "ttlSecondsAfterFinished" not in each["template"]["spec"], "only the whole is deleted"
+        assert each["template"]["spec"]["completionMode"] == "NonIndexed", "by default JobSet numbers the pods"
+        assert manifest.QUEUE_LABEL not in each["template"]["metadata"]["labels"], "Kueue has the whole in its queue"
+    (config,) = (each for each in others if each["kind"] == "ConfigMap")
+    known = yaml.safe_load(config["data"]["hosts.yaml"])
+    assert known["metadata"]["name"] == f"cifar10-{hosts['name']}-0"
+    wanted = container({"spec": hosts["template"]["spec"]})["env"][0]["valueFrom"]["secretKeyRef"]["name"]
+    assert manifest.hosts_secret(known, "{}")["metadata"]["name"] == wanted
+    (role,) = (each for each in others if each["kind"] == "Role")
+    assert [rule["resources"] for rule in role["rules"]] == [["pods", "events"], ["secrets"]]
+    validate(manifest.owned(role, {"name": "cifar10", "uid": "1-2"}, "JobSet"), "1.29", strict=True)
+
+
+class Served:
+    """An API server with or without JobSet, where all or nothing is allowed."""
+
+    namespace = "lab"
+
+    def __init__(self, served: bool, allowed: bool = True):
+        self.served, self.allowed = served, allowed
+
+    def serves(self, kind: str) -> bool:
+        return self.served
+
+    def allows(self, kind: str, *verbs: str) -> bool:
+        return self.allowed
+
+
+def test_a_job_is_a_jobset_where_that_is_there_and_can_do_all_that_the_job_needs(tmp_path: Path):
+    def kind(*words: str, **has: bool) -> str:
+        options = parse([*PLAIN, *words, "true"], {})
+        return queue_kind(Inside(options, (), "a", tmp_path), Served(**has) if has else None)
+
+    assert kind(served=True) == "JobSet" and kind(served=False) == "Job"
+    assert kind(served=True, allowed=False) == "Job", "a user who may make Jobs only"
+    assert kind("--elastic", served=True) == kind("--max-restarts", "1", served=True) == "Job"
+    assert kind("--kube-jobset", "off", served=True) == kind() == "Job"
+    assert kind("--kube-jobset", "on") == "JobSet", "--dry-run asks no cluster"
+    with pytest.raises(LaunchError, match="this cluster has no JobSet .jobset.x-k8s.io/v1alpha2"):
+        kind("--kube-jobset", "on", served=False)
+    with pytest.raises(LaunchError, match="--kube-jobset on: --elastic needs pods that replace lost ones"):
+        kind("--kube-jobset", "on", "--elastic")
+    lines = Queue().artefact(Inside(parse([*PLAIN, "--kube-jobset", "on", "true"], {}), (), "a", tmp_path))
+    assert [each["kind"] for each in yaml.safe_load_all("\n".join(lines))][-1] == "JobSet"
+    assert any("kubectl delete jobset,configmap" in line for line in lines)
+
+
+def test_a_job_in_the_log_folder_of_an_earlier_version_is_a_job(tmp_path: Path):
+    record = {"kubernetes_job": "a", "kube_namespace": "b"}
+    assert Queue().held(record, tmp_path).kind == "Job"
+    assert Queue().held({**record, "kubernetes_kind": "JobSet"}, tmp_path).kind == "JobSet"
+    with pytest.raises(LaunchError, match="kubernetes_kind is 'Pod': expected Job or JobSet"):
+        Queue().held({**record, "kubernetes_kind": "Pod"}, tmp_path)
+
+
+def test_the_state_of_a_jobset():
+    def state(*conditions: str, **spec: object) -> str:
+        made = [{"type": each, "status": "True", "message": "why"} for each in conditions]
+        job = {"spec": spec, "status": {"conditions": made}}
+        return f"{status.job_state(job)}, {status.job_lives(job)}"
+
+    assert state("StartupPolicyCompleted") == "is there, True"
+    assert state("Suspended", suspend=True) == "is suspended, as Kueue does until its queue has room, True"
+    assert state("Completed") == "has ended, False" and state("Failed") == "has failed (why), False"
 
 
 def test_pods_ask_for_what_their_processes_need():
@@ -174,6 +271,8 @@ def test_what_a_job_waits_for():
     assert status.image_problem([pulled], patient=False) == "p: ErrImagePull: not found"
     assert status.image_problem([pulled], patient=True) == ""
     assert status.image_problem([pod(waiting={"reason": "InvalidImageName"})], patient=True) == "p: InvalidImageName"
+    told = pod(waiting={"reason": "CreateContainerConfigError", "message": 'secret "a-hosts" not found'})
+    assert status.waits_for_secret(told, "a-hosts") and not status.waits_for_secret(told, "hosts")
 
 
 def test_how_a_pod_has_ended():

@@ -19,6 +19,7 @@ SECONDS = (10, 30)  # to connect, and for the server's answer
 QUIET_SECONDS = 60  # without a line of a log: then it is asked for again
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
     "Pod": "/api/v1/namespaces/{}/pods",
     "Event": "/api/v1/namespaces/{}/events",
     "Secret": "/api/v1/namespaces/{}/secrets",
@@ -37,6 +38,7 @@ FIXES = {
     "--kube-service-account NAME, of an account that has it (--dry-run prints the Role)",
 }
 NOT_FOUND, CONFLICT = 404, 409
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Absent(LaunchError):
@@ -92,6 +94,25 @@ class Api:
             answer.close()
         if rest:
             yield rest
+
+    def serves(self, kind: str) -> bool:
+        """Whether the cluster has objects of this kind, which some lack."""
+        version, _, plural = PATHS[kind].partition("/namespaces/{}/")
+        try:
+            return any(each.get("name") == plural for each in self._call("GET", version).get("resources", ()))
+        except Gone:
+            return False
+
+    def allows(self, kind: str, *verbs: str) -> bool:
+        """Whether this user may do all of that with objects of this kind."""
+        group, resource = PATHS[kind].split("/")[2], PATHS[kind].rpartition("/")[2]
+        asked = {"namespace": self.namespace, "group": group, "resource": resource}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        for verb in verbs:
+            answer = self._call("POST", REVIEWS, {**review, "spec": {"resourceAttributes": {**asked, "verb": verb}}})
+            if not answer.get("status", {}).get("allowed"):
+                return False
+        return True
 
     def _path(self, kind: str, name: str = "") -> str:
         return PATHS[kind].format(self.namespace) + (f"/{name}" if name else "")

@@ -50,6 +50,8 @@ class Cluster:
         self._seconds = options.connect_timeout
         self._api, job = _inside(text) if text else _outside(options)
         self._name, self._count = status.name_of(job), int(job["spec"]["parallelism"])
+        self._secret = manifest.secret_name(job)
+        self._is_ours = manifest.JOBSET_LABEL not in job["metadata"]["labels"]
         self._reception = Reception(options.host_ip)
         self._changed = threading.Condition()
         self._callers: dict[str, Caller] = {}  # by host, those that wait for an agent
@@ -72,13 +74,15 @@ class Cluster:
                 signal.signal(signal.SIGTERM, before)
 
     def _make(self, job: manifest.Object, settings: str) -> None:
-        """The Secret first: without it no pod of the Job starts."""
+        """The Secret first: without it no pod of the Job starts. That of a JobSet is there, or is made by it."""
         owner, secret = self._owner(), manifest.hosts_secret(job, settings)
         self._api.create(manifest.owned(secret, owner))
+        if not self._is_ours:
+            return
         made = self._api.create(manifest.owned(job, owner))
         if not owner:
             secret = manifest.owned(secret, made["metadata"])
-            self._api.patch("Secret", self._name, {"metadata": secret["metadata"]})
+            self._api.patch("Secret", self._secret, {"metadata": secret["metadata"]})
 
     def _owner(self) -> Mapping[str, Any] | None:
         """The Job of the pod that this process runs in; None outside of the cluster."""
@@ -103,9 +107,10 @@ class Cluster:
             except Absent as error:
                 waiting.tell(f"{error}; trying again", now)
             else:
-                bad = status.image_problem(pods, patient=False)
+                told = [pod for pod in pods if not status.waits_for_secret(pod, self._secret)]
+                bad = status.image_problem(told, patient=False)
                 problem_since = (problem_since or now) if bad else 0.0
-                _check(pods, patient=now - problem_since < self._seconds)
+                _check(told, patient=now - problem_since < self._seconds)
                 waiting.tell(status.why_waiting(pods, self._count, "pods"), now)
             with self._changed:
                 self._changed.wait_for(lambda: len(self._callers) >= self._count, LOOK_SECONDS)
@@ -163,6 +168,8 @@ class Cluster:
         self._reception.close()
         for caller in (*self._callers.values(), *self._spare):
             caller.stream.abort()
+        if not self._is_ours:
+            return  # the JobSet ends its pods when the launcher has ended
         try:
             self._api.delete("Job", self._name)
         except LaunchError as error:
@@ -175,6 +182,8 @@ def _inside(text: str) -> tuple[Api, manifest.Object]:
 
 
 def _outside(options: Options) -> tuple[Api, manifest.Object]:
+    if options.kube_jobset == "on":
+        raise LaunchError("--kube-jobset on: a launcher outside of the cluster makes a plain Job: remove one of them")
     api = connected(options.kube_context, options.kube_namespace, inside=False)
     name = options.job or f"job-{os.getpid()}"
     return api, manifest.hosts_job(manifest.described(name, api.namespace, options))

@@ -9,6 +9,11 @@
     Secret NAME-hosts       how a bridge finds the launcher: address, certificate, token /
 
 A pod that is lost is replaced by the Job, and takes the place of the lost one when its bridge calls.
+
+With --kube-jobset both Jobs are in one object, a JobSet, which the command makes:
+    JobSet NAME             Job NAME-launcher-0 and, when the pod of that is ready, Job NAME-hosts-0
+It has succeeded when the launcher's Job has, and has failed when a Job has; then its other pods are deleted. The
+launcher makes its Secret only, and the hosts' pods start when that is there.
 """
 
 from __future__ import annotations
@@ -38,6 +43,8 @@ POD_VARIABLE = "DMLTRAIN_POD"  # the pod's name
 LABEL, PART = "dmltrain/job", "dmltrain/part"
 LAUNCHER, HOSTS = "launcher", "hosts"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # of each Job of a JobSet
+API_OF = {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}
 GPU = "nvidia.com/gpu"
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MOST_NAME = 63 - len("-hosts-") - 5  # a pod's name is its host name
@@ -52,7 +59,8 @@ NOT_PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # folders of this machine; s
 @dataclass(frozen=True)
 class Described:
     """A job as Kubernetes has it. `words`: the command line of its launcher. `environment` and `secrets`: variables of
-    this machine that the launcher needs. `files`: an archive of its folder."""
+    this machine that the launcher needs. `files`: an archive of its folder. `kind`: of the object that is the job, Job
+    or JobSet."""
 
     name: str
     namespace: str
@@ -62,6 +70,7 @@ class Described:
     environment: Mapping[str, str] | None = None
     secrets: Mapping[str, str] | None = None
     files: bytes = b""
+    kind: str = "Job"
 
     @property
     def account(self) -> str:
@@ -151,11 +160,60 @@ def _object(job: Described, kind: str, api: str = "v1", part: str = LAUNCHER, su
 
 
 def submitted(job: Described) -> list[Object]:
-    """All objects that the command makes, the launcher's Job last; its Secret is not among them."""
-    config = _object(job, "ConfigMap", data={"hosts.yaml": text([hosts_job(job)])})
+    """All objects that the command makes, the one that is the job last; its Secret is not among them."""
+    inner = in_jobset(hosts_job(job)) if job.kind == "JobSet" else hosts_job(job)
+    config = _object(job, "ConfigMap", data={"hosts.yaml": text([inner])})
     files = {code.KEY: base64.b64encode(job.files).decode()}
     more = [_object(job, "ConfigMap", suffix="-code", binaryData=files)] if job.files else []
-    return [*([] if job.options.kube_service_account else account(job)), config, *more, launcher_job(job)]
+    return [*([] if job.options.kube_service_account else account(job)), config, *more, whole(job)]
+
+
+def whole(job: Described) -> Object:
+    """The object that is the job: what else there is belongs to it."""
+    return jobset(job) if job.kind == "JobSet" else launcher_job(job)
+
+
+def no_jobset(options: Options) -> str:
+    """Why this job cannot be a JobSet; "" if it can."""
+    named = {"--elastic": options.elastic, "--max-restarts": options.max_restarts}
+    needs = next((name for name, given in named.items() if given), "")
+    return f"{needs} needs pods that replace lost ones, which was tested with plain Jobs only" if needs else ""
+
+
+def jobset(job: Described) -> Object:
+    """Both Jobs. Without `completionMode` JobSet would number the pods, which Jobs without `completions` do not."""
+    launcher, hosts = launcher_job(job), hosts_job(job)
+    kept = launcher["spec"].pop("ttlSecondsAfterFinished")
+    ready = {"name": LAUNCHER, "status": "Ready"}
+    jobs = [_replicated(LAUNCHER, launcher), {**_replicated(HOSTS, hosts), "dependsOn": [ready]}]
+    spec = {
+        "replicatedJobs": jobs,
+        "network": {"enableDNSHostnames": False},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},
+        "failurePolicy": {"maxRestarts": 0},
+        "ttlSecondsAfterFinished": kept,
+    }
+    return _queued(job, _object(job, "JobSet", API_OF["JobSet"], spec=spec))
+
+
+def _replicated(name: str, made: Object) -> Object:
+    metadata = {"labels": {key: value for key, value in made["metadata"]["labels"].items() if key != QUEUE_LABEL}}
+    template = {"metadata": metadata, "spec": {"completionMode": "NonIndexed", **made["spec"]}}
+    return {"name": name, "replicas": 1, "template": template}
+
+
+def in_jobset(hosts: Object) -> Object:
+    """The Job of the hosts as JobSet makes it, for the launcher, which only has to find it."""
+    metadata = hosts["metadata"]
+    name = metadata["labels"][LABEL]
+    labels = {**metadata["labels"], JOBSET_LABEL: name}
+    return {**hosts, "metadata": {**metadata, "name": f"{name}-{HOSTS}-0", "labels": labels}}
+
+
+def _queued(job: Described, made: Object) -> Object:
+    if job.options.queue:
+        made["metadata"]["labels"][QUEUE_LABEL] = job.options.queue
+    return made
 
 
 def launcher_job(job: Described) -> Object:
@@ -186,8 +244,8 @@ def launcher_job(job: Described) -> Object:
         container["volumeMounts"] = [{"name": "code", "mountPath": code.MOUNTED}]
         container["command"] = ["/bin/sh", "-c", f'{code.UNPACK} && exec python3 -m launch.cli "$@"', LAUNCHER]
     template = _merged(job.template, {"metadata": {"labels": labels(job, LAUNCHER)}, "spec": spec}, ("resources",))
-    whole = {"parallelism": 1, "backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS, "template": template}
-    return _object(job, "Job", "batch/v1", spec=whole)
+    jobs_spec = {"parallelism": 1, "backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS, "template": template}
+    return _object(job, "Job", API_OF["Job"], spec=jobs_spec)
 
 
 def hosts_job(job: Described) -> Object:
@@ -205,10 +263,7 @@ def hosts_job(job: Described) -> Object:
     spec["containers"] = [container]
     template = _merged(job.template, {"metadata": {"labels": labels(job, HOSTS)}, "spec": spec})
     jobs_spec = {"parallelism": job.pods, "backoffLimit": LOST_PODS, "template": template}
-    made = _object(job, "Job", "batch/v1", HOSTS, f"-{HOSTS}", spec=jobs_spec)
-    if job.options.queue:
-        made["metadata"]["labels"][QUEUE_LABEL] = job.options.queue
-    return made
+    return _queued(job, _object(job, "Job", API_OF["Job"], HOSTS, f"-{HOSTS}", spec=jobs_spec))
 
 
 def _apart(job: Described) -> Object:
@@ -241,8 +296,13 @@ def resources(job: Described) -> Object:
     return found | ({"limits": {GPU: str(gpus(job))}} if gpus(job) else {})
 
 
+def secret_name(hosts: Object) -> str:
+    """Of what tells bridges where their launcher is."""
+    return f"{hosts['metadata']['labels'][LABEL]}-{HOSTS}"
+
+
 def hosts_secret(hosts: Object, settings: str) -> Object:
-    metadata = {key: hosts["metadata"][key] for key in ("name", "namespace", "labels")}
+    metadata = {**hosts["metadata"], "name": secret_name(hosts)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"bridge": settings}}
 
 
@@ -253,11 +313,14 @@ def environment_secret(job: Described) -> list[Object]:
 
 
 def account(job: Described) -> list[Object]:
-    """What the launcher's pod may do: make its own Secret and Job, delete that one, and see pods and events."""
+    """What the launcher's pod may do: make its own Secret and Job (of a JobSet: the Secret), delete that one, and see
+    pods and events."""
     batch, core = ["batch"], [""]
-    rules = [
+    rules: list[Object] = [
         {"apiGroups": core, "resources": ["pods", "events"], "verbs": ["list"]},
         {"apiGroups": core, "resources": ["secrets"], "verbs": ["create"]},
+    ]
+    jobs: list[Object] = [
         {"apiGroups": batch, "resources": ["jobs"], "verbs": ["create"]},
         {"apiGroups": batch, "resources": ["jobs"], "resourceNames": [f"{job.name}-{HOSTS}"], "verbs": ["delete"]},
     ]
@@ -266,16 +329,16 @@ def account(job: Described) -> list[Object]:
     role = {"apiGroup": group, "kind": "Role", "name": job.name}
     return [
         _object(job, "ServiceAccount"),
-        _object(job, "Role", f"{group}/v1", rules=rules),
+        _object(job, "Role", f"{group}/v1", rules=rules if job.kind == "JobSet" else rules + jobs),
         _object(job, "RoleBinding", f"{group}/v1", subjects=[subject], roleRef=role),
     ]
 
 
-def owned(made: Object, owner: Mapping[str, Any] | None) -> Object:
-    """The object, which is deleted with `owner`, the launcher's Job."""
+def owned(made: Object, owner: Mapping[str, Any] | None, kind: str = "Job") -> Object:
+    """The object, which is deleted with `owner`, the launcher's Job, or a JobSet."""
     if not owner:
         return made
-    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": owner["name"], "uid": owner["uid"]}
+    reference = {"apiVersion": API_OF[kind], "kind": kind, "name": owner["name"], "uid": owner["uid"]}
     return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}
 
 

@@ -11,6 +11,7 @@ PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "RunContainerError")
 IMAGE = ("ErrImagePull", "ImagePullBackOff")
 USUAL = ("ContainerCreating", "PodInitializing")
+ENDS = ("Complete", "Completed", "Failed")  # conditions of a Job, or of a JobSet
 
 
 def name_of(found: Found) -> str:
@@ -56,6 +57,12 @@ def why_waiting(pods: Sequence[Found], count: int, what: str) -> str:
     return f"waiting for {missing} of {count} {what}" + (f": {'; '.join(texts)}" if texts else "")
 
 
+def waits_for_secret(pod: Found, name: str) -> bool:
+    """Whether a pod waits for a Secret of this name. The kubelet looks again after some seconds."""
+    reason, words = waiting(pod)
+    return reason == "CreateContainerConfigError" and f'secret "{name}" not found' in words
+
+
 def image_problem(pods: Sequence[Found], patient: bool) -> str:
     """The words of a pod that will never run; with `patient` not of one whose image may still be pulled."""
     for pod in pods:
@@ -98,22 +105,23 @@ def _states(pod: Found, kind: str) -> Iterator[Found]:
 
 
 def job_state(job: Found) -> str:
-    """waits, runs, has succeeded or has failed, with Kubernetes' reason."""
+    """Of a Job or a JobSet: whether it is there, waits for its queue, has succeeded or has failed, and why."""
     status = job.get("status", {})
     for each in status.get("conditions") or ():
-        if each.get("status") == "True" and each.get("type") in ("Complete", "Failed"):
+        if each.get("status") == "True" and each.get("type") in ENDS:
             words = each.get("message") or each.get("reason")
-            return "has ended" if each["type"] == "Complete" else f"has failed ({words})"
-    return "is there"
+            return f"has failed ({words})" if each["type"] == "Failed" else "has ended"
+    return "is suspended, as Kueue does until its queue has room" if job["spec"].get("suspend") else "is there"
 
 
 def job_lives(job: Found) -> bool:
-    return job_state(job) == "is there"
+    conditions = job.get("status", {}).get("conditions") or ()
+    return not any(each.get("status") == "True" and each.get("type") in ENDS for each in conditions)
 
 
 def refused(events: Sequence[Found]) -> str:
-    """Why a Job could not make its pods, by the newest event that says so; "" if none does."""
-    failed = [each for each in events if each.get("reason") == "FailedCreate"]
+    """Why a Job could not make its pods, or a JobSet its Jobs, by the newest event; "" if none says so."""
+    failed = [each for each in events if each.get("reason") in ("FailedCreate", "JobCreationFailed")]
     newest = max(failed, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
     return str(newest.get("message", "")) if newest else ""
 
