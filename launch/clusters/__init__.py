@@ -54,7 +54,7 @@ LAUNCHERS = {
     ),
     "slurm": Launcher(
         "hosts of a Slurm allocation",
-        (*HOSTS, "--slurm-args", "--slurm-job", "--submit", "--queue"),
+        (*HOSTS, "--slurm-args", "--slurm-server-args", "--slurm-job", "--submit", "--queue"),
         undetached="srun ends the job when its launcher is lost; use --submit, which returns at once and whose "
         "launcher runs in Slurm, and leave --detach out",
     ),

@@ -9,6 +9,9 @@ the first one if the launcher runs in a step itself. Task numbers follow Slurm's
 number by the name of its host. Slurm sends the signal of its option --signal to all processes of a step at once. All
 ignore SIGUSR1 but the agents, which take it for a notice, and programs that handle it. (Slurm's own connections are
 authenticated, and not encrypted.)
+
+A heterogeneous job has an allocation of components. Of two the first has the workers and the second servers and
+scheduler. One srun starts their bridges as one step, with options for each component between colons.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ from launch.job.host import Host
 from launch.job.hosts.allocation import allocation
 from launch.job.hosts.selection import select
 from launch.job.options import Options
+from launch.job.role import SCHEDULER, SERVER, WORKER
 
 STEP = (
     "--ntasks-per-node=1",
@@ -71,13 +75,24 @@ START = "dmltrain launch --launcher slurm -n 2 ..."
 HOW = f"run `salloc -N 2 {START}`, or `{START}` in a script for sbatch"
 
 
-def hosts_of(options: Options, nodes: str) -> list[Host]:
-    """The hosts of the allocation with these nodes, such as h[1-3], or those of them that the options name. LaunchError
-    for other hosts."""
-    allocated = allocation({"SLURM_JOB_NODELIST": nodes})
-    names = {host.name for host in allocated}
+NODES = "SLURM_JOB_NODELIST"
+ROLES = ((WORKER,), (SCHEDULER, SERVER))  # of the hosts of two components
+
+
+def hosts_of(options: Options, components: Sequence[str]) -> list[Host]:
+    """The hosts of the allocation with these nodes, such as h[1-3], in each component, or those of them that the
+    options name. LaunchError for other hosts."""
+    names = components_by_host(components)
+    nodes = ",".join(components)
     if not options.names_hosts:
-        return select(allocated, options.include, options.exclude)
+        if len(components) > len(ROLES):
+            raise LaunchError(
+                f"this allocation has {len(components)} components: expected one, or two, of which the first has the "
+                "workers and the second the servers; or name hosts with -H FILE, and their roles= there"
+            )
+        roles = ROLES if len(components) == len(ROLES) else ((),)
+        every = [Host(name, where=NODES, roles=roles[number]) for name, number in names.items()]
+        return select(every, options.include, options.exclude)
     from launch.clusters import ssh
 
     found = ssh.hosts_of(options)
@@ -92,15 +107,26 @@ def hosts_of(options: Options, nodes: str) -> list[Host]:
     return found
 
 
-def nodes_of(options: Options, environ: Mapping[str, str]) -> str:
-    """The nodes of the allocation, such as h[1-3]. LaunchError if there is none, Released if that of the options has
-    ended."""
-    nodes = environ.get("SLURM_JOB_NODELIST", "")
+def components_by_host(components: Sequence[str]) -> dict[str, int]:
+    """The number of each host's component, the first one if it is in several."""
+    found: dict[str, int] = {}
+    for number, nodes in enumerate(components):
+        for host in allocation({NODES: nodes}):
+            found.setdefault(host.name, number)
+    return found
+
+
+def components_of(options: Options, environ: Mapping[str, str]) -> list[str]:
+    """The nodes of the allocation, such as h[1-3]; of a heterogeneous job those of each component. LaunchError if there
+    is none, Released if that of the options has ended."""
     if not options.slurm_job:
-        if not nodes:
+        size = environ.get("SLURM_HET_SIZE", "")
+        names = [f"{NODES}_HET_GROUP_{number}" for number in range(int(size) if size.isdecimal() else 0)]
+        found = [environ.get(name, "") for name in names or [NODES]]
+        if not all(found):
             raise LaunchError(f"--launcher slurm needs an allocation of Slurm, and there is none here: {HOW}")
-        return nodes
-    asks = ["squeue", "--noheader", f"--jobs={options.slurm_job}", "--states=RUNNING", "--format=%N"]
+        return found
+    asks = ["squeue", "--noheader", f"--jobs={options.slurm_job}", "--states=RUNNING", "--format=%i %N"]
     try:
         ran = subprocess.run(asks, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -109,28 +135,50 @@ def nodes_of(options: Options, environ: Mapping[str, str]) -> str:
         raise LaunchError(f"--slurm-job {options.slurm_job}: squeue failed: {ran.stderr.strip()}")
     if not ran.stdout.strip():
         raise Released(f"Slurm's job {options.slurm_job} has ended, or does not run yet (squeue --me lists yours)")
-    return ran.stdout.strip()
+    return [nodes for _, nodes in sorted(map(_component, ran.stdout.splitlines()))]
 
 
-def command(arguments: Sequence[str], job: str, shares: bool, hosts: Sequence[Host], again: bool = False) -> list[str]:
-    """argv of the srun that starts a bridge on each of `hosts`. `shares`: another step may have the resources of the
-    allocation `job`. Pure."""
-    count, names = len(hosts), ",".join(host.target for host in hosts)
-    overlap = ["--overlap"] if again or shares else []
+def _component(line: str) -> tuple[int, str]:
+    """Its number, and nodes: `17 h[1-2]`, or `17+1 h3` for the component 1 of the job 17."""
+    number, _, nodes = line.strip().partition(" ")
+    offset = number.partition("+")[2]
+    return int(offset) if offset.isdecimal() else 0, nodes.strip()
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """The allocation `job`. `shares`: another step may have its resources. `arguments`: for the srun of each component;
+    `components`: that of each host, {} if there is only one."""
+
+    job: str
+    shares: bool = False
+    arguments: Sequence[Sequence[str]] = ((), ())
+    components: Mapping[str, int] = field(default_factory=dict)
+
+
+def command(allocated: Allocated, hosts: Sequence[Host], again: bool = False) -> list[str]:
+    """argv of the srun that starts a bridge on each of `hosts`. Pure."""
     cases = "".join(f"{host.target}) {choice(host, index).rstrip('; ')};; " for index, host in enumerate(hosts))
-    return [
-        *(
-            "srun",
-            *arguments,
-            f"--jobid={job}",
-            f"--nodes={count}",
-            f"--ntasks={count}",
-            f"--nodelist={names}",
+    bridge = bridge_command(f"trap '' USR1; case \"$SLURMD_NODENAME\" in {cases}esac; ")
+    overlap = ["--overlap"] if again or allocated.shares else []
+    of_each: dict[int, list[str]] = {}
+    for host in hosts:
+        of_each.setdefault(allocated.components.get(host.target, 0), []).append(host.target)
+    words: list[str] = []
+    for number, names in sorted(of_each.items()):
+        words += [
+            *(":" for _ in words[:1]),
+            *(allocated.arguments[number] if number < len(allocated.arguments) else ()),
+            *([f"--het-group={number}"] if allocated.components else []),
+            f"--jobid={allocated.job}",
+            f"--nodes={len(names)}",
+            f"--ntasks={len(names)}",
+            f"--nodelist={','.join(names)}",
             *STEP,
             *overlap,
-        ),
-        *bridge_command(f"trap '' USR1; case \"$SLURMD_NODENAME\" in {cases}esac; "),
-    ]
+            *bridge,
+        ]
+    return ["srun", *words]
 
 
 class Cluster(BridgedCluster):
@@ -141,13 +189,20 @@ class Cluster(BridgedCluster):
             raise LaunchError("srun is not installed here: start the job on a machine of the Slurm cluster", 127)
         if options.queue and not options.submit:
             raise LaunchError(f"--queue {options.queue} is for --submit: an allocation that is there has its partition")
-        nodes = nodes_of(options, os.environ)
-        chosen = hosts_of(options, nodes) if hosts is None else list(hosts)
+        components = components_of(options, os.environ)
+        if options.slurm_server_args and len(components) == 1:
+            raise LaunchError(
+                "--slurm-server-args needs an allocation with a component for the servers: `salloc -N 2 : -N 1 ...`, "
+                "or --submit"
+            )
+        chosen = hosts_of(options, components) if hosts is None else list(hosts)
         job = str(options.slurm_job or os.environ.get("SLURM_JOB_ID", ""))
         shares = bool(options.slurm_job) or "SLURM_STEP_ID" in os.environ
+        given = ((), ()) if options.submit else (options.slurm_args, options.slurm_server_args)
+        several = components_by_host(components) if len(components) > 1 else {}
         engine = Engine(
             "srun",
-            partial(command, () if options.submit else options.slurm_args, job, shares),
+            partial(command, Allocated(job, shares, given, several)),
             "srun --overlap -w {host} hostname",
             removed=REMOVED,
             unreachable=UNREACHABLE,
@@ -175,7 +230,8 @@ FIXES = {
 
 
 class Queue:
-    """See `launch.clusters.queue`. Without --nodes in --slurm-args a job asks for one node for each worker."""
+    """See `launch.clusters.queue`. Without --nodes in --slurm-args a job asks for one node for each worker, and without
+    it in --slurm-server-args, if these are given, for one more for each server."""
 
     def artefact(self, job: Inside) -> list[str]:
         argv, script = sbatch(job)
@@ -212,9 +268,10 @@ class Held:
         return [" ".join(whole)]
 
     def _found(self) -> str:
-        """Its state and the reason for it; "" if Slurm knows it no more."""
+        """Its state and the reason for it, of the component that has one; "" if Slurm knows it no more."""
         asked = ("squeue", "--noheader", f"--jobs={self.number}", "--format=%T %r")
-        return _answer(asked, allowed="Invalid job id").strip()
+        lines = _answer(asked, allowed="Invalid job id").splitlines()
+        return min(lines, key=lambda line: line.endswith(" None"), default="").strip()
 
     def cancel(self) -> None:
         _answer(("scancel", str(self.number)), allowed="Invalid job id")
@@ -222,17 +279,23 @@ class Held:
 
 def sbatch(job: Inside) -> tuple[tuple[str, ...], str]:
     """argv of sbatch, and the script that it reads from its standard input. Pure."""
-    arguments = job.options.slurm_args
-    for each in arguments:
-        for sign, why in REFUSED.items():
-            if sign.match(each):
-                raise LaunchError(f"--slurm-args={each} {why}")
+    options = job.options
+    for name, arguments in (("args", options.slurm_args), ("server-args", options.slurm_server_args)):
+        for each in arguments:
+            for sign, why in REFUSED.items():
+                if sign.match(each):
+                    raise LaunchError(f"--slurm-{name}={each} {why}")
     output = str(job.path.absolute()).replace("%", "%%") + "/slurm-%j.out"
-    own = [f"--job-name={job.name}", f"--nodes={job.options.num_workers}", f"--output={output}", "--open-mode=append"]
-    own += [f"--partition={job.options.queue}"] if job.options.queue else []
+    own = [f"--job-name={job.name}", f"--nodes={options.num_workers}", f"--output={output}", "--open-mode=append"]
+    own += [f"--partition={options.queue}"] if options.queue else []
+    servers = options.num_workers if options.num_servers is None else options.num_servers
+    if options.slurm_server_args and not servers:
+        raise LaunchError("--slurm-server-args needs servers, and this job has none: remove it, or -s 0")
+    second = [":", f"--job-name={job.name}", f"--nodes={servers}", *options.slurm_server_args]
     launcher = [sys.executable, "-m", "launch.cli", "--job", job.name, "--log-dir", str(job.path), *job.argv]
     script = f"#!/bin/sh\nexport {SUBMITTED}=1\nexec {shlex.join(launcher)}\n"
-    return ("sbatch", "--parsable", *own, *arguments), script
+    first = ("sbatch", "--parsable", *own, *options.slurm_args)
+    return (*first, *(second if options.slurm_server_args else ())), script
 
 
 def _answer(argv: Sequence[str], told: str = "", allowed: str = "") -> str:

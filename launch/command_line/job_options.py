@@ -19,6 +19,7 @@ CONNECTION_OPTIONS = (
     "--mpirun",
     "--mpirun-args",
     "--slurm-args",
+    "--slurm-server-args",
     "--slurm-job",
     "--address",
     "--host-ip",

@@ -286,6 +286,12 @@ OPTIONS: tuple[Option, ...] = (
         "extra argument for srun, or for sbatch with --submit; may be repeated",
         _append("slurm_args"),
     ),
+    Option(
+        ("--slurm-server-args",),
+        "ARG",
+        "the same for nodes of the servers only, a component of their own of the allocation; may be repeated",
+        _append("slurm_server_args"),
+    ),
     Option(("--submit",), "", "put the job into the cluster's queue, and return", _set("submit", True)),
     Option(
         ("--slurm-job",),

@@ -159,7 +159,7 @@ def _options(fields: _Fields, given: Options) -> Options:
 
 def _values(fields: _Fields, name: str) -> list[str]:
     """The texts to give for this option on a command line."""
-    if name in ("mpirun_args", "slurm_args"):
+    if name in ("mpirun_args", "slurm_args", "slurm_server_args"):
         return [fields.checked(name, each) for each in fields.value(name, list, [])]
     if name in NUMBERS:
         return [str(number)] if (number := fields.number(name, NUMBERS[name])) else []

@@ -34,6 +34,7 @@ class Options:
     mpirun: str = "mpirun"
     mpirun_args: tuple[str, ...] = ()
     slurm_args: tuple[str, ...] = ()
+    slurm_server_args: tuple[str, ...] = ()
     slurm_job: int = 0  # 0: that of the environment
     submit: bool = False
     launcher_inside: str = ""  # yes or no; "": as the launcher has it

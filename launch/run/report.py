@@ -157,7 +157,10 @@ def record(
 
 
 # The options that are needed to connect to the job's hosts again.
-REACHED_BY = ("ssh", "ssh_port", "identity", "mpirun", "mpirun_args", "slurm_args", "slurm_job", "address", "host_ip")
+REACHED_BY = (
+    *("ssh", "ssh_port", "identity", "mpirun", "mpirun_args", "slurm_args", "slurm_server_args", "slurm_job"),
+    *("address", "host_ip"),
+)
 HOST_FACTS = ("name", "address", "interface", "hostname", "user", "port", "python")
 
 

@@ -44,6 +44,7 @@ KillWait=3
 MessageTimeout=30
 SlurmdParameters=config_overrides
 NodeName=h[1-{last}] CPUs=4 RealMemory=2000 Gres=gpu:2 State=UNKNOWN
+SchedulerParameters=bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal

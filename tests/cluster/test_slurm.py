@@ -267,6 +267,28 @@ def test_an_elastic_job_goes_on_without_a_node_and_takes_another_one_of_its_allo
     wait_gone(slurm)
 
 
+@pytest.mark.thorough
+def test_servers_run_on_a_component_of_their_own(slurm: Slurm, tmp_path: Path):
+    """Which is reached again, by a step of its own, from inside and from outside of the allocation."""
+    front = Front(slurm.testbed, tmp_path, ["salloc", "--quiet", "--nodes=2", "--gres=gpu:1", ":", "--nodes=1"])
+    job = front.start(*SLURM, "-n", 2, "-s", 2, front.script(WAITS))
+    job.wait_for_words("up", "worker-0", "worker-1", "server-0", "server-1")
+    workers, servers = (
+        {each["host"] for each in job.record["processes"] if (each["role"] == "worker") == wanted}
+        for wanted in (True, False)
+    )
+    (server,) = servers
+    assert len(workers) == 2 and server not in workers
+    listed = Front(slurm.testbed, tmp_path).ask("--ps", job.logs, "--connect-timeout", 60)
+    assert listed.code == 0 and "8 processes on 3 hosts" in listed.out, listed
+    for each in slurm.testbed.processes(server):
+        if "dmltrain-bridge" in each.argv:
+            os.kill(each.pid, signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 125 and "0 processes left on 3 hosts" in ended.err, ended
+    wait_gone(slurm)
+
+
 # -- --submit ----------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +316,23 @@ def test_a_submitted_job_runs_in_an_allocation_of_its_own(slurm: Slurm, tmp_path
     assert {each["host"] for each in front.written().values()} <= {"h3", "h5"}
     record = json.loads((tmp_path / "a b%j/job.json").read_text())
     assert (record["job"], record["exit_code"], record["reached_by"]["slurm_job"]) == ("two words", 0, 1)
+
+
+@pytest.mark.thorough
+def test_a_submitted_job_asks_for_nodes_of_its_servers(slurm: Slurm, tmp_path: Path):
+    front = Front(slurm.testbed, tmp_path)
+    words = (*SLURM, "--submit", "--slurm-args=--gres=gpu:2", "--slurm-server-args=--partition=staff", "-n", 2, "-s", 1)
+    printed = front.ask(*words, "--dry-run", "true")
+    assert printed.code == 0 and " : --job-name=" in printed.out.splitlines()[0], printed
+    assert " --nodes=1 --partition=staff << 'END'" in printed.out.splitlines()[0], printed
+    assert front.run(*words, front.script(SHOWS)).code == 0
+    wait_queue_empty(slurm)
+    assert "0 processes left on 3 hosts" in output_of(tmp_path / "logs", "1")
+    written = front.written()
+    assert len({each["host"] for each in written.values()}) == 3
+    assert written["server-0"]["slurm"]["SLURM_JOB_PARTITION_HET_GROUP_1"] == "staff"
+    refused = allocated(slurm, tmp_path).run(*SLURM, "--slurm-server-args=--mem=1", "-n", 1, "true", logs="refused")
+    assert refused.code == 2 and "needs an allocation with a component for the servers" in refused.err, refused
 
 
 @pytest.mark.thorough
@@ -392,15 +431,33 @@ def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: 
 
 
 @pytest.mark.thorough
-def test_a_notice_to_all_lets_an_elastic_job_end_with_a_checkpoint(slurm: Slurm, tmp_path: Path):
-    program = (*DIGITS, "--model-prefix", tmp_path / "m")
-    job = allocated(slurm, tmp_path).start(*SLURM, "-n", 2, "-s", 1, "--elastic", *program)
-    job.wait_for_words("Train-accuracy", "worker-0")
-    slurm.on(LOGIN, ["scancel", "--signal=USR1", "1"])
-    ended = job.wait()
-    assert ended.code == 75, ended
-    assert re.search(r"the agent on h[12] got a notice: asked to leave: worker [01] ", ended.err), ended
-    assert list(tmp_path.glob("m-*.pt")), ended
+def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_path: Path):
+    """Its workers leave at Slurm's notice with a checkpoint, and its script puts it back into the queue."""
+    front = Front(slurm.testbed, tmp_path)
+    program = (*DIGITS, "--model-prefix", tmp_path / "m", "--load-epoch", "last")
+    words = map(str, (*SLURM, "-n", 2, "-s", 1, "--elastic", "--log-dir", tmp_path / "logs", *program))
+    script = front.script(
+        "#!/bin/sh\n#SBATCH --nodes=2 --partition=warned --time=60 --signal=USR1@1 --requeue --output=said\n"
+        f"#SBATCH --open-mode=append\n{shlex.join([sys.executable, '-m', 'launch.cli', *words])}\n"
+        "[ $? = 75 ] && scontrol requeue $SLURM_JOB_ID\n",
+        "job.sh",
+    )
+    front.testbed.run(LOGIN, ["sbatch", str(script)], cwd=tmp_path, env=front.environment)
+    log = tmp_path / "logs/worker-0.log"
+    wait_for(lambda: training(log), "training", LONGEST)
+    slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
+    said = (tmp_path / "said").read_text()
+    assert re.search(r"the agent on h\d got a notice: asked to leave: worker [01] ", said), said
+    wait_for(lambda: slurm.on(LOGIN, ["squeue", "-h", "--jobs=1", "-o", "%T"]).strip() == "PENDING", "its requeue")
+    first = json.loads((tmp_path / "logs/job.json").read_text())
+    assert first["exit_code"] == 75 and list(tmp_path.glob("m-*.pt")), first
+    slurm.on(LOGIN, ["scancel", "2"])
+    # Slurm would wait two minutes, but within a second of its end a node does not take the same job again
+    slurm.on(LOGIN, ["scontrol", "update", "JobId=1", "StartTime=now+2seconds"])
+    wait_for(lambda: log.exists() and "Loaded checkpoint of" in log.read_text(), "the second run", LONGEST)
+    wait_for(lambda: training(log), "training", LONGEST)
+    slurm.on(LOGIN, ["scancel", "1"])
+    wait_gone(slurm)
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from launch import LaunchError
 from launch.clusters.queue import Inside
-from launch.clusters.slurm import REMOVED, command, hosts_of, nodes_of, sbatch
+from launch.clusters.slurm import REMOVED, Allocated, command, components_of, hosts_of, sbatch
 from launch.command_line.options import Options
 from launch.job.host import Host
 
@@ -18,7 +18,7 @@ HOSTS = [Host("h7"), Host("h2", python="/opt/it's/python")]
 
 
 def test_one_task_on_each_node_finds_its_number_by_the_name_of_its_node(tmp_path):
-    argv = command(("--gres=gpu:2",), "17", False, HOSTS)
+    argv = command(Allocated("17", arguments=(("--gres=gpu:2",),)), HOSTS)
     assert argv[:6] == ["srun", "--gres=gpu:2", "--jobid=17", "--nodes=2", "--ntasks=2", "--nodelist=h7,h2"]
     assert "--overlap" not in argv
     shell = argv[argv.index("/bin/sh") :]
@@ -29,8 +29,49 @@ def test_one_task_on_each_node_finds_its_number_by_the_name_of_its_node(tmp_path
 
 
 def test_a_later_step_and_one_inside_of_a_step_share_the_resources():
-    assert "--overlap" in command((), "17", False, HOSTS, again=True)
-    assert "--overlap" in command((), "17", True, HOSTS)
+    assert "--overlap" in command(Allocated("17"), HOSTS, again=True)
+    assert "--overlap" in command(Allocated("17", shares=True), HOSTS)
+
+
+def test_one_srun_starts_the_bridges_of_all_components_with_the_options_of_each():
+    """And those of one component only, for a host that is reached again."""
+    allocated = Allocated("17", arguments=((), ("--comment=x",)), components={"h7": 1, "h2": 0, "h3": 1})
+    argv = command(allocated, [*HOSTS, Host("h3")])
+    first, second = argv[1 : argv.index(":")], argv[argv.index(":") + 1 :]
+    assert first[:5] == ["--het-group=0", "--jobid=17", "--nodes=1", "--ntasks=1", "--nodelist=h2"]
+    wanted = ["--comment=x", "--het-group=1", "--jobid=17", "--nodes=2", "--ntasks=2", "--nodelist=h7,h3"]
+    assert second[:6] == wanted
+    assert first[first.index("/bin/sh") :] == second[second.index("/bin/sh") :], "the number is that of the host"
+    assert "h3) i=2; " in second[-1]
+    alone = command(allocated, [Host("h3")], again=True)
+    assert alone[1:3] == ["--comment=x", "--het-group=1"] and ":" not in alone and "--overlap" in alone
+
+
+def test_of_two_components_the_first_has_the_workers_and_the_second_the_servers(scontrol):
+    environ = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST": "h[1-3]"}
+    environ |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "h1 h2", "SLURM_JOB_NODELIST_HET_GROUP_1": "h3"}
+    components = components_of(Options(), environ)
+    assert components == ["h1 h2", "h3"]
+    found = {host.name: host.roles for host in hosts_of(Options(), components)}
+    assert found == {"h1": ("worker",), "h2": ("worker",), "h3": ("scheduler", "server")}
+    named = hosts_of(replace(Options(), hosts="h1,h3"), components)
+    assert [(host.name, host.roles) for host in named] == [("h1", ()), ("h3", ())], "the user says it"
+    with pytest.raises(LaunchError, match="this allocation has 3 components: expected one, or two, of which the first"):
+        hosts_of(Options(), ["h1", "h2", "h3"])
+
+
+def test_servers_with_nodes_of_their_own_are_a_component_of_the_submitted_job(tmp_path):
+    options = replace(Options(), num_workers=2, num_servers=1, queue="gpu", slurm_args=("--gres=gpu:2",))
+    assert ":" not in sbatch(Inside(options, ("true",), "name", tmp_path))[0]
+    asked = replace(options, slurm_server_args=("--partition=cpu", "--mem=8G"))
+    argv = sbatch(Inside(asked, ("true",), "name", tmp_path))[0]
+    at = argv.index(":")
+    assert argv[2:4] == ("--job-name=name", "--nodes=2") and argv[at - 2 : at] == ("--partition=gpu", "--gres=gpu:2")
+    assert argv[at:] == (":", "--job-name=name", "--nodes=1", "--partition=cpu", "--mem=8G")
+    with pytest.raises(LaunchError, match="--slurm-server-args needs servers, and this job has none"):
+        sbatch(Inside(replace(asked, num_servers=0), ("true",), "name", tmp_path))
+    with pytest.raises(LaunchError, match="--slurm-server-args=--signal=B:USR1 would end the launcher"):
+        sbatch(Inside(replace(asked, slurm_server_args=("--signal=B:USR1",)), ("true",), "name", tmp_path))
 
 
 def test_what_a_script_says_about_its_own_steps_does_not_reach_srun():
@@ -38,20 +79,25 @@ def test_what_a_script_says_about_its_own_steps_does_not_reach_srun():
     assert not {"SLURM_JOB_ID", "SLURM_CONF", "SLURM_JOB_NODELIST"} & set(REMOVED)
 
 
-def test_no_allocation_and_other_hosts_are_refused_with_a_fix(tmp_path, monkeypatch):
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho h1; echo h2\n")
-    scontrol.chmod(0o755)
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch) -> None:
+    """One that knows h[1-2], and lists of names with spaces between them."""
+    made = tmp_path / "scontrol"
+    made.write_text('#!/bin/sh\nif [ "$3" = "h[1-2]" ]; then echo h1; echo h2; else printf "%s\\n" $3; fi\n')
+    made.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+
+def test_no_allocation_and_other_hosts_are_refused_with_a_fix(scontrol):
     with pytest.raises(LaunchError, match="needs an allocation of Slurm, and there is none here: run `salloc -N 2 dml"):
-        nodes_of(Options(), {})
-    assert nodes_of(Options(), {"SLURM_JOB_NODELIST": "h[1-2]"}) == "h[1-2]"
-    assert [host.name for host in hosts_of(replace(Options(), exclude="h1"), "h[1-2]")] == ["h2"]
-    assert [host.name for host in hosts_of(replace(Options(), hosts="h2"), "h[1-2]")] == ["h2"]
+        components_of(Options(), {})
+    assert components_of(Options(), {"SLURM_JOB_NODELIST": "h[1-2]"}) == ["h[1-2]"]
+    assert [host.name for host in hosts_of(replace(Options(), exclude="h1"), ["h[1-2]"])] == ["h2"]
+    assert [host.name for host in hosts_of(replace(Options(), hosts="h2"), ["h[1-2]"])] == ["h2"]
     with pytest.raises(LaunchError, match=r"h3 is not in this allocation, which has h\[1-2\]"):
-        hosts_of(replace(Options(), hosts="h1,h3"), "h[1-2]")
+        hosts_of(replace(Options(), hosts="h1,h3"), ["h[1-2]"])
     with pytest.raises(LaunchError, match="srun takes no user and no port for h1: remove them"):
-        hosts_of(replace(Options(), hosts="ann@h1"), "h[1-2]")
+        hosts_of(replace(Options(), hosts="ann@h1"), ["h[1-2]"])
 
 
 def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypatch):
@@ -65,9 +111,11 @@ def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypat
         squeue.write_text(f"#!/bin/sh\n{script}\n")
         squeue.chmod(0o755)
         with pytest.raises(LaunchError, match=words):
-            nodes_of(asked, {})
-    squeue.write_text('#!/bin/sh\n[ "$2" = --jobs=17 ] && echo "h[1-2]"\n')
-    assert nodes_of(asked, {"SLURM_JOB_NODELIST": "other"}) == "h[1-2]"
+            components_of(asked, {})
+    squeue.write_text('#!/bin/sh\n[ "$2" = --jobs=17 ] && echo "17 h[1-2]"\n')
+    assert components_of(asked, {"SLURM_JOB_NODELIST": "other"}) == ["h[1-2]"]
+    squeue.write_text("#!/bin/sh\necho 17+1 h3; echo '17+0 h[1-2]'\n")
+    assert components_of(asked, {}) == ["h[1-2]", "h3"]
 
 
 def test_arguments_of_sbatch_that_do_not_do_what_they_seem_to_are_refused(tmp_path):
