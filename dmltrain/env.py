@@ -58,6 +58,9 @@ class Environment:
     joins: bool = False  # this process joins an elastic job that runs, perhaps in the place of one that was lost
     scheduler_file: str = ""  # says where the scheduler's newest incarnation is; "": if it is lost, the job ends
     incarnation: int = 1  # of the scheduler: which one this is; of others: which one the address above is of
+    lost_before: frozenset[tuple[str, int]] = (
+        frozenset()
+    )  # of a later incarnation: roles and numbers that need not come back
     change_file: str = ""  # of the scheduler: has the newest change of the running job that the user wants
     reports_steps: bool = False  # workers report how long they compute in a step, and the scheduler compares them
     launched: bool = False  # False: there is no launcher, and the process trains alone
@@ -127,6 +130,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         joins=joins,
         scheduler_file=values.get("DMLTRAIN_SCHEDULER_FILE", ""),
         incarnation=_number(values, "DMLTRAIN_INCARNATION", default=1, minimum=1),
+        lost_before=_processes(values, "DMLTRAIN_LOST"),
         change_file=values.get("DMLTRAIN_CHANGE_FILE", ""),
         reports_steps=_switch(values, "DMLTRAIN_STRAGGLERS") is True,
         launched=True,
@@ -196,6 +200,14 @@ def _one_of(name: str, text: str, choices: tuple[str, ...]) -> str:
 def _switch(values: Mapping[str, str], name: str) -> bool | None:
     text = values.get(name, "").lower()
     return text in ("1", "true") if text else None
+
+
+def _processes(values: Mapping[str, str], name: str) -> frozenset[tuple[str, int]]:
+    """Roles and numbers, such as worker:3,server:0."""
+    found = [each.partition(":") for each in values.get(name, "").split(",") if each]
+    if not all(role in ("server", "worker") and number.isdecimal() for role, _, number in found):
+        raise UserError(f"{name}={values[name]!r}: expected processes such as worker:3,server:0")
+    return frozenset((role, int(number)) for role, _, number in found)
 
 
 def _seconds(values: Mapping[str, str], names: tuple[str, ...], default: float) -> float:

@@ -101,12 +101,19 @@ def test_a_replacement_joins_an_elastic_job():
             "DMLC_WORKER_ID=5: this job has 5 workers, expected 0 to 4",
         ),
         ({"DMLTRAIN_HOST_SUM": "on"}, "DMLTRAIN_HOST_SUM='on': expected one of auto, off"),
+        ({"DMLTRAIN_LOST": "worker:x"}, "DMLTRAIN_LOST='worker:x': expected processes such as worker:3,server:0"),
+        ({"DMLTRAIN_LOST": "scheduler:0"}, "DMLTRAIN_LOST='scheduler:0': expected processes such as"),
     ],
 )
 def test_invalid_values_are_named(change, message):
     with pytest.raises(UserError) as raised:
         env.read({**WORKER, **change})
     assert message in str(raised.value)
+
+
+def test_the_lost_processes_have_roles_and_numbers():
+    found = env.read({**WORKER, "DMLTRAIN_LOST": "worker:3,server:0"})
+    assert found.lost_before == {("worker", 3), ("server", 0)}
 
 
 def test_the_key_is_read_and_never_shown(tmp_path):

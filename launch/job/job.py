@@ -23,7 +23,7 @@ OWNED = (
     *("DMLTRAIN_SCHEDULER_FILE", "DMLTRAIN_INCARNATION", "DMLTRAIN_CHANGE_FILE", "DMLTRAIN_STRAGGLERS"),
     *("DMLTRAIN_JOB", "DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_HOST_NAME", "DMLTRAIN_AGENT"),
     *("DMLTRAIN_RESTART", "DMLTRAIN_ELASTIC", "DMLTRAIN_JOIN", "DMLTRAIN_WIRE", "DMLTRAIN_CERTIFICATE_FILE"),
-    *("DMLTRAIN_MAX_WORKERS", "DMLTRAIN_WAIT_FOR_HOSTS", "DMLTRAIN_RESTART_SERVERS"),
+    *("DMLTRAIN_MAX_WORKERS", "DMLTRAIN_WAIT_FOR_HOSTS", "DMLTRAIN_RESTART_SERVERS", "DMLTRAIN_LOST"),
 )
 MORE_WORKERS = 1024  # that may come to an elastic job while it runs; each gets a number of its own
 WIRES = ("plain", "auth", "tls")
@@ -176,10 +176,13 @@ def replacement(
     return _joining(job, placed, task.rank, host, task, running, ports)
 
 
-def successor(job: Job, task: Task, host: Host, current: Sequence[Task], ports: Ports) -> Task:
-    """The task of the scheduler that takes the place of the lost one, `task`; `current` as above."""
+def successor(job: Job, task: Task, host: Host, current: Sequence[Task], lost: Sequence[Task], ports: Ports) -> Task:
+    """The task of the scheduler that takes the place of the lost one, `task`; `current` as above. It does not wait for
+    the workers and servers that are `lost`."""
     placed = [(each.role, each.rank, host if each.role == SCHEDULER else each.host) for each in current]
     environment = _environment(job, placed, SCHEDULER, task.rank, host, ports, {}, ())
+    if lost:
+        environment["DMLTRAIN_LOST"] = ",".join(f"{each.role}:{each.rank}" for each in lost)
     return Task(SCHEDULER, task.rank, host, _argv(job, host), environment)
 
 

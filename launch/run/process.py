@@ -198,8 +198,10 @@ class Processes:
     def on_port(self, number: int, port: int) -> None:
         """The scheduler `number`, which is to be started, gets this port. Workers that are started later get it too."""
         self.ports = replace(self.ports, scheduler=port, incarnation=self.ports.incarnation + 1)
-        process, current = self.all[number], [each[-1].task for each in self.lives]
-        process.task = successor(self.job, process.task, process.task.host, current, self.ports)
+        process, current = self.all[number], [each[-1] for each in self.lives]
+        lost = [each.task for each in current if each.lost and each.task.role != SCHEDULER]
+        tasks = [each.task for each in current]
+        process.task = successor(self.job, process.task, process.task.host, tasks, lost, self.ports)
 
     @property
     def next_rank(self) -> int:

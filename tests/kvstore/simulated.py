@@ -976,7 +976,8 @@ class World:
         limits = {"wait_seconds": 1e9, "start_seconds": 1e9}
         limits |= {"max_workers": job.workers + job.newcomers, "wait_for_hosts": job.patience, "elastic": job.minimum}
         limits["restart_servers"] = job.server_replacements
-        core = SchedulerCore(job.workers, job.servers, incarnation=number, **limits)
+        lost = [node for node in self.dead if node[0] != "scheduler" and self.chance.random() < 0.7]
+        core = SchedulerCore(job.workers, job.servers, incarnation=number, lost_before=frozenset(lost), **limits)
         self.schedulers[number] = core
         core.tick(self.now)
 

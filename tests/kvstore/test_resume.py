@@ -443,3 +443,29 @@ def test_a_worker_reports_its_own_lost_link_again_also_when_it_has_joined_since(
     found.say(lost)
     found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
     assert found.words(registration(MEMBERS[1]), START, Standing(Enter(FIRST)))[1:] == [lost]
+
+
+def test_nobody_waits_for_those_that_are_known_to_be_lost():
+    found = core(lost_before=frozenset({MEMBERS[2], ("server", 7)}))
+    assert back(found, dict.fromkeys([SERVER, *MEMBERS[:1]], FIRST)) == [], "worker 1 is to come"
+    actions = found.handle(MEMBERS[1], rejoin(MEMBERS[1]), 1.0)
+    assert [action.text for action in actions if isinstance(action, Log)][1:] == [
+        "worker 2 on h2 was lost before this scheduler began; the job goes on without it"
+    ]
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS[:2], Flush(1, 1, -1))
+
+
+def test_one_that_was_taken_for_lost_and_comes_back_in_time_takes_part():
+    found = core(lost_before=frozenset({MEMBERS[1]}))
+    actions = back(found, dict.fromkeys([MEMBERS[1], SERVER, MEMBERS[0], MEMBERS[2]], FIRST))
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS, Flush(1, 1, -1))
+
+
+def test_a_server_that_is_known_to_be_lost_is_removed_at_once():
+    view, servers = View(1, 0, ((0,), (1,)), (0, 1)), [("server", 0), ("server", 1)]
+    found = SchedulerCore(2, 2, elastic=1, incarnation=2, lost_before=frozenset(servers[1:]))
+    found.tick(0.0)
+    for node in [servers[0], *MEMBERS[:2]]:
+        actions = found.handle(node, rejoin(node, view), 1.0)
+    assert "server 1" in " ".join(action.text for action in actions if isinstance(action, Log))
+    assert sent(actions, Flush)

@@ -64,6 +64,7 @@ def test_it_is_started_again_on_its_host_and_all_are_told_where():
     (spawn,) = start.command.tasks
     assert (start.host, spawn.task, spawn.listens, start.command.follows) == ("a", NEXT, True, True)
     environment = spawn.environment
+    assert "DMLTRAIN_LOST" not in environment, "nobody else is lost"
     assert environment["DMLC_ROLE"] == "scheduler" and environment["DMLTRAIN_INCARNATION"] == "2"
     assert (environment["DMLC_PS_ROOT_URI"], environment["DMLC_PS_ROOT_PORT"]) == ("10.0.0.1", "9500")
     assert told == [Send(name, Scheduler(2, "10.0.0.1", 9500)) for name in "abc"]
@@ -115,7 +116,8 @@ def test_when_its_host_is_lost_it_is_started_on_another():
     assert sorted(job.lost) == [WORKER_2]
     assert "starting the scheduler again on a, 1 of 2" in job.notices[0]
     start, *told = job.bound("a")
-    assert start.command.tasks[0].environment["DMLTRAIN_HOST_NAME"] == "a"
+    environment = start.command.tasks[0].environment
+    assert (environment["DMLTRAIN_HOST_NAME"], environment["DMLTRAIN_LOST"]) == ("a", "worker:2")
     assert told == [Send(name, Scheduler(2, "10.0.0.1", 9500)) for name in "ab"]
 
 

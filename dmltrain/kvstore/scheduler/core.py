@@ -77,6 +77,7 @@ class SchedulerCore:
     place: str = "the scheduler"  # with host and address, for messages
     elastic: int = 0  # with fewer workers than this an elastic job ends; 0: the job is not elastic
     incarnation: int = 1  # later ones wait for the processes that the job has already
+    lost_before: frozenset[Node] = frozenset()  # processes for which such a one does not wait
     max_workers: int = 0  # in an elastic job workers with ranks below this may come in addition
     wait_for_hosts: float = 0.0  # s, for which such a job waits before it ends
     restart_servers: int = 0  # how many replacements of lost servers such a job can get
@@ -102,7 +103,9 @@ class SchedulerCore:
         )
         self._changes, self._stragglers = Changes(self.num_workers), Stragglers(self.num_workers)
         resumes = self.incarnation > 1
-        self._resume = Resume(self.num_workers, self.num_servers, self.lost_seconds) if resumes else None
+        self._resume = (
+            Resume(self.num_workers, self.num_servers, self.lost_seconds, self.lost_before) if resumes else None
+        )
 
     def handle(self, node: Node, message: Message, now: float) -> list[Action]:
         """A message from `node`, whose role and index the handshake has proved."""

@@ -41,6 +41,7 @@ class SchedulerProcess:
             f"the scheduler on {environment.host_name} ({environment.root_host}:{environment.root_port})",
             elastic=environment.elastic,
             incarnation=environment.incarnation,
+            lost_before=environment.lost_before,
             max_workers=environment.ranks,
             wait_for_hosts=environment.wait_for_hosts,
             restart_servers=environment.restart_servers,

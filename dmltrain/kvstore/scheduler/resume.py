@@ -2,8 +2,9 @@
 
 The processes of the job come back to it, and each says which view it was told last. The highest of these views counts:
 all its members held its base when the scheduler before sent it, so all get it. The new scheduler waits for all members
-of this view and all servers. Who does not come within `lost_seconds` of the first one is lost. Servers say which
-workers have finished, since these do not come back. Then a change of view begins (`Views.resume`): it completes, or
+of this view and all servers. Who does not come within `lost_seconds` of the first one is lost; nobody waits for those
+that the launcher knows to be lost, such as all on the host of the scheduler before. Servers say which workers have
+finished, since these do not come back. Then a change of view begins (`Views.resume`): it completes, or
 aborts, whatever the members were doing, and what the scheduler before had begun.
 
 Other messages wait until then. A replacement that registers meanwhile proves that the worker before it is gone, and so
@@ -28,6 +29,7 @@ class Resume:
     workers: int
     servers: int
     lost_seconds: float
+    lost_before: frozenset[Node] = frozenset()  # the launcher has said so
     back: dict[Node, Rejoin] = field(default_factory=dict)
     held: list[tuple[Node, Message]] = field(default_factory=list)
     due: float = math.inf  # when those that are missing are lost
@@ -106,6 +108,8 @@ class Resume:
             return "was not told that it had joined, or was lost: it joins again"
         if node in self.replaced:
             return "was lost: its replacement is here"
+        if node in self.lost_before:
+            return "was lost before this scheduler began"
         if node in self.severed:
             return "was lost: no server has a connection to it"
         return f"has not come back to the next scheduler within {self.lost_seconds:g} s"
@@ -113,7 +117,8 @@ class Resume:
     @property
     def complete(self) -> bool:
         """Whether nobody is waited for."""
-        return bool(self.back) and not set(self.missing) - self.gone.keys() - self.replaced - self.severed
+        nobody = self.gone.keys() | self.lost_before | self.replaced | self.severed
+        return bool(self.back) and not set(self.missing) - nobody
 
     @property
     def start(self) -> Start:
