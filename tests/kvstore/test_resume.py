@@ -1,6 +1,9 @@
 """Another incarnation of the scheduler finds out how far the job is: no sockets, no clocks."""
 
 import json
+import socket
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,8 +11,9 @@ import pytest
 from dmltrain.env import Environment
 from dmltrain.kvstore.scheduler.actions import Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
-from dmltrain.kvstore.scheduler.following import Following, Standing
+from dmltrain.kvstore.scheduler.following import CALL_SECONDS, SAME_SECONDS, Following, Standing
 from dmltrain.kvstore.scheduler.incarnation import Incarnation, newest
+from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.message import (
     Abort,
     Bye,
@@ -422,6 +426,25 @@ def test_a_replacement_that_is_no_member_registers_again():
     assert found.words(registration(MEMBERS[0]), START, Standing(None)) == [registration(MEMBERS[0]), Ready()]
     (word,) = found.words(registration(MEMBERS[0]), START, Standing(Enter(FIRST)))
     assert word.ready == (Ready(),)
+
+
+def test_one_whose_host_is_off_is_not_called_for_long(tmp_path):
+    off, listening = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+    file = tmp_path / "scheduler"
+    its = Environment(role="worker", job="job", key=b"key", elastic=1, root_port=off.getsockname()[1])
+    found = Following(replace(its, scheduler_file=str(file)))
+    threading.Thread(
+        target=accept_loop,
+        args=(listening, replace(its, role="scheduler"), "scheduler", lambda link, role, index: link.close()),
+        daemon=True,
+    ).start()
+    where = {"incarnation": 2, "host": "127.0.0.1", "port": listening.getsockname()[1]}
+    threading.Timer(SAME_SECONDS + 0.2, lambda: file.write_text(json.dumps(where))).start()
+    began = time.monotonic()
+    found.find(threading.Event()).close()
+    assert found.current.number == 2 and time.monotonic() - began < CALL_SECONDS
+    for each in (off, listening):
+        each.close()
 
 
 def test_lost_links_are_reported_again_while_they_concern_the_view():

@@ -23,7 +23,7 @@ from dmltrain.kvstore.view import View
 
 LOOK_SECONDS = 0.05  # between two looks for the next incarnation
 SAME_SECONDS = 1.0  # between two calls of the same one: if it lives, it has removed this process, and says so
-CALL_SECONDS = 5.0
+CALL_SECONDS = 5.0  # for a call; SAME_SECONDS for one of the same: its host may be off, and the next one there soon
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,12 @@ class Following:
         began = time.monotonic()
         same_at = began + SAME_SECONDS
         while not ended.wait(LOOK_SECONDS) and time.monotonic() - began < self._environment.wait_seconds:
-            if not self.superseded and time.monotonic() < same_at:
+            is_same = not self.superseded
+            if is_same and time.monotonic() < same_at:
                 continue
             same_at = time.monotonic() + SAME_SECONDS
             try:
-                return self.connect()
+                return self.connect(SAME_SECONDS if is_same else CALL_SECONDS)
             except (OSError, Closed, FrameError):  # not there yet, or another program has its port
                 continue
         return None
