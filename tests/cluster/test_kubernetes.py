@@ -432,5 +432,9 @@ def test_the_api_server_takes_what_the_dry_run_prints_of_a_jobset(pods: Pods, jo
     assert checked[-1] == "jobset.jobset.x-k8s.io/checked" and len(checked) == 5
     for old, new in (("operator: All", "operator: Some"), ("maxRestarts: 0", "maxRestart: 0")):
         wrong = printed.out.replace(old, new)
-        assert jobset.kubectl("create", "--dry-run=server", "-f", "-", told=wrong, check=False).count("created") == 4
+
+        def made(wrong: str = wrong) -> int:
+            return jobset.kubectl("create", "--dry-run=server", "-f", "-", told=wrong, check=False).count("created")
+
+        wait_for(lambda: made() == 4, "kubectl to know the schema, which comes a moment after the definition", LONGEST)
     assert jobset.objects() == []
