@@ -79,7 +79,7 @@ def test_a_training_goes_on_when_the_host_of_the_scheduler_and_a_server_is_remov
         0,
         ["h2 is not part of the job any more", f"worker {leaves} has left the job"],
     )
-    assert testbed.processes("h2") == []
+    wait_for(lambda: testbed.processes("h2") == [], "the agent of h2 to end, a moment after its last word", LONGEST)
     result = launched.wait(250)
     assert result.code == 0, result
     last = result.err.splitlines()[-1]
