@@ -58,9 +58,7 @@ class Environment:
     joins: bool = False  # this process joins an elastic job that runs, perhaps in the place of one that was lost
     scheduler_file: str = ""  # says where the scheduler's newest incarnation is; "": if it is lost, the job ends
     incarnation: int = 1  # of the scheduler: which one this is; of others: which one the address above is of
-    lost_before: frozenset[tuple[str, int]] = (
-        frozenset()
-    )  # of a later incarnation: roles and numbers that need not come back
+    lost_before: frozenset[tuple[str, int]] = frozenset()  # for a later incarnation: processes that do not come back
     change_file: str = ""  # of the scheduler: has the newest change of the running job that the user wants
     reports_steps: bool = False  # workers report how long they compute in a step, and the scheduler compares them
     launched: bool = False  # False: there is no launcher, and the process trains alone

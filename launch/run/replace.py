@@ -22,7 +22,7 @@ class Replacer:
         self.job = job
         self.replacements = Replacements(job.restart_workers)  # of workers
         self.of_servers = Replacements(job.restart_servers)
-        self._homeless: list[int] = []  # lost servers for which no host has room, by the numbers of their processes
+        self._unplaced: list[int] = []  # lost servers for which no host has room, by the numbers of their processes
 
     @property
     def next_at(self) -> float:
@@ -55,17 +55,17 @@ class Replacer:
 
     def place_servers(self, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
         """Plan the replacements of servers for which there was no room, as far as there is now."""
-        if not self._homeless or tasks.a_worker_done or not tasks.scheduler_lives:
+        if not self._unplaced or tasks.a_worker_done or not tasks.scheduler_lives:
             return []
-        before, self._homeless = self._homeless, []
+        before, self._unplaced = self._unplaced, []
         texts = [self._plan(tasks.all[number], tasks, usable, now) for number in before]
-        return [text for number, text in zip(before, texts, strict=True) if number not in self._homeless]
+        return [text for number, text in zip(before, texts, strict=True) if number not in self._unplaced]
 
     def cancel(self) -> None:
         """The job ends, so those that wait are not needed."""
         self.replacements.drop()
         self.of_servers.drop()
-        self._homeless.clear()
+        self._unplaced.clear()
 
     def start(self, tasks: Processes, hosts: Mapping[str, Host], now: float) -> list[Action]:
         """Start what is due."""
@@ -88,7 +88,7 @@ class Replacer:
         seats = self.seats(usable, tasks) if role == WORKER else self._seats_of_servers(usable, tasks)
         planned = replacements.plan(tasks.all.index(lost), lost.task.host.name, seats, now)
         if planned is None and role == SERVER:
-            self._homeless.append(tasks.all.index(lost))
+            self._unplaced.append(tasks.all.index(lost))
             return f"{name} is not replaced until a host comes that has room for it"
         if planned is None:
             return f"{name} is not replaced: no host that is left has room for it"

@@ -159,7 +159,8 @@ def _has(job: Any, kind: str) -> bool:
 
 
 def _job(found: Any, row: Any, name: str, index: int) -> Any:
-    """What it looks like with the defaults of JobSet's webhook: pods are numbered, unless the template says no."""
+    """What it looks like with the defaults of JobSet's webhook: pods are numbered, unless the template sets another
+    completionMode."""
     meta, template = found["metadata"], row["template"]
     own = {"jobset-name": meta["name"], "replicatedjob-name": row["name"], "job-index": str(index)}
     labels = {f"jobset.sigs.k8s.io/{key}": value for key, value in own.items()}

@@ -25,7 +25,7 @@ def output(bed: Testbed, host: str, *argv: str) -> str:
 
 def reaches(bed: Testbed, host: str, other: str, seconds: float = 20.0) -> bool:
     """Whether a TCP connection comes about. A refusal needs no time; `seconds` is how long to hope for an answer. Just
-    after a cut the kernel may still know that there was no way to the other."""
+    after a cut the kernel still answers "No route to host" for a moment; then it is tried again."""
     connect = 'until why=$( (exec 3<>"/dev/tcp/$0/22") 2>&1 ); do [[ $why == *"No route"* ]] || exit 1; sleep 0.1; done'
     done = bed.run(host, ["timeout", str(seconds), "bash", "-c", connect, bed.address(other)], cwd="/")
     return done.returncode == 0

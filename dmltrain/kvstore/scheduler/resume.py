@@ -2,10 +2,10 @@
 
 The processes of the job come back to it, and each says which view it was told last. The highest of these views counts:
 all its members held its base when the scheduler before sent it, so all get it. The new scheduler waits for all members
-of this view and all servers. Who does not come within `lost_seconds` of the first one is lost; nobody waits for those
-that the launcher knows to be lost, such as all on the host of the scheduler before. Servers say which workers have
-finished, since these do not come back. Then a change of view begins (`Views.resume`): it completes, or
-aborts, whatever the members were doing, and what the scheduler before had begun.
+of this view and all servers. Who does not come within `lost_seconds` of the first one is lost. It does not wait for
+those that the launcher knows to be lost (`lost_before`), such as all on the host of the scheduler before. Servers say
+which workers have finished, since these do not come back. Then a change of view begins (`Views.resume`): it completes,
+or aborts, whatever the members were doing, and what the scheduler before had begun.
 
 Other messages wait until then. A replacement that registers meanwhile proves that the worker before it is gone, and so
 do all servers if each has lost its link to it: nobody waits for such a worker. A worker that had joined with the
