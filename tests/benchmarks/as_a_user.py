@@ -10,7 +10,7 @@ from types import ModuleType
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def run(name: str, *arguments: str, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, *arguments: str, timeout: float = 250, **environ: str) -> subprocess.CompletedProcess[str]:
     """benchmarks/`name` with these arguments, and `environ` added to its environment."""
     return subprocess.run(
         [sys.executable, str(BENCHMARKS / name), *arguments],
