@@ -110,11 +110,6 @@ def _detach(options: Options, num_servers: int) -> bool:
 
 def _rules(options: Options, num_servers: int) -> tuple[Rule, ...]:
     """LaunchError if the kvstore of the job cannot change."""
-    if options.rules and options.elastic:
-        raise LaunchError(
-            "--rule does not work in an elastic job: leave one of them out; `dmltrain job set` changes its kvstore if "
-            "that is dist_async or dist_ssp"
-        )
     if options.rules and not num_servers:
         raise LaunchError("--rule needs servers: give -s 1 or more")
     return options.rules

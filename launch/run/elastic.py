@@ -24,6 +24,7 @@ from launch.run.event import (
     Leaves,
     Listed,
     Lost,
+    Slowest,
     Tick,
     Told,
     Unlisted,
@@ -67,6 +68,8 @@ class ElasticSupervisor(Supervisor):
                 return changes.asked(event, now)
             case Told():
                 return changes.settings.told(event, now - self._began, now)
+            case Slowest():
+                return changes.settings.slowest(event, now)
             case Viewed():
                 changes.viewed(event, now - self._began)
                 return [] if self.ending.begun else changes.listing.retry(now)

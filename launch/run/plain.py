@@ -37,7 +37,7 @@ class PlainSupervisor(Supervisor):
             case Told():
                 actions = self._settings.told(event, now - self._began, now)
             case Slowest():
-                actions = [] if self.unready else self._settings.slowest(event, now)
+                actions = self._settings.slowest(event, now)
             case _:
                 actions = super().handle(event, now)
         if isinstance(event, Tick):

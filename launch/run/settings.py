@@ -58,6 +58,8 @@ class SettingsChanges:
 
     def slowest(self, event: Slowest, now: float) -> list[Action]:
         """Apply the job's rules: the first one that holds, unless it was the last that did."""
+        if self._attempt.unready:
+            return []
         rule = next((each for each in self._attempt.job.rules if each.holds(event.percent)), None)
         if rule is None or rule is self._applied:
             return []
@@ -95,6 +97,8 @@ class SettingsChanges:
         wanted = self._queue[0]
         if wanted.of_rule:
             self._attempt.losses.notices.append(Notice(f"not changed by {wanted.by}: {text}"))
+            if code == FAULT_CODE:  # no refusal by the job: try again when it holds still
+                self._applied = None
         return self._settle(text, code, now)
 
     def _settle(self, text: str, code: int, now: float) -> list[Action]:

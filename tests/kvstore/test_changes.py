@@ -15,6 +15,7 @@ from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.scheduler.actions import Log, Send
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, Changes
 from dmltrain.kvstore.scheduler.core import SchedulerCore
+from dmltrain.kvstore.scheduler.stragglers import Stragglers
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.reply import Reply
@@ -388,3 +389,13 @@ def test_the_slowest_worker_is_compared_when_all_have_reported():
         assert core.handle(("worker", 2), Took(0.31), 0.0) == []
         line = "worker 2 computes 55.0 % longer in a step than the median of 0.2 s"
         assert core.handle(("worker", 1), Took(0.1), 0.0) == [Log(line)]
+
+
+def test_only_the_workers_that_the_job_has_now_are_compared():
+    stragglers = Stragglers()
+    assert stragglers.take(0, 0.2, (0, 1, 2)) == []
+    assert stragglers.take(2, 0.9, (0, 1, 2)) == []
+    assert stragglers.take(3, 0.2, (0, 1, 3)) == [], "worker 2 has left"
+    line = "worker 1 computes 50.0 % longer in a step than the median of 0.2 s"
+    assert stragglers.take(1, 0.3, (0, 1, 3)) == [Log(line)]
+    assert stragglers.take(2, 0.9, ()) == [], "its last report comes when it has been removed"

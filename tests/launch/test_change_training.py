@@ -23,6 +23,21 @@ WORDS = [
 
 
 @pytest.mark.thorough
+def test_a_rule_changes_an_elastic_job_with_a_view(launcher):
+    words = ["--kv-store", "dist_async", "--network", "mlp", "--batch-size", "16", "--num-epochs", "8"]
+    words += ["--emulate-step", "0.1", "--slow-worker", "1:2"]
+    rule = ["--rule", "when straggler > 20 % set kv_store=dist_ssp staleness=4"]
+    launched = launcher.start("-n", 2, "-s", 1, "--elastic", *rule, ROOT / "examples/train_digits.py", *words)
+    result = launched.wait()
+    assert result.code == 0, result
+    (change,) = launched.record["kvstore_changes"]
+    assert change["now"] == "kv_store=dist_ssp staleness=4" and change["by"].startswith(
+        "the rule 'when straggler > 20 %"
+    )
+    assert b"kv_store=dist_ssp staleness=4" in launched.log("worker-0")
+
+
+@pytest.mark.thorough
 def test_a_worker_that_is_added_takes_its_part_of_the_samples_and_one_that_is_removed_hands_its_own_back(
     launcher, capsys
 ):

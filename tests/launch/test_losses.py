@@ -6,6 +6,9 @@ import json
 import math
 import os
 import signal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -42,9 +45,11 @@ class Job3:
         servers: int = 1,
         servers_replaced: int = 0,
         kind: type[Supervisor] = Supervisor,
+        more: Mapping[str, Any] = MappingProxyType({}),
         **limits: float,
     ):
-        most = {"elastic": elastic, "restart_workers": replaced, "restart_servers": servers_replaced}
+        """`more`: of the job."""
+        most = {"elastic": elastic, "restart_workers": replaced, "restart_servers": servers_replaced, **more}
         self.supervisor = kind(
             Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most), hosts, Limits(**limits)
         )

@@ -15,10 +15,11 @@ from launch.command_line.job_options import parse_job
 from launch.command_line.options import Options
 from launch.commands.processes import lost
 from launch.control.message import ADD, SET
+from launch.job.rule import parse_rule
 from launch.job.settings import STAYS, Settings, parse
 from launch.run import report
 from launch.run.action import Reply, Send
-from launch.run.event import ASKED, MADE, REFUSED, Asked, Tick, Told
+from launch.run.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
 from launch.run.plain import NOT_ELASTIC, PlainSupervisor
 from launch.run.settings import LOST, NONE, READ_SECONDS, SILENT
 from tests.launch.conftest import ROOT, go, said, wait_for
@@ -138,6 +139,43 @@ def test_a_change_is_not_lost_with_the_scheduler():
     task = len(job.supervisor.processes) - 1
     job.say(Bound("a", {"scheduler": 9100}), Started("a", task, 4712))
     assert job.ask(3, SET, "staleness=4") == [sent(4, "", 4.0)]
+
+
+RULES = tuple(
+    parse_rule(text)
+    for text in (
+        "when straggler > 30 % set kv_store=dist_ssp staleness=4",
+        "when straggler < 10 % set kv_store=dist_async",
+    )
+)
+
+
+@pytest.mark.parametrize("make", [Setting, Changing])
+def test_the_first_rule_that_holds_is_applied_once(make):
+    job = make(more={"rules": RULES})
+    assert job.say(Slowest(2, 30.0)) == [], "neither holds"
+    (first,) = job.say(Slowest(2, 55.0))
+    by = "the rule 'when straggler > 30 % set kv_store=dist_ssp staleness=4': worker 2 computes 55 % longer than the"
+    assert first == Send("a", Change(1, "dist_ssp", 4.0, f"{by} median"))
+    assert job.say(Slowest(2, 60.0)) == [], "it was the last one"
+    job.say(Told(1, ASKED), Told(1, REFUSED, "why not"))
+    assert job.notices == [f"not changed by {first.command.by}: why not"]
+    (second,) = job.say(Slowest(1, 5.0))
+    assert second.command.kv_store == "dist_async"
+    job.say(Told(2, ASKED))
+    job.exit(WORKER_1, 0)
+    assert job.say(Slowest(2, 55.0)) == [], "the job is ending"
+
+
+def test_a_rule_is_tried_again_after_a_scheduler_that_was_lost():
+    job = Changing(more={"restart_scheduler": 1, "rules": RULES})
+    assert len(job.say(Slowest(2, 55.0))) == 1
+    job.exit(SCHEDULER, -9)
+    assert any(LOST in each for each in job.notices)
+    task = len(job.supervisor.processes) - 1
+    job.say(Bound("a", {"scheduler": 9100}), Started("a", task, 4712))
+    (again,) = job.say(Slowest(2, 55.0))
+    assert again.command.kv_store == "dist_ssp"
 
 
 def test_settings_are_parsed():

@@ -101,7 +101,7 @@ class SchedulerCore:
         self._views = Views(
             self.num_workers, self.num_servers, self.elastic, self.wait_for_hosts, restarts=self.restart_servers
         )
-        self._changes, self._stragglers = Changes(self.num_workers), Stragglers(self.num_workers)
+        self._changes, self._stragglers = Changes(self.num_workers), Stragglers()
         resumes = self.incarnation > 1
         self._resume = (
             Resume(self.num_workers, self.num_servers, self.lost_seconds, self.lost_before) if resumes else None
@@ -149,7 +149,8 @@ class SchedulerCore:
             case Stops() | Changed() if node[0] == "worker":
                 return self._changes.take(node[1], message)
             case Took() if node[0] == "worker":
-                return self._stragglers.take(node[1], message.seconds)
+                workers = self._views.present if self.elastic else range(self.num_workers)
+                return self._stragglers.take(node[1], message.seconds, workers)
         return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
 
     def change(self, change: Change) -> list[Action]:

@@ -6,22 +6,23 @@ The launcher reads what is logged here (launch/run/scheduler_log.py), and applie
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from dmltrain.kvstore.scheduler.actions import Action, Log
 
 
-@dataclass
 class Stragglers:
-    """Of one job's `workers`. A line is logged when all have reported since the last one."""
+    """A line is logged when all workers of the job have reported since the last one."""
 
-    workers: int
-    _seconds: dict[int, float] = field(default_factory=dict)  # by worker
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by worker
 
-    def take(self, worker: int, seconds: float) -> list[Action]:
-        """A worker computes for so long in a step."""
-        self._seconds[worker] = seconds
-        if len(self._seconds) < self.workers:
+    def take(self, worker: int, seconds: float, workers: Iterable[int]) -> list[Action]:
+        """A worker computes for so long in a step. `workers`: those that the job has now."""
+        present = {*workers}
+        known = {**self._seconds, worker: seconds}
+        self._seconds = {each: known[each] for each in known if each in present}
+        if worker not in present or self._seconds.keys() < present:
             return []
         median = statistics.median(self._seconds.values())
         slowest = max(self._seconds, key=lambda each: self._seconds[each])

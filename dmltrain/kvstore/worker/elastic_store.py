@@ -371,6 +371,7 @@ class ElasticKVStore(DistKVStore):
         self._on_servers.made += 1
         self._on_servers.pulled = now
         self._on_servers.keep(self.view, self.member, now)
+        self._report_step()
 
     def refreshed(self) -> None:
         """This worker has the servers' present weights."""

@@ -160,8 +160,7 @@ class DistKVStore(KVStore):
         self._member.changes.follow(lambda change: self._why_not(change, len(keys), refusal))
 
     def between_steps(self, settle: Callable[[], None]) -> bool:
-        if self._steps and (seconds := self._steps.made(time.perf_counter(), self.waits.total)):
-            self._member.took(seconds)
+        self._report_step()
         change = self._member.due_change()
         if change is None:
             return False
@@ -175,6 +174,11 @@ class DistKVStore(KVStore):
         log(f"after step {change.after} of this job: {wanted} (before: {before}); asked for by {change.by}")
         self._member.changed(change.number, str(wanted))
         return True
+
+    def _report_step(self) -> None:
+        """A step has been made: report now and then how long this worker computes in one, if the job has rules."""
+        if self._steps and (seconds := self._steps.made(time.perf_counter(), self.waits.total)):
+            self._member.took(seconds)
 
     @property
     def _kind(self) -> Kind:
