@@ -58,7 +58,7 @@ def test_a_host_is_added_and_removed_and_one_that_is_off_is_named(testbed: Testb
     result = launched.wait()
     assert result.code == 0, result
     last = result.err.splitlines()[-1]
-    assert last.startswith("0 processes left on 3 hosts; joined: worker 2 on h3 after "), last
+    assert re.match("0 processes left on 3 hosts; joined: worker [23] on h3 after ", last), last
 
 
 TRAINING = ["--kv-store", "dist_sync", "--batch-size", 16, "--num-epochs", 3, "--network", "mlp", "--emulate-step", 0.1]
