@@ -62,8 +62,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-# The tests of each share what takes long to make: trials side by side, results of MXNet, a browser, completion scripts.
+# The tests of each share what takes long to make: trials side by side, clusters, results of MXNet, a browser,
+# completion scripts.
 TOGETHER = (
+    "tests/cluster/test_kubernetes.py",
+    "tests/cluster/test_ray.py",
     "tests/cluster/test_fault_matrix.py",
     "tests/backends/test_mxnet_graphs.py",
     "tests/report/page/test_in_browser.py",

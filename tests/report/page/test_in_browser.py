@@ -15,8 +15,6 @@ from dmltrain.report.series import points
 from tests.browser import Page
 from tests.report.page import written
 
-pytestmark = pytest.mark.xdist_group("page")  # one browser for all of them
-
 SERIES = """(id => {
   const chart = echarts.getInstanceByDom(document.querySelector(`#${id} .chart`));
   return chart.getOption().series.map(s => ({id: s.id, name: s.name, data: s.data, type: s.type}));
