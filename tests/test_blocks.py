@@ -49,7 +49,7 @@ def test_the_walks_reach_all_ops(jobs, options, rounding, count):
 
 
 WALKS = [*itertools.product(MOMENTS, MEMBERS)]
-IN_CI = [*zip(MOMENTS, [*MEMBERS] * 2, strict=True)]  # each moment; with rounded weights each pair
+IN_CI = [*zip(MOMENTS, [*MEMBERS] * 2, strict=True)]  # each moment
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_loss_at_each_op_of_each_block(jobs, moment, members):
 
 FIRST = [2, 8, 13]
 CASES = [*itertools.product(FIRST, MOMENTS, MEMBERS)]
-ROUNDED_IN_CI = [(first, *each) for first, each in zip(itertools.cycle(FIRST), WALKS, strict=False)]
+ROUNDED_IN_CI = [(first, *each) for first, each in zip(itertools.cycle(FIRST), IN_CI, strict=False)]
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ def quick(network):
 
 
 def tier(name, backend):
-    """CI leaves out networks whose gradients test_mxnet_graphs.py compares with MXNet's own on both backends: slow ones
-    on MXNet, large ones on PyTorch."""
+    """CI leaves out networks whose gradients test_mxnet_graphs.py compares with MXNet's own on both backends, or those
+    of a network with the same layers: slow ones on MXNet, large ones on PyTorch."""
     network = usual(name)
     if quick(network):
         return []
     slow = backend == "mxnet" or network.multiply_adds() > 1e9 or network.num_parameters > 1e7
-    compared = any(graph.file.startswith(name) for graph in GRAPHS)
+    compared = any(graph.file.startswith(name.removeprefix("caffe-")) for graph in GRAPHS)
     return [pytest.mark.exhaustive if slow and compared else pytest.mark.thorough]
 
 

@@ -9,7 +9,8 @@ from tests.benchmarks.as_a_user import run
 
 @pytest.mark.thorough
 def test_both_kinds_of_jobs_are_compared():
-    small = ["--workers", "2", "--batch", "4", "--steps", "12", "--epochs", "2", "--turns", "1", "--format", "json"]
+    small = ["--workers", "2", "--batch", "4", "--steps", "12", "--epochs", "2", "--turns", "1"]
+    small += ["--network", "--network mlp", "--format", "json"]
     done = run("balance.py", *small)
     assert done.returncode == 0, done.stderr
     slow, equal = json.loads(done.stdout)["measured"]

@@ -34,7 +34,10 @@ def test_the_cost_of_gradients_alone_is_that_of_a_step():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("more", [[], ["--keys"]], ids=["training", "gradients alone"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param([], id="training"), pytest.param(["--keys"], id="gradients alone", marks=pytest.mark.exhaustive)],
+)
 def test_a_job_goes_on_soon_after_a_loss(more):
     done = run("elastic.py", *SMALL, "--workers", "3", "--servers", "1", "--turns", "0", "--losses", "1", *more)
     assert done.returncode == 0, done.stderr

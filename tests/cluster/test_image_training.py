@@ -11,7 +11,7 @@ from tests.cluster.launching import ROOT, Front, way
 from tests.cluster.testbed import Testbed
 
 WORKERS = 3
-EXAMPLES = 12  # two steps
+EXAMPLES = 6  # one step
 DIGEST = re.compile(r"Final weights sha256=(\w{64})")
 PROGRAM = (
     *(ROOT / "examples" / "train_imagenet.py", "--network", "inception-bn", "--num-classes", 215),

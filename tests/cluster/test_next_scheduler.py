@@ -12,7 +12,7 @@ from tests.cluster.testbed import Testbed
 from tests.launch.conftest import wait_for
 
 HOSTS = "h1 roles=server,worker\nh2 roles=worker\nh3 roles=scheduler,worker\n"
-TRAINING = ["--kv-store", "dist_sync", "--batch-size", 16, "--num-epochs", 8, "--network", "mlp"]
+TRAINING = ["--kv-store", "dist_sync", "--batch-size", 16, "--num-epochs", 4, "--network", "mlp"]
 SLOW = ["--emulate-step", 0.2]  # so that epochs end while the scheduler is away
 
 

@@ -266,7 +266,7 @@ def test_random_schedules_change_all_workers_at_once_and_use_each_gradient_once(
 
 @pytest.mark.thorough
 def test_many_more_schedules():
-    for seed in range(1000, 3000):
+    for seed in range(1000, 2000):
         job = Job(seed).run()
         job.check()
 

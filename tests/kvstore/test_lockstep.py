@@ -297,7 +297,7 @@ class Arena:
     "schedules",
     [
         300,
-        pytest.param(2_000, marks=pytest.mark.thorough),
+        pytest.param(1_000, marks=pytest.mark.thorough),
         pytest.param(60_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3000)]),
     ],
 )

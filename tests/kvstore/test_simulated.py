@@ -16,10 +16,10 @@ OF_SERVERS = ["forget weights", "barrier after sums", pytest.param("behind", mar
 MUTATIONS = ["check under the lock", "late values", "carried", "receipt", *OF_SERVERS, *SLOWLY_NOTICED]
 SCHEDULES = [
     pytest.param(100),
-    pytest.param(600, marks=pytest.mark.thorough),
+    pytest.param(300, marks=pytest.mark.thorough),
     pytest.param(1_000_000, marks=pytest.mark.exhaustive),
 ]
-SCHEDULES_OF_SCHEDULERS = [pytest.param(60), pytest.param(300, marks=pytest.mark.thorough), SCHEDULES[2]]
+SCHEDULES_OF_SCHEDULERS = [pytest.param(60), pytest.param(150, marks=pytest.mark.thorough), SCHEDULES[2]]
 RULES_OF_SCHEDULERS = ["released again", pytest.param("who has finished", marks=pytest.mark.thorough)]
 RULES_OF_SCHEDULERS += [
     pytest.param(each, marks=pytest.mark.thorough) for each in ("superseded", "who waits in a barrier")
