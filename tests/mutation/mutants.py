@@ -11,7 +11,7 @@ import ast
 import io
 import itertools
 import tokenize
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,18 @@ OPERATORS: list[tuple[Any, Operator]] = [*mutation_operators, (cst.Expr, _left_o
 
 
 class _Collector(cst.CSTVisitor):
-    """Every (node, replacement) of a module, in the order of the text."""
+    """Every (node, replacement) of a module, in the order of the text; with `lines` not of functions that have none of
+    these."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Collection[str] | None) -> None:
         self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
+        self._lines = lines
 
     def on_visit(self, node: cst.CSTNode) -> bool:
+        if self._lines is not None and isinstance(node, cst.FunctionDef):
+            code = _one_line(_code(node).splitlines())
+            if not any(line in code for line in self._lines):
+                return False
         if isinstance(node, SKIPPED) or any(leave(node) for leave in (_is_docstring, _is_kept, _is_strict, _is_a_type)):
             return False
         for kind, operator in OPERATORS:
@@ -123,11 +129,11 @@ def _is_for_types(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.If) and isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
 
 
-def of(source: str, lines: Container[str] | None = None) -> list[Mutant]:
+def of(source: str, lines: Collection[str] | None = None) -> list[Mutant]:
     """All mutants of a module's text that are Python, in the order of the text, without repetitions. If `lines` is
     given, only the mutants whose `before` is one of these."""
     code = _without_comments(source)
-    wrapper, collector = MetadataWrapper(cst.parse_module(code)), _Collector()
+    wrapper, collector = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True), _Collector(lines)
     wrapper.module.visit(collector)
     ranges, text, code_text = wrapper.resolve(WhitespaceInclusivePositionProvider), _Text(source), _Text(code)
     mutants: dict[str, Mutant] = {}
