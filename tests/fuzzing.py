@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-INPUTS = "DMLTRAIN_TEST_INPUTS"  # how many inputs each parser gets; CI sets 3,000, `make test-all` a million
+INPUTS = "DMLTRAIN_TEST_INPUTS"  # how many inputs each parser gets; CI sets 2,000, `make test-all` a million
 PART = 100_000  # inputs of one process at most
 MAX_GROWTH = 64 << 20  # bytes
 MAX_ADDRESSES = 1 << 30  # bytes
