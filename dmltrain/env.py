@@ -154,12 +154,12 @@ def check_file(environ: Mapping[str, str] | None = None) -> str:
 
 
 def audit(environ: Mapping[str, str] | None = None) -> str:
-    """The folder in which a script of an elastic job writes its audit; "": none (docs/elastic.md)."""
+    """The folder in which a script of an elastic job writes its audit; "": none (docs/elastic-scripts.md)."""
     return (os.environ if environ is None else environ).get("DMLTRAIN_AUDIT", "")
 
 
 def replay(environ: Mapping[str, str] | None = None) -> str:
-    """The views.json through which a script's elastic job goes again; "": none (docs/elastic.md)."""
+    """The views.json through which a script's elastic job goes again; "": none (docs/elastic-scripts.md)."""
     return (os.environ if environ is None else environ).get("DMLTRAIN_REPLAY", "")
 
 

@@ -16,7 +16,7 @@ from tests.launch.conftest import ROOT, wait_for
 
 pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
-SECONDS = 5.0  # docs/elastic.md has what it takes on a busy machine
+SECONDS = 5.0  # docs/elastic-members.md has what it takes on a busy machine
 # An epoch takes about 18 s: who waited for its end would be late.
 WORDS = ["--kv-store", "dist_sync", "--network", "mlp", "--batch-size", "4", "--num-epochs", "2"]
 WORDS += ["--emulate-step", "0.1", "--disp-batches", "1"]

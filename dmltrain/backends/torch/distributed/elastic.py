@@ -133,7 +133,7 @@ def check_round(is_known: bool) -> None:
     if not is_known:
         raise UserError(
             "in an elastic job each step() needs to know its samples: make one step for each batch of a "
-            "dmltrain.loader (docs/elastic.md), or start the job without --elastic"
+            "dmltrain.loader (docs/elastic-scripts.md), or start the job without --elastic"
         )
 
 
