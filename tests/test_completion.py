@@ -18,7 +18,8 @@ import pytest
 
 from dmltrain.data_command.cli import VERBS as DATA_VERBS
 from launch.command_line.job_options import VERBS
-from launch.command_line.options import OPTIONS, Option
+from launch.command_line.option import Option
+from launch.command_line.table import OPTIONS
 from launch.commands import completion
 from launch.commands.completion import Command, choices, commands
 from tests.scripts import executable

@@ -27,7 +27,7 @@ TRUE = ("true", "yes", "on")  # YAML 1.1's, any case
 
 
 class Row(Protocol):
-    """The part of a row of `launch.command_line.options.OPTIONS` that this module uses."""
+    """The part of a row of `launch.command_line.table.OPTIONS` that this module uses."""
 
     @property
     def names(self) -> tuple[str, ...]: ...

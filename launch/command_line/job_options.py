@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launch import LaunchError
-from launch.command_line.options import BY_NAME, Option, split, table
+from launch.command_line.option import Option
+from launch.command_line.options import split, table
+from launch.command_line.table import BY_NAME
 from launch.job.settings import EXAMPLE, parse
 
 CONNECTION_OPTIONS = (

@@ -35,7 +35,7 @@ Apply = Callable[[Options, str, str, Mapping[str, str]], Options]
 
 
 class Row(NamedTuple):
-    """The fields of `launch.command_line.options.Option`."""
+    """The fields of `launch.command_line.option.Option`."""
 
     names: tuple[str, ...]
     value: str

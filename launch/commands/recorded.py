@@ -13,7 +13,7 @@ from typing import Any
 
 from launch import LaunchError
 from launch.clusters import LAUNCHERS, listing
-from launch.command_line.options import BY_NAME
+from launch.command_line.table import BY_NAME
 from launch.job import hosts
 from launch.job.host import Host
 from launch.job.hosts.attribute import PATH_OR_COMMAND, PYTHON, convert, host_name

@@ -12,10 +12,10 @@ import pytest
 from launch.agent.commands import Bind, Notice, Probe, Reach, Start, Stop
 from launch.agent.commands import Job as JobCommand
 from launch.agent.events import Bound, Ended, Noticed, Probed, Reached, Ready, Refused, Started
-from launch.command_line.options import Options
 from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job
+from launch.job.options import Options
 from launch.job.role import WORKER
 from launch.run import report
 from launch.run.action import Connect, Open, Reply, Send

@@ -6,7 +6,9 @@ import pytest
 
 from launch import LaunchError
 from launch.command_line import config
-from launch.command_line.options import OPTIONS, Options, parse
+from launch.command_line.options import parse
+from launch.command_line.table import OPTIONS
+from launch.job.options import Options
 
 
 def write(tmp_path, text: str) -> str:

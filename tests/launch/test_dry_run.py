@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from launch.command_line.options import Options
 from launch.commands import dry_run
 from launch.job.host import Host
 from launch.job.job import Job, Setting
+from launch.job.options import Options
 from launch.secret import is_secret, redact, redact_all, secrets
 
 NASTY = "a b'c\"d $HOME; `x` \\ \n é *"

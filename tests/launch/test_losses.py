@@ -16,10 +16,10 @@ from launch.agent import commands
 from launch.agent.commands import Stop
 from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
 from launch.cli import launch
-from launch.command_line.options import Options
 from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job
+from launch.job.options import Options
 from launch.run import report
 from launch.run.action import Connect, Send
 from launch.run.event import Connected, Lost, Quiet, Tick, Unreached

@@ -23,8 +23,8 @@ from launch.channels import frames
 from launch.channels.bridges.bridge import VARIABLE
 from launch.channels.bridges.channel import BridgeChannel
 from launch.clusters.mpi import Cluster
-from launch.command_line.options import Options
 from launch.job.host import Host
+from launch.job.options import Options
 
 MARK = "DMLTRAIN_TEST_OF_MPI"  # in the environment of every process that a test starts
 DEADLINE = 60.0  # s; for what takes a fraction of a second on an idle machine

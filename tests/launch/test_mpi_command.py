@@ -19,9 +19,9 @@ from launch.channels.bridges.engine import OUTPUT_BYTES, Started, bridge_command
 from launch.channels.bridges.runs import addresses
 from launch.clusters import mpi
 from launch.clusters.mpi import MPICH, OPEN_MPI, check, command, kind
-from launch.command_line.options import Options
 from launch.job.host import Host
 from launch.job.hosts.allocation import allocation
+from launch.job.options import Options
 
 HOSTS = [Host(f"node{index:02}") for index in range(64)]
 

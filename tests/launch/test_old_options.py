@@ -12,8 +12,10 @@ import pytest
 from launch import LaunchError
 from launch.command_line import old_options
 from launch.command_line.old_options import ALIASES, REFUSED, ROWS, mebibytes, unsupported_cluster
-from launch.command_line.options import OPTIONS, Options, parse
+from launch.command_line.options import parse
+from launch.command_line.table import OPTIONS
 from launch.job.job import Setting
+from launch.job.options import Options
 
 TABLE = {name: row for row in (*ROWS, *REFUSED) for name in row.names}
 

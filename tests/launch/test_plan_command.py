@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from launch.command_line.options import OPTIONS
+from launch.command_line.table import OPTIONS
 
 
 def launch(*words, cwd):

@@ -12,10 +12,10 @@ import pytest
 
 from launch.agent.events import Exited, Refused, Started
 from launch.cli import launch
-from launch.command_line.options import Options
 from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job, Ports
+from launch.job.options import Options
 from launch.job.role import WORKER
 from launch.run import report
 from launch.run.action import Connect, Continue, Send

@@ -12,9 +12,9 @@ from launch.agent.commands import Change
 from launch.agent.events import Bound, Started
 from launch.cli import job
 from launch.command_line.job_options import parse_job
-from launch.command_line.options import Options
 from launch.commands.processes import lost
 from launch.control.message import ADD, SET
+from launch.job.options import Options
 from launch.job.rule import parse_rule
 from launch.job.settings import STAYS, Settings, parse
 from launch.run import report

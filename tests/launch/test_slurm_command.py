@@ -11,8 +11,8 @@ import pytest
 from launch import LaunchError
 from launch.clusters.queue import Inside
 from launch.clusters.slurm import REMOVED, Allocated, command, components_of, hosts_of, sbatch
-from launch.command_line.options import Options
 from launch.job.host import Host
+from launch.job.options import Options
 
 HOSTS = [Host("h7"), Host("h2", python="/opt/it's/python")]
 

@@ -10,7 +10,7 @@ import pytest
 from launch import LaunchError
 from launch.agent import protocol
 from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
-from launch.command_line.options import Options
+from launch.job.options import Options
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 
 

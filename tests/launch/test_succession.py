@@ -11,8 +11,8 @@ import pytest
 
 from launch.agent.commands import Bind, Notice, Scheduler, Stop
 from launch.agent.events import Bound, Frozen, Reached, Ready, Refused, Started
-from launch.command_line.options import Options
 from launch.job.job import Job
+from launch.job.options import Options
 from launch.run import report
 from launch.run.action import Connect, Continue, Send
 from launch.run.elastic import ElasticSupervisor

@@ -11,9 +11,9 @@ import pytest
 from launch.agent import KILL_SECONDS, commands
 from launch.agent.commands import Bind, Peer, Reach, Stop
 from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
-from launch.command_line.options import Options
 from launch.job.host import Host
 from launch.job.job import OWNED, Job
+from launch.job.options import Options
 from launch.run import report
 from launch.run.action import Connect, Copy, Send
 from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
