@@ -21,8 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
+from dmltrain.kvstore.scheduler.barriers import Barriers
 from dmltrain.kvstore.scheduler.changes import Changes
 from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node, process
+from dmltrain.kvstore.scheduler.peers import Peer, Peers, name_of
 from dmltrain.kvstore.scheduler.resume import Resume
 from dmltrain.kvstore.scheduler.stragglers import Stragglers
 from dmltrain.kvstore.scheduler.views import ALL_NEEDED, Views
@@ -45,23 +47,13 @@ from dmltrain.kvstore.transport.message import (
     Register,
     Rejoin,
     Release,
-    ServerAddress,
     Shutdown,
     Speed,
     Start,
     Stops,
     Superseded,
     Took,
-    WorkerAddress,
 )
-
-
-@dataclass
-class _Peer:
-    registration: Register
-    heard: float  # s
-    done: bool = False  # its worker has finished
-    left: bool = False  # and nothing is left of it that could be lost
 
 
 @dataclass
@@ -83,8 +75,8 @@ class SchedulerCore:
     restart_servers: int = 0  # how many replacements of lost servers such a job can get
     now: float = 0.0
     _resume: Resume | None = field(init=False)  # until they have come back
-    _peers: dict[Node, _Peer] = field(default_factory=dict)
-    _barriers: dict[str, tuple[float, set[int]]] = field(default_factory=dict)
+    _peers: Peers = field(default_factory=Peers)
+    _barriers: Barriers = field(init=False)
     _links: LostLinks = field(default_factory=LostLinks)
     _views: Views = field(init=False)
     _changes: Changes = field(init=False)
@@ -101,7 +93,8 @@ class SchedulerCore:
         self._views = Views(
             self.num_workers, self.num_servers, self.elastic, self.wait_for_hosts, restarts=self.restart_servers
         )
-        self._changes, self._stragglers = Changes(self.num_workers), Stragglers()
+        self._barriers, self._changes = Barriers(self.num_workers), Changes(self.num_workers)
+        self._stragglers = Stragglers()
         resumes = self.incarnation > 1
         self._resume = (
             Resume(self.num_workers, self.num_servers, self.lost_seconds, self.lost_before) if resumes else None
@@ -122,7 +115,7 @@ class SchedulerCore:
             return self._register(node, message)
         peer = self._peers.get(node)
         if peer is None:
-            return [Refuse(f"{_name(node)} has not registered")]
+            return [Refuse(f"{name_of(node)} has not registered")]
         peer.heard = now
         if self._removed(node) or (self._views.has_left(node) and not isinstance(message, (Heartbeat, Bye))):
             return []
@@ -134,12 +127,12 @@ class SchedulerCore:
             case Bye():
                 return self._bye(node, message)
             case Abort():
-                reason = f"{self._describe(node)}: {message.reason}"
+                reason = f"{self._peers.describe(node)}: {message.reason}"
                 if self._views.joins(node):
                     return self._give_up(node, reason)
                 return self._abort(reason, better=self._links.concern(node))
             case Overdue():
-                return self._abort(f"{self._describe(node)}: {message.reason}")
+                return self._abort(f"{self._peers.describe(node)}: {message.reason}")
             case LinkLost():
                 return self._link_lost(message)
             case Failed() if node[0] == "worker" and self.elastic:
@@ -159,7 +152,7 @@ class SchedulerCore:
             return []
         if self.elastic:
             return self._views.change(change)
-        finished = [worker for worker in range(self.num_workers) if self._done(("worker", worker))]
+        finished = [worker for worker in range(self.num_workers) if self._peers.done(("worker", worker))]
         return self._changes.ask(change, self._started, finished)
 
     def lost(self, node: Node, reason: str, now: float) -> list[Action]:
@@ -172,7 +165,7 @@ class SchedulerCore:
         if self._finished or peer is None or peer.left:
             return []
         self._advance(now)
-        return self._lose(node, f"{self._describe(node)} was lost: {reason}")
+        return self._lose(node, f"{self._peers.describe(node)} was lost: {reason}")
 
     def tick(self, now: float) -> list[Action]:
         """Check the time limits; call it a few times a second."""
@@ -187,7 +180,7 @@ class SchedulerCore:
             if not peer.left and now - peer.heard > self.lost_seconds:
                 return self._lose(
                     node,
-                    f"{self._describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
+                    f"{self._peers.describe(node)} missed heartbeats for {now - peer.heard:.0f} s "
                     f"(frozen, stopped, or cut off: its address is {peer.registration.host}, and it reports to "
                     f"{self.place})",
                 )
@@ -206,7 +199,7 @@ class SchedulerCore:
 
     def _tick_start(self, now: float) -> list[Action]:
         assert self._began is not None
-        missing = ", ".join(_name(node) for node in self._expected() if node not in self._peers)
+        missing = ", ".join(name_of(node) for node in self._expected() if node not in self._peers)
         if now - self._began > self.start_seconds:
             return self._abort(
                 f"not registered after {now - self._began:.0f} s: {missing}; look at their logs, "
@@ -218,13 +211,14 @@ class SchedulerCore:
         return []
 
     def _tick_barriers(self, now: float) -> list[Action]:
-        for name, (since, arrived) in self._barriers.items():
-            if now - since > self.wait_seconds:
-                missing = ", ".join(f"worker {w}" for w in range(self.num_workers) if w not in arrived)
-                return self._abort(
-                    f"barrier {name!r}: {missing} did not reach it within {now - since:.0f} s (DMLTRAIN_WAIT_TIMEOUT)"
-                )
-        return []
+        barrier = self._barriers.overdue(now - self.wait_seconds)
+        if barrier is None:
+            return []
+        missing = ", ".join(f"worker {worker}" for worker in sorted(barrier.missing))
+        return self._abort(
+            f"barrier {barrier.name!r}: {missing} did not reach it within {now - barrier.since:.0f} s "
+            "(DMLTRAIN_WAIT_TIMEOUT)"
+        )
 
     def _tick_change(self, now: float) -> list[Action]:
         """A change of view that does not end is a fault of the job."""
@@ -289,8 +283,8 @@ class SchedulerCore:
         self._first_start = resume.start
         for node in dict.fromkeys([*self._expected(), *resume.expected, *resume.back]):
             ended = node[0] == "worker" and node[1] in resume.finished
-            self._peers[node] = _Peer(resume.registration(node), self.now, ended, ended or node not in resume.back)
-        missing = {node: f"{self._describe(node)} {resume.absence(node)}" for node in resume.missing}
+            self._peers[node] = Peer(resume.registration(node), self.now, ended, ended or node not in resume.back)
+        missing = {node: f"{self._peers.describe(node)} {resume.absence(node)}" for node in resume.missing}
         lost = {node[1]: reason for node, reason in missing.items() if node[0] == "worker"}
         workers = [index for role, index in resume.back if role == "worker"]
         changed = self._views.resume(entered, resume.finished, lost, (*ready, Ready())[0], workers)
@@ -298,7 +292,7 @@ class SchedulerCore:
         told: list[Action] = [Log(back), *(Log(f"{reason}; the job goes on without it") for reason in lost.values())]
         for node, each in resume.back.items():
             if self._removed(node):
-                told += self._part(node, f"{self._describe(node)} was lost before", "removed from the job")
+                told += self._part(node, f"{self._peers.describe(node)} was lost before", "removed from the job")
             elif each.entered != (entered,) and not self._peers[node].left:
                 told.append(Send(node, entered))
         if self._views.over:
@@ -318,13 +312,13 @@ class SchedulerCore:
         purpose."""
         view = self._views.entered
         if view and self._views.has_left(node):
-            self._peers[node] = _Peer(message.registration, self.now)
+            self._peers[node] = Peer(message.registration, self.now)
             knows = any(node[1] not in each.view.members for each in message.entered)
             return [] if knows else [Send(node, view)]
         if node[0] == "worker" and node[1] in self._views.finished:  # servers have said so, and nobody waits for it
-            self._peers[node] = _Peer(message.registration, self.now, done=True, left=True)
+            self._peers[node] = Peer(message.registration, self.now, done=True, left=True)
             return []
-        return [Refuse(f"removed from the job: {_name(node)} had lost its connection to {self.place}")]
+        return [Refuse(f"removed from the job: {name_of(node)} had lost its connection to {self.place}")]
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
@@ -344,7 +338,7 @@ class SchedulerCore:
             return self._give_up(node, reason)
         if self._views.survives(node):
             return self._remove(node, reason) if node[0] == "worker" else self._remove_server(node, reason)
-        return self._abort(reason, self._links.concern(node, self._host))
+        return self._abort(reason, self._links.concern(node, self._peers.host))
 
     def _failed(self, node: Node, message: Failed) -> list[Action]:
         """A worker ends by an error of its own, and its link will end."""
@@ -352,7 +346,7 @@ class SchedulerCore:
             self._views.failed[node[1]] = message.done + 1
         elif not self._views.joins(node):
             return []
-        return self._lose(node, f"{self._describe(node)} failed: {message.error}")
+        return self._lose(node, f"{self._peers.describe(node)} failed: {message.error}")
 
     def _remove(self, node: Node, reason: str) -> list[Action]:
         """Go on without this worker."""
@@ -444,7 +438,7 @@ class SchedulerCore:
         if isinstance(message, Speed):
             return self._views.speed(member, message, self.now)
         if isinstance(message, Leaving):
-            log = Log(f"{self._describe(('worker', member))} leaves on purpose: {message.reason}")
+            log = Log(f"{self._peers.describe(('worker', member))} leaves on purpose: {message.reason}")
             return [log, *changed] if (changed := self._views.leaves(member, message)) is not None else []
         return self._ready(member, message)
 
@@ -454,27 +448,21 @@ class SchedulerCore:
             self._early[member] = message
             return []
         if views.joins(node) and (found := views.differences(message.facts)):
-            return self._give_up(node, f"{self._describe(node)} is not like the job's other workers: {found}")
-        actions = views.ready(member, message, self._hosts(self.num_workers if views.view is None else self.ranks))
+            return self._give_up(node, f"{self._peers.describe(node)} is not like the job's other workers: {found}")
+        actions = views.ready(
+            member, message, self._peers.hosts(self.num_workers if views.view is None else self.ranks)
+        )
         while self._early and views.view:
             rank, early = self._early.popitem()
             actions += self._ready(rank, early) if views.joins(("worker", rank)) else []
         return actions
-
-    def _hosts(self, ranks: int) -> list[tuple[int, ...]]:
-        """The workers that have registered with ranks below this, by host."""
-        hosts: dict[Node | str, list[int]] = {}
-        for rank in range(ranks):
-            if ("worker", rank) in self._peers:
-                hosts.setdefault(self._host(("worker", rank)), []).append(rank)
-        return [tuple(each) for each in hosts.values()]
 
     def _register(self, node: Node, message: Register) -> list[Action]:
         is_new = self._comes_later(node) and node not in self._peers
         if node not in self._expected() and not self._comes_later(node):
             return [
                 Refuse(
-                    f"{_name(node)} is not part of this job of {self.num_workers} workers "
+                    f"{name_of(node)} is not part of this job of {self.num_workers} workers "
                     f"and {self.num_servers} servers"
                 )
             ]
@@ -484,11 +472,11 @@ class SchedulerCore:
             return self._comes(node, message, "to join" if is_new else "as a replacement")
         if node in self._peers:
             host_name = self._peers[node].registration.host_name
-            return [Refuse(f"{_name(node)} is already registered, from host {host_name}")]
-        self._peers[node] = _Peer(message, self.now)
+            return [Refuse(f"{name_of(node)} is already registered, from host {host_name}")]
+        self._peers[node] = Peer(message, self.now)
         if any(other not in self._peers for other in self._expected()):
             return []
-        self._started, self._first_start = True, self._start()
+        self._started, self._first_start = True, self._peers.start(self.num_workers, self.num_servers, self.facts)
         return [
             Send(ALL, self._first_start),
             Log(f"all registered: {self.num_workers} workers, {self.num_servers} servers"),
@@ -496,16 +484,16 @@ class SchedulerCore:
 
     def _comes(self, node: Node, message: Register, how: str) -> list[Action]:
         """A process has come to a job that runs, or to one that has not begun."""
-        self._peers[node] = _Peer(message, self.now)
+        self._peers[node] = Peer(message, self.now)
         changed: list[Action] = []
         if node[0] == "worker":
             self._views.returns(node[1])
         else:
-            changed = self._views.server_returns(node[1], self._address(node[1]))
+            changed = self._views.server_returns(node[1], self._peers.address(node[1]))
         views = self._views
         start = self._first_start and replace(self._first_start, lost=views.lost_servers, new_servers=views.new_servers)
         told = [Send(node, start)] if start else []  # else it comes for all
-        return self._unless_stuck([*told, Log(f"{self._describe(node)} has come {how}"), *changed])
+        return self._unless_stuck([*told, Log(f"{self._peers.describe(node)} has come {how}"), *changed])
 
     def _comes_later(self, node: Node) -> bool:
         """Whether a process may come in addition to those of the start."""
@@ -516,33 +504,17 @@ class SchedulerCore:
         """How many ranks workers can have."""
         return max(self.num_workers, self.max_workers)
 
-    def _start(self) -> Start:
-        workers = [self._peers["worker", number].registration for number in range(self.num_workers)]
-        return Start(
-            tuple(self._address(number) for number in range(self.num_servers)),
-            tuple(WorkerAddress(each.socket_name, each.host_id, each.host_name) for each in workers),
-            dict(self.facts),
-        )
-
-    def _address(self, server: int) -> ServerAddress:
-        its = self._peers["server", server].registration
-        return ServerAddress(its.host, its.port, its.socket_name, its.host_id, its.host_name)
-
     def _barrier(self, node: Node, message: Barrier) -> list[Action]:
         if node[0] != "worker":
             return [Refuse("only workers take part in barriers")]
         if message.view:
             return self._views.barrier(node[1], message) or self._vain()
-        name = message.id
-        _, arrived = self._barriers.setdefault(name, (self.now, set()))
-        arrived.add(node[1])
-        gone = [w for w in range(self.num_workers) if w not in arrived and self._done(("worker", w))]
-        if gone:
-            return self._abort(f"barrier {name!r}: worker {gone[0]} has finished and will not reach it")
-        if len(arrived) < self.num_workers:
+        barrier = self._barriers.reach(message.id, node[1], self.now)
+        if gone := [worker for worker in sorted(barrier.missing) if self._peers.done(("worker", worker))]:
+            return self._abort(f"barrier {barrier.name!r}: worker {gone[0]} has finished and will not reach it")
+        if barrier.missing:
             return []
-        del self._barriers[name]
-        return [Send(("worker", w), Release(name)) for w in range(self.num_workers)]
+        return [Send(("worker", w), Release(barrier.name)) for w in range(self.num_workers)]
 
     def _vain(self) -> list[Action]:
         """A barrier of an elastic job that can never be complete is a fault of the program."""
@@ -556,17 +528,16 @@ class SchedulerCore:
             self._links.forget(node)
             return []
         if self._views.joins(node):
-            return self._give_up(node, f"{self._describe(node)} has left")
+            return self._give_up(node, f"{self._peers.describe(node)} has left")
         if node[0] == "worker" and self._views.view:
             self._links.forget(node)
             changed = self._unless_stuck(self._views.left(node[1], message.done)) + self._vain()
             return changed if self._views.present or self._finished else self._end_all()
-        for name, (_, arrived) in self._barriers.items():
-            if node[0] == "worker" and node[1] not in arrived:
-                return self._abort(f"barrier {name!r}: {_name(node)} has finished and will not reach it")
+        if node[0] == "worker" and (barrier := self._barriers.waiting_for(node[1])):
+            return self._abort(f"barrier {barrier.name!r}: {name_of(node)} has finished and will not reach it")
         told = self._changes.left(node[1]) if node[0] == "worker" else []
-        if not all(self._done(("worker", w)) for w in range(self.num_workers)):
-            stays = [Log(f"{_name(node)} has finished, and still sums for its host")] if message.stays else []
+        if not all(self._peers.done(("worker", w)) for w in range(self.num_workers)):
+            stays = [Log(f"{name_of(node)} has finished, and still sums for its host")] if message.stays else []
             return [*told, *stays]
         return [*told, *self._end()]
 
@@ -585,21 +556,5 @@ class SchedulerCore:
             reason = str(self._links.cause)
         return [Send(ALL, Abort(reason)), Finish(reason)]
 
-    def _done(self, node: Node) -> bool:
-        return node in self._peers and self._peers[node].done
-
     def _expected(self) -> list[Node]:
         return [("server", s) for s in range(self.num_servers)] + [("worker", w) for w in range(self.num_workers)]
-
-    def _host(self, node: Node) -> Node | str:
-        """What is equal for processes of one host."""
-        peer = self._peers.get(node)
-        return peer.registration.host_id or node if peer else node
-
-    def _describe(self, node: Node) -> str:
-        host = self._peers[node].registration.host_name or self._peers[node].registration.host
-        return f"{_name(node)} on {host}" if host else _name(node)
-
-
-def _name(node: Node) -> str:
-    return f"{node[0]} {node[1]}"
