@@ -19,7 +19,7 @@ from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
 
 PORT, DASHBOARD = 6379, 8265
-NODES_SECONDS = 60.0
+NODES_SECONDS = 180.0  # on a machine that does much else
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "1000",
@@ -88,9 +88,8 @@ class RayCluster:
     def _ray(self, host: str, *arguments: str) -> None:
         """The daemons that it leaves hold its output, so that goes nowhere."""
         argv, nowhere = self._argv(host, *arguments), subprocess.DEVNULL
-        ran = self.testbed.run(
-            host, argv, env=self._environment(), capture_output=False, stdout=nowhere, stderr=nowhere
-        )
+        more = {"env": self._environment(), "capture_output": False, "stdout": nowhere, "stderr": nowhere}
+        ran = self.testbed.run(host, argv, NODES_SECONDS, **more)
         assert ran.returncode == 0, f"{argv} on {host}: {ran.returncode}"
 
     def listed(self, *names: str) -> list[list[dict[str, Any]]]:

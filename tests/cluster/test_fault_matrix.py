@@ -37,7 +37,7 @@ from tests.cluster.testbed import Testbed
 from tests.cluster.trial import HOSTS, ROOT, WORKERS, Outcome, Trial
 from tests.tiers import tiered
 
-AT_ONCE = 5  # test beds: with more, ends come too late on two cores
+AT_ONCE = 4  # test beds: with more, ends come too late on two cores
 LEAVING_SECONDS = 5.0  # for an agent to end when its last word is said
 TRIAL_SECONDS = 250.0  # for the longest queue
 

@@ -24,6 +24,7 @@ from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import wait_for
 
+pytestmark = pytest.mark.timeout(800)  # with the start of the cluster
 DIGEST = re.compile(r"Final weights sha256=(\w{64})")
 GONE_SECONDS = 20.0  # for the end of all processes of a job that is deleted
 TEMPLATE = "pod.yaml"

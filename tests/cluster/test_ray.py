@@ -22,7 +22,7 @@ from tests.cluster.testbed import Testbed
 from tests.launch.conftest import ROOT, wait_for
 from tests.launch.test_change_commands import PROGRAM
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # with the start of the cluster
 DIGEST = re.compile(r"Final weights sha256=(\w{64})")
 DIGITS = ROOT / "examples/train_digits.py"
 GONE_SECONDS = 20.0  # for the end of all processes of a job whose launcher or node is lost
