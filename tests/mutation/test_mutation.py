@@ -181,6 +181,7 @@ def test_a_trial_that_hangs_is_ended_with_all_that_it_started(tmp_path):
         tmp_path,
         {
             "tmp/x": "",
+            "tests/test_ready.py": "def test():\n    pass\n",
             "tests/test_box.py": f"""
 import os, subprocess, sys, time
 def test(tmp_path):
@@ -191,6 +192,7 @@ def test(tmp_path):
 """,
         },
     )
+    assert trial.run(folder, ["tests/test_ready.py"], 120.0)[0] == "passed"  # what all trials are forked from is there
     outcome, _, took = trial.run(folder, ["tests/test_box.py"], 8.0)
     assert outcome == "too slow" and took < 60.0
     pid = int((tmp_path / "pid").read_text())
