@@ -20,6 +20,7 @@ from tests.cluster.testbed import Testbed
 
 PORT, DASHBOARD = 6379, 8265
 NODES_SECONDS = 180.0  # on a machine that does much else
+ATTEMPTS = 5  # to start a node: Ray gives up a raylet that has not started within 30 s
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "1000",
@@ -30,6 +31,7 @@ SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_worker_register_timeout_seconds": "60",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",
 }
 COMMON = ("--object-store-memory=80000000", "--disable-usage-stats", "--include-log-monitor=false")
 ASKS = "import sys, urllib.request as u; [print(u.urlopen(each, timeout=20).read().decode()) for each in sys.argv[1:]]"
@@ -51,26 +53,40 @@ class RayCluster:
 
     def start(self) -> None:
         head = ("--head", f"--port={PORT}", f"--dashboard-port={DASHBOARD}", "--num-cpus=0", "--no-monitor")
-        self._ray(LOGIN, *head)
-        self.repair()
+        argv, nowhere = self._argv(LOGIN, *head), subprocess.DEVNULL  # the daemons that it leaves hold its output
+        more = {"env": self._environment(), "capture_output": False, "stdout": nowhere, "stderr": nowhere}
+        for _ in range(ATTEMPTS):
+            if self.testbed.run(LOGIN, argv, NODES_SECONDS, **more).returncode == 0:
+                return self.repair()
+            self.testbed.sweep()
+        raise TimeoutError(f"Ray's head did not start in {ATTEMPTS} attempts: {argv}")
 
     def repair(self) -> None:
         """Have a living node on each host."""
-        began = [
-            self.testbed.start(
-                node,
-                self._argv(node, f"--address={self.address}", "--num-cpus=2", "--num-gpus=2"),
-                env=self._environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for node in self.nodes
-            if not any(each.name == "raylet" for each in self.testbed.processes(node))
-        ]
-        for each in began:
-            assert each.wait(NODES_SECONDS) == 0
+        comes = False
+        for _ in range(ATTEMPTS):
+            began = [
+                self.testbed.start(
+                    node,
+                    self._argv(node, f"--address={self.address}", "--num-cpus=2", "--num-gpus=2"),
+                    env=self._environment(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                for node in self.nodes
+                if not any(each.name == "raylet" for each in self.testbed.processes(node))
+            ]
+            comes = comes or bool(began)
+            if not any([each.wait(NODES_SECONDS) for each in began]):
+                break
+        else:
+            raise TimeoutError(f"not all of Ray's nodes started in {ATTEMPTS} attempts")
+        if comes:
+            self._wait_living()
+
+    def _wait_living(self) -> None:
         end = time.monotonic() + NODES_SECONDS
-        while began and self._living() != sorted(map(self.testbed.address, self.testbed.hosts)):
+        while self._living() != sorted(map(self.testbed.address, self.testbed.hosts)):
             assert time.monotonic() < end, self._living()
             time.sleep(0.5)
 
@@ -84,13 +100,6 @@ class RayCluster:
     def _argv(self, host: str, *arguments: str) -> list[str]:
         own = f"--node-ip-address={self.testbed.address(host)}"
         return [sys.executable, "-m", "ray.scripts.scripts", "start", own, *COMMON, *arguments]
-
-    def _ray(self, host: str, *arguments: str) -> None:
-        """The daemons that it leaves hold its output, so that goes nowhere."""
-        argv, nowhere = self._argv(host, *arguments), subprocess.DEVNULL
-        more = {"env": self._environment(), "capture_output": False, "stdout": nowhere, "stderr": nowhere}
-        ran = self.testbed.run(host, argv, NODES_SECONDS, **more)
-        assert ran.returncode == 0, f"{argv} on {host}: {ran.returncode}"
 
     def listed(self, *names: str) -> list[list[dict[str, Any]]]:
         """What `ray list nodes|actors|placement_groups|jobs` says, the rows of each."""
