@@ -258,6 +258,15 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    "elastic, needed",
+    [(1, "dist_async or dist_ssp in an elastic job"), (None, "the optimizer on the servers: dist_async, dist_ssp, or")],
+)
+def test_rules_that_could_never_change_the_kvstore_are_refused(jobs, elastic, needed):
+    job = jobs.start("", workers=1, servers=1, elastic=elastic, env={"DMLTRAIN_STRAGGLERS": "1"})
+    refused(job, f"error: --rule needs {needed}")
+
+
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_needs_steps_of_all_workers_is_refused(jobs, words):
     refused(jobs.start("", *LOOSE, *words.split(), workers=1, servers=1), f"error: {REFUSED[words]}")

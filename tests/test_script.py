@@ -162,6 +162,30 @@ def test_what_only_an_elastic_job_has(monkeypatch, name, value):
         dmltrain.distribute(None, None, update_on_kvstore=True, **{name: value})
 
 
+@pytest.mark.parametrize(
+    "kind, choices, elastic, needed",
+    [
+        (
+            "dist_sync",
+            {},
+            "",
+            "the optimizer on the servers: dist_async, dist_ssp, or dist_sync with update_on_kvstore",
+        ),
+        ("dist_sync", {}, "1", "dist_async or dist_ssp in an elastic job"),
+        ("dist_sync", {"update_on_kvstore": True}, "1", "dist_async or dist_ssp in an elastic job"),
+        ("dist_local", {}, "", "the optimizer on the servers"),
+    ],
+)
+def test_rules_that_could_never_change_the_kvstore_are_refused(monkeypatch, kind, choices, elastic, needed):
+    more = {"DMLTRAIN_ELASTIC": elastic} if elastic else {}
+    for name, value in {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLTRAIN_STRAGGLERS": "1", **more}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as raised:
+        dmltrain.distribute(None, None, kind, **choices)
+    assert str(raised.value).startswith(f"--rule needs {needed}")
+    assert str(raised.value).endswith(f"(this is {kind}): use that, or start the job without --rule")
+
+
 @pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), True, "5"])
 def test_snapshots_need_their_seconds(seconds):
     with pytest.raises(UserError, match=f"server_snapshot={seconds!r}: expected seconds, 0 or more"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
-from dmltrain.kvstore import types
+from dmltrain.kvstore import rules, types
 from dmltrain.options import Options
 from dmltrain.options.data import OWN_FILES
 from dmltrain.options.training import CONSTANT
@@ -32,6 +32,8 @@ _REFUSED: tuple[tuple[str, Callable[[Options], object]], ...] = (
 def check(options: Options, environment: Environment) -> None:
     """Raise UserError if this job is elastic and the options ask for what such a job cannot do, or the reverse."""
     problems = list(_elastic(options, environment) if environment.elastic else _plain(options))
+    if environment.reports_steps:
+        problems += _of_rules(options, environment)
     if problems:
         raise UserError("; ".join(problems))
 
@@ -42,6 +44,14 @@ def _plain(options: Options) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} needs a job that was started with dmltrain-launch --elastic"
     if options.batch != CONSTANT:
         yield f"--batch {options.batch} needs a job that was started with dmltrain-launch --elastic"
+
+
+def _of_rules(options: Options, environment: Environment) -> Iterator[str]:
+    """What the launcher's --rule needs."""
+    if options.backend != "torch":
+        yield f"--rule: ps-lite, of --backend {options.backend}, cannot change its kvstore; use --backend torch"
+    elif why := rules.why_no_change(options.kv_store, bool(options.update_on_kvstore), bool(environment.elastic)):
+        yield why
 
 
 def _of_own_steps(options: Options) -> Iterator[str]:

@@ -15,31 +15,20 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import yaml
 
 from launch import LaunchError
+from launch.command_line.option import Option
 
 PROGRAM = "program"
 TAG = "tag:yaml.org,2002:"
 TRUE = ("true", "yes", "on")  # YAML 1.1's, any case
 
-
-class Row(Protocol):
-    """The part of a row of `launch.command_line.table.OPTIONS` that this module uses."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    @property
-    def value(self) -> str: ...
+Trial = Callable[[Option, str, str], object]
 
 
-Trial = Callable[[Row, str, str], object]
-
-
-def arguments(path: str, table: Sequence[Row], trial: Trial | None = None) -> list[str]:
+def arguments(path: str, table: Sequence[Option], trial: Trial | None = None) -> list[str]:
     """The file as argv: its options, then -- and the program if it has one.
 
     `trial(row, name, value)` raises LaunchError for a wrong value. Every error gets its line number.
@@ -48,7 +37,7 @@ def arguments(path: str, table: Sequence[Row], trial: Trial | None = None) -> li
 
 
 class _File:
-    def __init__(self, path: str, table: Sequence[Row], trial: Trial | None):
+    def __init__(self, path: str, table: Sequence[Option], trial: Trial | None):
         self.path, self.trial = path, trial
         self.rows = {_bare(name): row for row in table for name in row.names}
 
@@ -88,7 +77,7 @@ class _File:
         line = _line(root) if root else 1
         raise LaunchError(f"{self.path}:{line}: expected lines such as `num-workers: 5`, one for each option")
 
-    def _row(self, key: yaml.Node, name: str) -> Row:
+    def _row(self, key: yaml.Node, name: str) -> Option:
         if name in self.rows and name != "config":
             return self.rows[name]
         if name == "config":
@@ -98,7 +87,7 @@ class _File:
         fix = f"did you mean {near[0]}?" if near else f"expected one of {', '.join([*options, PROGRAM])}"
         raise self._error(key, f"unknown option {name!r}; {fix}")
 
-    def _option(self, row: Row, node: yaml.Node) -> list[str]:
+    def _option(self, row: Option, node: yaml.Node) -> list[str]:
         """`--name value` for each value of the node."""
         name = _flag(row)
         if not row.value:
@@ -115,7 +104,7 @@ class _File:
             words += [name, value]
         return words
 
-    def _values(self, row: Row, node: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
+    def _values(self, row: Option, node: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
         """The values of a node, each with the node that has its line number."""
         if isinstance(node, yaml.SequenceNode):
             for each in node.value:
@@ -166,12 +155,12 @@ def _is(node: yaml.Node, kind: str) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == TAG + kind
 
 
-def _flag(row: Row) -> str:
+def _flag(row: Option) -> str:
     """Its first long name."""
     return next((name for name in row.names if name.startswith("--")), row.names[0])
 
 
-def _long(row: Row) -> str:
+def _long(row: Option) -> str:
     return _bare(_flag(row))
 
 

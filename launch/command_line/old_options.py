@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from launch import LaunchError
+from launch.command_line.option import Apply, Option
 from launch.job.job import Setting
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
@@ -30,17 +31,6 @@ ALIASES = {
     "--kube-worker-image": "--image",
     "--kube-worker-template": "--kube-template",
 }
-
-Apply = Callable[[Options, str, str, Mapping[str, str]], Options]
-
-
-class Row(NamedTuple):
-    """The fields of `launch.command_line.option.Option`."""
-
-    names: tuple[str, ...]
-    value: str
-    meaning: str
-    apply: Apply
 
 
 def _host_ip(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
@@ -111,25 +101,27 @@ def _auto_file_cache(options: Options, value: str, name: str, environ: Mapping[s
 
 
 ROWS = (
-    Row(("--p3",), "", "MXNet's P3: send parameters by priority (dmltrain's kvstores always do)", _p3),
-    Row(
+    Option(("--p3",), "", "MXNet's P3: send parameters by priority (dmltrain's kvstores always do)", _p3),
+    Option(
         ("--worker-cores",),
         "N",
         "threads per worker (OMP_NUM_THREADS; default: its share of the host's cores)",
         _cores(WORKER),
     ),
-    Row(("--server-cores",), "N", "threads per server (default: 1)", _cores(SERVER)),
-    Row(
+    Option(("--server-cores",), "N", "threads per server (default: 1)", _cores(SERVER)),
+    Option(
         ("--worker-memory",),
         "4g",
         "memory limit per worker (RLIMIT_DATA), with unit g or m (default: no limit)",
         _memory("worker_memory"),
     ),
-    Row(("--server-memory",), "4g", "memory limit per server", _memory("server_memory")),
-    Row(("--host-ip",), "IP", "address of this machine that the hosts can reach (default: detected)", _host_ip),
-    Row(("--log-level",), "LEVEL", "level of the launcher's messages: INFO (default) or DEBUG", _log_level),
-    Row(("--ship-libcxx",), "DIR", "folder on the hosts to put first in LD_LIBRARY_PATH", _ship_libcxx),
-    Row(("--auto-file-cache",), "BOOL", "only false is accepted; use --sync-dst-dir to copy files", _auto_file_cache),
+    Option(("--server-memory",), "4g", "memory limit per server", _memory("server_memory")),
+    Option(("--host-ip",), "IP", "address of this machine that the hosts can reach (default: detected)", _host_ip),
+    Option(("--log-level",), "LEVEL", "level of the launcher's messages: INFO (default) or DEBUG", _log_level),
+    Option(("--ship-libcxx",), "DIR", "folder on the hosts to put first in LD_LIBRARY_PATH", _ship_libcxx),
+    Option(
+        ("--auto-file-cache",), "BOOL", "only false is accepted; use --sync-dst-dir to copy files", _auto_file_cache
+    ),
 )
 
 _COPY = "use --sync-dst-dir DIR, which copies the working directory to the hosts"
@@ -141,7 +133,7 @@ _NODES = (
 _ONE_POD = "workers and servers share the pods of a job: "
 
 
-def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...]:
+def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Option, ...]:
     """Rows that refuse options. A key is the option's name and the placeholder of its value."""
 
     def refuse(fix: str) -> Apply:
@@ -150,7 +142,7 @@ def _refusals(what: str, fixes: Mapping[tuple[str, str], str]) -> tuple[Row, ...
 
         return apply
 
-    return tuple(Row((name,), value, f"for {what}; {fix}", refuse(fix)) for (name, value), fix in fixes.items())
+    return tuple(Option((name,), value, f"for {what}; {fix}", refuse(fix)) for (name, value), fix in fixes.items())
 
 
 REFUSED = (

@@ -46,8 +46,8 @@ def number(field: str, convert: Callable[[str], float], least: float, most: floa
     return apply
 
 
-def constant(field: str, constant: object) -> Apply:
-    return lambda options, value, name, environ: changed(options, field, constant)
+def constant(field: str, found: object) -> Apply:
+    return lambda options, value, name, environ: changed(options, field, found)
 
 
 def text(field: str, what: str) -> Apply:

@@ -349,7 +349,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         ("--elastic",),
         "",
-        "go on when workers, servers or the scheduler are lost; needs dist_sync with the optimizer on the workers",
+        "go on when workers, servers or the scheduler are lost; needs PyTorch and dist_sync, dist_async or dist_ssp",
         constant("elastic", True),
     ),
     Option(
@@ -417,7 +417,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--version",), "", "print the version and exit", mode("version")),
     Option(("-h", "--help"), "", "print this help and exit", mode("help")),
 )
-OPTIONS = (*OPTIONS, *(Option(*row) for row in old_options.ROWS))
+OPTIONS = (*OPTIONS, *old_options.ROWS)
 BY_NAME = {name: option for option in OPTIONS for name in option.names}
 BY_NAME |= {theirs: BY_NAME[ours] for theirs, ours in old_options.ALIASES.items()}
-BY_NAME |= {name: Option(*row) for row in old_options.REFUSED for name in row.names}
+BY_NAME |= {name: row for row in old_options.REFUSED for name in row.names}

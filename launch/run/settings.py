@@ -97,7 +97,7 @@ class SettingsChanges:
         wanted = self._queue[0]
         if wanted.of_rule:
             self._attempt.losses.notices.append(Notice(f"not changed by {wanted.by}: {text}"))
-            if code == FAULT_CODE:  # no refusal by the job: try again when it holds still
+            if code == FAULT_CODE:  # the job did not refuse: try again while the rule holds
                 self._applied = None
         return self._settle(text, code, now)
 

@@ -19,13 +19,13 @@ class Stragglers:
 
     def take(self, worker: int, seconds: float, workers: Iterable[int]) -> list[Action]:
         """A worker computes for so long in a step. `workers`: those that the job has now."""
+        self._seconds[worker] = seconds
         present = {*workers}
-        known = {**self._seconds, worker: seconds}
-        self._seconds = {each: known[each] for each in known if each in present}
-        if worker not in present or self._seconds.keys() < present:
+        if worker not in present or not present <= self._seconds.keys():
             return []
-        median = statistics.median(self._seconds.values())
-        slowest = max(self._seconds, key=lambda each: self._seconds[each])
-        more = 100 * (self._seconds[slowest] / median - 1)
+        reported = {each: self._seconds[each] for each in present}
         self._seconds.clear()
+        median = statistics.median(reported.values())
+        slowest = max(reported, key=lambda each: reported[each])
+        more = 100 * (reported[slowest] / median - 1)
         return [Log(f"worker {slowest} computes {more:.1f} % longer in a step than the median of {median:.4g} s")]
