@@ -34,6 +34,7 @@ class Launcher:
     inside: bool = False  # the launcher itself runs inside of the cluster, but with --launcher-inside no
 
 
+INSIDE = ("--interface", "--subnet", "--submit", "--launcher-inside", "--queue", "--queue-wait", "--worker-gpus")
 HOSTS = ("--include", "--exclude", "--interface", "--subnet")
 YARN = ("--yarn-url", "--yarn-hosts")
 KUBE = (
@@ -60,22 +61,13 @@ LAUNCHERS = {
     ),
     "kubernetes": Launcher(
         "pods of Kubernetes",
-        (*("--interface", "--subnet", "--submit", "--launcher-inside", "--image", "--queue", "--worker-gpus"), *KUBE),
+        (*INSIDE, "--image", *KUBE),
         undetached="its launcher runs in a pod; use --submit, which returns at once, and leave --detach out",
         inside=True,
     ),
     "yarn": Launcher(
         "containers of Hadoop's YARN; experimental, not run against a real cluster",
-        (
-            "--interface",
-            "--subnet",
-            "--submit",
-            "--launcher-inside",
-            "--queue",
-            "--worker-gpus",
-            "--yarn-url",
-            "--yarn-hosts",
-        ),
+        (*INSIDE, *YARN),
         undetached="its launcher runs in a container; use --submit, which returns at once, and leave --detach out",
         inside=True,
     ),
@@ -83,15 +75,17 @@ LAUNCHERS = {
         "nodes of a Ray cluster",
         (
             *HOSTS,
+            "--submit",
+            "--launcher-inside",
             "--address",
             "--ray-nodes",
             "--ray-resources",
             "--ray-strategy",
             "--ray-runtime-env",
-            "--ray-wait",
+            "--queue-wait",
         ),
-        undetached="Ray ends the job when its launcher is lost; use `ray job submit --no-wait -- dmltrain launch ...`, "
-        "whose launcher runs in Ray, and leave --detach out",
+        undetached="Ray ends the job when its launcher is lost; use --submit, which returns at once and whose launcher "
+        "runs in Ray, and leave --detach out",
     ),
 }
 

@@ -9,6 +9,7 @@ SUBMITTED is FOLLOWED.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any, Protocol, runtime_checkable
 from launch import LaunchError
 from launch.clusters import LAUNCHERS
 from launch.job.options import Options
+from launch.secret import is_secret
 
 SUBMITTED = "DMLTRAIN_SUBMITTED"
+TIMEOUT = 124  # exit code
 FOLLOWED = "followed"  # its value, else "1"
 
 
@@ -60,9 +63,10 @@ class Held(Protocol):
 class Followed(Held, Protocol):
     """A job whose launcher does not write to this machine's folder of logs."""
 
-    def lines(self, wait: bool, say: Callable[[str], None]) -> Iterator[bytes]:
+    def lines(self, wait: bool, say: Callable[[str], None], limit: float | None = None) -> Iterator[bytes]:
         """What its launcher has printed, from the start, as lines without their ends. With `wait` until its end: then
-        `say` is told what the job waits for, while it does."""
+        `say` is told what the job waits for, while it does. LaunchError if the launcher has not started after `limit`
+        seconds."""
 
     def exit_code(self) -> int:
         """That of its launcher, which has ended."""
@@ -86,6 +90,24 @@ def queue_of(name: str, where: object = "--submit") -> Queue:
         raise LaunchError(f"{where}: launcher {name!r} has no queue: expected {' or '.join(some)}")
     made: Queue = importlib.import_module(f"launch.clusters.{name}").Queue()
     return made
+
+
+def waited_too_long(why: str, began: float, limit: float | None) -> None:
+    """LaunchError if the wait that `began` then (time.monotonic) has passed --queue-wait."""
+    if limit is not None and time.monotonic() - began >= limit:
+        raise LaunchError(f"{why or 'the launcher has not started'}; gave up after {limit:g} s (--queue-wait)", TIMEOUT)
+
+
+def passed_on(options: Options, environ: Mapping[str, str], shown: str) -> dict[str, str]:
+    """The variables of this machine that a launcher inside needs: those that --env passes on. LaunchError for secrets;
+    `shown` says who would see them."""
+    named = {each.name for each in options.settings if each.secret}
+    for each in options.settings:
+        if is_secret(each.name, named):
+            raise LaunchError(
+                f"{each.name} may be secret, and {shown}: let the program read it from a file that only you can read"
+            )
+    return {each.name: each.value for each in options.settings if environ.get(each.name) == each.value}
 
 
 def refusal(said: str, fixes: Mapping[str, str]) -> str:

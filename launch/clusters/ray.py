@@ -28,18 +28,18 @@ from launch import NAME, LaunchError
 from launch.channels.bridges.engine import Engine
 from launch.channels.bridges.runs import BridgedCluster
 from launch.clusters.in_ray import relay
+from launch.clusters.in_ray.environment import AUTO, need_ray, runtime_env
 from launch.clusters.in_ray.placement import Request, described, resources
+from launch.clusters.in_ray.queue import Queue as Queue
 from launch.job.host import Host
 from launch.job.options import Options
 
-AUTO = "auto"
 CLIENT = "ray://"
 DRY_SECONDS = 5.0  # a dry run does not wait for room
 PROBE_SECONDS = 5.0  # for its port
 RELEASE_SECONDS = 10.0  # until Ray has removed all; then the driver is killed, and Ray does it later
 LOST = re.compile("died|dead|has ended|unavailable|crashed")
 UNKNOWN = re.compile("is not a node of the Ray cluster")
-EXTRA = "pip install 'dmltrain[ray]'"
 ENDED = "the program that talks to Ray has ended"
 
 
@@ -57,38 +57,19 @@ def request(options: Options, hosts: Sequence[Host]) -> Request:
         strategy=options.ray_strategy,
         hosts=[host.target for host in hosts],
         runtime_env=runtime_env(options.ray_runtime_env),
-        wait=DRY_SECONDS if dry else options.ray_wait,
+        wait=DRY_SECONDS if dry else options.queue_wait,
         starts=not dry,
     )
 
 
-def runtime_env(given: str) -> dict[str, Any]:
-    """The runtime environment in a text of JSON or in a file of YAML or JSON. Ray checks its content."""
-    if not given:
-        return {}
-    import yaml
-
-    try:
-        text = given if given.lstrip().startswith("{") else Path(given).expanduser().read_text()
-        found = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"--ray-runtime-env {given}: {getattr(error, 'strerror', None) or error}") from None
-    except yaml.YAMLError as error:
-        raise LaunchError(f"--ray-runtime-env {given}: neither JSON nor YAML: {error}") from None
-    if not isinstance(found, dict):
-        raise LaunchError(f'--ray-runtime-env {given}: expected an object, such as {{"pip": ["einops"]}}')
-    return found
-
-
 def check(options: Options, installed: Callable[[str], object] = importlib.util.find_spec) -> None:
     """LaunchError if Ray is missing here, or nobody answers at the address."""
-    if not installed("ray"):
-        raise LaunchError(f"Ray is not installed for {sys.executable}: {EXTRA}", 127)
+    need_ray(installed)
     address = options.address or AUTO
     if address.startswith(CLIENT):
         raise LaunchError(
             f"--address {address}: Ray's client is not supported: start the job on a node of the cluster, or with "
-            "`ray job submit`"
+            "--submit"
         )
     if address == AUTO:
         return

@@ -37,7 +37,7 @@ from launch.clusters.in_yarn.service import (
     variables,
     wanted,
 )
-from launch.clusters.queue import Inside, Submitted
+from launch.clusters.queue import Inside, Submitted, waited_too_long
 from launch.job.host import Host
 from launch.job.options import Options
 
@@ -117,9 +117,9 @@ class Held:
     def cancel(self) -> None:
         self.api.destroy(self.name)
 
-    def lines(self, wait: bool, say: Say) -> Iterator[bytes]:
+    def lines(self, wait: bool, say: Say, limit: float | None = None) -> Iterator[bytes]:
         rest, position, over = b"", 0, not wait
-        asked, said = 0.0, ""
+        asked, said, began = 0.0, "", time.monotonic()
         while True:
             data = self._read(position)
             position += len(data)
@@ -134,6 +134,8 @@ class Held:
                 over, text = self._asked()
                 if text and text != said and not position:
                     say(text)
+                if not position:
+                    waited_too_long(text, began, limit)
                 asked, said = time.monotonic(), text
             if not data:
                 time.sleep(LOOK_SECONDS)
@@ -184,6 +186,7 @@ class Cluster:
             raise LaunchError("--launcher yarn runs its launcher in YARN only: leave --launcher-inside no out")
         told = json.loads(os.environ[INSIDE])
         self._seconds, self._count = options.connect_timeout, int(told["hosts"])
+        self._queue_wait = options.queue_wait
         self._reception = Reception(options.host_ip)
         self._changed = threading.Condition()
         self._callers: dict[int, Caller] = {}  # by the number of the container
@@ -194,6 +197,9 @@ class Cluster:
             told_bridges = self._reception.told(self._token, reached, self._seconds, stays=True)
             whole_file.write(path, told_bridges.encode(), PRIVATE)
             self._wait()
+        except LaunchError:
+            self.close()
+            raise
         except OSError as error:
             raise LaunchError(f"{path}: {error.strerror}: all containers must be able to use this folder") from None
         finally:
@@ -207,10 +213,15 @@ class Cluster:
         self.hosts = [Host(name, gpus=gpus) for name in sorted(self._numbers)]
 
     def _wait(self) -> None:
+        began, said = time.monotonic(), ""
         with self._changed:
             while len(self._callers) < self._count:
-                print(f"waiting: {len(self._callers)} of {self._count} hosts have called", file=sys.stderr)
-                self._changed.wait()
+                why = f"waiting: {len(self._callers)} of {self._count} hosts have called"
+                if why != said:
+                    print(why, file=sys.stderr)
+                    said = why
+                waited_too_long(why, began, self._queue_wait)
+                self._changed.wait(LOOK_SECONDS)
 
     def _take(self, caller: Caller) -> bool:
         with self._changed:

@@ -57,6 +57,7 @@ def _expanded(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[tup
 FOR_SUBMITTING = (
     *("--config", "--submit", "--dry-run", "--job", "--log-dir", "--log-file", "--quiet", "--no-live"),
     *("--kube-template", "--kube-context", "--kube-jobset", "--launcher", "--launcher-inside", "--yarn-url"),
+    *("--address", "--ray-runtime-env"),
 )
 
 

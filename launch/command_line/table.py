@@ -215,12 +215,6 @@ OPTIONS: tuple[Option, ...] = (
         text("ray_runtime_env", "a file or JSON"),
     ),
     Option(
-        ("--ray-wait",),
-        "SECONDS",
-        "time limit for the placement, also if the cluster has too few nodes now (default: wait while it has enough)",
-        number("ray_wait", float, 0),
-    ),
-    Option(
         ("--launcher-inside",),
         "yes|no",
         "run the launcher in the cluster too, and follow its output here (default for kubernetes and yarn: yes)",
@@ -265,6 +259,13 @@ OPTIONS: tuple[Option, ...] = (
         choice("kube_jobset", ("auto", "on", "off")),
     ),
     Option(("--queue",), "NAME", "queue of YARN or Kueue, or of Slurm with --submit", text("queue", "a queue")),
+    Option(
+        ("--queue-wait",),
+        "SECONDS",
+        "time limit for the wait for room in the cluster; then the exit code is 124 (default: no limit, but Ray must "
+        "have enough nodes)",
+        number("queue_wait", float, 0),
+    ),
     Option(
         ("--worker-gpus",),
         "N",

@@ -53,7 +53,7 @@ def run(job: Inside, say: Callable[[str], None]) -> int:
 
     with catching(interrupted):
         try:
-            copy(found, folder, True, say, lambda source: not (source and job.options.quiet))
+            copy(found, folder, True, say, lambda source: not (source and job.options.quiet), job.options.queue_wait)
             code = found.exit_code()
         except Interrupted:
             say("ending the job")
@@ -84,13 +84,18 @@ def logs(options: Options, folder: Path, say: Callable[[str], None]) -> bool:
 
 
 def copy(
-    job: Followed, folder: LogFolder, wait: bool, say: Callable[[str], None], shown: Callable[[Source | None], bool]
+    job: Followed,
+    folder: LogFolder,
+    wait: bool,
+    say: Callable[[str], None],
+    shown: Callable[[Source | None], bool],
+    limit: float | None = None,
 ) -> None:
     """Write the output of the job's processes to its logs. `shown`: whether to print lines of this source, or of the
-    launcher (None). With `wait` until the job's end."""
+    launcher (None). With `wait` until the job's end; LaunchError if it has not started after `limit` seconds."""
     with contextlib.ExitStack() as open_files:
         logs: dict[Source, Write] = {}
-        for line in job.lines(wait, say):
+        for line in job.lines(wait, say, limit):
             if found := FILE_LINE.fullmatch(line):
                 _keep(folder, found[1].decode(), found[2])
                 continue

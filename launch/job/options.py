@@ -38,6 +38,7 @@ class Options:
     slurm_job: int = 0  # 0: that of the environment
     submit: bool = False
     launcher_inside: str = ""  # yes or no; "": as the launcher has it
+    queue_wait: float | None = None  # s in the cluster's queue; None: as long as the cluster could ever take the job
     yarn_url: str = ""
     yarn_hosts: int = 0  # 0: one for each worker
     address: str = ""  # of a Ray cluster; "": auto
@@ -45,7 +46,6 @@ class Options:
     ray_resources: str = ""
     ray_strategy: str = "STRICT_SPREAD"
     ray_runtime_env: str = ""
-    ray_wait: float | None = None  # s; None: as long as the cluster could ever take the job
     host_ip: str = ""
     # Kubernetes
     image: str = ""

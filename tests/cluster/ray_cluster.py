@@ -95,7 +95,7 @@ class RayCluster:
         return sorted(row["node_name"] for row in nodes if row["state"] == "ALIVE")
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, **SETTINGS}
+        return {**os.environ, **SETTINGS, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
 
     def _argv(self, host: str, *arguments: str) -> list[str]:
         own = f"--node-ip-address={self.testbed.address(host)}"
@@ -106,6 +106,11 @@ class RayCluster:
         urls = [f"http://127.0.0.1:{DASHBOARD}/api/v0/{name}?limit=1000" for name in names]
         said = self.on(LOGIN, [sys.executable, "-S", "-c", ASKS, *urls])
         return [json.loads(line)["data"]["result"]["result"] for line in said.splitlines()]
+
+    def submitted(self) -> list[str]:
+        """What `ray job list` says of submitted jobs."""
+        said = self.on(LOGIN, [sys.executable, "-S", "-c", ASKS, f"http://127.0.0.1:{DASHBOARD}/api/jobs/"])
+        return [row["submission_id"] for row in json.loads(said) if row["type"] == "SUBMISSION"]
 
     def left(self) -> list[str]:
         """Placement groups and actors that Ray still has."""

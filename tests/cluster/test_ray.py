@@ -125,7 +125,7 @@ def test_who_finds_no_room_is_told_and_nothing_is_left_when_a_launcher_is_killed
     assert {row["host"] for row in job.record["processes"]} == {"h1", "h3"}
     assert len(ray.left()) == 3, "a placement group and two actors"
     front = Front(ray.testbed, tmp_path)
-    full = front.run(*RAY, "--ray-wait", 2, "-n", 2, "true", logs="full")
+    full = front.run(*RAY, "--queue-wait", 2, "-n", 2, "true", logs="full")
     assert full.code == 124 and "Ray says NO_RESOURCES after 2 s; others have it" in full.err, full
     assert "waiting: placement_group([{'CPU': 1.0}, {'CPU': 1.0}], strategy='STRICT_SPREAD'): Ray says" in full.err
     packed = front.ask(*RAY, "--dry-run", "--ray-strategy", "PACK", "-n", 2, "-s", 0, "true")
@@ -187,6 +187,55 @@ def test_it_runs_from_ray_job_submit_in_the_working_dir_that_ray_has_copied(ray:
     worker = Front(ray.testbed, tmp_path).written()["worker-0"]
     assert "/working_dir_files/" in worker[5], "in the copy of the folder that Ray has made on its node"
     assert worker[2] == "1", "as many threads as the CPUs that Ray has reserved"
+
+
+def inside(*words: object) -> list[object]:
+    """A job whose launcher runs in Ray, asked for from outside."""
+    environment = json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}})
+    return [*RAY, "--address", f"http://127.0.0.1:{DASHBOARD}", "--ray-runtime-env", environment, *words]
+
+
+def test_a_submitted_job_is_found_followed_and_ended(ray: RayCluster, tmp_path: Path):
+    front = Front(ray.testbed, tmp_path)
+    words = inside("--submit", "-n", 2, "-s", 0, front.script(WAITS).name)
+    asked = front.run(*words, logs="later")
+    assert asked.code == 0 and re.search(r"is Ray's job program\S+, at http://127.0.0.1:8265", asked.err), asked
+    follower = front.visit("--logs", "later", "--follow", "--show", "worker:1")
+    wait_for(lambda: follower.out == "[worker-1] up\n", "what it shows", LONGEST)
+    listed = front.ask("--ps", "later")
+    assert re.fullmatch(r"Ray's job program\S+ is RUNNING.*\n", listed.out), listed
+    again = front.run(*words, logs="later")
+    assert again.code == 2 and "is RUNNING" in again.err and "give another --job or --log-dir" in again.err, again
+    killed = front.ask("--kill", "later", logs="kill")
+    assert killed.code == 0 and "has ended, and is deleted" in killed.err, killed
+    assert follower.wait().code == 0
+    assert ray.submitted() == []
+
+
+def test_a_launcher_inside_is_followed_to_the_jobs_exit_code(ray: RayCluster, tmp_path: Path):
+    program = (
+        "import os, time\nprint(os.environ['SEED'], flush=True)\nlast = os.environ['DMLC_TASK_ID'] == '1'\n"
+        "time.sleep(2 if last else 600)\nos._exit(7)\n"
+    )
+    front = Front(ray.testbed, tmp_path)
+    words = inside("--launcher-inside", "yes", "--env", "SEED", "-n", 2, "-s", 0, front.script(program).name)
+    job = front.start(*words, env={"SEED": "5 6"})
+    done = job.wait()
+    assert done.code == 7 and re.search(r"worker 1 \(pid \d+ on h\d\) exited with code 7", done.err), done
+    assert job.log("worker-0") == job.log("worker-1") == "5 6\n"
+    assert (job.record["launcher"], job.record["exit_code"]) == ("ray", 7)
+    assert ray.submitted() == []
+    printed = front.ask("--dry-run", *words, env={"SEED": "5 6"})
+    assert printed.code == 0 and "ray job submit --address=http://127.0.0.1:8265 --no-wait" in printed.out, printed
+    cases = [
+        (("--launcher-inside", "yes", "--env", "TOKEN=1"), "TOKEN may be secret, and Ray shows the command of a job"),
+        (("--submit", "--address", "h1:6379"), "--address h1:6379: to submit a job, expected auto or a URL such as"),
+        (("--submit", "--address", "http://127.0.0.1:1"), "dashboard does not answer at http://127.0.0.1:1: "),
+        (("--submit", "--ray-runtime-env", '{"working_dir": "/none"}'), "Ray at http://127.0.0.1:8265: .*none"),
+    ]
+    for number, (options, said) in enumerate(cases):
+        refused = front.run(*inside(*options, "-n", 1, "true"), logs=f"refused-{number}")
+        assert refused.code in (2, 125) and re.search(said, refused.err) and "Traceback" not in refused.err, refused
 
 
 def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluster, tmp_path: Path):

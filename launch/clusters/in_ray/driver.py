@@ -118,7 +118,7 @@ def unreached(error: Exception, address: str) -> str:
             f"{here} and Python {own}: use an environment like the cluster's (pip install ray=={there})"
         )
     if isinstance(error, ConnectionError) or "Failed to connect" in str(error):
-        how = "start the job on a node of the cluster, where `ray status` works, or with `ray job submit`"
+        how = "start the job on a node of the cluster, where `ray status` works, or with --submit"
         return f"no Ray cluster at --address {address}: {explanation(error)} {how}"
     return f"Ray at --address {address}: {type(error).__name__}: {explanation(error)}"
 

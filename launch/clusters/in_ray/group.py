@@ -30,7 +30,7 @@ REMOVAL_SECONDS = 5.0
 INFEASIBLE = "INFEASIBLE"  # in Ray's own record of a placement group
 USAGE_CODE, TIMEOUT_CODE, FAULT_CODE = 2, 124, 125
 FIX = (
-    "Ask for less with --ray-nodes or --ray-resources; where the cluster grows by itself, --ray-wait SECONDS waits "
+    "Ask for less with --ray-nodes or --ray-resources; where the cluster grows by itself, --queue-wait SECONDS waits "
     "for that"
 )
 

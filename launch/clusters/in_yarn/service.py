@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 from launch import LaunchError
+from launch.clusters.queue import passed_on
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
-from launch.secret import is_secret
 
 LAUNCHER, HOST = "launcher", "host"
 GPU = "yarn.io/gpu"
@@ -64,15 +64,8 @@ def service_name(name: str, exact: bool) -> str:
 
 def variables(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
     """Those of this machine that the launcher needs in its container; LaunchError for secrets."""
-    named = {each.name for each in options.settings if each.secret}
-    for each in options.settings:
-        if is_secret(each.name, named):
-            raise LaunchError(
-                f"{each.name} may be secret, and YARN shows the specification of a service to others: let the program "
-                "read it from a file that only you can read"
-            )
-    same = {each.name: each.value for each in options.settings if environ.get(each.name) == each.value}
-    kept = {name: value for name, value in same.items() if name not in NOT_PASSED_ON}
+    found = passed_on(options, environ, "YARN shows the specification of a service to others")
+    kept = {name: value for name, value in found.items() if name not in NOT_PASSED_ON}
     return kept | ({"PYTHONPATH": environ["PYTHONPATH"]} if environ.get("PYTHONPATH") else {})
 
 

@@ -26,7 +26,7 @@ from launch.channels.bridges.runs import addresses
 from launch.clusters import Released
 from launch.clusters.kubernetes import manifest, status
 from launch.clusters.kubernetes.api import FIXES, Absent, Api, connected
-from launch.clusters.queue import refusal
+from launch.clusters.queue import refusal, waited_too_long
 from launch.job.host import Host
 from launch.job.options import Options
 
@@ -47,7 +47,7 @@ class Cluster:
         if hosts is not None:
             raise Released("the pods of a job go with its launcher")
         text = os.environ.get(manifest.HOSTS_VARIABLE, "")
-        self._seconds = options.connect_timeout
+        self._seconds, self._queue_wait = options.connect_timeout, options.queue_wait
         self._api, job = _inside(text) if text else _outside(options)
         self._name, self._count = status.name_of(job), int(job["spec"]["parallelism"])
         self._secret = manifest.secret_name(job)
@@ -96,7 +96,7 @@ class Cluster:
 
     def _wait(self) -> None:
         """Until all pods run and have called; says what they wait for. LaunchError if they never will."""
-        waiting, asked_at, problem_since = status.Waiting(say), 0.0, 0.0
+        waiting, asked_at, problem_since, began = status.Waiting(say), 0.0, 0.0, time.monotonic()
         while len(self._callers) < self._count:
             now = time.monotonic()
             try:
@@ -105,13 +105,15 @@ class Cluster:
                     asked_at = now
                     self._check_events()
             except Absent as error:
-                waiting.tell(f"{error}; trying again", now)
+                why = f"{error}; trying again"
             else:
                 told = [pod for pod in pods if not status.waits_for_secret(pod, self._secret)]
                 bad = status.image_problem(told, patient=False)
                 problem_since = (problem_since or now) if bad else 0.0
                 _check(told, patient=now - problem_since < self._seconds)
-                waiting.tell(status.why_waiting(pods, self._count, "pods"), now)
+                why = status.why_waiting(pods, self._count, "pods")
+            waiting.tell(why, now)
+            waited_too_long(why or "waiting for the bridges of all pods", began, self._queue_wait)
             with self._changed:
                 self._changed.wait_for(lambda: len(self._callers) >= self._count, LOOK_SECONDS)
         self._names = tuple(self._callers)

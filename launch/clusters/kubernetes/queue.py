@@ -15,7 +15,7 @@ from launch import LaunchError
 from launch.clusters.kubernetes import code, manifest, status
 from launch.clusters.kubernetes.api import Absent, Api, Gone, There, connected
 from launch.clusters.kubernetes.hosts import with_fix
-from launch.clusters.queue import Inside, Submitted
+from launch.clusters.queue import Inside, Submitted, waited_too_long
 
 LOOK_SECONDS = 0.3
 AWAY_SECONDS = 1.0  # between tries while the API server does not answer
@@ -171,8 +171,8 @@ class Held:
             where = ", ".join(f"{status.name_of(pod)} on {status.node(pod) or 'no node'}" for pod in pods)
             raise LaunchError(f"these pods are not gone, which they are when their nodes answer: {where}", 125)
 
-    def lines(self, wait: bool, say: Say) -> Iterator[bytes]:
-        pod = self._started(wait, say)
+    def lines(self, wait: bool, say: Say, limit: float | None = None) -> Iterator[bytes]:
+        pod = self._started(wait, say, limit)
         since, newest, trouble = "", "", status.Waiting(say)
         while pod:
             try:
@@ -190,9 +190,10 @@ class Held:
                 trouble.tell(f"{error}; trying again", time.monotonic())
                 time.sleep(AWAY_SECONDS)
 
-    def _started(self, wait: bool, say: Say) -> str:
+    def _started(self, wait: bool, say: Say, limit: float | None) -> str:
         """The name of the launcher's pod, when that has started; "" without `wait` if it has not."""
         waiting, asked_at, problem_since, queue = status.Waiting(say), 0.0, 0.0, ""
+        began = time.monotonic()
         while True:
             now = time.monotonic()
             try:
@@ -208,9 +209,11 @@ class Held:
                     asked_at = now
                     queue = self._check_job()
                 why = status.why_waiting(pods, 1, "pods (the launcher's)")
-                waiting.tell(why + (f": {queue}" if queue and not pods else ""), now)
+                why += f": {queue}" if queue and not pods else ""
             except Absent as error:
-                waiting.tell(f"{error}; trying again", now)
+                why = f"{error}; trying again"
+            waiting.tell(why, now)
+            waited_too_long(why, began, limit)
             time.sleep(LOOK_SECONDS)
 
     def _check(self, pods: list[Any], patient: bool) -> None:
