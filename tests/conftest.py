@@ -67,6 +67,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 TOGETHER = (
     "tests/cluster/test_kubernetes.py",
     "tests/cluster/test_ray.py",
+    "tests/cluster/test_slurm.py",
     "tests/cluster/test_fault_matrix.py",
     "tests/backends/test_mxnet_graphs.py",
     "tests/report/page/test_in_browser.py",

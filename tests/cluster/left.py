@@ -8,10 +8,10 @@ from pathlib import Path
 from tests.cluster.processes import DEAD
 
 
-def namespace(pid: int | None) -> str:
-    """Of its pid: what the processes of a host have in common. "" where it cannot be seen."""
+def namespace(pid: int | None, kind: str = "pid") -> str:
+    """Its own, which it has in common with the processes of its host. "" where it cannot be seen."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:
         return ""
 

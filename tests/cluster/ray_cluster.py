@@ -107,6 +107,11 @@ class RayCluster:
         said = self.on(LOGIN, [sys.executable, "-S", "-c", ASKS, *urls])
         return [json.loads(line)["data"]["result"]["result"] for line in said.splitlines()]
 
+    def job(self, verb: str, *arguments: str) -> str:
+        """What `ray job VERB` prints."""
+        argv = [sys.executable, "-m", "ray.scripts.scripts", "job", verb, f"--address=http://127.0.0.1:{DASHBOARD}"]
+        return self.on(LOGIN, [*argv, *arguments])
+
     def submitted(self) -> list[str]:
         """What `ray job list` says of submitted jobs."""
         said = self.on(LOGIN, [sys.executable, "-S", "-c", ASKS, f"http://127.0.0.1:{DASHBOARD}/api/jobs/"])

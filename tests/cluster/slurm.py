@@ -6,6 +6,7 @@ after 10 s, not 300.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -91,6 +92,20 @@ class Slurm:
             self.start_node(node)
         self._wait_idle()
 
+    def repair(self) -> None:
+        """Have slurmd on each host. Jobs are numbered anew from here on, for `number`."""
+        for node in self.nodes:
+            if not any(each.name == "slurmd" for each in self.testbed.processes(node)):
+                self.start_node(node)
+        self._wait_idle()
+        found = re.search(r"NEXT_JOB_ID\s+= (\d+)", self.on(LOGIN, ["scontrol", "show", "config"]))
+        assert found
+        self._first = int(found[1])
+
+    def number(self, place: int) -> str:
+        """Slurm's number of the first (1), second, ... job since `repair`."""
+        return str(self._first + place - 1)
+
     def start_node(self, node: str) -> None:
         """slurmd on one host, also after the test bed's `boot`."""
         (self.folder / node).mkdir(exist_ok=True)
@@ -117,8 +132,3 @@ class Slurm:
     def queue(self) -> list[str]:
         """The ids of the jobs that Slurm has."""
         return self.on(LOGIN, ["squeue", "-h", "-o", "%i"]).split()
-
-    def stop(self) -> None:
-        for host in (LOGIN, *self.nodes):
-            if self.testbed.pid_1(host):
-                self.testbed.run(host, ["umount", "/etc/slurm"])

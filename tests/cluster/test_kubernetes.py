@@ -5,6 +5,7 @@ All tests share one cluster, which takes seconds to start: each job has a name o
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,15 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.cluster import engine_faults
 from tests.cluster.conftest import NAME, ROOT
 from tests.cluster.kubernetes import Kubernetes, folder, missing
 from tests.cluster.launching import LONGEST, Front, Launched, way
-from tests.cluster.layout import Settings
+from tests.cluster.layout import LOGIN, Settings
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import wait_for
 
@@ -236,12 +239,16 @@ def test_the_time_in_the_queue_is_said_and_not_counted(pods: Pods, kubernetes: K
 
 
 @pytest.mark.thorough
-def test_a_job_that_waits_for_ever_is_ended_by_a_signal(pods: Pods):
+def test_a_job_for_which_there_is_no_room_is_ended_by_a_signal_or_a_limit(pods: Pods):
     job = pods.job("hungry", "--worker-gpus", 3, "-n", 1, "-s", 0, "true")
     wait_for(lambda: "Insufficient nvidia.com/gpu" in job.err, "what the scheduler says", LONGEST)
+    limited = pods.job("limited", "--worker-gpus", 3, "--queue-wait", 2, "-n", 1, "-s", 0, "true").wait()
+    assert limited.code == 124, limited
+    assert re.search(r"Insufficient nvidia.com/gpu.*; gave up after 2 s \(--queue-wait\)", limited.err), limited
     job.process.send_signal(signal.SIGINT)
     assert job.wait().code == 130
     pods.wait_gone("hungry")
+    pods.wait_gone("limited")
 
 
 @pytest.mark.thorough
@@ -294,55 +301,70 @@ def of(kubernetes: Kubernetes, name: str, part: str) -> list[str]:
     return kubernetes.kubectl("get", "pods", "-o", "name", "-l", wanted).split()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("what", ["job", "launcher"])
-def test_a_job_or_launcher_that_is_deleted_ends_the_job(pods: Pods, kubernetes: Kubernetes, what: str):
-    job = pods.waiting(what)
-    victim = f"job/{what}" if what == "job" else of(kubernetes, what, "launcher")[0]
-    kubernetes.kubectl("delete", victim, "--wait=false")
-    done = job.wait()
-    assert done.code == 143, done
-    pods.wait_gone(what)
+@dataclass
+class Engine:
+    """See `tests.cluster.engine_faults`."""
+
+    kubernetes: Kubernetes
+    pods: Pods
+    job: str
+    name = "kubernetes"
+    keeps_lost = True
+
+    @property
+    def testbed(self) -> Testbed:
+        return self.kubernetes.testbed
+
+    def start(self, fault: str) -> Launched:
+        return self.pods.waiting(self.job)
+
+    def launcher(self) -> int:
+        found = engine_faults.ours(self.testbed)
+        [pid] = [each.pid for host, each in found if host != LOGIN and engine_faults.is_one(each, "launch.cli")]
+        return pid
+
+    def cancel(self) -> None:
+        self.kubernetes.kubectl("delete", f"job/{self.job}", "--wait=false")
+
+    def restore(self, node: str) -> None:
+        self.testbed.boot(node)
+        self.kubernetes.start_node(node)
+
+    def records(self) -> list[str]:
+        return self.kubernetes.objects(self.job)
+
+
+def delete_pod(part: str) -> engine_faults.Strike:
+    def strike(engine: Engine, job: Launched) -> str:
+        pod = of(engine.kubernetes, engine.job, part)[0]
+        engine.kubernetes.kubectl("delete", pod, "--wait=false")
+        return pod.removeprefix("pod/")
+
+    return strike
+
+
+def evict(engine: Engine, job: Launched) -> str:
+    """As `kubectl drain` does."""
+    pod = of(engine.kubernetes, engine.job, "hosts")[0].removeprefix("pod/")
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
+    where = f"/api/v1/namespaces/default/pods/{pod}/eviction"
+    engine.kubernetes.kubectl("create", "--raw", where, "-f", "-", told=json.dumps(eviction))
+    return pod
+
+
+FAULTS = {
+    **engine_faults.FAULTS,
+    "launcher's pod deleted": engine_faults.Fault(delete_pod("launcher"), 143),
+    "host's pod deleted": engine_faults.Fault(delete_pod("hosts"), 125, "{host}.* its pod was deleted"),
+    "host's pod evicted": engine_faults.Fault(evict, 125, "{host}.* its pod was deleted"),
+}
 
 
 @pytest.mark.thorough
-def test_a_host_whose_pod_is_deleted_ends_a_plain_job(pods: Pods, kubernetes: Kubernetes):
-    job = pods.waiting("host")
-    pod = of(kubernetes, "host", "hosts")[0]
-    kubernetes.kubectl("delete", pod, "--wait=false")
-    done = job.wait()
-    assert done.code == 125 and "its pod was deleted" in done.err, done
-    pods.wait_gone("host")
-
-
-@pytest.mark.thorough
-def test_a_launcher_that_is_killed_ends_the_job(pods: Pods, kubernetes: Kubernetes):
-    job = pods.waiting("killed")
-    found = [each for node in kubernetes.nodes for each in kubernetes.testbed.processes(node)]
-    (container,) = [each for each in found if "launch.cli" in str(each)]  # whose child is the launcher
-    children = Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
-    done = job.wait()
-    assert done.code in (137, 1), done  # 1: what some versions of unshare make of it
-    pods.wait_gone("killed")
-
-
-@pytest.mark.thorough
-def test_a_node_that_is_switched_off_is_named(pods: Pods, kubernetes: Kubernetes):
-    job = pods.waiting("node")
-    busy = kubernetes.kubectl("get", "pods", "-o", "custom-columns=P:.metadata.labels.dmltrain/part,N:.spec.nodeName")
-    launcher = [node for part, node in map(str.split, busy.splitlines()) if part == "launcher"]
-    (victim, *_) = [node for part, node in map(str.split, busy.splitlines()) if part == "hosts" and [node] != launcher]
-    kubernetes.testbed.kill(victim)
-    try:
-        done = job.wait()
-        assert done.code == 125 and "node-hosts-" in done.err.splitlines()[-2], done
-        left = [each for each in kubernetes.objects("node") if not each.startswith("pod/")]
-        assert left == [], "Kubernetes keeps the pods of a lost node until that is back"
-    finally:
-        kubernetes.testbed.boot(victim)
-        kubernetes.start_node(victim)
-    pods.wait_gone("node")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault(pods: Pods, kubernetes: Kubernetes, fault: str):
+    job = re.sub("[^a-z]+", "-", fault.lower())
+    engine_faults.try_fault(Engine(kubernetes, pods, job), fault, FAULTS[fault])
 
 
 @pytest.mark.thorough
@@ -419,6 +441,10 @@ def test_all_of_a_jobset_goes_with_it(pods: Pods, jobset: Kubernetes):
     wait_for(lambda: follower.out == "[worker-1] up\n", "what it shows")
     jobset.kubectl("delete", "jobset/whole", "--wait=false")
     assert follower.wait().code == 0
+    pods.wait_gone("whole")
+    assert pods.run(*words, logs="whole").code == 0
+    killed = pods.ask("--kill", "whole", logs="kill")
+    assert killed.code == 0 and "JobSet whole in the namespace default has ended, and is deleted" in killed.err, killed
     pods.wait_gone("whole")
 
 

@@ -9,10 +9,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import engine_faults
 from tests.cluster.conftest import NAME
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN, Settings
@@ -67,17 +69,10 @@ def ray(_cluster: RayCluster) -> Iterator[RayCluster]:
     wait_gone(_cluster)
 
 
-def of_the_jobs(ray: RayCluster) -> list[str]:
-    """The jobs' processes, agents and bridges, and the programs beside launchers."""
-    words = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.clusters.in_ray.driver")
-    found = [(host, each) for host in (LOGIN, *ray.nodes) for each in ray.testbed.processes(host)]
-    return [f"{host}: {each}" for host, each in found if any(word in str(each) for word in words)]
-
-
 def wait_gone(ray: RayCluster) -> None:
     """Nothing of any job is left, as the hosts and Ray's own listing say."""
     began = time.monotonic()
-    wait_for(lambda: not of_the_jobs(ray), "the end of the jobs' processes")
+    wait_for(lambda: not engine_faults.ours(ray.testbed), "the end of the jobs' processes")
     wait_for(lambda: not ray.left(), "the end of placement groups and actors")
     assert time.monotonic() - began < GONE_SECONDS
 
@@ -120,7 +115,7 @@ def test_weights_are_those_of_a_job_without_ray(ray: RayCluster, tmp_path: Path)
     assert len({row["host"] for row in job.record["processes"]}) == 2
 
 
-def test_who_finds_no_room_is_told_and_nothing_is_left_when_a_launcher_is_killed(ray: RayCluster, tmp_path: Path):
+def test_who_finds_no_room_is_told(ray: RayCluster, tmp_path: Path):
     job = waiting_job(ray, tmp_path, "--ray-resources", "CPU=2", "--hosts", "h1,h3")
     assert {row["host"] for row in job.record["processes"]} == {"h1", "h3"}
     assert len(ray.left()) == 3, "a placement group and two actors"
@@ -133,9 +128,8 @@ def test_who_finds_no_room_is_told_and_nothing_is_left_when_a_launcher_is_killed
     assert packed.out.count("  worker") == 2
     listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
     assert listed.code == 0 and listed.out.count("worker") == 2, listed
-    [launcher] = [each for each in ray.testbed.processes(LOGIN) if "launch.cli" in each.argv]
-    os.kill(launcher.pid, signal.SIGKILL)
-    wait_gone(ray)
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait().code == 130
 
 
 def test_what_ray_can_never_place_is_refused_with_what_it_has(ray: RayCluster, tmp_path: Path):
@@ -180,9 +174,8 @@ def test_it_runs_from_ray_job_submit_in_the_working_dir_that_ray_has_copied(ray:
     folder.mkdir()
     (folder / "program.py").write_text(SHOWS.replace("place +", f'"{tmp_path}/" + place +'))
     words = [str(word) for word in (*RAY, "--log-dir", tmp_path / "logs", "-n", 1, "-s", 0, "program.py")]
-    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", f"--address=http://127.0.0.1:{DASHBOARD}"]
-    submit += ["--working-dir", str(folder), "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{ROOT}"}}}}']
-    printed = ray.on(LOGIN, [*submit, "--", sys.executable, "-m", "launch.cli", *words])
+    where = ("--working-dir", str(folder), "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{ROOT}"}}}}')
+    printed = ray.job("submit", *where, "--", sys.executable, "-m", "launch.cli", *words)
     assert "0 processes left on 1 host" in printed and "succeeded" in printed, printed
     worker = Front(ray.testbed, tmp_path).written()["worker-0"]
     assert "/working_dir_files/" in worker[5], "in the copy of the folder that Ray has made on its node"
@@ -255,11 +248,44 @@ def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluste
     assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]
 
 
-def test_a_node_that_is_switched_off_ends_a_plain_job_and_is_named(_cluster: RayCluster, tmp_path: Path):
-    """Without the third node, if the test before has switched that off."""
-    job = waiting_job(_cluster, tmp_path, "--hosts", "h1,h2")
-    _cluster.testbed.kill("h2")
-    ended = job.wait()
-    assert ended.code == 125, ended
-    assert "h2" in ended.err.splitlines()[-2], ended
-    wait_gone(_cluster)
+@dataclass
+class Engine:
+    """See `tests.cluster.engine_faults`."""
+
+    ray: RayCluster
+    folder: Path
+    name = "ray"
+    keeps_lost = False
+
+    @property
+    def testbed(self) -> Testbed:
+        return self.ray.testbed
+
+    def start(self, fault: str) -> Launched:
+        front = Front(self.testbed, self.folder)
+        script = front.script(engine_faults.PROGRAM).name
+        options = ("-n", 2, "-s", 0, script)
+        there = inside("--launcher-inside", "yes") if fault == "cancelled" else RAY
+        job = front.start(*there, *options)
+        job.wait_for_words("up", "worker-0", "worker-1")
+        return job
+
+    def launcher(self) -> int:
+        [found] = [each for each in self.testbed.processes(LOGIN) if "launch.cli" in each.argv]
+        return found.pid
+
+    def cancel(self) -> None:
+        (name,) = self.ray.submitted()
+        self.ray.job("stop", name, "--no-wait")
+
+    def restore(self, node: str) -> None:
+        self.testbed.boot(node)
+        self.ray.repair()
+
+    def records(self) -> list[str]:
+        return [*self.ray.left(), *self.ray.submitted()]
+
+
+@pytest.mark.parametrize("fault", engine_faults.FAULTS)
+def test_a_fault(ray: RayCluster, tmp_path: Path, fault: str):
+    engine_faults.try_fault(Engine(ray, tmp_path), fault, engine_faults.FAULTS[fault])

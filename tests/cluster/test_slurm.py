@@ -12,13 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from launch.commands import jobs
+from tests.cluster import engine_faults
+from tests.cluster.conftest import NAME
 from tests.cluster.launching import LONGEST, Front, Launched, Result, way
-from tests.cluster.layout import LOGIN
+from tests.cluster.layout import LOGIN, Settings
 from tests.cluster.slurm import Slurm, missing
 from tests.cluster.test_changes import ask
 from tests.cluster.testbed import Testbed
@@ -44,17 +47,31 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def slurm(testbed: Testbed, tmp_path: Path) -> Iterator[Slurm]:
+@pytest.fixture(scope="module")
+def _cluster(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """One for the module: it takes seconds to start."""
     if lacking := missing():
         pytest.skip(f"no Slurm: it needs {lacking}")
-    made = Slurm(testbed, tmp_path / "slurm")
+    bed = Testbed(f"{NAME}{os.getpid()}_slurm")
+    share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp())]
     try:
+        bed.up(Settings(share=tuple(map(os.path.abspath, share))))
+        made = Slurm(bed, tmp_path_factory.mktemp("slurm") / "cluster")
         made.start()
         yield made
     finally:
-        testbed.sweep()
-        made.stop()
+        bed.down()
+
+
+@pytest.fixture
+def slurm(_cluster: Slurm) -> Iterator[Slurm]:
+    """Whole and empty before each test."""
+    _cluster.testbed.up()
+    _cluster.repair()
+    yield _cluster
+    _cluster.on(LOGIN, ["scancel", "--user=root"])
+    wait_gone(_cluster)
+    wait_queue_empty(_cluster)
 
 
 def allocated(slurm: Slurm, folder: Path, *options: str) -> Front:
@@ -62,17 +79,15 @@ def allocated(slurm: Slurm, folder: Path, *options: str) -> Front:
     return Front(slurm.testbed, folder, ["salloc", "--quiet", "--nodes=2", *options])
 
 
-def of_the_job(slurm: Slurm) -> list[str]:
-    """The job's processes, agents and bridges on the nodes."""
-    words = ("program.py", "dmltrain-agent", "dmltrain-bridge")
-    found = [(node, each) for node in slurm.nodes for each in slurm.testbed.processes(node)]
-    return [f"{node}: {each}" for node, each in found if any(word in str(each) for word in words)]
-
-
 def wait_gone(slurm: Slurm) -> None:
+    """No node has processes of a job."""
     began = time.monotonic()
-    wait_for(lambda: not of_the_job(slurm), "the end of the job's processes")
+    wait_for(lambda: not engine_faults.on_hosts(slurm.testbed), "the end of the job's processes")
     assert time.monotonic() - began < GONE_SECONDS
+
+
+def wait_queue_empty(slurm: Slurm) -> None:
+    wait_for(lambda: slurm.queue() == [], "the end of Slurm's job", LONGEST)
 
 
 def waiting_job(slurm: Slurm, folder: Path) -> Launched:
@@ -123,56 +138,57 @@ def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: 
     assert listed.out.count("worker") == 2, listed
     killed = front.ask("--kill", job.logs, "--connect-timeout", 60)
     assert killed.code == 0, killed
-    assert "Slurm's job 1 has ended" in killed.err and "0 processes left on 0 hosts" in killed.err, killed
+    assert f"Slurm's job {slurm.number(1)} has ended" in killed.err and "0 processes left on 0 hosts" in killed.err, (
+        killed
+    )
     assert job.wait().code != 0
     wait_gone(slurm)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_the_launcher_ends(slurm: Slurm, tmp_path: Path, number: int):
-    job = waiting_job(slurm, tmp_path)
-    (launcher,) = [
-        each for each in slurm.testbed.processes(LOGIN) if "launch.cli" in each.argv and "salloc" not in each.argv
-    ]
-    os.kill(launcher.pid, number)
-    wait_gone(slurm)
-    ended = job.wait()
-    assert number == signal.SIGKILL or ended.code == 130, ended  # salloc gives 0 for a command that was killed
-    wait_for(lambda: slurm.queue() == [], "the end of the allocation")
+@dataclass
+class Engine:
+    """See `tests.cluster.engine_faults`."""
+
+    slurm: Slurm
+    folder: Path
+    name = "slurm"
+    keeps_lost = False
+
+    @property
+    def testbed(self) -> Testbed:
+        return self.slurm.testbed
+
+    def start(self, fault: str) -> Launched:
+        return waiting_job(self.slurm, self.folder)
+
+    def launcher(self) -> int:
+        found = [each for each in self.testbed.processes(LOGIN) if "launch.cli" in each.argv]
+        [pid] = [each.pid for each in found if "salloc" not in each.argv]
+        return pid
+
+    def cancel(self) -> None:
+        self.slurm.on(LOGIN, ["scancel", self.slurm.number(1)])
+
+    def restore(self, node: str) -> None:
+        self.testbed.boot(node)
+        self.slurm.repair()
+
+    def records(self) -> list[str]:
+        return self.slurm.queue()
+
+
+def cancel_step(engine: Engine, job: Launched) -> str:
+    engine.slurm.on(LOGIN, ["scancel", f"{engine.slurm.number(1)}.0"])
+    return "srun"
+
+
+FAULTS = {**engine_faults.FAULTS, "step cancelled": engine_faults.Fault(cancel_step, {"slurm": (125, 143)}, "{host}")}
 
 
 @pytest.mark.thorough
-def test_scancel_ends_the_job_and_is_named(slurm: Slurm, tmp_path: Path):
-    job = waiting_job(slurm, tmp_path)
-    (number,) = slurm.queue()
-    slurm.on(LOGIN, ["scancel", f"{number}.0"])
-    ended = job.wait()
-    assert ended.code not in (0, 1), ended
-    assert "srun" in ended.err
-    wait_gone(slurm)
-
-
-@pytest.mark.thorough
-def test_a_node_that_is_switched_off_is_named(slurm: Slurm, tmp_path: Path):
-    job = waiting_job(slurm, tmp_path)
-    slurm.testbed.kill("h2")
-    ended = job.wait()
-    assert ended.code == 125, ended
-    assert "h2" in ended.err.splitlines()[-2], ended
-    wait_gone(slurm)
-
-
-@pytest.mark.thorough
-def test_a_host_whose_bridge_was_killed_is_cleaned_by_a_step_of_its_own(slurm: Slurm, tmp_path: Path):
-    job = waiting_job(slurm, tmp_path)
-    found = [each for each in slurm.testbed.processes("h2") if "dmltrain-bridge" in each.argv]
-    for bridge in found:
-        os.kill(bridge.pid, signal.SIGKILL)
-    ended = job.wait()
-    assert ended.code == 125, ended
-    assert "0 processes left on 2 hosts" in ended.err
-    wait_gone(slurm)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault(slurm: Slurm, tmp_path: Path, fault: str):
+    engine_faults.try_fault(Engine(slurm, tmp_path), fault, FAULTS[fault])
 
 
 @pytest.mark.thorough
@@ -259,7 +275,9 @@ def test_an_elastic_job_goes_on_without_a_node_and_takes_another_one_of_its_allo
     wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node")
     code, out = ask(front, job, "add", "h4,h5")
     assert code == 2 and "worker 3 on h4 has joined the job in view 3" in out, out
-    assert "h5 was not added: " in out and "only the nodes of its allocation: scontrol show job 1" in out, out
+    assert (
+        "h5 was not added: " in out and f"only the nodes of its allocation: scontrol show job {slurm.number(1)}" in out
+    ), out
     (tmp_path / "done").touch()
     ended = job.wait()
     assert ended.code == 0, ended
@@ -296,10 +314,6 @@ def output_of(folder: Path, number: str) -> str:
     return (folder / f"slurm-{number}.out").read_text()
 
 
-def wait_queue_empty(slurm: Slurm) -> None:
-    wait_for(lambda: slurm.queue() == [], "the end of Slurm's job")
-
-
 @pytest.mark.thorough
 def test_a_submitted_job_runs_in_an_allocation_of_its_own(slurm: Slurm, tmp_path: Path):
     """With the options of this command line, also after the program's own."""
@@ -309,13 +323,15 @@ def test_a_submitted_job_runs_in_an_allocation_of_its_own(slurm: Slurm, tmp_path
         *SLURM, "--submit", *words, "-n", 2, "-s", 1, front.script(SHOWS), "--submit", "it's", logs="a b%j"
     )
     assert asked.code == 0, asked
-    assert "job two words is in Slurm's queue, as its job 1; it will print to a b%j/slurm-1.out" in asked.err
+    number = slurm.number(1)
+    where = f"as its job {number}; it will print to a b%j/slurm-{number}.out"
+    assert f"job two words is in Slurm's queue, {where}" in asked.err
     assert "dmltrain job ps 'a b%j', and the same with logs and kill, find it from here" in asked.err
     wait_queue_empty(slurm)
-    assert "0 processes left on 2 hosts" in output_of(tmp_path / "a b%j", "1")
+    assert "0 processes left on 2 hosts" in output_of(tmp_path / "a b%j", number)
     assert {each["host"] for each in front.written().values()} <= {"h3", "h5"}
     record = json.loads((tmp_path / "a b%j/job.json").read_text())
-    assert (record["job"], record["exit_code"], record["reached_by"]["slurm_job"]) == ("two words", 0, 1)
+    assert (record["job"], record["exit_code"], record["reached_by"]["slurm_job"]) == ("two words", 0, int(number))
 
 
 @pytest.mark.thorough
@@ -327,7 +343,7 @@ def test_a_submitted_job_asks_for_nodes_of_its_servers(slurm: Slurm, tmp_path: P
     assert " --nodes=1 --partition=staff << 'END'" in printed.out.splitlines()[0], printed
     assert front.run(*words, front.script(SHOWS)).code == 0
     wait_queue_empty(slurm)
-    assert "0 processes left on 3 hosts" in output_of(tmp_path / "logs", "1")
+    assert "0 processes left on 3 hosts" in output_of(tmp_path / "logs", slurm.number(1))
     written = front.written()
     assert len({each["host"] for each in written.values()}) == 3
     assert written["server-0"]["slurm"]["SLURM_JOB_PARTITION_HET_GROUP_1"] == "staff"
@@ -341,14 +357,15 @@ def test_a_queued_job_is_found_and_taken_out_of_the_queue(slurm: Slurm, tmp_path
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive"])  # an allocation of all nodes
     assert front.run(*SLURM, "--submit", "-n", 2, "-s", 0, "true").code == 0
     wait_for(lambda: "(Resources)" in front.ask("--ps", "logs").out, "what Slurm says about the job")
-    assert front.ask("--ps", "logs").out == "Slurm's job 2 is PENDING (Resources)\n"
+    assert front.ask("--ps", "logs").out == f"Slurm's job {slurm.number(2)} is PENDING (Resources)\n"
     again = front.run(*SLURM, "--submit", "-n", 2, "-s", 0, "true")
-    assert again.code == 2 and "logs: Slurm's job 2 is PENDING (Resources), and has this log folder" in again.err, again
+    has = f"logs: Slurm's job {slurm.number(2)} is PENDING (Resources), and has this log folder"
+    assert again.code == 2 and has in again.err, again
     listed = jobs.table(jobs.find_jobs(tmp_path), 0.0)
     assert [line.split()[:3] for line in listed[1:]] == [["logs", "in", "queue"]]
     killed = front.ask("--kill", "logs")
-    assert (killed.code, killed.err) == (0, "Slurm's job 2 has ended\n"), killed
-    assert slurm.queue() == ["1"]
+    assert (killed.code, killed.err) == (0, f"Slurm's job {slurm.number(2)} has ended\n"), killed
+    assert slurm.queue() == [slurm.number(1)]
 
 
 @pytest.mark.thorough
@@ -358,9 +375,9 @@ def test_what_the_dry_run_prints_works_by_hand(slurm: Slurm, tmp_path: Path):
     assert printed.code == 0 and not (tmp_path / "logs").exists(), printed
     (tmp_path / "logs").mkdir()
     ran = slurm.testbed.run(LOGIN, ["sh", "-c", printed.out], cwd=tmp_path, env=front.environment)
-    assert (ran.returncode, ran.stdout) == (0, "1\n"), ran.stderr
+    assert (ran.returncode, ran.stdout) == (0, f"{slurm.number(1)}\n"), ran.stderr
     wait_queue_empty(slurm)
-    assert "0 processes left on 1 host" in output_of(tmp_path / "logs", "1")
+    assert "0 processes left on 1 host" in output_of(tmp_path / "logs", slurm.number(1))
 
 
 @pytest.mark.thorough
@@ -392,10 +409,13 @@ if not first.exists():
     assert front.run(*SLURM, "--submit", "--slurm-args=--requeue", "-n", 2, "-s", 0, front.script(program)).code == 0
     wait_for(lambda: all(Path(f"{first}{rank}").exists() for rank in (0, 1)), "the first run")
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
-    assert slurm.on(LOGIN, ["squeue", "-h", "-o", "%i %T"]).split("\n")[:2] == ["1 PENDING", "2 RUNNING"]
+    assert slurm.on(LOGIN, ["squeue", "-h", "-o", "%i %T"]).split("\n")[:2] == [
+        f"{slurm.number(1)} PENDING",
+        f"{slurm.number(2)} RUNNING",
+    ]
     wait_gone(slurm)
-    slurm.on(LOGIN, ["scancel", "2"])
-    slurm.on(LOGIN, ["scontrol", "update", "JobId=1", "StartTime=now"])  # Slurm would wait two minutes
+    slurm.on(LOGIN, ["scancel", slurm.number(2)])
+    slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now"])  # Slurm would wait two minutes
     wait_for(lambda: (tmp_path / "logs/previous-1/job.json").exists(), "the second run")
     wait_queue_empty(slurm)
     assert json.loads((tmp_path / "logs/job.json").read_text())["exit_code"] == 0
@@ -431,10 +451,10 @@ def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: 
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
     assert "A worker got SIGUSR1: all make a snapshot after iteration" in log.read_text()
     assert [path.name for path in tmp_path.glob("m-*_iter_*")]
-    slurm.on(LOGIN, ["scancel", "2"])
-    slurm.on(LOGIN, ["scontrol", "update", "JobId=1", "StartTime=now"])  # Slurm would wait two minutes
+    slurm.on(LOGIN, ["scancel", slurm.number(2)])
+    slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now"])  # Slurm would wait two minutes
     wait_for(lambda: "Loaded checkpoint of" in text_of(log), "the second run", LONGEST)
-    slurm.on(LOGIN, ["scancel", "1"])
+    slurm.on(LOGIN, ["scancel", slurm.number(1)])
     wait_gone(slurm)
 
 
@@ -456,15 +476,18 @@ def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
     said = (tmp_path / "said").read_text()
     assert re.search(r"the agent on h\d got a notice: asked to leave: worker [01] ", said), said
-    wait_for(lambda: slurm.on(LOGIN, ["squeue", "-h", "--jobs=1", "-o", "%T"]).strip() == "PENDING", "its requeue")
+    wait_for(
+        lambda: slurm.on(LOGIN, ["squeue", "-h", f"--jobs={slurm.number(1)}", "-o", "%T"]).strip() == "PENDING",
+        "its requeue",
+    )
     first = json.loads((tmp_path / "logs/job.json").read_text())
     assert first["exit_code"] == 75 and list(tmp_path.glob("m-*.pt")), first
-    slurm.on(LOGIN, ["scancel", "2"])
+    slurm.on(LOGIN, ["scancel", slurm.number(2)])
     # Slurm would wait two minutes, but within a second of its end a node does not take the same job again
-    slurm.on(LOGIN, ["scontrol", "update", "JobId=1", "StartTime=now+2seconds"])
+    slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now+2seconds"])
     wait_for(lambda: "Loaded checkpoint of" in text_of(log), "the second run", LONGEST)
     wait_for(lambda: training(log), "training", LONGEST)
-    slurm.on(LOGIN, ["scancel", "1"])
+    slurm.on(LOGIN, ["scancel", slurm.number(1)])
     wait_gone(slurm)
 
 

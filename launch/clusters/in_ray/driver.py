@@ -6,6 +6,7 @@ It is a process of its own because Ray ends a driver that loses its cluster, and
 it owns the placement group and the actors: Ray removes them when it ends, however it ends.
 
 Standard input: one line of JSON, a `Request`. When it ends, the launcher has ended, and so does this program.
+SIGTERM is ignored: `ray job stop` sends it to all processes below the launcher.
 Standard output: lines of JSON.
     {"waiting": text}                        while Ray has no room
     {"placed": [place], "socket": name}      all is there: the places in the order of the job's hosts, and the name of
@@ -19,6 +20,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -79,6 +81,7 @@ class Driver:
             raise LaunchError(unreached(error, self.request.address)) from None
         finally:
             watch.cancel()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ray.init has set it
         ray.cloudpickle.register_pickle_by_value(keeper)
         self._environment = dict(ray.get_runtime_context().runtime_env)
 

@@ -4,6 +4,7 @@
 
 The driver (`ray_driver`) listens at the abstract socket SOCKET. The order goes to it with the settings of the bridges,
 which are in the environment. When this program ends, the driver ends what is left of the bridges of its order.
+It ignores SIGTERM: `ray job stop` sends that to all processes below the launcher, which is to end them in order.
 Standard library only, and nothing of `launch`, because it is to start quickly.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -35,4 +37,5 @@ def main(name: str, order: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(main(*sys.argv[1:]))

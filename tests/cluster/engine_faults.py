@@ -1,0 +1,160 @@
+"""Faults of a job that an engine (Slurm, Kubernetes, Ray) has placed: what happens, how the command ends, what is left.
+
+Each engine's tests try all of FAULTS, on the cluster that they have. With -rA pytest shows the rows of docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tests.cluster.launching import LONGEST, Launched
+from tests.cluster.layout import LOGIN
+from tests.cluster.left import namespace
+from tests.cluster.processes import DEAD, Process, read
+from tests.cluster.testbed import Testbed
+from tests.launch.conftest import wait_for
+
+GONE_SECONDS = 20.0  # from the fault to the end of all processes of the job that can be reached
+RECORD_SECONDS = 60.0  # from the fault to the engine's own records, whose limits for a lost node are 10 to 30 s
+OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.cli", "launch.clusters.in_ray.driver")
+PROGRAM = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+Strike = Callable[["Engine", Launched], str]  # returns the host that it is about
+
+
+class Engine(Protocol):
+    """What a fault needs of an engine's cluster."""
+
+    name: str
+    testbed: Testbed
+    keeps_lost: bool  # whether it keeps its records of a lost node until that is back
+
+    def start(self, fault: str) -> Launched:
+        """A job whose two workers, on nodes of their own, run PROGRAM and have printed `up`."""
+
+    def launcher(self) -> int:
+        """The pid of the launcher, on this machine."""
+
+    def cancel(self) -> None:
+        """What the engine's own command does to a job."""
+
+    def restore(self, node: str) -> None:
+        """Start a node again that was switched off."""
+
+    def records(self) -> list[str]:
+        """What the engine lists of the job."""
+
+
+def ours(testbed: Testbed) -> list[tuple[str, Process]]:
+    """The processes of jobs, agents, bridges and launchers, with their hosts; also those in pods, which share the
+    network of their host."""
+    hosts = {namespace(testbed.pid_1(host), "net"): host for host in testbed.hosts}
+    found = [
+        (hosts.get(namespace(pid, "net")), read(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+    ]
+    return [(host, each) for host, each in found if host and each and any(is_one(each, word) for word in OURS)]
+
+
+def on_hosts(testbed: Testbed) -> list[tuple[str, Process]]:
+    """All of them but the command that the user has given."""
+    return [(host, each) for host, each in ours(testbed) if (host, is_one(each, "launch.cli")) != (LOGIN, True)]
+
+
+def is_one(process: Process, word: str) -> bool:
+    """Whether this is a word of its command line, and it lives."""
+    return process.state not in DEAD and any(each.rpartition("/")[2] == word for each in process.argv)
+
+
+def of_worker(engine: Engine, word: str) -> tuple[str, Process]:
+    """The process with this word in its command line beside a worker on a host without a launcher, and that host."""
+    found = ours(engine.testbed)
+    busy = {host for host, each in found if is_one(each, "launch.cli")}
+    for host, each in found:
+        if host not in busy and is_one(each, "program.py") and "DMLC_ROLE=worker" in each.environment:
+            return next((place, other) for place, other in found if place == host and is_one(other, word))
+    raise AssertionError(f"no worker on a host of its own: {[f'{host}: {each}' for host, each in found]}")
+
+
+def kill(word: str) -> Strike:
+    def strike(engine: Engine, job: Launched) -> str:
+        host, victim = of_worker(engine, word)
+        os.kill(victim.pid, signal.SIGKILL)
+        return host
+
+    return strike
+
+
+def switch_off(engine: Engine, job: Launched) -> str:
+    host, _ = of_worker(engine, "program.py")
+    engine.testbed.kill(host)
+    return host
+
+
+def cancel(engine: Engine, job: Launched) -> str:
+    engine.cancel()
+    return ""
+
+
+def interrupt(engine: Engine, job: Launched) -> str:
+    """The command that the user has given, which under salloc is its child."""
+    found = [each.pid for host, each in ours(engine.testbed) if host == LOGIN and is_one(each, "launch.cli")]
+    os.kill(max(found), signal.SIGINT)
+    return ""
+
+
+def kill_launcher(engine: Engine, job: Launched) -> str:
+    os.kill(engine.launcher(), signal.SIGKILL)
+    return ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`code` of the command, by engine where they differ. `said`: a regular expression; {host} is the host's name, or
+    its pod's."""
+
+    strike: Strike
+    code: int | Mapping[str, Sequence[int]]
+    said: str = ""
+
+
+HOST = r"(\S*hosts-\S+|{host})"
+FAULTS = {
+    "worker killed": Fault(kill("program.py"), 137, rf"worker [01] \(pid \d+ on {HOST}\) was killed by SIGKILL"),
+    "agent killed": Fault(kill("dmltrain-agent"), 125, rf"the agent on {HOST} \(pid \d+\) was "),
+    "bridge killed": Fault(kill("dmltrain-bridge"), 125, rf"the agent on {HOST} \(pid \d+\) (was|lost its bridge) "),
+    "node switched off": Fault(switch_off, 125, HOST),
+    "cancelled": Fault(cancel, {"slurm": (125, 130, 143), "kubernetes": (143,), "ray": (143,)}),
+    "Ctrl-C": Fault(interrupt, 130),
+    # salloc exits with 0 when its command was killed; some versions of unshare exit with 1
+    "launcher killed": Fault(kill_launcher, {"slurm": (0,), "kubernetes": (137, 1), "ray": (-9,)}),
+}
+
+
+def try_fault(engine: Engine, name: str, fault: Fault) -> None:
+    """Have the fault happen to a job, and judge all that comes of it."""
+    job = engine.start(name)
+    struck = time.monotonic()
+    host = fault.strike(engine, job)
+    wait_for(lambda: not on_hosts(engine.testbed), "the end of the job's processes", LONGEST)
+    gone = time.monotonic() - struck
+    done = job.wait()
+    ended = time.monotonic() - struck
+    wait_for(lambda: not ours(engine.testbed), "the end of the launcher")
+    try:
+        if name == "node switched off" and engine.keeps_lost:
+            engine.restore(host)
+        wait_for(lambda: not engine.records(), f"empty records, now {engine.records()}", LONGEST)
+        clean = time.monotonic() - struck
+    finally:
+        if name == "node switched off":
+            engine.restore(host)
+    print(f"| {engine.name} | {name} | {done.code} | {ended:.1f} | {gone:.1f} | {clean:.1f} |")
+    codes = [fault.code] if isinstance(fault.code, int) else fault.code[engine.name]
+    assert done.code in codes, done
+    assert re.search(fault.said.format(host=host), done.err) and "Traceback" not in done.err, done
+    assert gone < GONE_SECONDS and (clean < RECORD_SECONDS or engine.keeps_lost), (gone, clean, done)
