@@ -128,10 +128,10 @@ FAULTS = {
     "agent killed": Fault(kill("dmltrain-agent"), 125, rf"the agent on {HOST} \(pid \d+\) was "),
     "bridge killed": Fault(kill("dmltrain-bridge"), 125, rf"the agent on {HOST} \(pid \d+\) (was|lost its bridge) "),
     "node switched off": Fault(switch_off, 125, HOST),
-    "cancelled": Fault(cancel, {"slurm": (125, 130, 143), "kubernetes": (143,), "ray": (143,)}),
+    "cancelled": Fault(cancel, {"slurm": (125, 130, 143), "kubernetes": (143,), "ray": (143,), "yarn": (143,)}),
     "Ctrl-C": Fault(interrupt, 130),
     # salloc exits with 0 when its command was killed; some versions of unshare exit with 1
-    "launcher killed": Fault(kill_launcher, {"slurm": (0,), "kubernetes": (137, 1), "ray": (-9,)}),
+    "launcher killed": Fault(kill_launcher, {"slurm": (0,), "kubernetes": (137, 1), "ray": (-9,), "yarn": (137,)}),
 }
 
 

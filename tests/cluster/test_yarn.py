@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import engine_faults
+from tests.cluster.launching import LONGEST, Result
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
+from tests.launch.conftest import wait_for
 from tests.launch.test_yarn import Laptop
-from tests.launch.yarn_server import yarn
+from tests.launch.yarn_server import PATH, Yarn, yarn
 
 QUOTED = 'a "b" $c'
 HOSTS = ("h1", "h2")
@@ -41,3 +49,77 @@ def test_a_job_runs_in_containers_and_is_followed_to_its_end(testbed: Testbed, t
     assert "worker 0 on h" in out
     assert not (logs / "bridge.json").exists()
     assert not [each for host in HOSTS for each in testbed.processes(host)], os.listdir(tmp_path / "nodes")
+
+
+class Followed:
+    """The command that follows a job, outside of the cluster; `log` and `wait` as those of `launching.Launched`."""
+
+    def __init__(self, laptop: Laptop, words: Sequence[object]):
+        self.logs, self.began = laptop.folder / "logs", time.monotonic()
+        self._out, self._err = laptop.folder / "command.out", laptop.folder / "command.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = laptop.start(*words, stdout=out, stderr=err)
+
+    def log(self, name: str) -> str:
+        path = self.logs / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait(self) -> Result:
+        self.process.wait(LONGEST)
+        return Result(
+            self.process.returncode, self._out.read_text(), self._err.read_text(), time.monotonic() - self.began
+        )
+
+
+@dataclass
+class Engine:
+    """See `tests.cluster.engine_faults`. The launcher's container is on h5."""
+
+    server: Yarn
+    testbed: Testbed
+    folder: Path
+    name = "yarn"
+    keeps_lost = False
+
+    def start(self, fault: str) -> Followed:
+        laptop = Laptop(self.server, self.folder)
+        (self.folder / "program.py").write_text(engine_faults.PROGRAM)
+        where = ("--launcher", "yarn", "--yarn-url", self.server.url, "--log-dir", "logs", "--connect-timeout", 60)
+        job = Followed(laptop, (*where, "--job", "train", "-n", 2, "-s", 0, "program.py"))
+        wait_for(lambda: all("up" in job.log(f"worker-{rank}") for rank in (0, 1)), "the workers", LONGEST)
+        return job
+
+    def launcher(self) -> int:
+        [pid] = [each.pid for _, each in engine_faults.ours(self.testbed) if engine_faults.is_one(each, "launch.cli")]
+        return pid
+
+    def cancel(self) -> None:
+        """As `yarn app -destroy` does."""
+        request = urllib.request.Request(f"{self.server.url}{PATH}/train?user.name=me", method="DELETE")
+        urllib.request.urlopen(request).close()
+
+    def restore(self, node: str) -> None:
+        self.testbed.boot(node)
+
+    def records(self) -> list[str]:
+        return list(self.server.services)
+
+
+def interrupt(engine: Engine, job: Followed) -> str:
+    job.process.send_signal(signal.SIGINT)
+    return ""
+
+
+FAULTS = {**engine_faults.FAULTS, "Ctrl-C": engine_faults.Fault(interrupt, 130)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault(testbed: Testbed, tmp_path: Path, fault: str):
+    def place(component: str, index: int, script: Path) -> list[str]:
+        """All processes of a container end with it, as YARN ends them."""
+        alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", str(script)]
+        return testbed.command("h5" if component == "launcher" else f"h{index + 1}", alone)
+
+    with yarn(tmp_path / "nodes", place=place) as server:
+        engine_faults.try_fault(Engine(server, testbed, tmp_path), fault, FAULTS[fault])
