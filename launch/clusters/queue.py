@@ -22,6 +22,7 @@ from launch.secret import is_secret
 
 SUBMITTED = "DMLTRAIN_SUBMITTED"
 TIMEOUT = 124  # exit code
+NOT_PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # folders of this machine; set for the launcher inside
 FOLLOWED = "followed"  # its value, else "1"
 
 
@@ -68,6 +69,9 @@ class Followed(Held, Protocol):
         `say` is told what the job waits for, while it does. LaunchError if the launcher has not started after `limit`
         seconds."""
 
+    def stop(self) -> bool:
+        """Ask its launcher to end the job, so that its output ends. False if the engine offers only `cancel`."""
+
     def exit_code(self) -> int:
         """That of its launcher, which has ended."""
 
@@ -107,7 +111,8 @@ def passed_on(options: Options, environ: Mapping[str, str], shown: str) -> dict[
             raise LaunchError(
                 f"{each.name} may be secret, and {shown}: let the program read it from a file that only you can read"
             )
-    return {each.name: each.value for each in options.settings if environ.get(each.name) == each.value}
+    same = {each.name: each.value for each in options.settings if environ.get(each.name) == each.value}
+    return {name: value for name, value in same.items() if name not in NOT_PASSED_ON}
 
 
 def refusal(said: str, fixes: Mapping[str, str]) -> str:

@@ -159,6 +159,9 @@ class Held:
         waits = running(found) < wanted(found)
         return found.get("state") in ENDED, f"waiting: YARN's service {self.name} {state(found)}" if waits else ""
 
+    def stop(self) -> bool:
+        return False
+
     def exit_code(self) -> int:
         """LaunchError if the launcher has not said it."""
         *_, last = self._read(0).split(b"\n")[:-1] or [b""]

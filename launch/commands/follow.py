@@ -11,14 +11,14 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from launch import LaunchError, whole_file
 from launch.clusters.queue import Followed, Inside
 from launch.commands.log_choice import Source, chosen
-from launch.commands.submit import held, known_by, put
+from launch.commands.submit import held, known_by, mark_ended, put
 from launch.job.options import Options
 from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.run.session import catching
@@ -30,45 +30,87 @@ FILES = (RECORD, "usage.csv")
 FILE_LINE = re.compile(rb"dmltrain-file ([a-z.]+) ([A-Za-z0-9+/=]*)")
 TAGGED = re.compile(rb"\[(%s|%s|%s)-(\d+)\] " % (SCHEDULER.encode(), SERVER.encode(), WORKER.encode()))
 Write = Callable[[bytes], None]
+Say = Callable[[str], None]
 
 
 class Interrupted(BaseException):
     """A signal has come."""
 
 
-def run(job: Inside, say: Callable[[str], None]) -> int:
-    """Submit a job, and follow it to its end. Returns its exit code. A signal ends it."""
-    submitted, folder = put(job)
-    say(f"job {job.name} is {submitted.where}")
-    say(f"dmltrain job ps {known_by(job)}, and the same with logs and kill, find it from elsewhere")
-    found = held(job.path)
-    assert isinstance(found, Followed)
-    arrived = 0
+class Signals:
+    """Raises Interrupted for the first signal after `arm`. `arrived`: the first signal of all, 0 before."""
 
-    def interrupted(number: int) -> None:
-        nonlocal arrived
-        if not arrived:
-            arrived = number
+    def __init__(self) -> None:
+        self.arrived, self._armed = 0, False
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def disarm(self) -> None:
+        self._armed = False
+
+    def take(self, number: int) -> None:
+        self.arrived = self.arrived or number
+        if self._armed:
+            self._armed = False
             raise Interrupted
 
-    with catching(interrupted):
-        try:
-            copy(found, folder, True, say, lambda source: not (source and job.options.quiet), job.options.queue_wait)
-            code = found.exit_code()
-        except Interrupted:
-            say("ending the job")
-            code = 128 + arrived
-        except LaunchError:
-            found.cancel()
-            raise
-        try:
-            found.cancel()
-        except LaunchError as error:
-            say(f"warning: {error}")
+
+def run(job: Inside, say: Say) -> int:
+    """Submit a job, and follow it to its end. Returns its exit code. A signal ends it."""
+    signals = Signals()
+    with catching(signals.take):
+        submitted, folder = put(job)
+        say(f"job {job.name} is {submitted.where}")
+        say(f"dmltrain job ps {known_by(job)}, and the same with logs and kill, find it from elsewhere")
+        found = held(job.path)
+        assert isinstance(found, Followed)
+        with Copy(folder, lambda source: not (source and job.options.quiet)) as copy:
+            try:
+                code = _follow(found, copy, say, job.options.queue_wait, signals)
+            except LaunchError as error:
+                _cancel(found, job, error.code, say)
+                raise
+        _cancel(found, job, code, say)
         return code
 
 
-def logs(options: Options, folder: Path, say: Callable[[str], None]) -> bool:
+def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: Signals) -> int:
+    """To its end, or to a signal. Returns the exit code."""
+    try:
+        signals.arm()
+        if signals.arrived:
+            raise Interrupted
+        copy.take(job.lines(True, say, limit))
+        code = job.exit_code()
+        signals.disarm()
+        return code
+    except Interrupted:
+        signals.disarm()
+        say("ending the job")
+    try:
+        signals.arm()  # a second one ends the wait for the launcher's last words
+        if job.stop():
+            copy.take(job.lines(True, say))
+        signals.disarm()
+    except Interrupted:
+        pass
+    except LaunchError as error:
+        signals.disarm()
+        say(f"warning: {error}")
+    return 128 + signals.arrived
+
+
+def _cancel(found: Followed, job: Inside, code: int, say: Say) -> None:
+    """Leave nothing of it in the engine, and say in the log folder that it has ended."""
+    try:
+        found.cancel()
+        mark_ended(job.path, code)
+    except LaunchError as error:
+        say(f"warning: {error}")
+
+
+def logs(options: Options, folder: Path, say: Say) -> bool:
     """For `dmltrain job logs`: fetch the logs of a job that another command has submitted, if the folder has one. True
     if that has also shown them, which it does with --follow."""
     found = held(folder)
@@ -79,34 +121,44 @@ def logs(options: Options, folder: Path, say: Callable[[str], None]) -> bool:
     except LaunchError:  # another command copies it
         return False
     wanted = chosen(options.show)
-    copy(found, locked, options.follow, say, lambda source: options.follow and source is not None and wanted(source))
+    with Copy(locked, lambda source: options.follow and source is not None and wanted(source)) as copy:
+        copy.take(found.lines(options.follow, say))
     return options.follow
 
 
-def copy(
-    job: Followed,
-    folder: LogFolder,
-    wait: bool,
-    say: Callable[[str], None],
-    shown: Callable[[Source | None], bool],
-    limit: float | None = None,
-) -> None:
-    """Write the output of the job's processes to its logs. `shown`: whether to print lines of this source, or of the
-    launcher (None). With `wait` until the job's end; LaunchError if it has not started after `limit` seconds."""
-    with contextlib.ExitStack() as open_files:
-        logs: dict[Source, Write] = {}
-        for line in job.lines(wait, say, limit):
-            if found := FILE_LINE.fullmatch(line):
-                _keep(folder, found[1].decode(), found[2])
-                continue
-            tag = TAGGED.match(line)
-            source = Source(tag[1].decode(), int(tag[2])) if tag else None
-            if tag and source:
-                if source not in logs:
-                    logs[source] = open_files.enter_context(_log(folder, str(source)))
-                logs[source](line[tag.end() :] + b"\n")
-            if shown(source):
-                _print(sys.stdout if tag else sys.stderr, line + b"\n")
+class Copy:
+    """Writes the output of the job's processes to its logs. `shown`: whether to print lines of this source, or of the
+    launcher (None)."""
+
+    def __init__(self, folder: LogFolder, shown: Callable[[Source | None], bool]):
+        self._folder, self._shown, self._taken = folder, shown, 0
+        self._logs: dict[Source, Write] = {}
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+    def take(self, lines: Iterable[bytes]) -> None:
+        """The lines of `Followed.lines`, from the start; those that an earlier call has taken are left out."""
+        for number, line in enumerate(lines):
+            if number >= self._taken:
+                self._taken += 1
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        if found := FILE_LINE.fullmatch(line):
+            return _keep(self._folder, found[1].decode(), found[2])
+        tag = TAGGED.match(line)
+        source = Source(tag[1].decode(), int(tag[2])) if tag else None
+        if tag and source:
+            if source not in self._logs:
+                self._logs[source] = self._open.enter_context(_log(self._folder, str(source)))
+            self._logs[source](line[tag.end() :] + b"\n")
+        if self._shown(source):
+            _print(sys.stdout if tag else sys.stderr, line + b"\n")
 
 
 def _print(stream: TextIO, line: bytes) -> None:

@@ -58,7 +58,8 @@ def _queued(folder: Path) -> Row:
         record = read_record(folder / QUEUED)
     except (FileNotFoundError, LaunchError):
         return Row(folder.name, UNREADABLE, {})
-    return Row(folder.name, IN_QUEUE, {"started": record.get("submitted")})
+    shown = {"started": record.get("submitted"), "exit_code": record.get("exit_code")}
+    return Row(folder.name, ENDED if "ended" in record else IN_QUEUE, shown)
 
 
 def table(rows: Sequence[Row], now: float) -> list[str]:

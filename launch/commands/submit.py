@@ -5,10 +5,11 @@ Until that one has written job.json, QUEUED in the log folder says where the job
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launch import LaunchError, whole_file
@@ -28,16 +29,42 @@ def submit(job: Inside, say: Callable[[str], None]) -> int:
 def put(job: Inside) -> tuple[Submitted, LogFolder]:
     """Give the job to the engine, and write down where it is."""
     name, path = job.options.launcher_name, job.path
-    if path.is_dir() and (earlier := held(path)) and earlier.lives:
-        raise LaunchError(f"{path}: {earlier.state()[0]}, and has this log folder; give another --job or --log-dir")
+    if said := path.is_dir() and _living(path):
+        raise LaunchError(f"{path}: {said}, and has this log folder; give another --job or --log-dir")
     folder = LogFolder(path)  # an earlier run's files go to previous-1
     submitted = queue_of(name).submit(job)
-    record = {"launcher": name, **submitted.found_by, "submitted": stamp(time.time())}
-    try:
-        whole_file.write(folder.path / QUEUED, (json.dumps(record) + "\n").encode(), MODE)
-    except OSError as error:
-        raise unwritable(folder.path / QUEUED, error) from None
+    _write(folder.path, {"launcher": name, **submitted.found_by, "submitted": stamp(time.time())})
     return submitted, folder
+
+
+def _living(folder: Path) -> str:
+    """What the engine says of the job that this folder is for, if it lives; LaunchError if that cannot be known."""
+    try:
+        earlier = None if _is_marked(folder) else held(folder)
+        return earlier.state()[0] if earlier and earlier.lives else ""
+    except LaunchError as error:
+        what = f"{folder} is for another job, and whether that lives cannot be asked: {error}"
+        raise LaunchError(f"{what}; give another --job or --log-dir, or remove {folder / QUEUED}") from None
+
+
+def _is_marked(folder: Path) -> bool:
+    try:
+        return "ended" in read_own_record(folder / QUEUED)
+    except FileNotFoundError:
+        return False
+
+
+def mark_ended(folder: Path, code: int) -> None:
+    """The job that was submitted from here is no more."""
+    with contextlib.suppress(FileNotFoundError):
+        _write(folder, {**read_own_record(folder / QUEUED), "ended": stamp(time.time()), "exit_code": code})
+
+
+def _write(folder: Path, record: Mapping[str, object]) -> None:
+    try:
+        whole_file.write(folder / QUEUED, (json.dumps(record) + "\n").encode(), MODE)
+    except OSError as error:
+        raise unwritable(folder / QUEUED, error) from None
 
 
 def known_by(job: Inside) -> str:

@@ -30,6 +30,7 @@ from launch.run.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
 from launch.terminal.log_folder import KILLED, RECORD
 from launch.terminal.record import read_own_record
 
+ENDED_CODE = 143  # of a job that somebody has ended
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
 Answers = dict[str, Event | LaunchError]
 Commands = Callable[[Host], Sequence[Command]]
@@ -59,6 +60,7 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
     folder = find(options.target)
     if held := submit.held(folder):
         held.cancel()
+        submit.mark_ended(folder, ENDED_CODE)
         for line in held.state():
             write_line(line)
         return 0

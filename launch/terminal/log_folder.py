@@ -1,7 +1,8 @@
 """The log folder of a job: the logs of one run, and job.json, which is replaced atomically.
 
-If the folder has a job.json of an earlier run, that run's files are moved to previous-1, previous-2, ... inside it;
-checkpoints and other files stay. A folder with logs but without job.json belongs to another program and is refused.
+If the folder has a job.json of an earlier run, or the queued.json of a job that ended before it had one, that run's
+files are moved to previous-1, previous-2, ... inside it; checkpoints and other files stay. A folder with logs but
+without these belongs to another program and is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class LogFolder:
         old = sorted(each for each in self.path.iterdir() if OURS.fullmatch(each.name))
         if not old:
             return
-        if not (self.path / RECORD).is_file():
+        if not any(map(Path.is_file, (self.path / RECORD, self.path / QUEUED))):
             what = f"{self.path} has {old[0].name} but no {RECORD}"
             raise LaunchError(f"{what}, so it is not the log folder of an earlier job; use another --log-dir")
         number = next(n for n in range(1, len(os.listdir(self.path)) + 2) if not (self.path / f"previous-{n}").exists())

@@ -309,7 +309,6 @@ class Engine:
     pods: Pods
     job: str
     name = "kubernetes"
-    keeps_lost = True
 
     @property
     def testbed(self) -> Testbed:
@@ -325,6 +324,15 @@ class Engine:
 
     def cancel(self) -> None:
         self.kubernetes.kubectl("delete", f"job/{self.job}", "--wait=false")
+
+    def keeps(self, record: str) -> bool:
+        return record.startswith("pod/")
+
+    def name_on(self, node: str) -> str:
+        """Of the host's pod there."""
+        rows = "custom-columns=N:.spec.nodeName,P:.metadata.name"
+        asked = ("get", "pods", "-o", rows, "--no-headers", "-l", f"dmltrain/job={self.job},dmltrain/part=hosts")
+        return dict(map(str.split, self.kubernetes.kubectl(*asked).splitlines())).get(node, "")
 
     def restore(self, node: str) -> None:
         self.testbed.boot(node)

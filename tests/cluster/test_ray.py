@@ -18,6 +18,7 @@ from tests.cluster import engine_faults
 from tests.cluster.conftest import NAME
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN, Settings
+from tests.cluster.processes import send
 from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
 from tests.cluster.test_changes import ask
 from tests.cluster.testbed import Testbed
@@ -62,11 +63,22 @@ def _cluster(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def ray(_cluster: RayCluster) -> Iterator[RayCluster]:
-    """Whole before each test, and empty after it."""
+    """Whole before each test, and empty after it, whatever the test has left."""
     _cluster.testbed.up()
     _cluster.repair()
     yield _cluster
+    end_jobs(_cluster)
     wait_gone(_cluster)
+
+
+def end_jobs(ray: RayCluster) -> None:
+    """Those of a test that has failed."""
+    for _, each in engine_faults.ours(ray.testbed):
+        if engine_faults.is_one(each, "launch.cli"):
+            send(each.pid, signal.SIGINT)
+    for name in ray.submitted():
+        ray.job("stop", name)
+        ray.job("delete", name)
 
 
 def wait_gone(ray: RayCluster) -> None:
@@ -219,7 +231,7 @@ def test_a_launcher_inside_is_followed_to_the_jobs_exit_code(ray: RayCluster, tm
     assert (job.record["launcher"], job.record["exit_code"]) == ("ray", 7)
     assert ray.submitted() == []
     printed = front.ask("--dry-run", *words, env={"SEED": "5 6"})
-    assert printed.code == 0 and "ray job submit --address=http://127.0.0.1:8265 --no-wait" in printed.out, printed
+    assert printed.code == 0 and "JobSubmissionClient('http://127.0.0.1:8265')" in printed.out, printed
     cases = [
         (("--launcher-inside", "yes", "--env", "TOKEN=1"), "TOKEN may be secret, and Ray shows the command of a job"),
         (("--submit", "--address", "h1:6379"), "--address h1:6379: to submit a job, expected auto or a URL such as"),
@@ -255,7 +267,6 @@ class Engine:
     ray: RayCluster
     folder: Path
     name = "ray"
-    keeps_lost = False
 
     @property
     def testbed(self) -> Testbed:
@@ -277,6 +288,12 @@ class Engine:
     def cancel(self) -> None:
         (name,) = self.ray.submitted()
         self.ray.job("stop", name, "--no-wait")
+
+    def keeps(self, record: str) -> bool:
+        return False
+
+    def name_on(self, node: str) -> str:
+        return node
 
     def restore(self, node: str) -> None:
         self.testbed.boot(node)

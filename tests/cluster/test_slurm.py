@@ -152,7 +152,6 @@ class Engine:
     slurm: Slurm
     folder: Path
     name = "slurm"
-    keeps_lost = False
 
     @property
     def testbed(self) -> Testbed:
@@ -168,6 +167,12 @@ class Engine:
 
     def cancel(self) -> None:
         self.slurm.on(LOGIN, ["scancel", self.slurm.number(1)])
+
+    def keeps(self, record: str) -> bool:
+        return False
+
+    def name_on(self, node: str) -> str:
+        return node
 
     def restore(self, node: str) -> None:
         self.testbed.boot(node)

@@ -79,7 +79,6 @@ class Engine:
     testbed: Testbed
     folder: Path
     name = "yarn"
-    keeps_lost = False
 
     def start(self, fault: str) -> Followed:
         laptop = Laptop(self.server, self.folder)
@@ -97,6 +96,12 @@ class Engine:
         """As `yarn app -destroy` does."""
         request = urllib.request.Request(f"{self.server.url}{PATH}/train?user.name=me", method="DELETE")
         urllib.request.urlopen(request).close()
+
+    def keeps(self, record: str) -> bool:
+        return False
+
+    def name_on(self, node: str) -> str:
+        return node
 
     def restore(self, node: str) -> None:
         self.testbed.boot(node)

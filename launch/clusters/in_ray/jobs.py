@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from launch import LaunchError
@@ -18,6 +20,9 @@ from launch.clusters.in_ray.environment import need_ray
 
 DASHBOARD = "a URL such as http://head.example.com:8265, the address of Ray's dashboard"
 NOT_FOUND = "status code 404"
+OVERRIDING = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray's client would take these instead of the address given
+QUIET_SECONDS = 20.0
+SAID_CHARACTERS = 1000
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 
 
@@ -48,9 +53,10 @@ class Client:
         self.url = str(self._client.get_address())
 
     def submit(self, name: str, command: str, environment: Mapping[str, Any]) -> None:
-        self._ask(
-            lambda: self._client.submit_job(entrypoint=command, submission_id=name, runtime_env=dict(environment))
-        )
+        submit = partial(self._client.submit_job, entrypoint=command, submission_id=name)
+        made = self._ask(submit, runtime_env=dict(environment))
+        if not made:
+            raise LaunchError(f"Ray at {self.url} does not take jobs: it answered with 404; --address is {DASHBOARD}")
 
     def found(self, name: str) -> Found | None:
         """None if Ray knows it no more."""
@@ -70,7 +76,8 @@ class Client:
         return str(self._ask(self._client.get_job_logs, name) or "")
 
     def follow(self, name: str) -> Iterator[str]:
-        """What it prints, from the start to its end, in pieces. Absent when the connection is lost."""
+        """What it prints, from the start, in pieces; "" when it has printed nothing for QUIET_SECONDS. The end may also
+        be that of the connection. Absent if that was lost."""
         pieces: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
 
         async def fetch() -> None:
@@ -86,25 +93,51 @@ class Client:
 
         # in a thread, so that a signal, which ends this iterator, does not come within the event loop
         threading.Thread(target=run, daemon=True).start()
-        while (piece := pieces.get()) is not None:
+        while True:
+            try:
+                piece = pieces.get(timeout=QUIET_SECONDS)
+            except queue.Empty:
+                piece = ""
+            if piece is None:
+                return
             if isinstance(piece, Exception):
                 raise self._lost(piece)
             yield piece
 
-    def _ask(self, call: Callable[..., Any], *arguments: object) -> Any:
+    def _ask(self, call: Callable[..., Any], *arguments: object, **named: object) -> Any:
         """What the client answers; None for a job that Ray does not know."""
         try:
-            return call(*arguments)
+            return call(*arguments, **named)
         except OSError as error:  # those of the client's own HTTP library are
             raise self._lost(error) from None
-        except (RuntimeError, ValueError) as error:
-            if NOT_FOUND in str(error):
+        except Exception as error:  # the client checks neither what users give nor what servers answer
+            said = one_line(error)
+            if NOT_FOUND in said:
                 return None
-            raise LaunchError(f"Ray at {self.url}: {' '.join(str(error).split())}") from None
+            if isinstance(error, RuntimeError | ValueError):
+                raise LaunchError(f"Ray at {self.url}: {said}") from None
+            if named:
+                raise LaunchError(f"--ray-runtime-env: Ray does not take it: {said}") from None
+            what = f"{self.url} gives no answer of Ray ({type(error).__name__}: {said})"
+            raise LaunchError(f"{what}; --address is {DASHBOARD}") from None
 
     def _lost(self, error: Exception) -> Absent:
-        said = " ".join(str(error).split()) or type(error).__name__
-        return Absent(f"Ray's dashboard does not answer at {self.url}: {said}; --address is {DASHBOARD}", 125)
+        what = f"Ray's dashboard does not answer at {self.url}: {one_line(error)}"
+        return Absent(f"{what}; --address is {DASHBOARD}", 125)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says; of a server's traceback the last line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    first, last = lines[0].strip(), lines[-1].strip()
+    text = (
+        first
+        if len(lines) == 1
+        else f"{first} {last}"
+        if "Traceback" in str(error)
+        else " ".join(map(str.strip, lines))
+    )
+    return "".join(each for each in text if each.isprintable())[:SAID_CHARACTERS]
 
 
 def _connected(url: str) -> Any:
@@ -112,4 +145,8 @@ def _connected(url: str) -> Any:
 
     for name in ("dashboard_sdk", "job.sdk"):
         logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.WARNING)
-    return JobSubmissionClient(url or None)
+    hidden = {name: os.environ.pop(name) for name in OVERRIDING if url and name in os.environ}
+    try:
+        return JobSubmissionClient(url or None)
+    finally:
+        os.environ.update(hidden)

@@ -25,7 +25,6 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,53}[a-z0-9])?")
 LEAST_MEMORY = 1024  # MiB, of a container whose processes have no limits
 LAUNCHER_MEMORY = 1024  # MiB
 MODULE = "launch.clusters.in_yarn.container"
-NOT_PASSED_ON = ("PYTHONPATH",)  # given to the containers anyway
 # Properties of YARN's services: no container is started again, the service has the state of its launcher's container.
 PROPERTIES = {"yarn.service.container-failure.retry.max": "0", "yarn.service.am-restart.max-attempts": "1"}
 APART = {"type": "ANTI_AFFINITY", "scope": "NODE", "target_tags": [HOST]}  # each container on another node
@@ -64,8 +63,7 @@ def service_name(name: str, exact: bool) -> str:
 
 def variables(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
     """Those of this machine that the launcher needs in its container; LaunchError for secrets."""
-    found = passed_on(options, environ, "YARN shows the specification of a service to others")
-    kept = {name: value for name, value in found.items() if name not in NOT_PASSED_ON}
+    kept = passed_on(options, environ, "YARN shows the specification of a service to others")
     return kept | ({"PYTHONPATH": environ["PYTHONPATH"]} if environ.get("PYTHONPATH") else {})
 
 

@@ -32,7 +32,7 @@ from launch import LaunchError
 from launch.channels.bridges.bridge import VARIABLE
 from launch.channels.bridges.engine import bridge_program
 from launch.clusters.kubernetes import code
-from launch.clusters.queue import FOLLOWED, SUBMITTED
+from launch.clusters.queue import FOLLOWED, NOT_PASSED_ON, SUBMITTED
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
 from launch.secret import is_secret
@@ -53,7 +53,6 @@ POD_LOGS = "/tmp/dmltrain-logs"
 LOST_PODS = 1000  # that are replaced
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 JOINED = ("env", "volumes", "volumeMounts", PREFERRED)  # lists of a pod that have the user's rows and ours
-NOT_PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # folders of this machine; set for the launcher's pod
 
 
 @dataclass(frozen=True)

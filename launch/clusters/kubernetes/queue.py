@@ -236,6 +236,9 @@ class Held:
         pods = self._pods(manifest.LAUNCHER)
         return not pods or all(map(status.has_ended, pods))
 
+    def stop(self) -> bool:
+        return False
+
     def exit_code(self) -> int:
         for pod in self._pods(manifest.LAUNCHER):
             if (code := status.exit_code(pod)) is not None:

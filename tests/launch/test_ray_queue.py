@@ -1,0 +1,291 @@
+"""Jobs of Ray that a launcher runs in, with a stand-in for Ray's dashboard that can break connections and forget jobs.
+
+What a real one does is in `tests/cluster/test_ray.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from launch import LaunchError
+from launch.clusters.in_ray import inside, queue
+from launch.clusters.in_ray.jobs import Absent, Client
+from launch.clusters.in_ray.queue import Held, Queue, dashboard, entrypoint, environment
+from launch.clusters.queue import Inside
+from launch.commands import jobs
+from launch.job.job import Setting
+from launch.job.options import Options
+from launch.terminal.log_folder import LogFolder
+from tests.launch.conftest import ROOT, wait_for
+
+pytest.importorskip("ray", reason="pip install 'dmltrain[ray]'")
+web = pytest.importorskip("aiohttp.web", reason="pip install 'ray[default]'")
+PACKAGE = '{"working_dir": "gcs://_ray_pkg_0.zip"}'  # which is there, so that none is uploaded
+BEGIN = inside.BEGIN + "\n"
+
+
+class Dashboard:
+    """Has one job. `printed`: by the job so far; `breaks`: after so many pieces a connection ends, once each."""
+
+    def __init__(self) -> None:
+        self.status, self.code, self.printed = "RUNNING", None, BEGIN  # type: str, int | None, str
+        self.known, self.refuses, self.breaks = True, False, [0]
+        self.asked: list[str] = []
+        self.submitted: dict[str, Any] = {}
+        self.version: dict[str, str] = {"version": "4", "ray_version": "2.60.0", "ray_commit": "x"}
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True).start()
+        assert self._ready.wait(20)
+
+    async def _serve(self) -> None:
+        app = web.Application()
+        app.router.add_get("/api/version", self._says)
+        app.router.add_get("/api/packages/{scheme}/{name}", self._says)
+        app.router.add_post("/api/jobs/", self._submit)
+        app.router.add_get("/api/jobs/{name}/logs/tail", self._tail)
+        app.router.add_get("/api/jobs/{name}/logs", self._logs)
+        app.router.add_post("/api/jobs/{name}/stop", self._stop)
+        app.router.add_get("/api/jobs/{name}", self._info)
+        app.router.add_delete("/api/jobs/{name}", self._delete)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._end = asyncio.Event()
+        self._ready.set()
+        await self._end.wait()
+        await self._runner.cleanup()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+
+    async def _json(self, content: object, status: int = 200) -> Any:
+        return web.json_response(content, status=status)
+
+    async def _of_job(self, what: str, content: object) -> Any:
+        self.asked.append(what)
+        return await (self._json(content) if self.known else self._json("no such job", 404))
+
+    async def _says(self, request: Any) -> Any:
+        return await self._json(self.version)
+
+    async def _logs(self, request: Any) -> Any:
+        return await self._of_job("logs", {"logs": self.printed})
+
+    async def _info(self, request: Any) -> Any:
+        shown = {"type": "SUBMISSION", "entrypoint": "x", "status": self.status, "message": "said\nmore"}
+        return await self._of_job("info", {**shown, "driver_exit_code": self.code, "submission_id": "a"})
+
+    async def _submit(self, request: Any) -> Any:
+        if self.refuses:
+            return await self._json("nothing here", 404)
+        self.submitted = await request.json()
+        return await self._json({"job_id": "a", "submission_id": self.submitted.get("submission_id", "a")})
+
+    async def _stop(self, request: Any) -> Any:
+        if self.status == "RUNNING":
+            self.printed += "last words\n"
+            self.status = "STOPPED"
+        return await self._of_job("stop", {"stopped": True})
+
+    async def _delete(self, request: Any) -> Any:
+        answer = await self._of_job("delete", {"deleted": True})
+        self.known = False
+        return answer
+
+    async def _tail(self, request: Any) -> Any:
+        self.asked.append("tail")
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        sent, pieces, limit = 0, 0, self.breaks.pop(0) if self.breaks else 0
+        while self.known and not (limit and pieces >= limit):
+            if sent < len(self.printed):
+                piece = self.printed[sent : sent + 7]  # not at the ends of lines
+                sent, pieces = sent + len(piece), pieces + 1
+                await socket.send_str(piece)
+            elif self.status != "RUNNING":
+                break
+            else:
+                await asyncio.sleep(0.02)
+        await socket.close()
+        return socket
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    monkeypatch.setattr(queue, "MONITOR_SECONDS", 0.0)
+    made = Dashboard()
+    yield made
+    made.close()
+
+
+def job(url: str, path: Path = Path("/logs"), **more: Any) -> Inside:
+    options = Options(launcher="ray", num_workers=1, address=url, ray_runtime_env=PACKAGE, **more)
+    return Inside(options, (), "a job", path, ("-n", "1", "true"))
+
+
+def test_each_line_comes_once_when_connections_end_early(ray: Dashboard):
+    ray.breaks = [3, 2, 0]
+    ray.printed += "[worker-0] one\n[worker-0] two\n"
+    lines = Held("a", ray.url).lines(True, lambda line: None)
+    assert [next(lines), next(lines)] == [b"[worker-0] one", b"[worker-0] two"]
+    ray.printed += "three\n"
+    ray.status, ray.code = "FAILED", 7
+    assert list(lines) == [b"three"]
+    assert Held("a", ray.url).exit_code() == 7
+    assert ray.asked.count("tail") >= 3 and "stop" not in ray.asked
+
+
+def test_who_follows_a_job_that_is_deleted_is_told(ray: Dashboard):
+    lines = Held("a", ray.url).lines(True, lambda line: None)
+    ray.printed += "one\n"
+    assert next(lines) == b"one"
+    ray.known = False
+    assert list(lines) == []
+    with pytest.raises(LaunchError, match="Ray's job a was deleted while it ran") as caught:
+        Held("a", ray.url).exit_code()
+    assert caught.value.code == 143
+    assert Held("a", ray.url).state() == ["Ray's job a has ended, and is deleted"]
+
+
+def test_a_dashboard_that_is_away_for_a_moment_is_asked_again(ray: Dashboard, monkeypatch: pytest.MonkeyPatch):
+    held, away = Held("a", ray.url), [Absent("away")] * 2
+    ray.status, ray.code = "FAILED", -9
+    real = held._client.found
+    monkeypatch.setattr(queue, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(held._client, "found", lambda name: _raise(away.pop()) if away else real(name))
+    assert held.exit_code() == 137 and not away
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_without_a_launcher_what_ray_says_is_shown(ray: Dashboard):
+    ray.printed, ray.status, ray.code = "python: not found\n", "FAILED", 127
+    assert list(Held("a", ray.url).lines(False, print)) == [b"python: not found"]
+    assert list(Held("a", ray.url).lines(True, print)) == [b"python: not found"]
+    assert Held("a", ray.url).state() == ["Ray's job a is FAILED: said"]
+
+
+def test_a_job_that_does_not_start_in_time_is_given_up(ray: Dashboard):
+    ray.status, said = "PENDING", []
+    with pytest.raises(LaunchError, match="is PENDING: said; gave up after 0.1 s") as caught:
+        list(Held("a", ray.url).lines(True, said.append, 0.1))
+    assert caught.value.code == 124
+    assert said == ["waiting: Ray's job a is PENDING: said"]
+
+
+def test_the_address_that_is_given_counts_and_not_that_of_the_environment(
+    ray: Dashboard, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    submitted = Queue().submit(job(ray.url))
+    assert submitted.found_by["ray_address"] == ray.url and os.environ["RAY_ADDRESS"] == "http://127.0.0.1:1"
+    assert ray.submitted["submission_id"] == submitted.found_by["ray_job"]
+    assert ray.submitted["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "15"
+
+
+def test_what_is_wrong_is_said_without_a_traceback(ray: Dashboard):
+    wrong = Inside(Options(ray_runtime_env='{"working_dir": 5}', address=ray.url), (), "a", Path("/logs"))
+    with pytest.raises(LaunchError, match="--ray-runtime-env: Ray does not take it"):
+        Queue().submit(wrong)
+    ray.refuses = True
+    with pytest.raises(LaunchError, match=f"Ray at {ray.url} does not take jobs: it answered with 404"):
+        Queue().submit(job(ray.url))
+    ray.version = {"version": "0.5"}
+    with pytest.raises(LaunchError, match=r"gives no answer of Ray \(KeyError"):
+        Client(ray.url)
+    with pytest.raises(Absent, match="does not answer at http://127.0.0.1:1: Failed to connect"):
+        Client("http://127.0.0.1:1")
+    for given_address in ("h1:6379", "http://", "ray://h1:10001"):
+        with pytest.raises(LaunchError, match=f"--address {given_address}: to submit a job, expected auto or a URL"):
+            dashboard(given_address)
+    for record in ({}, {"ray_job": "a b"}, {"ray_job": "a", "ray_address": "x"}):
+        with pytest.raises(LaunchError, match="^/q: ray_"):
+            Queue().held(record, Path("/q"))
+
+
+def test_the_command_has_variables_that_are_passed_on_and_no_secrets(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SEED", "5 6")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    settings = (Setting("SEED", "5 6", ""), Setting("PYTHONPATH", "/mine", ""), Setting("OTHER", "x", ""))
+    made = entrypoint(job("", settings=settings))
+    assert made.startswith("exec env 'SEED=5 6' DMLTRAIN_SUBMITTED=followed ") and "/mine" not in made
+    assert made.endswith("--launcher-inside yes --job 'a job' -n 1 true")
+    with pytest.raises(LaunchError, match="TOKEN may be secret, and Ray shows the command"):
+        entrypoint(job("", settings=(Setting("TOKEN", "x", ""),)))
+    given_env = Options(ray_runtime_env='{"env_vars": {"A": "1"}, "excludes": ["x"]}', grace=20.0)
+    assert environment(Inside(given_env, (), "a", Path("/logs"))) == {
+        "working_dir": ".",
+        "excludes": ["x"],
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "30", "A": "1"},
+    }
+
+
+def test_what_the_dry_run_prints_works_by_hand(ray: Dashboard, tmp_path: Path):
+    words = Inside(job(ray.url).options, (), "a", Path("/logs"), ("sh", "-c", "echo '*' > $HOME \"a\""))
+    text = "\n".join(Queue().artefact(words)).replace("python -", f"{sys.executable} -", 1)
+    ran = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ray.submitted["entrypoint"] == entrypoint(words)
+
+
+# -- the command that follows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", ["while the job runs", "when it has ended"])
+def test_ctrl_c_stops_the_job_and_keeps_its_last_words(ray: Dashboard, tmp_path: Path, moment: str):
+    ray.printed += "[worker-0] one\n"
+    argv = [sys.executable, "-m", "launch.cli", "--launcher", "ray", "--launcher-inside", "yes", "--address", ray.url]
+    argv += ["--ray-runtime-env", PACKAGE, "--log-dir", "logs", "-n", "1", "-s", "0", "true"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    popen = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=-1, stderr=-1, text=True)
+    log = tmp_path / "logs/worker-0.log"
+    wait_for(lambda: log.exists() and log.read_text() == "one\n", "its output", 60)
+    if moment == "when it has ended":
+        ray.status, ray.code = "FAILED", 3
+        wait_for(lambda: "delete" in ray.asked, "the end of the job", 60)
+    popen.send_signal(signal.SIGINT)
+    out, err = popen.communicate(timeout=100)
+    assert "Traceback" not in err, err
+    assert out == "[worker-0] one\n" and not ray.known
+    if moment == "while the job runs":
+        assert popen.returncode == 130 and "last words" in err, err
+    else:
+        assert popen.returncode == 3 and "stop" not in ray.asked, err
+    queued = json.loads((tmp_path / "logs/queued.json").read_text())
+    assert queued["exit_code"] == popen.returncode and queued["ended"]
+    assert [row.state for row in jobs.find_jobs(tmp_path)] == ["ended"]
+    again = LogFolder(tmp_path / "logs")
+    assert (again.path / "previous-1/worker-0.log").exists(), "the name may be used again"
+
+
+@given(some.binary().filter(lambda line: b"\n" not in line))
+def test_any_line_comes_through_ray(line: bytes):
+    text = inside.encoded(line)
+    assert "\r" not in text and "\n" not in text
+    assert inside.decoded(text.encode()) == line
+
+
+def test_the_launchers_output_begins_after_rays_own(capfd: pytest.CaptureFixture[str]):
+    assert list(inside.output_of([b"ray", b"said", inside.BEGIN.encode(), rb"a\\b\r\xe9"])) == [b"a\\b\r\xe9"]
+    assert inside.main(["--version"]) == 0
+    out, _ = capfd.readouterr()
+    assert out.startswith(BEGIN + "dmltrain")
