@@ -27,7 +27,8 @@ from launch.terminal.log_folder import LOGS
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 LOOK_SECONDS = 0.3  # between looks at a job that has not started, or is about to end
 AWAY_SECONDS = 1.0  # between tries while the dashboard does not answer
-MONITOR_SECONDS = 1.5  # Ray looks at a job once a second, and would call one that it has just deleted a failed one
+# Ray looks at a job once a second, and would call one that was deleted before that look a failed one.
+MONITOR_SECONDS = 2.5
 STOP_SECONDS = 60.0  # for the end of a job that was stopped
 LAUNCHER_SECONDS = 10.0  # for the launcher's end, beside --grace
 PATIENCE_SECONDS = 30.0  # for a dashboard that does not answer for a moment
@@ -141,8 +142,9 @@ class Held:
                 raise LaunchError(f"Ray's job {self.name} still runs, {how}", FAULT_CODE)
             time.sleep(LOOK_SECONDS)
         while self._found():
-            self._client.delete(self.name)
             time.sleep(MONITOR_SECONDS)
+            self._client.delete(self.name)
+            time.sleep(AWAY_SECONDS)
 
     def lines(self, wait: bool, say: Say, limit: float | None = None) -> Iterator[bytes]:
         return inside.output_of(self._lines(wait, say, limit))
