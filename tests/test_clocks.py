@@ -28,6 +28,7 @@ MAY_READ = {  # file and function -> what for
     "launch/cli.py start": "the date in a new job's name",
     "launch/cli.py submit": "the date in a new job's name",
     "launch/commands/killed.py write_end": "a date in a record",
+    "launch/commands/submit.py mark_ended": "a date in a record",
     "launch/commands/submit.py put": "a date in a record",
     "launch/run/report.py end_of_attempt": "a date in a record",
     "launch/run/report.py new_job_name": "the date in a new job's name",

@@ -186,9 +186,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         ("--address",),
-        "HOST:PORT",
-        "Ray cluster to use, for --launcher ray (default: auto, the one that this machine belongs to)",
-        text("address", "auto or HOST:PORT"),
+        "HOST:PORT|URL",
+        "Ray cluster to use, for --launcher ray; if its launcher is to run in Ray, the URL of Ray's dashboard "
+        "(default: auto, the cluster that this machine belongs to)",
+        text("address", "auto, HOST:PORT or a URL"),
     ),
     Option(
         ("--ray-nodes",),
