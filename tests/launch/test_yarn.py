@@ -100,6 +100,20 @@ def test_a_submitted_job_waits_and_is_found_and_ended(server: Yarn, tmp_path: Pa
 
 
 @pytest.mark.thorough
+def test_a_job_that_gets_no_containers_in_time_is_removed(server: Yarn, tmp_path: Path):
+    """None at all, or none but its launcher's."""
+    laptop = Laptop(server, tmp_path)
+    server.full = True
+    code, _, err = laptop.run(*laptop.job("--queue-wait", 2, "-n", 1, "-s", 0, "program.py"))
+    assert code == 124 and "0 of 2 containers run; gave up after 2 s (--queue-wait)" in err, err
+    server.full = False
+    server.place = lambda name, index, script: beside(name, index, script) if name == "launcher" else ["sleep", "60"]
+    code, _, err = laptop.run(*laptop.job("--queue-wait", 2, "-n", 1, "-s", 0, "program.py"))
+    assert code == 124 and "waiting: 0 of 1 hosts have called; gave up after 2 s (--queue-wait)" in err, err
+    assert not server.services
+
+
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_service(server: Yarn, tmp_path: Path):
     laptop = Laptop(server, tmp_path)
     with laptop.start(*laptop.job("-n", 1, "-s", 0, "program.py", "wait")) as popen:
