@@ -1,6 +1,6 @@
 """`--submit`: give a job to the queue of a cluster, and return. Its launcher then runs inside of that cluster.
 
-Until that one has written job.json, QUEUED in the log folder says where the job is.
+Until that one has written job.json, QUEUED in the log folder says where the job is, or that it has ended.
 """
 
 from __future__ import annotations

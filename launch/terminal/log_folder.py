@@ -23,7 +23,7 @@ from launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
 STAMP = "%Y-%m-%dT%H:%M:%S%z"
-QUEUED = "queued.json"  # instead of job.json, while the job is in the queue of a cluster
+QUEUED = "queued.json"  # of a job in a cluster, until there is a job.json, which a job that is ended early never has
 OURS = re.compile(
     r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|usage\.csv|restart-\d+|killed"
     r"|launcher\.(log|journal|kept)"

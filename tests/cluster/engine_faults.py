@@ -9,9 +9,9 @@ import os
 import re
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tests.cluster.launching import LONGEST, Launched
 from tests.cluster.layout import LOGIN
@@ -23,46 +23,57 @@ from tests.launch.conftest import wait_for
 # From the fault to the end of all processes of the job that can be reached: 20 s, and as much for a busy machine.
 GONE_SECONDS = 40.0
 RECORD_SECONDS = 60.0  # from the fault to the engine's own records, whose limits for a lost node are 10 to 30 s
-OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.cli", "launch.clusters.in_ray.driver")
+OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.cli")
+OURS += tuple(f"launch.clusters.in_ray.{name}" for name in ("driver", "inside"))
 PROGRAM = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 Strike = Callable[["Engine", Launched], str]  # returns the host that it is about
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """What a fault needs of an engine's cluster."""
 
     name: str
-    testbed: Testbed
 
+    @property
+    @abstractmethod
+    def testbed(self) -> Testbed: ...
+
+    @abstractmethod
     def start(self, fault: str) -> Launched:
         """A job whose two workers, on nodes of their own, run PROGRAM and have printed `up`."""
 
     def launcher(self) -> int:
-        """The pid of the launcher, on this machine."""
+        """The pid of the launcher, on this machine: inside of the cluster, where that is."""
+        [pid] = [each.pid for _, each in on_hosts(self.testbed) if is_one(each, "launch.cli")]
+        return pid
 
+    @abstractmethod
     def cancel(self) -> None:
         """What the engine's own command does to a job."""
 
+    @abstractmethod
     def restore(self, node: str) -> None:
         """Start a node again that was switched off."""
 
+    @abstractmethod
     def records(self) -> list[str]:
         """What the engine lists of the job."""
 
     def keeps(self, record: str) -> bool:
         """Whether it keeps this record of a lost node until that is back."""
+        return False
 
     def name_on(self, node: str) -> str:
         """What the launcher calls the host that this node has."""
+        return node
 
 
 def ours(testbed: Testbed) -> list[tuple[str, Process]]:
     """The processes of jobs, agents, bridges and launchers, with their hosts; also those in pods, which share the
     network of their host."""
     hosts = {namespace(testbed.pid_1(host), "net"): host for host in testbed.hosts}
-    found = [
-        (hosts.get(namespace(pid, "net")), read(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-    ]
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = [(hosts.get(namespace(pid, "net")), read(pid)) for pid in pids]
     return [(host, each) for host, each in found if host and each and any(is_one(each, word) for word in OURS)]
 
 
@@ -129,12 +140,15 @@ class Fault:
 
 
 HOST = "{host}"
+CANCELLED = "was (deleted|stopped|removed) while it ran|got SIGTERM|srun"
 FAULTS = {
     "worker killed": Fault(kill("program.py"), 137, rf"worker [01] \(pid \d+ on {HOST}\) was killed by SIGKILL"),
     "agent killed": Fault(kill("dmltrain-agent"), 125, rf"the agent on {HOST} \(pid \d+\) was "),
     "bridge killed": Fault(kill("dmltrain-bridge"), 125, rf"the agent on {HOST} \(pid \d+\) (was|lost its bridge) "),
     "node switched off": Fault(switch_off, 125, rf"agent on {HOST} |no heartbeat from {HOST} "),
-    "cancelled": Fault(cancel, {"slurm": (125, 130, 143), "kubernetes": (143,), "ray": (143,), "yarn": (143,)}),
+    "cancelled": Fault(
+        cancel, {"slurm": (125, 130, 143), "kubernetes": (143,), "ray": (143,), "yarn": (143,)}, CANCELLED
+    ),
     "Ctrl-C": Fault(interrupt, 130),
     # salloc exits with 0 when its command was killed; some versions of unshare exit with 1
     "launcher killed": Fault(kill_launcher, {"slurm": (0,), "kubernetes": (137, 1), "ray": (-9,), "yarn": (137,)}),
@@ -160,6 +174,7 @@ def try_fault(engine: Engine, name: str, fault: Fault) -> None:
         )
         if lost:
             engine.restore(lost)
+            lost = ""
         wait_for(lambda: not engine.records(), "empty records", LONGEST)
         clean = time.monotonic() - struck
     finally:

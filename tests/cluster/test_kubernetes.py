@@ -23,7 +23,7 @@ from tests.cluster import engine_faults
 from tests.cluster.conftest import NAME, ROOT
 from tests.cluster.kubernetes import Kubernetes, folder, missing
 from tests.cluster.launching import LONGEST, Front, Launched, way
-from tests.cluster.layout import LOGIN, Settings
+from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import wait_for
 
@@ -302,7 +302,7 @@ def of(kubernetes: Kubernetes, name: str, part: str) -> list[str]:
 
 
 @dataclass
-class Engine:
+class Engine(engine_faults.Engine):
     """See `tests.cluster.engine_faults`."""
 
     kubernetes: Kubernetes
@@ -316,11 +316,6 @@ class Engine:
 
     def start(self, fault: str) -> Launched:
         return self.pods.waiting(self.job)
-
-    def launcher(self) -> int:
-        found = engine_faults.ours(self.testbed)
-        [pid] = [each.pid for host, each in found if host != LOGIN and engine_faults.is_one(each, "launch.cli")]
-        return pid
 
     def cancel(self) -> None:
         self.kubernetes.kubectl("delete", f"job/{self.job}", "--wait=false")

@@ -261,7 +261,7 @@ def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluste
 
 
 @dataclass
-class Engine:
+class Engine(engine_faults.Engine):
     """See `tests.cluster.engine_faults`."""
 
     ray: RayCluster
@@ -288,12 +288,6 @@ class Engine:
     def cancel(self) -> None:
         (name,) = self.ray.submitted()
         self.ray.job("stop", name, "--no-wait")
-
-    def keeps(self, record: str) -> bool:
-        return False
-
-    def name_on(self, node: str) -> str:
-        return node
 
     def restore(self, node: str) -> None:
         self.testbed.boot(node)

@@ -146,7 +146,7 @@ def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: 
 
 
 @dataclass
-class Engine:
+class Engine(engine_faults.Engine):
     """See `tests.cluster.engine_faults`."""
 
     slurm: Slurm
@@ -167,12 +167,6 @@ class Engine:
 
     def cancel(self) -> None:
         self.slurm.on(LOGIN, ["scancel", self.slurm.number(1)])
-
-    def keeps(self, record: str) -> bool:
-        return False
-
-    def name_on(self, node: str) -> str:
-        return node
 
     def restore(self, node: str) -> None:
         self.testbed.boot(node)

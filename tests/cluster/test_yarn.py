@@ -72,13 +72,17 @@ class Followed:
 
 
 @dataclass
-class Engine:
+class Engine(engine_faults.Engine):
     """See `tests.cluster.engine_faults`. The launcher's container is on h5."""
 
     server: Yarn
-    testbed: Testbed
+    bed: Testbed
     folder: Path
     name = "yarn"
+
+    @property
+    def testbed(self) -> Testbed:
+        return self.bed
 
     def start(self, fault: str) -> Followed:
         laptop = Laptop(self.server, self.folder)
@@ -88,20 +92,10 @@ class Engine:
         wait_for(lambda: all("up" in job.log(f"worker-{rank}") for rank in (0, 1)), "the workers", LONGEST)
         return job
 
-    def launcher(self) -> int:
-        [pid] = [each.pid for _, each in engine_faults.ours(self.testbed) if engine_faults.is_one(each, "launch.cli")]
-        return pid
-
     def cancel(self) -> None:
         """As `yarn app -destroy` does."""
         request = urllib.request.Request(f"{self.server.url}{PATH}/train?user.name=me", method="DELETE")
         urllib.request.urlopen(request).close()
-
-    def keeps(self, record: str) -> bool:
-        return False
-
-    def name_on(self, node: str) -> str:
-        return node
 
     def restore(self, node: str) -> None:
         self.testbed.boot(node)

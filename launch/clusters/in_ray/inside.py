@@ -40,7 +40,7 @@ def output_of(lines: Iterable[bytes]) -> Iterator[bytes]:
     for line in lines:
         if before is None:
             yield decoded(line)
-        elif line.decode(errors="replace") == BEGIN:
+        elif line == BEGIN.encode():
             before = None
         else:
             before.append(line)

@@ -128,16 +128,10 @@ class Client:
 
 def one_line(error: Exception) -> str:
     """What an error says; of a server's traceback the last line."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    first, last = lines[0].strip(), lines[-1].strip()
-    text = (
-        first
-        if len(lines) == 1
-        else f"{first} {last}"
-        if "Traceback" in str(error)
-        else " ".join(map(str.strip, lines))
-    )
-    return "".join(each for each in text if each.isprintable())[:SAID_CHARACTERS]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if any(line.startswith("Traceback") for line in lines):
+        lines = [lines[0], lines[-1]]
+    return "".join(filter(str.isprintable, " ".join(lines)))[:SAID_CHARACTERS]
 
 
 def _connected(url: str) -> Any:

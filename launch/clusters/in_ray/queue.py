@@ -29,6 +29,7 @@ LOOK_SECONDS = 0.3  # between looks at a job that has not started, or is about t
 AWAY_SECONDS = 1.0  # between tries while the dashboard does not answer
 # Ray looks at a job once a second, and would call one that was deleted before that look a failed one.
 MONITOR_SECONDS = 2.5
+DELETIONS = 3  # in case it does
 STOP_SECONDS = 60.0  # for the end of a job that was stopped
 LAUNCHER_SECONDS = 10.0  # for the launcher's end, beside --grace
 PATIENCE_SECONDS = 30.0  # for a dashboard that does not answer for a moment
@@ -141,7 +142,9 @@ class Held:
                 how = f"{STOP_SECONDS:g} s after it was stopped; `ray job status {self.name}` shows it"
                 raise LaunchError(f"Ray's job {self.name} still runs, {how}", FAULT_CODE)
             time.sleep(LOOK_SECONDS)
-        while self._found():
+        for _ in range(DELETIONS):
+            if not self._found():
+                return
             time.sleep(MONITOR_SECONDS)
             self._client.delete(self.name)
             time.sleep(AWAY_SECONDS)
