@@ -53,18 +53,12 @@ OPERATORS: list[tuple[Any, Operator]] = [*mutation_operators, (cst.Expr, _left_o
 
 
 class _Collector(cst.CSTVisitor):
-    """Every (node, replacement) of a module, in the order of the text; with `lines` not of functions that have none of
-    these."""
+    """Every (node, replacement) of a module, in the order of the text."""
 
-    def __init__(self, lines: Collection[str] | None) -> None:
+    def __init__(self) -> None:
         self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
-        self._lines = lines
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if self._lines is not None and isinstance(node, cst.FunctionDef):
-            code = _one_line(_code(node).splitlines())
-            if not any(line in code for line in self._lines):
-                return False
         if isinstance(node, SKIPPED) or any(leave(node) for leave in (_is_docstring, _is_kept, _is_strict, _is_a_type)):
             return False
         for kind, operator in OPERATORS:
@@ -133,7 +127,9 @@ def of(source: str, lines: Collection[str] | None = None) -> list[Mutant]:
     """All mutants of a module's text that are Python, in the order of the text, without repetitions. If `lines` is
     given, only the mutants whose `before` is one of these."""
     code = _without_comments(source)
-    wrapper, collector = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True), _Collector(lines)
+    if lines is not None:
+        code = _without_other_functions(code, lines)
+    wrapper, collector = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True), _Collector()
     wrapper.module.visit(collector)
     ranges, text, code_text = wrapper.resolve(WhitespaceInclusivePositionProvider), _Text(source), _Text(code)
     mutants: dict[str, Mutant] = {}
@@ -157,6 +153,27 @@ def _without_comments(source: str) -> str:
             rest = lines[row - 1][column + len(token.string) :]
             lines[row - 1] = lines[row - 1][:column] + " " * len(token.string) + rest
     return "".join(lines)
+
+
+def _without_other_functions(code: str, wanted: Collection[str]) -> str:
+    """The module with `pass` for each function that has none of these lines of mutants: reading it takes libcst long.
+    Each position of the rest stays as it is."""
+    lines = code.splitlines(keepends=True)
+    for node in _functions(ast.parse(code)):
+        first, last = min([node.lineno, *(each.lineno for each in node.decorator_list)]) - 1, node.end_lineno
+        text = _one_line(lines[first:last])
+        if not any(line in text for line in wanted):
+            lines[first:last] = [" " * node.col_offset + "pass\n", *["\n"] * (last - first - 1)]
+    return "".join(lines)
+
+
+def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Those of a module and of its classes; not what is inside of them."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield each
+        elif isinstance(each, ast.ClassDef):
+            yield from _functions(each)
 
 
 class _Text:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,21 +36,23 @@ def _tests(root: Path) -> _Tests:
     tests = [path for path in files if path.name.startswith("test_") and _is_near(path, root)]
     for test in tests:
         files[test] = files[test].union(*(files.get(folder / "conftest.py", ()) for folder in test.parents))
-    helpers = {test: frozenset().union(*(files[each] for each in _helpers(test, files, root))) for test in tests}
+    by_name = {dotted(path.relative_to(root).as_posix()): path for path in files}
+    helpers = {test: frozenset().union(*(files[each] for each in _helpers(test, files, by_name))) for test in tests}
     return _Tests({test: files[test] for test in tests}, helpers)
 
 
 def of(root: Path, module: str) -> list[str]:
     """Test files, relative to `root`, the nearest first, for a module given by its path."""
     tests, name, folder = _tests(root), dotted(module), _folder(root, module)
-    choices = (
-        [test for test, imports in tests.imports.items() if name in imports],
-        [test for test, imports in tests.imports.items() if name.rpartition(".")[0] in imports],
-        [test for test, imports in tests.by_helpers.items() if name in imports],
-        [test for test in tests.imports if test.parent == folder and _is_named_like(test, module)],
-        [test for test in tests.imports if test.parent == folder],
+    choices: tuple[Callable[[Path], bool], ...] = (
+        lambda test: name in tests.imports[test],
+        lambda test: name.rpartition(".")[0] in tests.imports[test],
+        lambda test: name in tests.by_helpers[test],
+        lambda test: test.parent == folder and _is_named_like(test, module),
+        lambda test: test.parent == folder,
     )
-    chosen = sorted(next(filter(None, choices), []), key=lambda test: not _mirrors(test, module))
+    found = ([test for test in tests.imports if is_near(test)] for is_near in choices)
+    chosen = sorted(next(filter(None, found), []), key=lambda test: not _mirrors(test, module))
     return [test.relative_to(root).as_posix() for test in chosen]
 
 
@@ -96,9 +99,9 @@ def _is_module(root: Path, name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists() or path.is_dir()
 
 
-def _helpers(test: Path, imports: dict[Path, frozenset[str]], root: Path) -> set[Path]:
-    """Modules of the tests, programs among them, that a test imports or starts, at whatever distance."""
-    by_name = {dotted(path.relative_to(root).as_posix()): path for path in imports}
+def _helpers(test: Path, imports: dict[Path, frozenset[str]], by_name: dict[str, Path]) -> set[Path]:
+    """Modules of the tests, programs among them, that a test imports or starts, at whatever distance. `by_name`: all
+    modules of the tests, by their dotted names."""
     seen, left = {test}, [test]
     while left:
         fresh = {by_name[name] for name in imports[left.pop()] if name in by_name} - seen

@@ -1,6 +1,7 @@
 """Mutation testing itself: which mutants are made, which tests are nearest, and what becomes of a trial."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -231,25 +232,33 @@ def test_an_invalid_path_is_named():
         run.modules(["dmltrain/nothing"])
 
 
-def test_list_prints_the_mutants():
-    command = [sys.executable, "-m", "tests.mutation.run", "--list", "--sample", "5", "dmltrain/schedule.py"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+@pytest.fixture
+def command(tmp_path):
+    """How to start the program in a small project of its own, which has dmltrain/schedule.py: as `Popen`'s keywords."""
+
+    def of(*words):
+        command = [sys.executable, "-u", "-m", "tests.mutation.run", *words, "dmltrain/schedule.py"]
+        return {"args": command, "cwd": root, "text": True, "env": {**os.environ, "PYTHONPATH": str(root)}}
+
+    test = "from dmltrain.schedule import WARMUPS\ndef test():\n    assert WARMUPS['linear'](0.5) == 0.5\n"
+    root = tree(tmp_path / "project", {"tests/test_schedule.py": test})
+    for name in ["dmltrain/schedule.py", *(path.relative_to(ROOT) for path in Path(__file__).parent.glob("*.[pt]*"))]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, root / name)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    return of
+
+
+def test_list_prints_the_mutants(command):
+    done = subprocess.run(**command("--list", "--sample", "5"), capture_output=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("dmltrain/schedule.py:") == done.stdout.count("\n- ") == done.stdout.count("\n+ ") == 5
 
 
 @pytest.mark.thorough
-def test_an_interrupted_session_leaves_nothing_behind(tmp_path):
-    command = [sys.executable, "-u", "-m", "tests.mutation.run", "--jobs", "1", "dmltrain/schedule.py"]
-    session = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-    )
+def test_an_interrupted_session_leaves_nothing_behind(tmp_path, command, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    session = subprocess.Popen(**command("--jobs", "1"), stdout=subprocess.PIPE)
     try:
         assert "without a mutant: tests/test_schedule.py" in session.stdout.readline()
         assert len(list(tmp_path.glob("mutation-*"))) == 1
@@ -261,13 +270,14 @@ def test_an_interrupted_session_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.glob("mutation-*")) == []
 
 
-def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_path):
+def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_path, command):
     tests = tmp_path / "test_killer.py"
     tests.write_text("import os, signal\ndef test():\n    os.kill(-1, signal.SIGCONT)\n    assert os.getpid() < 1000\n")
     innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     innocent.send_signal(signal.SIGSTOP)
-    command = [sys.executable, "-m", "tests.mutation.run", "--jobs", "1", "--sample", "1", "dmltrain/schedule.py"]
-    done = subprocess.run([*command, "--tests", str(tests)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        **command("--jobs", "1", "--sample", "1", f"--tests={tests}"), capture_output=True, timeout=120
+    )
     try:
         assert "without a mutant" in done.stdout, done.stderr
         assert psutil.Process(innocent.pid).status() == psutil.STATUS_STOPPED
