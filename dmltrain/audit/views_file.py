@@ -294,7 +294,7 @@ def check_ranks(recorded: Recorded, ranks: int, option: str) -> None:
     if last >= ranks:
         raise UserError(
             f"{option}: worker {last} joined the recorded job, and this one has no more than {ranks} worker(s): start "
-            f"this job with -n {workers}:{last + 1}, so that it can join here, too"
+            f"this job with -n {workers} instead of -n N:M, and add workers with dmltrain job add, as there"
         )
 
 

@@ -90,6 +90,11 @@ class Arrivals:
         most = self._attempt.job.most_workers
         return max(0, most - self._now) if most else math.inf
 
+    @property
+    def missing(self) -> int:
+        """How many workers fewer there are than the most that -n allows."""
+        return max(0, (self._attempt.job.most_workers or self._attempt.job.num_workers) - self._now)
+
     def add(self, host: Host, workers: int, waiter: Waiter, now: float) -> list[Action]:
         """So many workers more on this host."""
         attempt = self._attempt

@@ -24,6 +24,7 @@ from launch.run.limit import FAULT_CODE, USAGE_CODE
 from launch.run.listing import Listing
 from launch.run.losses import Notice
 from launch.run.process import Process
+from launch.run.returning import Returning
 from launch.run.settings import SettingsChanges
 from launch.run.waiters import Waiter, Waiters
 
@@ -32,19 +33,24 @@ MOST_DIGITS = 6  # Python makes no number of very many
 
 
 class Changes:
-    """`listed`: hosts that the user has described, also those without a process."""
+    """`listed`: hosts that the user has described, also those without a process. `watched`: their file is followed."""
 
-    def __init__(self, attempt: Attempt, listed: Sequence[Host] = ()):
+    def __init__(self, attempt: Attempt, listed: Sequence[Host] = (), watched: bool = False):
         self._attempt = attempt
         self._waiters = Waiters()
         self.arrivals = Arrivals(attempt, self._waiters)
         self.leavers = Leavers(attempt, self._waiters)
         self.listing = Listing(attempt, self.arrivals, self.leavers, listed)
+        self.returning = Returning(attempt, self.arrivals, lambda: self.listing.known if watched else {})
         self.settings = SettingsChanges(attempt, self._waiters)
 
     @property
     def deadline(self) -> float:
-        return min(self.arrivals.deadline, self.settings.deadline)
+        return min(self.arrivals.deadline, self.returning.deadline, self.settings.deadline)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due."""
+        return [*self.arrivals.tick(now), *self.returning.tick(now), *self.settings.tick(now)]
 
     def asked(self, request: Asked, now: float) -> list[Action]:
         """What the user wants. A request that cannot be done at all changes nothing."""
@@ -103,6 +109,7 @@ class Changes:
             return list(self._waiters.replies())
         actions = self.listing.follow(now) if self.listing.wanted and not attempt.unready else []
         actions += self.leavers.give_back()
+        self.returning.settle(now)
         attempt.losses.notices += map(Notice, attempt.replacer.place_servers(attempt.tasks, attempt.usable, now))
         if self._waiters:
             self._settle_newcomers()

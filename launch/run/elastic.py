@@ -42,11 +42,18 @@ PREPARED = (Copied, events.Ready, events.Probed, events.Bound, events.Reached)
 
 class ElasticSupervisor(Supervisor):
     """See `Supervisor`. `changes` has the planned changes. `listed`: hosts that the user has described, also those
-    without a process."""
+    without a process. `watched`: the file with these is followed."""
 
-    def __init__(self, job: Job, hosts: Sequence[Host], limits: Limits = UNLIMITED, listed: Sequence[Host] = ()):
+    def __init__(
+        self,
+        job: Job,
+        hosts: Sequence[Host],
+        limits: Limits = UNLIMITED,
+        listed: Sequence[Host] = (),
+        watched: bool = False,
+    ):
         super().__init__(job, hosts, limits)
-        self.changes = Changes(self, listed)
+        self.changes = Changes(self, listed, watched)
         self.succession = Succession(job)
 
     @property
@@ -114,7 +121,7 @@ class ElasticSupervisor(Supervisor):
             case Lost(host):
                 return self.changes.arrivals.peer_lost(host)
             case Tick():
-                return [*self.changes.arrivals.tick(now), *self.changes.settings.tick(now)]
+                return self.changes.tick(now)
         return []
 
     # -- the scheduler -------------------------------------------------------------------------------------------

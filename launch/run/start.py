@@ -188,7 +188,8 @@ class Start:
     def _supervisor(self) -> Supervisor:
         if not self.job.elastic:
             return PlainSupervisor(self.job, self.cluster.hosts, limits(self.options))
-        return ElasticSupervisor(self.job, self.cluster.hosts, limits(self.options), self.listed)
+        watched = self.options.watch_hosts
+        return ElasticSupervisor(self.job, self.cluster.hosts, limits(self.options), self.listed, watched)
 
     def _say_lines(self, lines: Sequence[str]) -> None:
         for line in lines:

@@ -133,7 +133,7 @@ def test_workers_may_come_in_addition_to_those_of_the_start():
         views_file.check_ranks(recorded, 9, "--replay F")
     assert str(error.value) == (
         "--replay F: worker 9 joined the recorded job, and this one has no more than 9 worker(s): start this job with "
-        "-n 4:10, so that it can join here, too"
+        "-n 4 instead of -n N:M, and add workers with dmltrain job add, as there"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,27 @@ def test_the_hosts_file_is_followed(testbed: Testbed, tmp_path: Path):
     result = launched.wait()
     assert result.code == 0, result
     assert "; joined: worker 2 on h" in result.err.splitlines()[-1]
+
+
+@pytest.mark.thorough
+def test_a_host_of_the_file_that_was_off_returns_to_the_training(testbed: Testbed, tmp_path: Path):
+    front, hosts, audit = Front(testbed, tmp_path), tmp_path / "hosts", tmp_path / "audit"
+    hosts.write_text("h1\nh2 roles=worker\n")
+    options = ["-H", hosts, "-n", 2, "-s", 1, "--elastic", "--watch-hosts", "--env", "OMP_NUM_THREADS=1"]
+    program = [ROOT / "examples/train_digits.py", *TRAINING, "--num-epochs", 60, "--audit", audit]
+    launched = front.start("--launcher", "ssh", *options, *program)
+    rows = audit / "samples-0.jsonl"
+    wait_for(lambda: rows.exists() and rows.read_text().count("\n") > 2, "training", LONGEST)
+    testbed.kill("h2")
+    again = "h2 is in the hosts file: it is tried again in 10 s (--watch-hosts)"
+    wait_for(lambda: again in launched.err, "the loss of h2", LONGEST)
+    testbed.boot("h2")
+    wait_for(lambda: "worker 2 on h2 has joined the job in view 3" in launched.err, "the return of h2", LONGEST)
+    wait_for(lambda: "Epoch[" in launched.log("worker-2"), "the end of its first epoch", LONGEST)
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.wait().code == 130
+    *whole, _ = count(audit).times.values()
+    assert len(whole) > 1 and all((times == 1).all() for times in whole)
 
 
 @pytest.mark.thorough

@@ -74,12 +74,13 @@ class Changing(Job3):
         copy: str = "",
         more: dict = MappingProxyType({}),
         servers: int = 1,
+        watched: bool = False,
         **limits: float,
     ):
         most = {**more, "elastic": elastic, "restart_workers": replaced, "over_network": not local, "copy_to": copy}
         job = Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most)
         hosts = [Host(name, slots=1) for name in "abc"] if servers > 1 else HOSTS
-        self.supervisor = ElasticSupervisor(job, hosts, Limits(**limits), LISTED)
+        self.supervisor = ElasticSupervisor(job, hosts, Limits(**limits), LISTED, watched)
         self.now = 100.0
         self.replies: dict[int, Reply] = {}
         self.supervisor.begin("the key", "/logs", self.now)
@@ -813,7 +814,7 @@ def test_random_changes_and_losses():
     """Each request gets one answer, no number is used twice, and nothing runs where nothing may run."""
     joined = left = 0
     for seed in range(300):
-        chance, job = random.Random(seed), Changing(replaced=2, start=30.0)
+        chance, job = random.Random(seed), Changing(replaced=2, start=30.0, watched=seed % 2 == 1)
         asked = view = 0
         for _ in range(40):
             if job.supervisor.ending.begun:
