@@ -51,6 +51,15 @@ def test_kill_9(jobs, fault):
     jobs.survives(fault, late="complete:24" in fault)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(("network", "says"), [(["resnet", "--num-layers", "8"], True), (["mlp"], False)])
+def test_lost_statistics_are_said(jobs, network, says):
+    job = jobs.start("1:after:pushpull:7:kill", "--network", *network, workers=2)
+    assert job.wait()["worker-0"] == 0, job.outputs()
+    said = "Batch-norm statistics of worker 1 since the last merge are lost; weights do not need them"
+    assert (said in job.output("worker-0")) == says, job.outputs()
+
+
 TOGETHER = {
     "two at the same moment": "1:before:complete:4:kill,2:before:complete:4:kill",
     "two between pushes": "1:after:pushpull:7:kill,3:after:pushpull:8:kill",

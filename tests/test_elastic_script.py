@@ -85,6 +85,10 @@ def test_a_worker_is_lost(start, moment):
     left = [each for each in range(workers) if f"worker-{each}" not in lost]
     printed = same(job, left)
     each_sample_once(job)
+    for name in lost:
+        assert f"Batch-norm statistics of {name.replace('-', ' ')} since the last merge" in job.output(
+            f"worker-{left[0]}"
+        )
     replay = start(replay=job.folder / "audit/views.json", workers=workers, servers=1)
     replay.succeed(SECONDS)
     assert same(replay, left)[-1] == printed[-1]

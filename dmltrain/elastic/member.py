@@ -30,9 +30,11 @@ Take = Callable[[bytes, bool], Mapping[str, Any]]
 class Member:
     """`job`: what a replay has in common. `audit`: the folder of the audit, None without. `give(place)`: the state of
     training, with the `place` where the job is, as bytes; `take(bytes, own)` goes on from such bytes and returns the
-    place. With `own` it takes only what a step changes: the weights and the optimizer's state."""
+    place. With `own` it takes only what a step changes: the weights and the optimizer's state. `has_statistics`, to be
+    set before `arm`: whether the network has batch-norm statistics."""
 
     _journal: type[Journal] = Journal
+    has_statistics = False
 
     def __init__(self, store: ElasticKVStore, log: Logger, job: Job, audit: str | None, give: Give, take: Take) -> None:
         self.store, self._log, self._job = store, log, job
@@ -103,6 +105,8 @@ class Member:
         self._suspect(view)
         if view.number > 1 and self.store.keeps_residuals:
             self._say_residuals(view)
+        if self.has_statistics:
+            self._say_statistics(view)
         self._before = view
 
     def _suspect(self, view: View) -> None:
@@ -120,6 +124,12 @@ class Member:
             who = ", ".join(map(str, view.hands_over))
             self._log.info("Compression: worker %d takes over the residuals of workers %s", view.receiver, who)
         self._log.info("Compression: the servers' residuals begin at zero in view %d", view.number)
+
+    def _say_statistics(self, view: View) -> None:
+        """What becomes of the batch-norm statistics of those who have gone."""
+        if gone := sorted(each.member for each in (*view.lost, *view.left)):
+            who = f"worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
+            self._log.warning("Batch-norm statistics of %s since the last merge are lost; weights do not need them", who)
 
     def _in_hand(self, dealing: Dealing, view: View, lost: Lost) -> Array:
         """The positions that a member had when it failed. It may have held the round that is made again without it, and

@@ -64,6 +64,7 @@ def arm(run: Run) -> Run:
     store = run.store
     assert isinstance(store, ElasticKVStore)
     member = member_of(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
+    member.has_statistics = bool(run.network.auxiliary())
     run = replace(run, member=member)
     every = run.options.server_snapshot
     store.snapshot_every(SNAPSHOT_SECONDS if every is None else every)

@@ -252,6 +252,7 @@ class State:
         if asked.server_snapshot is not None:
             store.snapshot_every(asked.server_snapshot)
         self._member = member_of(store, log, job, env.audit() or None, self._content.give, self._take)
+        self._member.has_statistics = self._statistics.present
         try:
             facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}
             balance = Balancing(job.batch, job.each) if asked.balance else EQUAL
