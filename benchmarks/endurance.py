@@ -9,6 +9,9 @@ server, the scheduler or an agent is killed; a worker gets SIGTERM; a worker or 
 switched off for 30 s; its cable is cut for 30 s, or for 5 s; or two hosts do not reach each other for 30 s. Those of
 which nothing is heard but silence (`SILENT`) happen at most 16 times. Hosts without a worker come back by
 `dmltrain job add`. The hosts share this machine's cores.
+
+The result has how soon the members that are left had the next view after each kind of loss: from there they make the
+interrupted step. A worker with SIGTERM first finishes its step.
 """
 
 import argparse
@@ -17,12 +20,14 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from datetime import datetime
 from pathlib import Path
 
 from contest.bed import LOGIN, Bed, bed_of
@@ -37,6 +42,7 @@ HEALED_AFTER, OUTAGE = 30.0, 5.0  # s
 MOST_SILENT = 16
 SILENT = ("stop a worker", "stop a server", "switch off", "cut", "cut from another")
 FAULTS = ("kill a worker", "kill a server", "kill the scheduler", "kill an agent", "SIGTERM", "outage", *SILENT)
+WITHOUT_A_VIEW = ("kill the scheduler", "outage")  # no worker or server is lost
 RETURNS = 5.0  # s, between two looks for hosts that may come back
 LIMIT = 3 * 3600.0  # s, of the job
 
@@ -107,10 +113,11 @@ class Trial:
         what = self.draw.choice([each for each in FAULTS if each not in SILENT or silent < MOST_SILENT])
         whole = [host for host in self.bed.hosts if host not in self.troubled]
         host, other = self.draw.sample(whole, 2)
+        since = time.time()
         done = self.do(what, host, other)
         print(f"{self.seconds:.0f} s: {what} {done or 'nobody'}", file=sys.stderr, flush=True)
         if done:
-            self.happened.append({"after": round(self.seconds, 1), "what": what, "whom": done})
+            self.happened.append({"after": round(self.seconds, 1), "at": since, "what": what, "whom": done})
 
     @property
     def seconds(self) -> float:
@@ -192,6 +199,7 @@ class Trial:
         lines = [each for text in logs for each in re.findall(r"Epoch\[(\d+)\] Validation-accuracy=([\d.]+)", text)]
         accuracy = {int(epoch): float(value) for epoch, value in lines}
         views = json.loads((self.folder / "audit/views.json").read_text())["views"]
+        changed = {f"{each['number']}" for each in views if each["lost"] or each["left"] or each["lost_servers"]}
         return {
             "exit_code": code,
             "seconds": self.seconds,
@@ -200,9 +208,30 @@ class Trial:
             "epochs": len(counted.times),
             "exact": not counted.problems and len(counted.times) == self.options.epochs,
             "problems": list(counted.problems)[:5],
+            "until_the_next_view": until_the_next(self.happened, entered("\n".join(logs), changed)),
             "accuracy": [accuracy.get(epoch) for epoch in range(self.options.epochs)],
             "last_line": output.strip().splitlines()[-1][-2000:],
         }
+
+
+def entered(logs: str, views: Collection[str]) -> list[float]:
+    """When the first worker was in each of these views, s of the clock, ascending; by what the workers have logged."""
+    found: dict[str, float] = {}
+    for moment, view in re.findall(r"^(\S+ \S+) Node\[\d+\] View (\d+) after op", logs, re.MULTILINE):
+        if view in views:
+            at = datetime.strptime(moment, "%Y-%m-%d %H:%M:%S,%f").timestamp()
+            found[view] = min(at, found.get(view, at))
+    return sorted(found.values())
+
+
+def until_the_next(happened: list[dict[str, object]], views: list[float]) -> dict[str, dict[str, float]]:
+    """what -> the median of the seconds until the next of these moments, and of how many."""
+    waits: dict[str, list[float]] = {}
+    for each in happened:
+        later = [moment for moment in views if moment > each["at"]]
+        if later and each["what"] not in WITHOUT_A_VIEW:
+            waits.setdefault(str(each["what"]), []).append(later[0] - each["at"])
+    return {what: {"median": statistics.median(found), "of": len(found)} for what, found in sorted(waits.items())}
 
 
 def resume(pid: int) -> None:
@@ -218,6 +247,10 @@ def table(result: dict) -> str:
             f"exit code {found['exit_code']} after {found['seconds']:.0f} s; {len(found['happened'])} faults, "
             f"{found['views']} views; each sample once in {found['epochs']} epochs: {found['exact']}",
             f"validation accuracy by epoch: {accuracy}",
+            "until the next view, s (median): "
+            + ", ".join(
+                f"{what} {each['median']:.2f} (of {each['of']})" for what, each in found["until_the_next_view"].items()
+            ),
         ]
     )
 

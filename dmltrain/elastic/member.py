@@ -129,7 +129,9 @@ class Member:
         """What becomes of the batch-norm statistics of those who have gone."""
         if gone := sorted(each.member for each in (*view.lost, *view.left)):
             who = f"worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
-            self._log.warning("Batch-norm statistics of %s since the last merge are lost; weights do not need them", who)
+            self._log.warning(
+                "Batch-norm statistics of %s since the last merge are lost; weights do not need them", who
+            )
 
     def _in_hand(self, dealing: Dealing, view: View, lost: Lost) -> Array:
         """The positions that a member had when it failed. It may have held the round that is made again without it, and
