@@ -9,7 +9,6 @@ from types import FrameType
 
 import numpy as np
 
-from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
 
 MOST_STEPS = 1000  # between two questions
@@ -57,11 +56,4 @@ def steps_within(seconds: float, of_a_step: float) -> int:
 
 def notice_of(seconds: float, store: KVStore) -> Notice:
     """What the option asks for."""
-    if not seconds:
-        return Notice()
-    if store.elastic:
-        raise UserError(
-            "--snapshot-on-signal is for jobs that are not elastic: remove it; in an elastic job SIGUSR1 to the agent "
-            "of a host lets its workers leave, and a job that all leave ends with a checkpoint"
-        )
-    return SignalNotice(store, seconds)
+    return SignalNotice(store, seconds) if seconds else Notice()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from dmltrain.errors import UserError
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.notice import Notice, SignalNotice, notice_of, steps_within
 
@@ -54,7 +53,3 @@ def test_questions_are_neither_more_than_one_a_step_nor_too_rare():
 def test_only_plain_jobs_that_ask_for_it_have_it():
     assert type(notice_of(0.0, LocalKVStore())) is Notice and not Notice().comes()
     assert isinstance(notice_of(2.0, LocalKVStore()), SignalNotice)
-    elastic = LocalKVStore()
-    elastic.elastic = True
-    with pytest.raises(UserError, match="--snapshot-on-signal is for jobs that are not elastic: remove it"):
-        notice_of(2.0, elastic)

@@ -82,7 +82,7 @@ def test_the_leader_is_replaced(jobs):
     job = jobs.start(f"0:before:complete:4:kill,{until_invited(1, 6)}", *AUDIT, workers=2, servers=1)
     name = replace(job, 0, 1)
     views = ended(job, {"worker-0"})
-    assert "New in it: workers 0\n" in job.output("worker-1") and "Final weights" in job.output(name)
+    assert "New in view 3: workers 0\n" in job.output("worker-1") and "Final weights" in job.output(name)
     assert [view.members for view in views] == [(0, 1), (1,), (0, 1)]
 
 
@@ -123,7 +123,7 @@ def test_the_launcher_replaces_a_worker_of_a_real_training(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "starting the replacement of worker 1 on" in done.stderr + done.stdout
     logs = [(tmp_path / f"logs/worker-{rank}.log").read_text() for rank in range(3)]
-    assert "New in it: workers 1\n" in logs[0] and "Removed from the job: worker 1 on" in logs[0]
+    assert "New in view 3: workers 1\n" in logs[0] and "Removed from the job: worker 1 on" in logs[0]
     assert len({re.search(r"Final weights sha256=(\w+)", text)[1] for text in logs}) == 1
     found = count(tmp_path / "audit")
     assert found.problems == () and all((times == 1).all() for times in found.times.values())

@@ -156,7 +156,7 @@ def test_a_replay_ends_with_its_scheduler(jobs):
     start_scheduler(job, 2)
     codes = job.wait()
     assert codes["scheduler-0-2"] == codes["worker-0"] == codes["worker-2"] == 75, job.outputs()
-    assert "the scheduler was lost, and a replay needs all workers" in job.output("worker-0")
+    assert "a replay cannot go on when its scheduler is lost: start it again" in job.output("worker-0")
 
 
 @thorough

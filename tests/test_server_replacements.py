@@ -41,7 +41,7 @@ REPLACED = [((0, 1), ()), ((0,), ()), ((0, 1), (1,))]
 def test_a_killed_server_is_replaced(jobs):
     job = jobs.survives(f"{IN_ROUND_5},{UNTIL_INVITED.format(7, 1)}", lost=set(), servers_come=(1,), workers=3)
     assert servers(job) == REPLACED
-    assert "New in it: servers 1" in job.output("worker-2")
+    assert "New in view 3: servers 1" in job.output("worker-2")
     assert "was lost: end of stream; the job goes on without it" in job.output("scheduler-0")
 
 
@@ -170,7 +170,7 @@ def test_the_launcher_replaces_a_server_of_a_real_training(tmp_path, number):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "starting the replacement of server 0 on" in done.stderr + done.stdout
     logs = [(tmp_path / f"logs/worker-{rank}.log").read_text() for rank in range(3)]
-    assert "New in it: servers 0\n" in logs[0] and "Removed from the job: server 0 on" in logs[0]
+    assert re.search(r"New in view \d: servers 0\n", logs[0]) and "Removed from the job: server 0 on" in logs[0]
     assert len({re.search(r"Final weights sha256=(\w+)", text)[1] for text in logs}) == 1
     assert read(tmp_path / "audit/views.json").views[-1].servers == tuple(range(number))
     found = count(tmp_path / "audit")

@@ -94,11 +94,11 @@ class Journal:
         positions = self._back(view)
         self._say(view, len(positions))
         if view.joined:
-            self._log.info("New in it: workers %s", ", ".join(map(str, view.joined)))
+            self._log.info("New in view %d: workers %s", view.number, ", ".join(map(str, view.joined)))
         if self._entered and self._entered[-1].view.servers != view.servers:
-            self._log.info("Its servers: %s", ", ".join(map(str, view.servers)))
+            self._log.info("Servers of view %d: %s", view.number, ", ".join(map(str, view.servers)))
         if view.joined_servers:
-            self._log.info("New in it: servers %s", ", ".join(map(str, view.joined_servers)))
+            self._log.info("New in view %d: servers %s", view.number, ", ".join(map(str, view.joined_servers)))
         self._entered.append(Entered(view, self.epoch, views_file.ranges(positions)))
         if self._writer:
             self._writer.settled(view.base)

@@ -75,6 +75,11 @@ def _elastic(options: Options, environment: Environment) -> Iterator[str]:
         yield "--server-snapshot needs --update-on-kvstore 1: else servers keep nothing that a snapshot could have"
     if not kind.synchronous:
         yield from _of_own_steps(options)
+    if options.snapshot_on_signal:
+        yield (
+            "--snapshot-on-signal is for jobs that are not elastic: remove it; in an elastic job SIGUSR1 to the agent "
+            "of a host lets its workers leave, and a job that all leave ends with a checkpoint"
+        )
     for name, given in _REFUSED:
         if given(options):
             yield f"--elastic does not work with {name} yet: leave one of them out"

@@ -68,8 +68,8 @@ class Member:
         JobLost, Dismissed."""
         self._speed = OwnSpeed() if balance.batch else None
         self._log.info(
-            "Elastic: the job goes on when workers are lost, with at least %d; hosts do not sum their workers' "
-            "gradients",
+            "Elastic: the job goes on when workers are lost, while at least %d are left (--min-workers); "
+            "each worker sends its own gradients to the servers",
             env.read().elastic,
         )
         views = replay(self._job) if self.store.member == 0 and not self.store.is_alone else ()
@@ -134,8 +134,8 @@ class Member:
             )
 
     def _in_hand(self, dealing: Dealing, view: View, lost: Lost) -> Array:
-        """The positions that a member had when it failed. It may have held the round that is made again without it, and
-        been in the one after that."""
+        """The positions that the lost member was training when it failed. It may have completed the round that the
+        others now make again without it; then these are its positions of the round after that."""
         if lost.failed > view.base + 1 and not dealing.finished and self._before:
             dealing = dealing.after(self._before.members, self._before.shares)
         return dealing.positions_of(lost.member)

@@ -94,7 +94,7 @@ def stop(run: Run) -> None:
     if not run.store.kvstore_type.synchronous:
         run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
     elif again := dealing.done - dealing.step * dealing.batch:
-        run.log.info("From there %d samples, which this job has used already, come again", again)
+        run.log.info("A job that goes on from this checkpoint uses %d samples of this epoch again", again)
 
 
 def _save(run: Run, position: Position) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from dmltrain.arrays import Array
 
 SHOWN = 10  # samples that a message names
-FIX = "mend or remove it, and start the job again from its last checkpoint"
+FIX = "repair or remove the faulty sample, and start the job again from its last checkpoint"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Suspects:
                 where = "position" if len(both) == 1 else "positions"
                 return (
                     f"two workers have failed at {what} {_listed(numbers)} of the training data ({where} "
-                    f"{_listed(both)} of epoch {epoch}): {reason}; and then this one: {error}: {FIX}"
+                    f"{_listed(both)} of epoch {epoch}): {reason}; then this worker failed: {error}: {FIX}"
                 )
         return ""
 

@@ -23,8 +23,8 @@ class TrainingOptions:
     batch: str = option(
         "Training",
         "elastic jobs, when the number of workers changes: constant: a step has as many samples as at the start; "
-        "per-worker: it has --batch-size of each worker, and the learning rate stays; per-worker-scaled-lr: so it has, "
-        "and the learning rate grows and shrinks with it",
+        "per-worker: a step has --batch-size samples of each worker, and the learning rate stays; "
+        "per-worker-scaled-lr: the same, but the learning rate changes in proportion to the samples of a step",
         one_of("kind of batch", BATCHES),
         CONSTANT,
     )

@@ -162,7 +162,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         ("--slurm-server-args",),
         "ARG",
-        "the same for nodes of the servers only, a component of their own of the allocation; may be repeated",
+        "the same for the nodes of the servers, the second component of a heterogeneous job; may be repeated",
         append("slurm_server_args"),
     ),
     Option(("--submit",), "", "put the job into the cluster's queue, and return", constant("submit", True)),

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 
 def in_background(act: Callable[[Callable[[str], None]], int], say: Callable[[str], None]) -> int:
-    """Call `act(started)` in a child process, whose exit code this is; or 0, as soon as the child has called
-    `started(text)`: then the text is said, and the child goes on alone. In the child it returns what `act` returns.
+    """Call `act(started)` in a child process. When the child calls `started(text)`, the parent says the text and
+    returns 0, and the child goes on alone. If the child ends before that, the parent returns the child's exit code.
+    In the child, this function returns what `act` returns.
 
     Until then the child belongs to the terminal: it may ask for a passphrase, and gets Ctrl-C.
     """

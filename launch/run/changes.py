@@ -128,7 +128,7 @@ class Changes:
 
 def _why_not(process: Process) -> str:
     if process.code == 0:
-        return f"worker {process.task.rank} on {process.task.host.name} did not join the job: it came to its end"
+        return f"worker {process.task.rank} on {process.task.host.name} did not join the job: it ended first"
     return f"{process.fate}, before it had joined the job"
 
 

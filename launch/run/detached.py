@@ -1,8 +1,8 @@
 """A `Session` of a job with --detach, which lives on when its launcher dies: what is told to the supervisor is in the
 journal first, and what an agent has sent is confirmed when it is kept (journal.py, stream.py).
 
-A launcher that attaches repeats the journal. Then it reaches the agents again, and until it has all that they have sent
-meanwhile, no limit counts: a deadline of which the supervisor would be told too early cannot pass.
+A launcher that attaches repeats the journal. Then it reaches the agents again. Until it has all that they have sent
+meanwhile, no deadline counts: else the supervisor could act on a deadline before it knows of an earlier event.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class DetachedSession(KeepingSession):
             if ending.is_being_replaced(name):
                 self._do([Connect(name, RECONNECT_LOST_SECONDS)])
             elif name not in self._sent:
-                self.events.put(Unreached(name, f"{name}: its launcher was lost before it was reached", FAULT_CODE))
+                why = "the launcher before this one was lost before it had reached this host: start the job again"
+                self.events.put(Unreached(name, f"{name}: {why}", FAULT_CODE))
             else:
                 self._catching.add(name)
                 self._reach(host, ATTACH_SECONDS)

@@ -233,4 +233,4 @@ def remove(folder: Path) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> LaunchError:
-    return LaunchError(f"cannot write to {path}: {error.strerror}; free space there", 125)
+    return LaunchError(f"cannot write to {path}: {error.strerror}; its folder must be writable, with free space", 125)

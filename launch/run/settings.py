@@ -28,7 +28,7 @@ SILENT = (
 )
 
 
-LOST = "the job's scheduler was lost meanwhile: look at `dmltrain job ps` whether it was changed, or ask again"
+LOST = "the job's scheduler was lost meanwhile: see in `dmltrain job ps` if the kvstore changed; if not, ask again"
 NONE = "the job's scheduler is being started again: ask again in a few seconds"
 
 
@@ -96,7 +96,7 @@ class SettingsChanges:
     def _refused(self, text: str, code: int, now: float) -> list[Action]:
         wanted = self._queue[0]
         if wanted.of_rule:
-            self._attempt.losses.notices.append(Notice(f"not changed by {wanted.by}: {text}"))
+            self._attempt.losses.notices.append(Notice(f"kvstore not changed: {text}; asked for by {wanted.by}"))
             if code == FAULT_CODE:  # the job did not refuse: try again while the rule holds
                 self._applied = None
         return self._settle(text, code, now)

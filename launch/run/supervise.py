@@ -6,7 +6,7 @@ decides its exit code (cause.py). A process that stays stopped has failed. When 
 and scheduler have FINISH_SECONDS to exit. The end is the same for all hosts (ending.py).
 
 An elastic job goes on without workers and servers that it loses (losses.py), or replaces them (replace.py). It fails if
-none is left and none is to come, or with its scheduler.
+no worker or no server is left and none is to come. What happens when it loses its scheduler: elastic.py.
 """
 
 from __future__ import annotations

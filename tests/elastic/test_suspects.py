@@ -27,8 +27,8 @@ def test_the_message_names_what_both_had_and_both_errors():
     suspects.add(2, positions(3, 7, 11), "worker 1 on h failed: ValueError: 2")
     assert blamed(suspects, 2, 4, 7, 12) == (
         "two workers have failed at sample 700 of the training data (position 7 of epoch 2): worker 1 on h failed: "
-        "ValueError: 2; and then this one: ValueError: 3: mend or remove it, and start the job again from its last "
-        "checkpoint"
+        "ValueError: 2; then this worker failed: ValueError: 3: repair or remove the faulty sample, and start the job "
+        "again from its last checkpoint"
     )
     assert "one of the samples 300, 1100 of the training data (positions 3, 11 of" in blamed(suspects, 2, 3, 11)
 
@@ -61,7 +61,8 @@ def test_a_newcomer_knows_what_the_others_know():
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
-BOTH = r"two workers have failed at .* of epoch {0}\): worker (\d) on \S+ failed: {1}; and then this one: {1}: mend or"
+FIRST = r"two workers have failed at .* of epoch {0}\): worker (\d) on \S+ failed: {1}; "
+BOTH = FIRST + "then this worker failed: {1}: repair or"
 
 
 def ended(job, error, epoch=0, code=1):

@@ -153,7 +153,7 @@ def test_those_who_wait_for_hosts_do_so_for_as_long_again():
     asked = found.tick(61.1)
     assert sent(asked, Flush) == dict.fromkeys(MEMBERS[:2], Flush(3, 1, -1))
     assert {each.ends for each in flushed(found, 3, 7, 61.1).values()} == {
-        "2 workers are left, and --min-workers is 3 after 60 s (DMLTRAIN_WAIT_FOR_HOSTS)"
+        "2 workers are left, and --min-workers is 3: no more have come within 60 s (--wait-for-hosts)"
     }
 
 
@@ -360,7 +360,7 @@ def test_two_views_of_one_number_end_the_job():
 def test_a_replay_ends():
     found = core()
     back(found, {SERVER: FIRST, MEMBERS[1]: FIRST, MEMBERS[2]: FIRST})
-    assert "a replay needs all" in reason(found.handle(MEMBERS[0], rejoin(MEMBERS[0], replay=(FIRST,)), 1.0))
+    assert "a replay cannot go on" in reason(found.handle(MEMBERS[0], rejoin(MEMBERS[0], replay=(FIRST,)), 1.0))
 
 
 def test_too_few_end_the_job():

@@ -104,7 +104,10 @@ def test_a_member_that_has_left_cannot_give_its_step_to_others():
     core.handle(worker(1), Bye(done=7), 1.0)
     without_server(core)
     (said,) = finished(flushed(core, {0: 6}))
-    assert said == "a server was lost: op 7 has results that it had, and all workers that have them too have left"
+    assert said == (
+        "a server was lost: only workers that have finished have its results of op 7: start the job again from its "
+        "last checkpoint"
+    )
 
 
 def test_a_loss_of_a_server_before_all_are_ready_ends_the_job():

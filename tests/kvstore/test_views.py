@@ -291,7 +291,8 @@ def test_a_change_that_does_not_end_names_who_is_silent():
             core.handle(node, Heartbeat(), float(second))
         actions = core.tick(float(second))
     assert finished(actions) == [
-        "change of view: worker 2 did not finish an op that others hold within 6 s (DMLTRAIN_WAIT_TIMEOUT)"
+        "change of view: worker 2 did not answer, or did not complete the op that others have, within 6 s: "
+        "look at its log, or set a longer time (DMLTRAIN_WAIT_TIMEOUT)"
     ]
 
 
@@ -836,7 +837,7 @@ def waiting(**settings):
     core = armed(elastic=3, wait_for_hosts=60.0, max_workers=5, **settings)
     assert not finished(core.lost(worker(1), "end of stream", 2.0))
     actions = flushed(core, {0: 7, 2: 7})
-    assert Log(f"{FEW}: the job waits up to 60 s for more (DMLTRAIN_WAIT_FOR_HOSTS)") in actions
+    assert Log(f"{FEW}: the job waits up to 60 s for more (--wait-for-hosts)") in actions
     assert messages(actions, Invite) == [(worker(0), Invite(()))]
     actions = admitted(core, {0: 9, 2: 9}, view=2)
     assert entered(actions) == Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True)
@@ -889,7 +890,7 @@ def test_a_job_that_has_waited_in_vain_ends():
         if actions:
             break
     actions = flushed(core, {0: 9, 2: 9}, view=3, now=float(second))
-    assert entered(actions).ends == f"{FEW} after 60 s (DMLTRAIN_WAIT_FOR_HOSTS)"
+    assert entered(actions).ends == f"{FEW}: no more have come within 60 s (--wait-for-hosts)"
 
 
 def test_a_notice_while_the_job_waits_is_followed_at_once():

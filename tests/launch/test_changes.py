@@ -365,7 +365,7 @@ def test_a_newcomer_that_comes_too_late_says_so():
     job = Changing()
     job.ask(1, "add", "b")
     job.exit(5, 0)
-    assert job.texts(1) == ["worker 3 on b did not join the job: it came to its end"]
+    assert job.texts(1) == ["worker 3 on b did not join the job: it ended first"]
 
 
 def test_the_end_of_the_job_answers_all():

@@ -159,7 +159,7 @@ def test_the_first_rule_that_holds_is_applied_once(make):
     assert first == Send("a", Change(1, "dist_ssp", 4.0, f"{by} median"))
     assert job.say(Slowest(2, 60.0)) == [], "it was the last one"
     job.say(Told(1, ASKED), Told(1, REFUSED, "why not"))
-    assert job.notices == [f"not changed by {first.command.by}: why not"]
+    assert job.notices == [f"kvstore not changed: why not; asked for by {first.command.by}"]
     (second,) = job.say(Slowest(1, 5.0))
     assert second.command.kv_store == "dist_async"
     job.say(Told(2, ASKED))

@@ -4,9 +4,9 @@ Each member reports how many samples it computes per second, without its waits f
 slowest member, so the best parts take all members equally long. When all have reported, and the best parts would make
 the computing of a step shorter by GAIN, they are proposed for the next view. Hosts of equal speed never get there.
 
-The time of a part is about a + b * samples, so speeds depend on the parts. They need no model: reports count in the
-view in which they were made only, and to divide anew by them comes nearer to equal times each time, because what is
-missing (in the logarithm of a part) shrinks by the factor a / (a + b * samples).
+The time of a part is about a + b * samples, so a speed holds only for the part with which it was measured. No model is
+needed for that: reports count only in the view in which they were made, and each new division comes nearer to equal
+times. Its error (in the logarithm of a part) shrinks each time by the factor a / (a + b * samples).
 """
 
 from __future__ import annotations

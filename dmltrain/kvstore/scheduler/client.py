@@ -174,8 +174,8 @@ class Control:
     def link_lost(
         self, lost: LinkLost, seconds: float = VERDICT_SECONDS, settled: Callable[[], bool] = lambda: False
     ) -> None:
-        """Report a lost data link, and wait for the scheduler to say what the cause is; after `seconds` this is it. Not
-        if it is `settled`, which is asked again after each message that is handled."""
+        """Report a lost data link, and wait up to `seconds` for the scheduler to name the cause. If it names none, this
+        process fails with the lost link as the cause, unless `settled()` is true, which is asked after each message."""
         self.report(lost)
         with self._changed:
             self._changed.wait_for(lambda: self.failure or self._closing or settled(), seconds)

@@ -216,8 +216,8 @@ class SchedulerCore:
             return []
         missing = ", ".join(f"worker {worker}" for worker in sorted(barrier.missing))
         return self._abort(
-            f"barrier {barrier.name!r}: {missing} did not reach it within {now - barrier.since:.0f} s "
-            "(DMLTRAIN_WAIT_TIMEOUT)"
+            f"barrier {barrier.name!r}: {missing} did not reach it within {now - barrier.since:.0f} s: "
+            "look at its log, or set a longer time (DMLTRAIN_WAIT_TIMEOUT)"
         )
 
     def _tick_change(self, now: float) -> list[Action]:
@@ -235,8 +235,8 @@ class SchedulerCore:
             )
         silent = ", ".join(f"worker {member}" for member in self._views.silent)
         return self._abort(
-            f"change of view: {silent} did not finish an op that others hold within {now - self._changing_since:.0f} s "
-            "(DMLTRAIN_WAIT_TIMEOUT)"
+            f"change of view: {silent} did not answer, or did not complete the op that others have, within "
+            f"{now - self._changing_since:.0f} s: look at its log, or set a longer time (DMLTRAIN_WAIT_TIMEOUT)"
         )
 
     # -- after a scheduler that was lost --------------------------------------------------------------------------
@@ -274,12 +274,17 @@ class SchedulerCore:
         self._started = True
         entered = resume.entered
         if entered is None:
-            return self._abort("the scheduler was lost before all workers were ready for the first step")
+            return self._abort(
+                "the scheduler was lost before all workers were ready for the first step: start the job again"
+            )
         if resume.conflict:
-            return self._abort(f"two schedulers have decided who is in view {entered.view.number}")
+            return self._abort(
+                f"two schedulers have made view {entered.view.number} in different ways: start the job again from its "
+                "last checkpoint"
+            )
         ready = [each.ready[0] for each in resume.back.values() if each.ready]
         if any(each.replay for each in ready):
-            return self._abort(f"the scheduler was lost, and {ALL_NEEDED}")
+            return self._abort("a replay cannot go on when its scheduler is lost: start it again")
         self._first_start = resume.start
         for node in dict.fromkeys([*self._expected(), *resume.expected, *resume.back]):
             ended = node[0] == "worker" and node[1] in resume.finished

@@ -66,7 +66,7 @@ class Departures:
         if self.since is not None:
             return ""
         self.since = now
-        return f"{self._few(count)}: the job waits up to {self.patience:g} s for more (DMLTRAIN_WAIT_FOR_HOSTS)"
+        return f"{self._few(count)}: the job waits up to {self.patience:g} s for more (--wait-for-hosts)"
 
     def overdue(self, now: float) -> bool:
         """Whether all have waited for long enough."""
@@ -95,7 +95,8 @@ class Departures:
             return Decision(admits=False, ends=self._last(leaves, self._few(count)))
         if self.since is not None and now - self.since >= self.patience:
             return Decision(
-                admits=False, ends=f"{self._few(count)} after {now - self.since:.0f} s (DMLTRAIN_WAIT_FOR_HOSTS)"
+                admits=False,
+                ends=f"{self._few(count)}: no more have come within {now - self.since:.0f} s (--wait-for-hosts)",
             )
         return Decision(leaves, admits=False, holds=True)
 

@@ -315,7 +315,10 @@ class Views:
             return ""
         if holding:
             return ""
-        return f"op {target} has results that it had, and all workers that have them too have left"
+        return (
+            f"only workers that have finished have its results of op {target}: start the job again from its last "
+            "checkpoint"
+        )
 
     @property
     def too_few(self) -> str:
@@ -508,8 +511,8 @@ class Views:
 
 
 def _planned(views: Sequence[View], servers: tuple[int, ...]) -> list[View]:
-    """The views of a replay, with the ends that the next ones give them, and this job's servers. Who was behind is not
-    so here, but waits in the same op until the others know that."""
+    """The views of a replay, with this job's servers: each ends where the next one begins. `behind` stays as recorded:
+    these workers lack nothing here, but so the view begins with the same op as in the recorded job."""
     ends = [*(after.base for after in views[1:]), NEVER]
     return [
         replace(view, servers=servers, until=end, lost=(), left=(), lost_servers=(), joined_servers=())
