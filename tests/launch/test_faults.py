@@ -394,9 +394,11 @@ def test_a_terminal_that_stands_still_does_not_keep_a_job_from_its_end(launcher)
     assert result.seconds < QUICK
 
 
-def test_full_speed_in_bounded_memory(launcher):
-    launched = launcher.start("-n", 1, "-s", 0, launcher.script(FLOOD.format(blocks=1600)))
+def test_full_speed_in_bounded_memory(launcher, tmp_path):
+    wait = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.01)\n"
+    launched = launcher.start("-n", 1, "-s", 0, launcher.script(wait + FLOOD.format(blocks=1600)))
     agent, peaks = launched.agent(), [0]
+    (tmp_path / "go").touch()
     while launched.process.poll() is None:
         for pid in (agent, launched.process.pid):
             try:
