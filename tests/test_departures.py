@@ -266,4 +266,5 @@ def test_a_job_with_too_few_waits_for_more(jobs, how, killed):
 def test_a_job_that_has_waited_in_vain_ends_with_a_checkpoint(jobs, how, killed):
     env = {**WAIT, "DMLTRAIN_WAIT_FOR_HOSTS": "1"}
     job = jobs.start(f"1:after:pushpull:7:{how}", *PREFIX, workers=2, servers=1, elastic=2, env=env)
-    assert ended(job, r"1 worker is left, and --min-workers is 2: no more have come within \d+ s \(--wait-for-hosts\)")
+    few = "the job ends: 1 worker is left, and --min-workers is 2"
+    assert ended(job, rf"{few}: no more have come within \d+ s \(--wait-for-hosts\)")

@@ -211,7 +211,8 @@ REFUSED = {
     "--skip-broken 1": YET.format("--skip-broken"),
     "--monitor 5": YET.format("--monitor"),
     "--test-io 1": YET.format("--test-io 1"),
-    "--snapshot-on-signal 5 --model-prefix m": "error: --snapshot-on-signal is for jobs that are not elastic",
+    "--snapshot-on-signal 5 --model-prefix m": "error: --snapshot-on-signal is for jobs that are not elastic: remove "
+    "it; in an elastic job SIGUSR1 to the agent",
     "--server-shares links": YET.format("--server-shares links"),
 }
 

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launch.run.backoff import backoff
+
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
 LIVED_SECONDS = 60.0
-MOST_DOUBLINGS = 10  # more than lead to LONGEST_SECONDS
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Replacements:
 
     def _wait(self, host: str, now: float) -> float:
         self._forget_losses(now)
-        return min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(MOST_DOUBLINGS, max(0, self._losses[host] - 1)))
+        return backoff(FIRST_SECONDS, LONGEST_SECONDS, self._losses[host] - 1)
 
     def _forget_losses(self, now: float) -> None:
         for task, (host, since) in list(self._young.items()):

@@ -16,12 +16,12 @@ from launch.job.placement import usual
 from launch.run.action import Action
 from launch.run.arrivals import Arrivals
 from launch.run.attempt import Attempt
+from launch.run.backoff import backoff
 from launch.run.losses import Notice
 from launch.run.waiters import Waiter
 
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 600.0
 LIVED_SECONDS = 600.0
-MOST_DOUBLINGS = 10  # more than lead to LONGEST_SECONDS
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Returning:
 
     def _try(self, name: str, now: float) -> list[Action]:
         lost, host = self._lost[name], self._listed()[name]
-        lost.due = now + _wait(lost.tries)
+        lost.due = now + _wait(lost.tries)  # if it cannot be tried now
         workers = min(usual(host), self._arrivals.missing)
         ended = name not in self._attempt.hosts or self._attempt.ending.may_return(name)
         if not workers or not ended or self._arrivals.is_coming(name) or self._attempt.unready:
@@ -96,4 +96,4 @@ class Returning:
 
 
 def _wait(tries: int) -> float:
-    return min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(MOST_DOUBLINGS, tries))
+    return backoff(FIRST_SECONDS, LONGEST_SECONDS, tries)

@@ -18,6 +18,7 @@ from launch.job.host import Host
 from launch.job.job import Job, placements
 from launch.job.options import Options
 from launch.run import report
+from launch.run.backoff import backoff
 from launch.run.described import advice, limits, new_mark
 from launch.run.elastic import ElasticSupervisor
 from launch.run.event import Copied, Event
@@ -78,7 +79,7 @@ class Start:
                 if not self._restarts(supervisor):
                     return code
                 self._next_attempt(supervisor)
-                if self._interrupted.wait(min(RESTART_SECONDS * 2 ** (self.job.restart - 1), LONGEST_PAUSE_SECONDS)):
+                if self._interrupted.wait(backoff(RESTART_SECONDS, LONGEST_PAUSE_SECONDS, self.job.restart - 1)):
                     self._record(supervisor, time.time())
                     self.say(f"{NAME}: the launcher got {signal_name(self._signal)}")
                     self.say(report.last_line(supervisor))
