@@ -118,6 +118,7 @@ def test_a_replay_without_room_for_who_joined_says_what_to_do(jobs):
     replay = jobs.start("", "--replay", job.folder / "audit/views.json", workers=1, servers=1)
     assert set(replay.wait().values()) == {2, 75}
     assert (
-        "worker 1 joined the recorded job, and this one has no more than 1 worker(s): start this job with -n 1 "
-        "instead of -n N:M, and add workers with dmltrain job add, as there"
+        "worker 1 joined the recorded job, and this one has no more than 1 worker(s): start its "
+        "scheduler, servers and workers with DMLTRAIN_MAX_WORKERS=2 (dmltrain-launch --elastic sets a number that is "
+        "large enough)"
     ) in replay.output("worker-0")

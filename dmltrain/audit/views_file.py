@@ -290,11 +290,12 @@ def check_same(recorded: Recorded, own: Job, option: str) -> None:
 
 def check_ranks(recorded: Recorded, ranks: int, option: str) -> None:
     """Raises UserError, which begins with `option`, unless all workers of the file have ranks below `ranks`."""
-    last, workers = recorded.members[-1], recorded.job.workers
+    last = recorded.members[-1]
     if last >= ranks:
         raise UserError(
             f"{option}: worker {last} joined the recorded job, and this one has no more than {ranks} worker(s): start "
-            f"this job with -n {workers} instead of -n N:M, and add workers with dmltrain job add, as there"
+            f"its scheduler, servers and workers with DMLTRAIN_MAX_WORKERS={last + 1} (dmltrain-launch --elastic sets "
+            "a number that is large enough)"
         )
 
 

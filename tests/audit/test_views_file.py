@@ -132,8 +132,9 @@ def test_workers_may_come_in_addition_to_those_of_the_start():
     with pytest.raises(UserError) as error:
         views_file.check_ranks(recorded, 9, "--replay F")
     assert str(error.value) == (
-        "--replay F: worker 9 joined the recorded job, and this one has no more than 9 worker(s): start this job with "
-        "-n 4 instead of -n N:M, and add workers with dmltrain job add, as there"
+        "--replay F: worker 9 joined the recorded job, and this one has no more than 9 worker(s): start its "
+        "scheduler, servers and workers with DMLTRAIN_MAX_WORKERS=10 (dmltrain-launch --elastic sets a number that is "
+        "large enough)"
     )
 
 
