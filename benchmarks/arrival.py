@@ -5,8 +5,9 @@
 
 Each turn starts an elastic job of 2 workers that trains ResNet-20, and adds one worker: on this machine, or with --bed
 on a new host of a test bed (docs/testbed.md), over SSH. The seconds from the command on are divided in three:
-`launcher` until the launcher has started the process, with the checks of a new host; `program` until the program has
-imported PyTorch, read its data, and registered; `join` until it has pushed its part of its first step.
+`launcher` until the launcher has started the process, with the checks of a new host; `program` until the program is
+ready to join: it has imported PyTorch, registered, and made its data and its network; `join` until it has pushed its
+part of its first step.
 """
 
 import argparse
@@ -84,12 +85,13 @@ def arrival(place: Place, options: argparse.Namespace, folder: Path) -> dict[str
         stepped = until(folder / "audit/samples-2.jsonl", r"\}\n", job)
         if add.wait() or "has joined the job" not in (folder / "answer").read_text():
             raise SystemExit(f"job add: {(folder / 'answer').read_text()}")
-        line = re.search(r"(.{23}) worker 2 on \S+ has come", (folder / "logs/scheduler-0.log").read_text())
-        registered = datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f").timestamp() if line else stepped
+        line = re.search(r"^(.{23}) Node\[2\] Elastic: ", (folder / "logs/worker-2.log").read_text(), re.MULTILINE)
+        assert line, "worker 2 has joined without being ready"
+        ready = datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
     return {
         "launcher": started - asked,
-        "program": registered - started,
-        "join": stepped - registered,
+        "program": ready - started,
+        "join": stepped - ready,
         "total": stepped - asked,
     }
 
