@@ -106,7 +106,7 @@ def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
     if asked.server_snapshot is not None:
         on_servers = types.find(asked.kvstore).steps_on_servers(found["update_on_kvstore"])
         _check_snapshot(asked.server_snapshot, on_servers)
-    why = rules.why_no_change(asked.kvstore, found["update_on_kvstore"], bool(environment.elastic))
+    why = rules.why_no_change(asked.kvstore, found["update_on_kvstore"])
     if environment.reports_steps and why:
         raise UserError(why)
     if environment.launched and not environment.elastic:

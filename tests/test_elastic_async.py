@@ -32,6 +32,7 @@ ASYNC = ["--kv-store", "dist_async"]
 STRICT = ["--kv-store", "dist_ssp", "--staleness", "0"]
 LOOSE = ["--kv-store", "dist_ssp", "--staleness", "2"]
 MOMENTUM = ["--mom", "0.9", "--lr", "0.02"]
+JOINS = "0:before:train_step:6:until/after/invite/1"  # the leader goes on when it has heard of a newcomer, or a change
 
 # As in test_elastic.py; each step has two pushes, one for each bucket.
 MOMENTS = {
@@ -137,9 +138,6 @@ def test_a_server_is_replaced(jobs, moment, number, servers):
     goes_on(jobs, faults, *LOOSE, "--server-snapshot", "0", servers_come=[number], workers=2, servers=servers)
 
 
-JOINS = "0:before:train_step:6:until/after/invite/1"  # the leader goes on when it has heard of a newcomer
-
-
 @thorough
 @pytest.mark.parametrize("kind", [ASYNC, STRICT], ids=" ".join)
 def test_a_worker_joins_and_trains_on(jobs, kind):
@@ -162,6 +160,79 @@ def test_another_worker_is_lost_before_a_newcomer_has_made_a_step(jobs):
     assert read(job.folder / "audit/views.json").views[-1].members == (0, 1, 3)
 
 
+def ask(job, number, kv_store, staleness=-1.0):
+    """As `dmltrain job set` does."""
+    change = {"number": number, "kv_store": kv_store, "staleness": staleness, "by": "me"}
+    put(job.folder / "change", json.dumps(change))
+
+
+SYNC = ["--kv-store", "dist_sync", "--update-on-kvstore", "1"]
+THERE_AND_BACK = {  # the kvstore at the start -> two others, as the user asks for them and as views have them
+    "dist_sync": (SYNC, ("dist_ssp", 4.0), ("dist_sync", 0.0)),
+    "dist_ssp": (STRICT, ("dist_sync", 0.0), ("dist_ssp", 3.0)),
+    "dist_async": (ASYNC, ("dist_sync", 0.0), ("dist_async", 0.0)),
+}
+
+
+@pytest.mark.parametrize(
+    "start", [pytest.param(each, marks=[thorough] * (each != "dist_sync")) for each in THERE_AND_BACK]
+)
+def test_the_kvstore_changes_between_steps_of_all_workers_and_steps_of_one(jobs, start):
+    options, there, back = THERE_AND_BACK[start]
+    env = {"DMLTRAIN_CHANGE_FILE": "change"}
+    job = jobs.start("", *PREFIX, *AUDIT, *MOMENTUM, *options, "--num-epochs", "3", workers=3, env=env)
+    job.wait_for_line("worker-0", "View 1")
+    ask(job, 1, there[0], there[1] or -1.0)
+    job.wait_for_line("scheduler-0", "change 1 from view 3 on")
+    ask(job, 2, back[0])
+    job.wait_for_line("scheduler-0", "change 2 from view 5 on")
+    check(job, [])
+    views = read(job.folder / "audit/views.json").views
+    assert [(each.kvstore, each.staleness, each.drains) for each in views] == [
+        (start, 0.0, False),
+        (start, 0.0, True),
+        (*there, False),
+        (*there, True),
+        (*back, False),
+    ]
+
+
+# The second view drains, and the third has the other kvstore, if nobody is lost before.
+IN_A_CHANGE = {
+    "a worker while others complete their step": "1:after:announce:2:kill",
+    "the leader while others complete their step": "0:after:announce:2:kill",
+    "a worker when the kvstore changes": "1:after:announce:3:kill",
+    "the leader when the kvstore changes": "0:after:announce:3:kill",
+    "a server while workers complete their step": "1:after:announce:2:server/1",
+    "a server when the kvstore changes": "1:after:announce:3:server/1",
+    "the scheduler while workers complete their step": "1:after:announce:2:scheduler",
+    "the scheduler when the kvstore changes": "1:after:announce:3:scheduler",
+    "nobody, but one leaves": "1:after:announce:2:leave",
+}
+
+
+@thorough
+@pytest.mark.parametrize("start", ["dist_sync", "dist_ssp"])
+@pytest.mark.parametrize("fault", IN_A_CHANGE.values(), ids=IN_A_CHANGE)
+def test_in_a_change_of_the_kvstore_is_lost(jobs, start, fault):
+    """The change begins again, unless the scheduler is lost that was asked for it."""
+    options, there, _ = THERE_AND_BACK[start]
+    words = [*PREFIX, *AUDIT, *MOMENTUM, *options, "--num-epochs", "4"]
+    env = {"DMLTRAIN_CHANGE_FILE": "change", "DMLTRAIN_RESTART_SERVERS": "1"}
+    env |= {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"} if "scheduler" in fault else {}
+    job = jobs.start(f"{JOINS},{fault}", *words, workers=3, env=env)
+    job.wait_for_line("worker-0", "View 1")
+    ask(job, 1, there[0], there[1] or -1.0)
+    ended = replace_servers(job, [1]) if "server" in fault else []
+    ended += replace_schedulers(job, 1) if "scheduler" in fault else []
+    lost = [int(fault[0])] if fault.endswith("kill") else []
+    check(job, lost, ended, leaves=[1] if "leave" in fault else [])
+    views = read(job.folder / "audit/views.json").views
+    assert views[1].drains and not views[-1].drains
+    if fault != IN_A_CHANGE["the scheduler while workers complete their step"]:
+        assert (views[-1].kvstore, views[-1].staleness) == there
+
+
 @thorough
 @pytest.mark.parametrize("lost", [[], [1]], ids=["", "and a worker is lost"])
 def test_the_kvstore_changes_with_a_view(jobs, lost):
@@ -170,7 +241,7 @@ def test_the_kvstore_changes_with_a_view(jobs, lost):
     env = {"DMLTRAIN_MAX_WORKERS": "4", "DMLTRAIN_RESTART_SERVERS": "1", "DMLTRAIN_CHANGE_FILE": "change"}
     job = jobs.start(faults, *PREFIX, *AUDIT, *MOMENTUM, *STRICT, "--num-epochs", "3", workers=3, env=env)
     job.wait_for_line("worker-0", "View 1")
-    put(job.folder / "change", json.dumps({"number": 1, "kv_store": "dist_async", "staleness": -1.0, "by": "me"}))
+    ask(job, 1, "dist_async")
     ended = replace_servers(job, [1])
     come(job, 3)
     check(job, lost, ended)
@@ -185,12 +256,12 @@ def test_the_kvstore_changes_with_a_view(jobs, lost):
 
 
 @thorough
-def test_dist_sync_stays(jobs):
+def test_dist_sync_with_the_optimizer_on_the_workers_stays(jobs):
     env = {"DMLTRAIN_CHANGE_FILE": "change"}
     job = jobs.start(JOINS, *PREFIX, *AUDIT, workers=2, env={**env, "DMLTRAIN_MAX_WORKERS": "3"})
     job.wait_for_line("worker-0", "View 1")
-    put(job.folder / "change", json.dumps({"number": 1, "kv_store": "dist_async", "staleness": -1.0, "by": "me"}))
-    job.wait_for_line("scheduler-0", "change 1 is refused: an elastic job with dist_sync keeps it")
+    ask(job, 1, "dist_async")
+    job.wait_for_line("scheduler-0", "change 1 is refused: the workers run the optimizer")
     come(job, 2)
     check(job, [])
 
@@ -261,7 +332,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     "elastic, words, said",
     [
-        (1, [], "--rule needs dist_async or dist_ssp in an elastic job"),
+        (1, [], "--rule needs the optimizer on the servers: dist_async, dist_ssp, or"),
         (None, [], "--rule needs the optimizer on the servers: dist_async, dist_ssp, or"),
         (None, ["--backend", "mxnet"], "--rule: ps-lite, of --backend mxnet, cannot change its kvstore; use --backend"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.lines import Begun, Committed
 from dmltrain.audit.receipt import Receipt
 from dmltrain.audit.views_file import ranges
-from dmltrain.kvstore import types
 
 SHOWN = 10  # ranges of positions that a problem names
 
@@ -30,7 +29,8 @@ class Count:
 def count(folder: Path) -> Count:
     """Takes two bytes of memory for each sample and epoch. Raises UserError for files that are missing or damaged."""
     recorded = views_file.read(folder / views_file.NAME)
-    tally = _Tally(recorded.job.samples, types.find(recorded.job.kvstore).synchronous)
+    alone = {view.number for view in recorded.views if not recorded.job.together(view)}
+    tally = _Tally(recorded.job.samples, alone)
     for member in recorded.members:
         for line in lines.commits(folder, member):
             tally.commit(member, line)
@@ -50,37 +50,36 @@ class _Round:
 
 
 class _Tally:
-    """`size`: of an epoch. `together`: all members make each step together; else an op is the number of a step that one
-    member has made alone."""
+    """`size`: of an epoch. `alone`: the views in whose lines an op is the number of a step that one member has made
+    alone; in others all members make each step together."""
 
-    def __init__(self, size: int, together: bool) -> None:
-        self._size, self._together = size, together
+    def __init__(self, size: int, alone: Collection[int] = ()) -> None:
+        self._size, self._alone = size, alone
         self._rounds: dict[tuple[int, ...], _Round] = {}  # by op, and by member if it has made it alone
         self._times: dict[int, Array] = {}
         self._problems: list[str] = []
 
     def commit(self, member: int, line: Committed) -> None:
-        known = self._rounds.setdefault(self._key(line.op, *line.members[:1]), _Round(line, member))
+        key = (line.op, *line.members[:1]) if line.view in self._alone else (line.op,)
+        known = self._rounds.setdefault(key, _Round(line, member))
         if known.committed != line:
             self._problems.append(f"op {line.op}: the commit lines of members {known.source} and {member} differ")
 
-    def _key(self, op: int, member: int) -> tuple[int, ...]:
-        return (op,) if self._together else (op, member)
-
     def count(self, member: int, begun: Iterable[Begun]) -> None:
         """Count what this member pushed of committed rounds, all of its lines."""
-        expected = {key[0]: each for key, each in self._rounds.items() if member in each.committed.members}
-        seen: dict[int, Receipt] = {}
+        expected = {key: each for key, each in self._rounds.items() if member in each.committed.members}
+        seen: dict[tuple[int, ...], Receipt] = {}
         for line in begun:
-            if line.op not in expected:
+            key = (line.op, member) if line.view in self._alone else (line.op,)
+            if key not in expected:
                 continue  # aborted, or committed without this member
             own = receipt.summed(receipt.of(line.positions))
-            if line.op not in seen:
-                self._add(member, line, expected[line.op])
-            elif seen[line.op] != own:
+            if key not in seen:
+                self._add(member, line, expected[key])
+            elif seen[key] != own:
                 self._problems.append(f"op {line.op}: member {member} pushed different samples one after another")
-            seen[line.op] = own
-        for op in sorted(expected.keys() - seen.keys()):
+            seen[key] = own
+        for op, *_ in sorted(expected.keys() - seen.keys()):
             self._problems.append(f"op {op}: member {member} has no line of its samples")
 
     def _add(self, member: int, line: Begun, counted: _Round) -> None:

@@ -42,6 +42,12 @@ def number(value: Any, what: str) -> float:
     return float(value)
 
 
+def flag(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} is {short(value)}, expected true or false")
+    return value
+
+
 def text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{what} is {short(value)}, expected a text")

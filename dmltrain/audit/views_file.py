@@ -6,11 +6,12 @@
      "views": [
       {"number": 1, "base": 0, "hosts": [[0, 1], [2, 3]], "servers": [0], "lost": [], "joined": [],
        "shares": [], "left": [], "behind": [], "lost_servers": [], "joined_servers": [], "hands_over": [],
-       "kvstore": "dist_sync", "staleness": 0.0, "epoch": 0, "returned": []},
+       "kvstore": "dist_sync", "staleness": 0.0, "drains": false, "epoch": 0, "returned": []},
       {"number": 2, "base": 7, "hosts": [[0], [2, 3]], "servers": [0],
        "lost": [{"member": 1, "reason": "..."}], "joined": [], "shares": [96, 64, 96], "left": [],
        "behind": [], "lost_servers": [], "joined_servers": [], "hands_over": [],
-       "kvstore": "dist_sync", "staleness": 0.0, "epoch": 0, "returned": [[1793, 1793], [1797, 1797]]}]}
+       "kvstore": "dist_sync", "staleness": 0.0, "drains": false, "epoch": 0,
+       "returned": [[1793, 1793], [1797, 1797]]}]}
 
 `returned`: the positions of the epoch that a loss gave back, as ranges from the first to the last. They are for
 readers: a replay finds them again. So are the servers, since results do not depend on them.
@@ -51,6 +52,7 @@ _FIELDS = (  # of a view
     "hands_over",
     "kvstore",
     "staleness",
+    "drains",
     "epoch",
     "returned",
 )
@@ -72,6 +74,10 @@ class Job:
     data: str
     each: int = 0
     kvstore: str = "dist_sync"
+
+    def together(self, view: View) -> bool:
+        """Whether the members of this view make each step together."""
+        return types.find(view.kvstore or self.kvstore).synchronous
 
     def size(self, members: int) -> int:
         """Samples of a step of so many members."""
@@ -146,6 +152,7 @@ def _row(entered: Entered) -> dict[str, object]:
         "hands_over": view.hands_over,
         "kvstore": view.kvstore,
         "staleness": view.staleness,
+        "drains": view.drains,
     }
     return {**facts, "epoch": entered.epoch, "returned": entered.returned}
 
@@ -216,7 +223,7 @@ def _entered(value: Any, what: str, job: Job) -> Entered:
     staleness = fields.number(found["staleness"], f"{what}: staleness")
     view = View(
         *(number, base, members, servers, NEVER, lost, joined, shares, behind, lost_servers, left, came, hands),
-        *(kvstore, staleness),
+        *(kvstore, staleness, fields.flag(found["drains"], f"{what}: drains")),
     )
     return Entered(view, epoch, tuple(_range(each, name, job) for name, each in back))
 
@@ -286,6 +293,17 @@ def check_same(recorded: Recorded, own: Job, option: str) -> None:
     raise UserError(
         f"{option}: it is of a job with {theirs}, this one has {ours}: start this job with {_listed([*fixes])}"
     )
+
+
+def check_together(recorded: Recorded, option: str) -> None:
+    """Raises UserError, which begins with `option`, if the recorded job had views in which workers made steps of their
+    own."""
+    changed = next((view for view in recorded.views if not recorded.job.together(view)), None)
+    if changed:
+        raise UserError(
+            f"{option}: the recorded job had {changed.kvstore} from view {changed.number} on, with which no two runs "
+            "have the same weights: give the views of a job that always had dist_sync"
+        )
 
 
 def check_ranks(recorded: Recorded, ranks: int, option: str) -> None:

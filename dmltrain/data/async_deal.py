@@ -8,6 +8,8 @@ When members change, all say how many steps they hold, and each agrees on the ne
 of a step keeps its samples, and makes that step first: it is carried. All other positions that are in no step that the
 servers have are divided anew. So an epoch uses each position exactly once. The steps of a lost worker are known from
 the servers. One that only some slices have made counts as none.
+
+Before the job changes to steps of all members together, a deal has only the carried steps, and holds the rest back.
 """
 
 from __future__ import annotations
@@ -33,13 +35,32 @@ class AsyncDealing:
         self.samples, self.each, self.batch, self.members = samples, each, batch, tuple(members)
         self.clock, self.done = clock, done
         self.left = np.arange(done, samples)  # that are divided in this deal, int64, ascending
+        self.held = self.left[:0]  # that are dealt in a later one
         self.carried: dict[int, tuple[int, Array]] = {}  # member -> the number of its step, and positions
         self.finished = False  # all members know that all positions are used
+
+    @classmethod
+    def of_rest(
+        cls, samples: int, each: int, batch: int, members: Sequence[int], clock: int, positions: Array
+    ) -> AsyncDealing:
+        """Of these positions, int64, ascending, all that are left of an epoch."""
+        made = cls(samples, each, batch, members, clock, samples - len(positions))
+        made.left = positions
+        return made
+
+    def hold_back(self) -> None:
+        """Only carried steps are made in this deal."""
+        self.held, self.left = self.left, self.left[:0]
 
     def finish(self) -> None:
         """All members have made all steps of this deal, and know it of each other."""
         self.finished, self.done, self.left = True, self.samples, self.left[:0]
         self.carried.clear()
+
+    @property
+    def count(self) -> int:
+        """Positions that are not used yet, as far as was known when this deal was made."""
+        return len(self._all())
 
     @property
     def end(self) -> int:
@@ -105,7 +126,7 @@ class AsyncDealing:
 
     def _all(self) -> Array:
         """All positions of this deal."""
-        return np.concatenate([self.left, *(positions for _, positions in self.carried.values())])
+        return np.concatenate([self.left, self.held, *(positions for _, positions in self.carried.values())])
 
     def part(self, member: int, clock: int, epoch: Epoch) -> Part:
         """What this member trains from the step on that it makes when it holds `clock`; see next_of."""

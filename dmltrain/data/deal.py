@@ -105,6 +105,20 @@ class Dealing:
         self.done = self._dealt = min(self.samples, steps * self.batch)
         self.round = self._deal()
 
+    @classmethod
+    def of_rest(cls, samples: int, batch: int, members: Sequence[int], positions: Array) -> Dealing:
+        """Of these positions, int64, ascending, all that are left of an epoch."""
+        made = cls(samples, batch, members)
+        made.done, made._dealt, made._back = samples - len(positions), samples, positions
+        made.round = made._deal()
+        return made
+
+    @property
+    def rest(self) -> Array:
+        """All positions that are not used yet, int64, ascending."""
+        never = np.arange(self._dealt, self.samples)
+        return np.concatenate([np.sort(np.concatenate([self._back, self.round.positions])), never])
+
     @property
     def members(self) -> tuple[int, ...]:
         """Of the present view."""

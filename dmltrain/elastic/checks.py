@@ -33,7 +33,7 @@ def check(options: Options, environment: Environment) -> None:
     """Raise UserError if this job is elastic and the options ask for what such a job cannot do, or the reverse."""
     problems = list(_elastic(options, environment) if environment.elastic else _plain(options))
     if environment.reports_steps:
-        problems += _of_rules(options, environment)
+        problems += _of_rules(options)
     if problems:
         raise UserError("; ".join(problems))
 
@@ -46,11 +46,11 @@ def _plain(options: Options) -> Iterator[str]:
         yield f"--batch {options.batch} needs a job that was started with dmltrain-launch --elastic"
 
 
-def _of_rules(options: Options, environment: Environment) -> Iterator[str]:
+def _of_rules(options: Options) -> Iterator[str]:
     """What the launcher's --rule needs."""
     if options.backend != "torch":
         yield f"--rule: ps-lite, of --backend {options.backend}, cannot change its kvstore; use --backend torch"
-    elif why := rules.why_no_change(options.kv_store, bool(options.update_on_kvstore), bool(environment.elastic)):
+    elif why := rules.why_no_change(options.kv_store, bool(options.update_on_kvstore)):
         yield why
 
 

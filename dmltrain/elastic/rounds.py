@@ -16,7 +16,8 @@ from dmltrain.audit.views_file import Job
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.parts import Epoch, Shared
 from dmltrain.elastic import notice
-from dmltrain.elastic.kind import member_of, rounds_of
+from dmltrain.elastic.member import Member
+from dmltrain.elastic.member_rounds import MemberRounds
 from dmltrain.elastic.rates import Rates
 from dmltrain.errors import Unreadable, UserError
 from dmltrain.kvstore.base import Dismissed, Stopped
@@ -63,7 +64,7 @@ def arm(run: Run) -> Run:
     Dismissed."""
     store = run.store
     assert isinstance(store, ElasticKVStore)
-    member = member_of(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
+    member = Member(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
     member.has_statistics = bool(run.network.auxiliary())
     run = replace(run, member=member)
     every = run.options.server_snapshot
@@ -147,6 +148,7 @@ def _replayed(run: Run, job: Job) -> tuple[View, ...]:
         return ()
     recorded = views_file.read(Path(file), "--replay")
     views_file.check_same(recorded, job, f"--replay {file}")
+    views_file.check_together(recorded, f"--replay {file}")
     views_file.check_ranks(recorded, env.read().ranks, f"--replay {file}")
     return recorded.views
 
@@ -176,7 +178,7 @@ class Rounds:
         assert run.member
         self._run, self._number, self._meter, self._member = run, epoch, meter, run.member
         self._epoch = Epoch(_shared(run), run.options.seed, epoch)
-        self._rounds = rounds_of(run.member, epoch, first)
+        self._rounds = MemberRounds(run.member, epoch, first)
         self._rate, self._rates = 0.0, Rates(run.log, run.options.batch)
 
     def train(self) -> float:

@@ -65,15 +65,11 @@ def check(
         _check_exact(say, "server_shares", server_shares, compression)
 
 
-def why_no_change(kvstore: str, on_servers: bool, elastic: bool) -> str:
+def why_no_change(kvstore: str, on_servers: bool) -> str:
     """Why the launcher's --rule could never change the kvstore of such a job, with a fix; empty if it can."""
-    kind = types.find(kvstore)
-    if elastic and kind.synchronous:
-        able = "dist_async or dist_ssp in an elastic job"
-    elif not kind.steps_on_servers(on_servers):
-        able = "the optimizer on the servers: dist_async, dist_ssp, or dist_sync with update_on_kvstore"
-    else:
+    if types.find(kvstore).steps_on_servers(on_servers):
         return ""
+    able = "the optimizer on the servers: dist_async, dist_ssp, or dist_sync with update_on_kvstore"
     return f"--rule needs {able} (this is {kvstore}): use that, or start the job without --rule"
 
 

@@ -69,7 +69,9 @@ class View:
     was lost that had its results; they get the weights and the optimizer's state from the others first. `lost_servers`:
     like `lost`. `joined_servers`: those that are new processes, in the places of lost ones. `hands_over`: the members
     that leave with the next view; in the first op of this one they hand their residuals over to `receiver`. `kvstore`
-    is its type, and `staleness` its bound in clocks, 0 for types that take none; "": both are those of the start."""
+    is its type, and `staleness` its bound in clocks, 0 for types that take none; "": both are those of the start.
+    `drains`: the members complete the step that they are making, and go on with another type of kvstore in the next
+    view."""
 
     number: int
     base: int
@@ -86,6 +88,7 @@ class View:
     hands_over: tuple[int, ...] = ()
     kvstore: str = ""
     staleness: float = 0.0
+    drains: bool = False
 
     def __post_init__(self) -> None:
         members = [member for host in self.hosts for member in host]
@@ -105,6 +108,10 @@ class View:
             )
         if not 0 <= self.staleness < math.inf:
             raise ValueError(f"view {self.number} with staleness {self.staleness}, expected 0 or more clocks")
+        if self.drains and self.shares_state:
+            raise ValueError(
+                f"view {self.number} drains, expected no new members, none behind, and none that hand over"
+            )
         self._check_members(members)
 
     def _check_members(self, members: list[int]) -> None:
@@ -143,6 +150,11 @@ class View:
     def shares_state(self) -> bool:
         """Whether its first op is that members get the state of training, or residuals, from others."""
         return bool(self.joined or self.behind or self.hands_over)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether its end is planned, and the next view follows when all members have come to it."""
+        return bool(self.hands_over) or self.drains
 
     @property
     def receiver(self) -> int:

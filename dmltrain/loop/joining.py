@@ -43,6 +43,7 @@ def replayed(own: Job) -> tuple[View, ...]:
         raise UserError(f"{REPLAY} needs dist_sync: with {own.kvstore} no two runs have the same weights")
     recorded = views_file.read(Path(file), REPLAY)
     views_file.check_same(recorded, own, f"{REPLAY} {file}")
+    views_file.check_together(recorded, f"{REPLAY} {file}")
     if any(view.joined for view in recorded.views):
         raise UserError(
             f"{REPLAY} {file}: workers joined that job; a script's replay can only let workers go, because its loop "

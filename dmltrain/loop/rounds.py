@@ -1,4 +1,4 @@
-"""The rounds of an epoch in a job that is not elastic. elastic/member.py has those of one that is."""
+"""The rounds of an epoch in a job that is not elastic. elastic/member_rounds.py has those of one that is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmltrain.data.parts import Epoch, Part
 
 
 class Rounds(Protocol):
-    """See MemberRounds."""
+    """See elastic/member_rounds.py."""
 
     @property
     def dealing(self) -> Dealing | AsyncDealing: ...

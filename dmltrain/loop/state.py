@@ -16,8 +16,8 @@ from dmltrain import env, record, script, whole_file
 from dmltrain.arrays import Array
 from dmltrain.data.deal import Dealing
 from dmltrain.elastic import notice
-from dmltrain.elastic.kind import member_of, rounds_of
 from dmltrain.elastic.member import Member
+from dmltrain.elastic.member_rounds import MemberRounds
 from dmltrain.elastic.rates import Rates
 from dmltrain.errors import UserError
 from dmltrain.kvstore import KVStore
@@ -212,7 +212,7 @@ class State:
 
     def _rounds(self) -> Rounds:
         if self._member:
-            return rounds_of(self._member, self._epoch)
+            return MemberRounds(self._member, self._epoch)
         assert self._loader
         dealing = Dealing(self._loader.shared.samples, self._loader.batch, range(self._store.num_workers))
         return PlainRounds(dealing, self._store.rank)
@@ -251,7 +251,7 @@ class State:
         self._rates = Rates(log, asked.batch)
         if asked.server_snapshot is not None:
             store.snapshot_every(asked.server_snapshot)
-        self._member = member_of(store, log, job, env.audit() or None, self._content.give, self._take)
+        self._member = Member(store, log, job, env.audit() or None, self._content.give, self._take)
         self._member.has_statistics = self._statistics.present
         try:
             facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}

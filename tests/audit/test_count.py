@@ -1,6 +1,7 @@
 """Counting an audit folder: jobs that lost members are exact, and every way to be wrong is a problem."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,35 @@ def test_a_job_that_loses_members_is_exact(tmp_path_factory, losses, samples, ba
     found = count(folder)
     assert found.problems == ()
     assert list(found.times) == [0, 1] and all(np.all(each == 1) for each in found.times.values())
+
+
+def test_in_some_views_an_op_is_a_round_and_in_others_the_step_of_one_member(tmp_path):
+    """The same numbers mean others there."""
+    writers = [Writer(tmp_path, member) for member in range(2)]
+    parts = [np.array([0, 2]), np.array([1, 3])]
+    views = [View(1, 0, ((0, 1),), (0,), kvstore="dist_sync")]
+    views += [replace(views[0], number=2, base=1, until=2, drains=True)]
+    views += [View(3, 2, ((0, 1),), (0,), kvstore="dist_async"), View(4, 9, ((0, 1),), (0,), kvstore="dist_sync")]
+
+    def together(op, view, first):
+        total = sum(receipt.of(first + part) for part in parts)
+        for writer, part in zip(writers, parts, strict=True):
+            writer.began(op, view, 0, first + part)
+            writer.committed(op, view, [0, 1], 4, 4, total)
+            writer.settled(op)
+
+    together(1, 1, 0)
+    together(2, 2, 4)
+    for member, part in enumerate(parts):
+        writers[member].began(2, 3, 0, 8 + part)
+        writers[member].committed_alone(2, 3, member, receipt.of(8 + part))
+    together(10, 4, 12)
+    for writer in writers:
+        writer.close()
+    job = Job(2, 1, 16, 4, 1, "mlp", "", kvstore="dist_sync")
+    views_file.write(tmp_path, Recorded(job, tuple(map(Entered, views))))
+    found = count(tmp_path)
+    assert found.problems == () and (found.times[0] == 1).all()
 
 
 @pytest.fixture

@@ -138,6 +138,17 @@ def test_workers_may_come_in_addition_to_those_of_the_start():
     )
 
 
+def test_no_replay_has_views_in_which_workers_made_steps_of_their_own():
+    last = RECORDED.views[-1]
+    more = View(last.number + 1, last.base + 1, last.hosts, last.servers, kvstore="dist_ssp", staleness=4.0)
+    views_file.check_together(RECORDED, "--replay F")
+    with pytest.raises(UserError) as error:
+        views_file.check_together(
+            dataclasses.replace(RECORDED, entered=(*RECORDED.entered, Entered(more, 1))), "--replay F"
+        )
+    assert str(error.value).startswith(f"--replay F: the recorded job had dist_ssp from view {more.number} on, with")
+
+
 def test_a_replay_of_the_same_job_is_taken():
     views_file.check_same(RECORDED, dataclasses.replace(JOB), "--replay F")
 

@@ -13,6 +13,7 @@ from dmltrain.kvstore.transport.message import Change
 from dmltrain.kvstore.view import View
 
 SSP = View(1, 0, ((0, 1),), (0,), kvstore="dist_ssp", staleness=2.0)
+SYNC = replace(SSP, kvstore="dist_sync", staleness=0.0)
 
 
 def change(kv_store="", staleness=-1.0, number=1):
@@ -36,11 +37,14 @@ def refused(log, number=1):
 def test_it_comes_with_the_next_view_and_with_no_other(asked, kvstore, staleness, shown):
     found = KindChange()
     assert len(found.ask(asked, SSP, ends=False)) == 1 and found.waits
-    view = found.next_view(SSP.without([1], 5))
+    view = found.next_view(SSP, SSP.without([1], 5), between=False, drained=False)
     assert (view.number, view.members, view.kvstore, view.staleness) == (2, (0,), kvstore, staleness)
     assert found.begins(view) == [Log(f"change 1 from view 2 on: {shown}")]
     after = view.without([], 6)
-    assert found.next_view(after) == after and (after.kvstore, after.staleness) == (kvstore, staleness)
+    assert found.next_view(view, after, between=True, drained=False) == after and (after.kvstore, after.staleness) == (
+        kvstore,
+        staleness,
+    )
     assert not found.waits and found.begins(after) == []
 
 
@@ -51,26 +55,57 @@ def test_it_comes_with_the_next_view_and_with_no_other(asked, kvstore, staleness
         (change(staleness=1.0), SSP, True, ENDING),
         (change("dist_ssp", 2.0), SSP, False, "kv_store=dist_ssp staleness=2 is what the job has already"),
         (
-            change("dist_sync"),
-            SSP,
-            False,
-            "kv_store=dist_sync: an elastic job with dist_ssp can change to dist_async or",
-        ),
-        (
             change("dist_local"),
             SSP,
             False,
-            "kv_store=dist_local: an elastic job with dist_ssp can change to",
+            "kv_store=dist_local: an elastic job can change to dist_sync or dist_async or dist_ssp",
         ),
         (change("dist_async", 4.0), SSP, False, "staleness"),
         (change("dist"), SSP, False, "unknown kvstore"),
-        (change("dist_ssp"), replace(SSP, kvstore="dist_sync", staleness=0.0), False, "an elastic job with dist_sync"),
+        (change("dist_sync"), SYNC, False, "kv_store=dist_sync is what the job has already"),
+        (change(staleness=1.0), SYNC, False, "staleness is an option of kvstore dist_ssp"),
         (change(staleness=1.0), replace(SSP, kvstore="", staleness=0.0), False, "it is not known what kvstore"),
     ],
 )
 def test_what_cannot_change_is_refused_at_once(asked, view, ends, why):
     found = KindChange()
     assert why in refused(found.ask(asked, view, ends)) and not found.waits
+
+
+@pytest.mark.parametrize("before, asked", [(SSP, change("dist_sync")), (SYNC, change("dist_async"))])
+def test_a_change_that_is_impossible_for_the_members_is_refused(before, asked):
+    found = KindChange()
+    found.fixed = "with compression"
+    assert refused(found.ask(asked, before, ends=False)) == "with compression" and not found.waits
+    if before is SSP:
+        assert len(found.ask(change("dist_async", number=2), before, ends=False)) == 1, "this one is possible"
+
+
+@pytest.mark.parametrize(
+    "before, asked, ops, kvstore, staleness",
+    [(SYNC, change("dist_ssp", 4.0), 1, "dist_ssp", 4.0), (SSP, change("dist_sync"), 4, "dist_sync", 0.0)],
+)
+def test_between_steps_of_all_and_steps_of_one_a_view_drains_first(before, asked, ops, kvstore, staleness):
+    found = KindChange()
+    found.ask(asked, before, ends=False)
+    for view, between in [
+        (before.without([], 5), False),  # the leader may be in the middle of a step
+        (before.without([1], 5), True),
+        (replace(before.without([], 5), joined=(1,)), True),
+        (replace(before.without([], 5), servers=(0, 1)), True),
+        (replace(before.without([], 5), joined_servers=(0,)), True),
+    ]:
+        assert found.next_view(before, view, between, drained=False) == view
+        assert found.begins(view) == [] and found.waits
+    drains = found.next_view(before, before.without([], 5), between=True, drained=False)
+    assert drains == replace(before, number=2, base=5, until=5 + ops, drains=True)
+    assert found.begins(drains) == [] and found.waits
+    lossy = drains.without([1], 5 + ops)
+    assert found.next_view(drains, lossy, between=False, drained=False) == lossy and not lossy.drains
+    assert found.begins(lossy) == [] and found.waits, "it begins again"
+    changed = found.next_view(drains, drains.without([], 5 + ops), between=False, drained=True)
+    assert changed == View(3, 5 + ops, ((0, 1),), (0,), kvstore=kvstore, staleness=staleness)
+    assert len(found.begins(changed)) == 1 and not found.waits
 
 
 def test_one_at_a_time_and_none_after_the_last_view():

@@ -1,5 +1,7 @@
 """Views: members, places and the next view; invalid ones are refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from dmltrain.kvstore.view import Lost, View
@@ -39,6 +41,14 @@ def test_residuals_go_to_the_first_that_stays_and_has_been_there():
     view = View(2, 7, ((0, 1), (2, 3)), (0,), joined=(1,), hands_over=(0, 3))
     assert view.receiver == 2 and view.shares_state
     assert View(2, 7, ((0, 1), (2, 3)), (0,), joined=(1,), hands_over=(0, 2, 3)).receiver == 1
+
+
+def test_a_view_that_drains_has_no_other_change():
+    view = View(2, 7, ((0, 1),), (0,), until=8, drains=True)
+    assert view.is_passing and not view.without([1], 8).drains
+    for more in ({"joined": (1,)}, {"behind": (1,)}, {"hands_over": (1,)}):
+        with pytest.raises(ValueError, match="view 2 drains"):
+            replace(view, **more)
 
 
 HANDS = ((0,), -1, (), (), (), (), (), (), ())  # what comes before `hands_over`

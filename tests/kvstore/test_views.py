@@ -12,6 +12,7 @@ from dmltrain.kvstore.transport.message import (
     Admit,
     Barrier,
     Bye,
+    Change,
     Enter,
     Flush,
     Flushed,
@@ -794,6 +795,96 @@ def test_who_hands_over_joins_in_a_replay_until_the_next_view():
     core = armed(replay=told)
     assert (views(flushed(core, dict.fromkeys(range(3), 5), turn=0))).until == 6
     assert views(flushed(core, dict.fromkeys(range(3), 6), view=2, turn=0)).members == (0, 2)
+
+
+# -- another type of kvstore, after a view in which members complete their steps
+
+
+def of_kind(kvstore, staleness=0.0, fixed="", replay=(), **settings):
+    """A core of three workers with this kvstore, whose optimizer runs on the servers."""
+    core = registered(3, 2, **settings)
+    for rank in range(3):
+        first = replay if rank == 0 else ()
+        core.handle(worker(rank), Ready(FACTS, first, EQUAL, kvstore, staleness, fixed), 0.0)
+    return core
+
+
+def ask(core, kv_store, staleness=-1.0, number=1):
+    return core.change(Change(number, kv_store, staleness, "me"))
+
+
+def logged(actions):
+    return [each.text for each in actions if isinstance(each, Log)]
+
+
+def test_all_complete_their_step_before_each_makes_steps_of_its_own():
+    core = of_kind("dist_sync")
+    assert messages(ask(core, "dist_ssp", 4.0)) == [(worker(0), Invite(()))]
+    actions = admitted(core, dict.fromkeys(range(3), 7))
+    assert views(actions) == View(2, 7, ((0, 1), (2,)), (0, 1), 8, kvstore="dist_sync", drains=True)
+    assert not messages(actions, Invite), "the next view comes by itself"
+    assert flushed(core, {0: 8, 2: 8}, view=2, turn=0) == []
+    actions = flushed(core, {1: 8}, view=2, turn=0)
+    assert views(actions) == View(3, 8, ((0, 1), (2,)), (0, 1), kvstore="dist_ssp", staleness=4.0)
+    assert "change 1 from view 3 on: kv_store=dist_ssp staleness=4" in logged(actions)
+
+
+def test_each_completes_its_step_before_all_make_steps_together():
+    core = of_kind("dist_ssp", 2.0)
+    ask(core, "dist_sync")
+    view = views(admitted(core, dict.fromkeys(range(3), 10)))
+    assert (view.base, view.until, view.drains, view.kvstore, view.staleness) == (10, 14, True, "dist_ssp", 2.0)
+    view = views(flushed(core, dict.fromkeys(range(3), 14), view=2, turn=0))
+    assert view == View(3, 14, ((0, 1), (2,)), (0, 1), kvstore="dist_sync")
+
+
+@pytest.mark.parametrize("lost", [("worker", 1), ("worker", 0), ("server", 1)])
+@pytest.mark.parametrize("done", [7, 8])
+def test_if_somebody_is_lost_meanwhile_nothing_has_changed_and_it_begins_again(lost, done):
+    core = of_kind("dist_sync", max_workers=4)
+    ask(core, "dist_async")
+    admitted(core, dict.fromkeys(range(3), 7))
+    core.lost(lost, "end of stream", 4.0)
+    left = [rank for rank in range(3) if lost != worker(rank)]
+    actions = flushed(core, dict.fromkeys(left, done), view=2)
+    view = views(actions)
+    assert (view.number, view.base, view.drains, view.until, view.kvstore) == (3, done, False, NEVER, "dist_sync")
+    assert messages(actions, Invite) == [(worker(left[0]), Invite(()))]
+    view = views(admitted(core, dict.fromkeys(left, done + 1), view=3, leader=left[0]))
+    assert (view.number, view.drains, view.until) == (4, True, done + 2)
+    view = views(flushed(core, dict.fromkeys(left, done + 2), view=4, turn=0))
+    assert view.kvstore == "dist_async" and view.members == tuple(left)
+
+
+def test_if_the_leader_is_lost_after_it_has_asked_the_others_may_be_anywhere():
+    core = of_kind("dist_sync")
+    ask(core, "dist_async")
+    core.handle(worker(0), Admit(1), 3.0)
+    core.lost(worker(0), "end of stream", 3.0)
+    view = views(flushed(core, {1: 7, 2: 7}, turn=2))
+    assert (view.members, view.drains) == ((1, 2), False)
+    assert views(admitted(core, {1: 8, 2: 8}, view=2, leader=1)).drains
+
+
+def test_who_joins_or_leaves_meanwhile_does_it_before_or_after():
+    core = of_kind("dist_sync", max_workers=4)
+    come(core, 3)
+    ask(core, "dist_async")
+    view = views(admitted(core, dict.fromkeys(range(3), 7)))
+    assert (view.joined, view.drains) == ((3,), False)
+    assert views(admitted(core, dict.fromkeys(range(4), 9), view=2)).drains
+    assert messages(notice(core, 2)) == [], "the leader is not to wait in this view"
+    actions = flushed(core, dict.fromkeys(range(4), 10), view=3, turn=0)
+    assert (views(actions).members, views(actions).kvstore) == ((0, 1, 2, 3), "dist_async")
+    assert messages(actions, Invite) == [(worker(0), Invite(()))]
+    assert views(admitted(core, dict.fromkeys(range(4), 12), view=4)).members == (0, 1, 3)
+
+
+def test_a_job_that_cannot_change_says_why():
+    core = of_kind("dist_sync", fixed="the workers run the optimizer")
+    assert logged(ask(core, "dist_async"))[-1] == "change 1 is refused: the workers run the optimizer"
+    core = of_kind("dist_sync", replay=(View(1, 0, ((0, 1), (2,)), (0, 1), kvstore="dist_sync"),))
+    assert "change 1 is refused: a replay goes through the views" in logged(ask(core, "dist_async"))[-1]
 
 
 def test_a_replay_knows_no_notices():

@@ -1,12 +1,19 @@
-"""A change of an elastic job's kvstore, which comes with the next view. Pure.
+"""A change of an elastic job's kvstore, which comes with a view. Pure.
 
-Where each push is a step, kvstores differ in nothing but the bound on staleness. So a server has the new bound from the
-view on, and no push or pull has to end before it.
+Where each push is a step, before and after, kvstores differ in nothing but the bound on staleness. So a server has the
+new bound from the next view on, and no push or pull has to end before it.
+
+Between these and kvstores whose workers make each step together, a change comes between two steps of all workers, in
+two views. The first one drains (`View.drains`): its members complete the step that they are making. Its end is planned,
+so that all of them wait there, and the second view has the new type. If the first one ends earlier, because a member or
+a server is lost, nothing has changed, and the change begins again.
 
 The launcher reads what is logged here (launch/run/scheduler_log.py).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from dmltrain.errors import UserError
 from dmltrain.kvstore import types
@@ -16,16 +23,15 @@ from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, refused
 from dmltrain.kvstore.transport.message import Change
 from dmltrain.kvstore.view import View
 
-TOGETHER = (
-    "an elastic job with {} keeps it, because all its workers make each step together: start it without --elastic, or "
-    "with --kv-store {}"
-)
+TOGETHER = 1  # op of a draining view after which all are between two steps: the present round
+APART = 4  # who holds how many steps, the deal, all have made their steps, all have the weights
 
 
 class KindChange:
-    """One at a time: the next is refused until a view has come with this one."""
+    """One at a time: the next is refused until a view has come with this one. `fixed`: see message.Ready."""
 
     def __init__(self) -> None:
+        self.fixed = ""
         self._change: Change | None = None
 
     @property
@@ -37,7 +43,7 @@ class KindChange:
         """The user wants this change of a job that has this view now, or `ends`."""
         asked = Log(f"change {change.number} is asked for by {change.by}")
         busy = f"change {self._change.number} is not made yet: wait for it" if self._change else ""
-        why = (view is None and STARTING) or (ends and ENDING) or busy or (view and _refusal(change, view))
+        why = (view is None and STARTING) or (ends and ENDING) or busy or (view and self._refusal(change, view))
         if why:
             return [asked, refused(change.number, str(why))]
         self._change = change
@@ -48,32 +54,47 @@ class KindChange:
         change, self._change = self._change, None
         return [refused(change.number, ENDING)] if change else []
 
-    def next_view(self, view: View) -> View:
-        """The next view, with the change that waits."""
+    def next_view(self, before: View, view: View, between: bool, drained: bool) -> View:
+        """The next view, with what the change that waits makes of it. `between`: the leader is between two steps, and
+        the members of the view `before` go on. `drained`: they all have come to its planned end."""
         now = kind_of(view)
-        return _wanted(self._change, now).in_view(view) if self._change and now else view
+        if not self._change or not now:
+            return view
+        wanted = _wanted(self._change, now)
+        if wanted.type.synchronous == now.type.synchronous or (drained and before.drains):
+            return wanted.in_view(view)
+        if between and not _changes(before, view):
+            return replace(view, drains=True, until=view.base + (TOGETHER if now.type.synchronous else APART))
+        return view
 
     def begins(self, view: View) -> list[Log]:
         """This view begins. Call it after `next_view`."""
-        change, self._change = self._change, None
-        return [Log(f"change {change.number} from view {view.number} on: {kind_of(view)}")] if change else []
+        change, now = self._change, kind_of(view)
+        if not change or not now or _wanted(change, now) != now:
+            return []
+        self._change = None
+        return [Log(f"change {change.number} from view {view.number} on: {now}")]
+
+    def _refusal(self, change: Change, view: View) -> str:
+        """Why a job in this view cannot change; empty if it can."""
+        try:
+            now = kind_of(view)
+            if now is None:
+                return "it is not known what kvstore the job has"
+            wanted = _wanted(change, now)
+        except UserError as error:
+            return str(error)
+        if wanted == now:
+            return f"{now} is what the job has already"
+        able = types.names(lambda each: each.can_be_elastic and "servers" in each.optimizer_on)
+        if wanted.type.name not in able:
+            return f"kv_store={wanted.type.name}: an elastic job can change to {' or '.join(able)}"
+        return self.fixed if wanted.type.synchronous != now.type.synchronous else ""
 
 
-def _refusal(change: Change, view: View) -> str:
-    """Why a job in this view cannot change; empty if it can."""
-    try:
-        now = kind_of(view)
-        if now is None:
-            return "it is not known what kvstore the job has"
-        wanted = _wanted(change, now)
-    except UserError as error:
-        return str(error)
-    able = types.names(lambda each: each.can_be_elastic and not each.synchronous)
-    if now.type.synchronous:
-        return TOGETHER.format(now.type.name, " or ".join(able))
-    if wanted.type.name not in able:
-        return f"kv_store={wanted.type.name}: an elastic job with {now.type.name} can change to {' or '.join(able)}"
-    return f"{now} is what the job has already" if wanted == now else ""
+def _changes(before: View, view: View) -> bool:
+    """Whether other members or servers come with this view."""
+    return bool((before.hosts, before.servers) != (view.hosts, view.servers) or view.joined or view.joined_servers)
 
 
 def _wanted(change: Change, now: Kind) -> Kind:

@@ -23,7 +23,7 @@ Only the members know when that is possible: between two rounds of training. So 
 next op is a round, it asks for the change and waits for it. That round needs the leader, so nobody can hold it: the
 next op is the same round for all. (If workers make steps of their own, which are no ops, that is any time between two
 steps of the leader.) Samples are divided anew (balance.py) in the same way, so that no round is interrupted by it, and
-so does the kvstore change where steps are no ops (kind_change.py). In a replay the views themselves say who joins when,
+so does the kvstore change (kind_change.py). In a replay the views themselves say who joins when,
 and wait for who is not ready yet.
 
 Members leave on purpose in the same way, and only there may a job with too few of them wait or end: departures.py. If
@@ -61,6 +61,7 @@ from dmltrain.kvstore.transport.message import (
 from dmltrain.kvstore.view import EQUAL, NEVER, Lost, View, barrier_of
 
 NOTHING = -1  # permission of a flush
+OF_A_REPLAY = "a replay goes through the views of the replayed job: start the job without --replay"
 ALL_NEEDED = "a replay needs all workers of the replayed job: start it again"
 
 
@@ -164,6 +165,7 @@ class Views:
             self._replays = bool(self._replay)
             self._balance = Balance(message.balance)
             self._kvstore = message.kvstore, message.staleness
+            self._kind.fixed = OF_A_REPLAY if self._replays else message.fixed
         if len(self._ready) < self.workers:
             return []
         if self._replay:
@@ -181,7 +183,7 @@ class Views:
         it is still frozen."""
         view = entered.view
         self.view, self.entered, self.finished, self.facts = view, entered, dict(finished), ready.facts
-        self._balance = Balance(ready.balance)
+        self._balance, self._kind.fixed = Balance(ready.balance), ready.fixed
         self._present = set(view.members).difference(finished, lost)
         self._departures.gone = set(entered.departed)
         self._departures.holding, self._departures.ends = entered.holds, entered.ends
@@ -237,7 +239,7 @@ class Views:
     def _invite(self) -> list[Action]:
         """Tell the leader that a change waits."""
         leaders = [member for member in self.view.by_duty if member in self._present] if self.view else []
-        if self._replays or self._flushing or not leaders or self._departures.ends or self._hands_over:
+        if self._replays or self._flushing or not leaders or self._departures.ends or self._passes:
             return []
         if self._departures.holding:
             enough = self._departures.enough(len(self._present) + len(self._waiting))
@@ -354,12 +356,13 @@ class Views:
         self._reports[member] = message.done
         if message.met:  # if another member holds that op, all have reached its barrier
             self._servers.released(barrier_of(message.done + 1))
-        return self._proceed() if self._flushing or self._hands_over else self._end_as_planned()
+        return self._proceed() if self._flushing or self._passes else self._end_as_planned()
 
     @property
-    def _hands_over(self) -> bool:
-        """Whether this view is for one op only, in which residuals are handed over: the next view follows."""
-        return bool(self.view and self.view.hands_over) and not self._replays
+    def _passes(self) -> bool:
+        """Whether this view is for a few ops only, after which the next view follows: residuals are handed over, or
+        the members complete their steps."""
+        return bool(self.view and self.view.is_passing) and not self._replays
 
     def barrier(self, member: int, message: Barrier) -> list[Action]:
         """A member waits for the others. A barrier that a change interrupts is waited for again in the next view."""
@@ -432,8 +435,9 @@ class Views:
         if decision.hands_over:
             view = replace(view, until=target + 1, hands_over=decision.hands_over)
         view = self._servers.next_view(view, late)
-        view = self._balance.next_view(self.view, self._kind.next_view(view))
-        return self._begin(view, decision)
+        between = self._admitter >= 0 and not (late or decision.holds or decision.ends or decision.hands_over)
+        view = self._kind.next_view(self.view, view, between, drained=not self._flushing)
+        return self._begin(self._balance.next_view(self.view, view), decision)
 
     def _decide(self, late: set[int]) -> Decision:
         """What comes with the next view. Between two rounds are those who wait there, and all when the leader does, or
@@ -444,7 +448,7 @@ class Views:
         if departures.holding:  # a replacement of a worker that this view loses joins with the one after it
             members = self.view.members if self.view else ()
             self._admitting = {member: host for member, host in self._waiting.items() if member not in members}
-        elif late or not (self._admitter >= 0 or self._hands_over):
+        elif late or not (self._admitter >= 0 or (self.view and self.view.hands_over)):
             return Decision()
         return departures.decide(self._present, len(self._admitting), self.now)
 
@@ -515,6 +519,6 @@ def _planned(views: Sequence[View], servers: tuple[int, ...]) -> list[View]:
     these workers lack nothing here, but so the view begins with the same op as in the recorded job."""
     ends = [*(after.base for after in views[1:]), NEVER]
     return [
-        replace(view, servers=servers, until=end, lost=(), left=(), lost_servers=(), joined_servers=())
+        replace(view, servers=servers, until=end, lost=(), left=(), lost_servers=(), joined_servers=(), drains=False)
         for view, end in zip(views, ends, strict=False)
     ]

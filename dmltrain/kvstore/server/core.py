@@ -163,9 +163,19 @@ class ServerCore:
             slice_.step_at_once(not synchronous)
 
     def is_now(self, kind: Kind) -> None:
-        """In a new view of an elastic job the kvstore is of this kind. Whether each push is a step does not change."""
-        self._declared.change(Consistency(kind.type.name, kind.staleness))
+        """In a new view of an elastic job the kvstore is of this kind. If this changes whether each push is a step, all
+        workers are between two steps. Call it after `enter`."""
+        synchronous = self._declared.change(Consistency(kind.type.name, kind.staleness))
         self.staleness = kind.staleness
+        for slice_ in self._slices.values():
+            if slice_.is_weight and slice_.at_once == synchronous:
+                slice_.step_at_once(not synchronous)
+                if synchronous:
+                    slice_.count_from(slice_.completed)
+                slice_.takes_back = synchronous
+                slice_.keep_former(None)
+        if synchronous:
+            self.gone.clear()
 
     def _set(self, workers: Workers) -> None:
         self.workers = workers

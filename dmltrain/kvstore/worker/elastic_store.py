@@ -17,6 +17,9 @@ If the next view has other servers, all divide the slices of keys among these, a
 runs on the workers, servers keep nothing from one round to the next; else they get the states of their slices in that
 view's first op (server_steps.py). Each worker connects to new servers when it enters the view. If it cannot, the
 scheduler decides who is cut off, and another view follows.
+
+If the optimizer runs on the servers, the kvstore can change with a view between dist_sync and the others. In the view
+before, the members complete the steps that they are making, and wait (scheduler/kind_change.py).
 """
 
 from __future__ import annotations
@@ -31,13 +34,16 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.env import Environment
 from dmltrain.errors import Diverged, JobLost, Unreadable, UserError
+from dmltrain.kvstore import types
 from dmltrain.kvstore.base import READ, Dismissed, Handle, Key, Keys, Stopped, ViewChanged, keys_and_values, summed
 from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
-from dmltrain.kvstore.transport.message import Ready
+from dmltrain.kvstore.transport.message import MAX_TEXT, Change, Ready
+from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.view import EQUAL, Balancing, View
-from dmltrain.kvstore.worker import clocks
+from dmltrain.kvstore.worker import changes, clocks
+from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.clocks import Clocks
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.handing_over import HandingOver
@@ -48,6 +54,10 @@ from dmltrain.kvstore.worker.store import DistKVStore
 T = TypeVar("T")
 ERROR_LETTERS = 300  # of an error that others are told
 CHUNK = 1 << 16  # bytes of a broadcast in one op; each byte takes 8 on the wire
+ON_WORKERS = (
+    "the workers run the optimizer, and each step is one of all of them: start the job with --update-on-kvstore 1, or "
+    "with another --kv-store"
+)
 STEP, ALL = 1, 2  # what a worker lacks: the weights and the optimizer's state that came of a round; all of the state
 
 
@@ -78,6 +88,7 @@ class ElasticKVStore(DistKVStore):
         self.blamed: Callable[[str], str] = lambda error: ""  # this worker's error -> why it ends the job, if it does
         self.on_shared: Callable[[], None] = lambda: None  # called when all members have the state of training
         self.begun: Callable[[], bool] = lambda: False  # whether this worker is in the middle of a step of its own
+        self.take_weights: Callable[[], None] = lambda: None  # those that the servers have now
         self.on_clocks: Callable[[Clocks], None] = lambda clocks: None  # before the state is given to new members
         self._repeating = self._stopped = False
         self._farewell = "the replay has no later view with this worker"
@@ -87,13 +98,18 @@ class ElasticKVStore(DistKVStore):
         self.on_enter: Callable[[View, bool], None] = lambda view, missed: None
         super().__init__(kind, staleness, environment, exit_seconds)
         self._handing_over = HandingOver(environment.index, self._entries, self._broadcast)
-        self._own = not self.kvstore_type.synchronous  # each worker makes steps of its own
         self._on_servers = ServerSteps(self._member, self._entries, environment.wait_seconds, self._own)
+        self._refusal: Callable[[KVStoreType], str] = lambda kind: UNKNOWN  # why the optimizer cannot have this type
 
     def _join(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> ElasticMembership:
         self._elastic = ElasticMembership(environment, sharing, exit_seconds)
         self._progress = self._elastic.progress
         return self._elastic
+
+    @property
+    def _own(self) -> bool:
+        """Whether each worker makes steps of its own."""
+        return not self.kvstore_type.synchronous
 
     @property
     def member(self) -> int:
@@ -124,14 +140,33 @@ class ElasticKVStore(DistKVStore):
 
     # -- views ----------------------------------------------------------------------------------------------------
 
-    def arm(self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL) -> None:
+    def arm(
+        self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL, fixed: str = ""
+    ) -> None:
         """All keys are declared: the job goes on without workers that are lost from now on. `facts`: what a replacement
         must have in common with the others. `replay`: the views to go through, on worker 0. `balance`: how samples
-        follow the speeds that are reported. Waits for all workers, or until this one is admitted. Raises JobLost,
-        Dismissed."""
+        follow the speeds that are reported. `fixed`: why members cannot change between steps that all make together and
+        steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost, Dismissed."""
         self._member.flush()
-        self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen))
+        fixed = (self._why_fixed() or fixed)[:MAX_TEXT]
+        self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, fixed))
         self.enter()
+
+    def _why_fixed(self) -> str:
+        """Why this store cannot change so; empty if it can."""
+        if not self._stepping:
+            return ON_WORKERS
+        others = [each for each in types.TABLE if each.can_be_elastic and each.synchronous == self._own]
+        for other in others:
+            change = Change(0, other.name, -1.0, "")
+            if why := changes.refusal(self._kind, change, self._entries.compresses, relays=False):
+                return why
+            if why := self._refusal(other):
+                return why
+        return ""
+
+    def follow_changes(self, keys: Sequence[Key], refusal: Callable[[KVStoreType], str]) -> None:
+        self._refusal = refusal
 
     def admit(self) -> None:
         """The next op is a round of training: let a change that waits come before it. Raises JobLost."""
@@ -141,6 +176,13 @@ class ElasticKVStore(DistKVStore):
     def report_speed(self, view: View, samples: float) -> None:
         """How many samples of its parts in this view the worker computes per second, without waits for others."""
         self._elastic.speed(view, samples)
+
+    def wait_for_change(self) -> None:
+        """Between two steps: if the kvstore changes after the last one, wait for the next view, and enter it. Raises
+        JobLost, Dismissed, Stopped."""
+        if self.view and self.view.drains and self.done == self.view.until:
+            self._progress.wait_for_view()
+            self.repeat(self._begin)
 
     def wait_to_return(self) -> None:
         """After Dismissed: wait for a later view of the replay with this worker, and enter it. Raises JobLost, and
@@ -228,11 +270,15 @@ class ElasticKVStore(DistKVStore):
         return missed
 
     def _take_kind(self, view: View) -> None:
-        """A view may come with another bound on staleness; its servers have it."""
+        """A view may come with another bound on staleness, or another type; its servers have it."""
         before, now = self._kind, kind_of(view)
-        if now and now != before:
-            self._become(now)
-            log(f"from view {view.number} on: {now} (before: {before})")
+        if not now or now == before:
+            return
+        self._become(now)
+        if now.type.synchronous != before.type.synchronous:
+            self._transfers.change(now.type.synchronous)
+            self._on_servers.change(self._own)
+        log(f"from view {view.number} on: {now} (before: {before})")
 
     def _declare_again(self) -> None:
         self._entries.declare_again()

@@ -101,7 +101,7 @@ class Progress:
         if self.announced is None or self._pending:
             return False
         view = self.announced.view
-        return self.announced.holds or (bool(view.hands_over) and self.done == view.until)
+        return self.announced.holds or (view.is_passing and self.done == view.until)
 
     @property
     def ends(self) -> str:

@@ -51,6 +51,13 @@ class ServerSteps:
         self._asked: dict[int, tuple[Handle, list[bytearray]]] = {}  # snapshots that have not come yet
         self._due = 0.0  # when the next ones are asked for
 
+    def change(self, own: bool) -> None:
+        """From the view that this worker enters now, each worker makes steps of its own, or else all make each step
+        together. Snapshots from before count other steps."""
+        self.own = own
+        self._take_snapshots()
+        self._snapshots.clear()
+
     def enter(self, lost: Iterable[int]) -> None:
         """This worker is in a new view, without these servers or with new ones in their places."""
         self._lost |= set(lost)

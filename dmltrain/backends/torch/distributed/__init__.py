@@ -7,7 +7,8 @@ pushed as soon as backward has produced its last gradient. Then there are two wa
   one (elastic.py).
 - The servers make the step (on_servers.py; dist_async, dist_ssp, and dist_sync with update_on_kvstore). Weights are
   pulled after backward, into the memory of the model's parameters, and awaited just before the next forward; in an
-  elastic job they are taken when all have come (elastic_on_servers.py; elastic_async.py for dist_async and dist_ssp).
+  elastic job they are taken when all have come (elastic_on_servers.py, and elastic_changing.py also for dist_async
+  and dist_ssp).
 With `defer` each bucket is awaited where the next forward first reads it (overlap.py, gates.py).
 
 With dist_local no gradients are sent: each worker steps alone, and sometimes weights are averaged (local_steps.py).
@@ -22,8 +23,7 @@ import torch
 from dmltrain import heap
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
 from dmltrain.backends.torch.distributed.elastic import ElasticOptimizer
-from dmltrain.backends.torch.distributed.elastic_async import ElasticAsyncOptimizer
-from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers
+from dmltrain.backends.torch.distributed.elastic_changing import ElasticChangingOptimizer
 from dmltrain.backends.torch.distributed.local_steps import LocalStepsOptimizer
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
@@ -84,8 +84,7 @@ def distribute(
             raise UserError("an elastic job needs dist_sync, dist_async or dist_ssp, and no factors")
         if store.kvstore_type.steps_on_servers(update_on_kvstore):
             assert isinstance(store, ElasticKVStore)
-            kind = ElasticOptimizerOnServers if store.kvstore_type.synchronous else ElasticAsyncOptimizer
-            return kind(model, optimizer, store, mode)
+            return ElasticChangingOptimizer(model, optimizer, store, mode)
         return ElasticOptimizer(model, optimizer, store, mode)
     if factors and not overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")

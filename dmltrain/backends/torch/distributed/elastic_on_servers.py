@@ -25,6 +25,7 @@ from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.kvstore import READ, Handle
 from dmltrain.kvstore.base import ViewChanged
+from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
 
@@ -41,13 +42,18 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         store: ElasticKVStore,
         mode: Mode,
     ) -> None:
+        self._workers = store.num_workers  # at the job's start
         super().__init__(model, optimizer, store, replace(mode, defer=False))
         self._receipts = store.new_name("receipts")
         self._dealt, self._receipt = 0, np.zeros(RECEIPT)
         self._then: Callable[[Array], None] | None = None
         self._sum: Handle | None = None  # of the receipts, in the present view
         self._sent: set[Bucket] = set()  # in the present view
+        store.take_weights = self.synchronize
         store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in self._buckets})
+
+    def _factor_of(self, kind: KVStoreType) -> float:
+        return 1.0 / self._workers if self._average and kind.synchronous else 1.0
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
         self._dealt, self._receipt, self._then = dealt, np.array(receipt, np.float64), then

@@ -1,8 +1,8 @@
-"""The optimizer on the servers of an elastic job with dist_async or dist_ssp, where each worker makes steps of its own.
+"""The optimizer on the servers of an elastic job whose kvstore may change between dist_sync and dist_async or dist_ssp.
 
-Such a step is no op of the job. If the members change in the middle of one, this worker enters the new view and pushes
-the same gradients again. Servers that have them already use them once. So each step of a worker that goes on counts
-once.
+With the latter each worker makes steps of its own, which are no ops of the job. If the members change in the middle of
+one, this worker enters the new view and pushes the same gradients again. Servers that have them already use them once.
+So each step of a worker that goes on counts once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ from dmltrain.kvstore import READ
 from dmltrain.kvstore.base import ViewChanged
 
 
-class ElasticAsyncOptimizer(ElasticOptimizerOnServers):
+class ElasticChangingOptimizer(ElasticOptimizerOnServers):
     """See the module. `round` comes before each step."""
 
+    @property
+    def _together(self) -> bool:
+        """Whether all workers make each step together."""
+        return self.store.kvstore_type.synchronous
+
     def _begin_round(self) -> None:
-        """Gradients are pushed as soon as they are there."""
+        """Own gradients are pushed as soon as they are there."""
+        if self._together:
+            super()._begin_round()
 
     def _commit(self) -> Array:
-        """Push what has not been pushed, and wait for the weights. Returns the receipt of the samples."""
+        """Push what has not been pushed, and wait for the weights. Returns the receipt of the step's samples."""
+        return super()._commit() if self._together else self._commit_own()
+
+    def _commit_own(self) -> Array:
         while True:
             try:
                 pulled = self._exchange()
@@ -35,6 +45,8 @@ class ElasticAsyncOptimizer(ElasticOptimizerOnServers):
         return self._receipt
 
     def _push(self, bucket: Bucket) -> None:
+        if self._together:
+            return super()._push(bucket)
         bucket.pushed = True
         try:
             self._send(bucket)
@@ -43,7 +55,7 @@ class ElasticAsyncOptimizer(ElasticOptimizerOnServers):
 
     def synchronize(self) -> None:
         """Take the present weights, but for those who join: they get those of this worker's last step."""
-        if self.store.view and not self.store.sharing:
+        if self.store.view and not self.store.sharing and not self._together:
             self.store.repeat(self._pull_all)
         else:
             super().synchronize()
@@ -57,4 +69,6 @@ class ElasticAsyncOptimizer(ElasticOptimizerOnServers):
         self.store.refreshed()
 
     def _gradients(self, bucket: Bucket) -> Array:
-        return bucket.host_gradients()
+        gradients = super()._gradients(bucket) if self._together else bucket.host_gradients()
+        scale = self._factor_of(self.store.kvstore_type) / self._factor  # the servers' factor is that of the start
+        return gradients if scale == 1.0 else gradients * gradients.dtype.type(scale)

@@ -1,4 +1,5 @@
-"""A worker of an elastic job that makes steps of its own (dist_async, dist_ssp), and its steps of an epoch.
+"""The part of a worker in an elastic job whose members make steps of their own (dist_async, dist_ssp): its steps of an
+epoch.
 
 Members agree on how the samples are dealt, in the first op of each view: see kvstore/worker/clocks.py and
 data/async_deal.py. Otherwise they meet only when all samples of the epoch are used.
@@ -6,54 +7,57 @@ data/async_deal.py. Otherwise they meet only when all samples of the epoch are u
 
 from __future__ import annotations
 
-from typing import Any
+from logging import Logger
+from typing import TYPE_CHECKING, Any
 
 from dmltrain.arrays import Array
-from dmltrain.audit.async_journal import AsyncJournal
 from dmltrain.data.async_deal import AsyncDealing
 from dmltrain.data.parts import Epoch, Part
-from dmltrain.elastic.member import Member
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker.clocks import Clocks
 
+if TYPE_CHECKING:
+    from dmltrain.elastic.member import Member
 
-class AsyncMember(Member):
-    """See the module. `begun`: whether this worker is in the middle of a step."""
 
-    journal: AsyncJournal
-    _journal = AsyncJournal
+class Apart:
+    """What Member does in a view of such a kvstore. `begun`: whether this worker is in the middle of a step."""
 
-    def __init__(self, *words: Any) -> None:
-        super().__init__(*words)
+    def __init__(self, member: Member, log: Logger) -> None:
+        self._member, self._log = member, log
         self.begun = False
-        self.store.begun, self.store.on_clocks = lambda: self.begun, self._told
         self._next: tuple[AsyncDealing, Clocks] | None = None  # of this view, until all members have it
         self._failed: list[Lost] = []
 
     @property
     def dealing(self) -> AsyncDealing:
         """That of the present epoch."""
-        assert self.journal.dealing is not None
-        return self.journal.dealing
+        dealing = self._member.journal.dealing
+        assert isinstance(dealing, AsyncDealing)
+        return dealing
 
-    def _told(self, clocks: Clocks) -> None:
+    def told(self, clocks: Clocks) -> None:
         """All members have told what they hold."""
-        before = self.journal.dealing
+        before, view = self._member.journal.dealing, self._member.view
         if before and not before.finished:
-            dealt = before.after(self.view.members, clocks.counted, clocks.begun, clocks.start)
+            dealt = before.after(view.members, clocks.counted, clocks.begun, clocks.start)
+            if view.drains:
+                dealt.hold_back()
             self._next = dealt, clocks
 
-    def _place(self) -> dict[str, Any]:
+    def place(self) -> dict[str, Any]:
+        """Where the job is, for new members."""
         assert self._next is not None  # newcomers join in the middle of an epoch
-        return {**self.journal.state(), "dealing": self._next[0].state()}
+        return {**self._member.journal.state(), "dealing": self._next[0].state()}
 
-    def _shared(self) -> None:
+    def shared(self) -> None:
+        """All members have the state of training."""
         if self._next:
             (dealt, clocks), self._next = self._next, None
             self._say_lost(clocks)
             self._blame(clocks)
             last = [(member, *step) for member in clocks.gone if (step := self._last_step(member, clocks))]
-            self.journal.dealt(dealt, self.view, last)
+            self._member.journal.dealt(dealt, self._member.view, last)
         self._failed.clear()
 
     def _last_step(self, member: int, clocks: Clocks) -> tuple[int, Array] | None:
@@ -63,7 +67,7 @@ class AsyncMember(Member):
 
     def _say_lost(self, clocks: Clocks) -> None:
         """What came of the last steps of members that have left."""
-        for member in sorted({*self.dealing.members} - {*self.view.members}):
+        for member in sorted({*self.dealing.members} - {*self._member.view.members}):
             if member not in clocks.gone:
                 self._log.warning(
                     "No server knows the steps of worker %d: its samples since the last view come again", member
@@ -78,29 +82,32 @@ class AsyncMember(Member):
         """The samples at which members have failed."""
         for lost in self._failed:
             if step := self.dealing.next_of(lost.member, clocks.counted.get(lost.member, -1)):
-                self._suspects.add(self.journal.epoch, step[1], lost.reason)
+                self._member.suspects.add(self._member.journal.epoch, step[1], lost.reason)
 
-    def _suspect(self, view: View) -> None:
+    def suspect(self, view: View) -> None:
+        """The samples at which members have failed, who are lost with this view."""
         self._failed += [each for each in view.lost if each.failed]
 
-    def _own_positions(self, dealing: AsyncDealing) -> Array:
-        step = dealing.next_of(self.store.member, self.store.clock)
-        return step[1] if step else dealing.left[:0]
+    def own_positions(self) -> Array:
+        """What this member is training."""
+        step = self.dealing.next_of(self._member.store.member, self._member.store.clock)
+        return step[1] if step else self.dealing.left[:0]
 
 
-class AsyncRounds:
+class ApartRounds:
     """The steps of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
-    def __init__(self, member: AsyncMember, epoch: int, first: int = 0) -> None:
+    def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
-        self._member = member
+        assert isinstance(member.part, Apart)
+        self._member, self._part = member, member.part
         member.journal.deal_steps(epoch, member.view, member.store.clock, first)
         self._part_of = self.dealing  # for which `part` was asked
         self.count = 0  # steps of this worker
 
     @property
     def dealing(self) -> AsyncDealing:
-        return self._member.dealing
+        return self._part.dealing
 
     @property
     def step(self) -> int:
@@ -108,18 +115,25 @@ class AsyncRounds:
         return self.dealing.step_at(self._member.store.clock)
 
     def is_over(self) -> bool:
-        """Whether all samples of the epoch are used. Waits for the others if this worker has none."""
-        return self._member.store.repeat(self._is_over)
+        """Whether all samples of the epoch are used. Waits for the others if this worker has none. If the kvstore
+        changes then, waits for that, and means nothing."""
+        over = self._member.store.repeat(self._is_over)
+        self._member.store.wait_for_change()
+        return over
 
     def _is_over(self) -> bool:
-        store = self._member.store
+        store, drains = self._member.store, self._member.view.drains
         if self.dealing.next_of(store.member, store.clock):
             return False
-        self._admit()
+        if not drains:
+            self._admit()
         store.rest(self.dealing.end)
         store.barrier()
+        if drains:
+            store.take_weights()  # all steps are made: these are the same for all
         store.barrier()  # all hold the one before: nobody makes steps of the next epoch while others are in this one
-        self.dealing.finish()
+        if not drains:
+            self.dealing.finish()
         return True
 
     def _admit(self) -> None:
@@ -145,14 +159,14 @@ class AsyncRounds:
         step = self.dealing.next_of(store.member, store.clock)
         assert step is not None  # see is_over, and part
         store.skip_to(step[0] - 1)
-        member.begun = True
+        self._part.begun = True
         member.journal.began(step[0], member.view, step[1])
         return step[1], len(step[1])
 
     def end(self, receipts: Array) -> bool:
         """The step was made; `receipts`: this worker's, float64 (3,). Returns whether the steps to come are not those
         of the last `part`."""
-        self._member.begun = False
+        self._part.begun = False
         self._member.journal.committed_step(self._member.store.clock, receipts)
         self.count += 1
         return self.has_moved
