@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from dmltrain.audit import lines
 from dmltrain.audit.views_file import read
 from tests.elastic.test_suspects import ended as blamed
 from tests.elastic_job import (  # noqa: F401
@@ -195,6 +196,30 @@ def test_the_kvstore_changes_between_steps_of_all_workers_and_steps_of_one(jobs,
         (*there, True),
         (*back, False),
     ]
+
+
+@pytest.mark.parametrize("start", [pytest.param("dist_sync", marks=thorough), "dist_ssp"])
+def test_in_a_script_each_step_counts_once_whoever_makes_it(jobs, start):
+    """Also after a change a step of all workers has their mean gradient, and one of a worker its own."""
+    _, there, back = THERE_AND_BACK[start]
+    env = {"DMLTRAIN_CHANGE_FILE": "change", "DMLTRAIN_AUDIT": "audit"}
+    job = jobs.start(start, "6", program="constant_gradient.py", workers=3, env=env)
+    job.wait_for_line("worker-0", "View 1")
+    ask(job, 1, there[0], there[1] or -1.0)
+    job.wait_for_line("scheduler-0", "change 1 from view 3 on")
+    ask(job, 2, back[0])
+    job.wait_for_line("scheduler-0", "change 2 from view 5 on")
+    job.succeed()
+    each_sample_once(job)
+    alone = {each.number for each in read(job.folder / "audit/views.json").views if each.kvstore != "dist_sync"}
+    made = {
+        (line.op, line.members if line.view in alone else ())
+        for rank in range(3)
+        for line in lines.commits(job.folder / "audit", rank)
+    }
+    assert {f"The weight says {len(made)} steps"} == {
+        each for rank in range(3) for each in job.output(f"worker-{rank}").splitlines() if each.startswith("The weight")
+    }
 
 
 # The second view drains, and the third has the other kvstore, if nobody is lost before.

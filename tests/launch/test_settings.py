@@ -249,6 +249,24 @@ def test_the_command_waits_for_the_change(launcher, capsys):
 
 
 @pytest.mark.thorough
+def test_an_elastic_job_changes_with_a_view_and_goes_on(launcher, capsys):
+    words = ["--kv-store", "dist_sync", "--update-on-kvstore", "1", "--network", "mlp", "--batch-size", "16"]
+    program = [ROOT / "examples/train_digits.py", *words, "--num-epochs", "4", "--emulate-step", "0.1"]
+    launched = launcher.start("-n", 2, "-s", 2, "--elastic", *program)
+    wait_for(lambda: b"Epoch[0] Train-accuracy" in launched.log("worker-1"), "the first epoch")
+    for settings in ("kv_store=dist_ssp staleness=4", "staleness=1", "kv_store=dist_sync"):
+        assert job(["set", str(launched.logs), *settings.split()]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "kv_store=dist_ssp staleness=4 on all workers from view 3 on",
+        "kv_store=dist_ssp staleness=1 on all workers from view 4 on",
+        "kv_store=dist_sync on all workers from view 6 on",
+    ]
+    result = launched.wait()
+    assert result.code == 0 and b"; changed: kv_store=dist_ssp staleness=4 from view 3 on" in result.err.encode()
+    assert len({launched.log(f"worker-{rank}").rpartition(b"sha256=")[2] for rank in range(2)}) == 1
+
+
+@pytest.mark.thorough
 def test_a_training_job_changes_and_goes_on(launcher, capsys):
     words = ["--kv-store", "dist_sync", "--update-on-kvstore", "1", "--network", "mlp", "--batch-size", "16"]
     program = [ROOT / "examples/train_digits.py", *words, "--num-epochs", "4", "--emulate-step", "0.1"]
