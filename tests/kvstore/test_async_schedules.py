@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from dmltrain.data.async_deal import AsyncDealing
+from dmltrain.kvstore import types
+from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.transport.message import Declare
 from dmltrain.kvstore.worker import clocks as told
@@ -35,6 +37,10 @@ class Add:
         pass
 
 
+def kind_with(staleness):
+    return Kind(types.find("dist_async" if staleness == np.inf else "dist_ssp"), staleness)
+
+
 class Server:
     """A core with some keys, and what has come for it: from the scheduler, and from each worker, in order."""
 
@@ -42,8 +48,9 @@ class Server:
         self.keys, self.view = keys, 1
         self.core = ServerCore(RANKS, make_step=Add, allocate=Arena())
         self.core.on_hosts([(member,) for member in members])
-        kind = "dist_async" if staleness == np.inf else "dist_ssp"
-        self.declaration = Declare(kind, staleness, tuple(key(number, samples) for number in keys))
+        self.declaration = Declare(
+            kind_with(staleness).type.name, staleness, tuple(key(each, samples) for each in keys)
+        )
         for member in members:
             self.core.declare(member, self.declaration)
         for number in keys:
@@ -52,8 +59,9 @@ class Server:
         self.core.enter([(member,) for member in members])
         self.views, self.frames = deque(), {}
 
-    def enter(self, number, members, lost):
+    def enter(self, number, members, lost, kind):
         self.core.enter([(member,) for member in members], lost)
+        self.core.is_now(kind)
         self.view = number
 
     def take(self, worker, job):
@@ -96,6 +104,7 @@ class Job:
         self.samples, self.each, self.epochs = draw.randint(1, 60), draw.randint(1, 5), draw.randint(1, 2)
         members = list(range(draw.randint(1, 4)))
         self.staleness = draw.choice([0.0, 0.0, 1.0, 3.0, np.inf])
+        self.kind = kind_with(self.staleness)
         keys = [[0, 1], [2]] if draw.random() < 0.7 else [[0, 1]]
         self.servers = [Server(each, self.samples, members, self.staleness) for each in keys]
         self.workers = {member: Worker(member, False) for member in members}
@@ -235,7 +244,7 @@ class Job:
             worker.told = False
             self.pending.setdefault(worker.rank, deque()).append(self.view)
         for server in self.servers:
-            server.views.append((self.view, self.members, lost))
+            server.views.append((self.view, self.members, lost, self.kind))
             for rank in lost:  # frames of its connection are gone with it
                 server.frames.pop(rank, None)
 
