@@ -26,8 +26,7 @@ from dmltrain.errors import UserError
 from tests.data.conftest import python2_pickle, tar_gz
 from tests.fuzzing import Fuzzed, parts, survive
 
-TEMPORARY = tempfile.TemporaryDirectory(prefix="dmltrain-fuzz-")  # until this process ends
-FOLDER = Path(TEMPORARY.name)
+FOLDER = Path(tempfile.mkdtemp(prefix="dmltrain-fuzz-"))
 atexit.register(shutil.rmtree, FOLDER)
 ROWS = 2
 PIXELS = np.random.default_rng(5).integers(0, 256, (ROWS, 3072), dtype=np.uint8)

@@ -20,8 +20,7 @@ from tests.data.test_readers_caffe import BGR, encoded, floats, raw
 from tests.data.test_readers_tars import class_tars, devkit_files, meta, tar
 from tests.fuzzing import Fuzzed, parts, survive
 
-TEMPORARY = tempfile.TemporaryDirectory(prefix="dmltrain-fuzz-")  # until this process ends
-FOLDER = Path(TEMPORARY.name)
+FOLDER = Path(tempfile.mkdtemp(prefix="dmltrain-fuzz-"))
 atexit.register(shutil.rmtree, FOLDER)
 NOWHERE = FOLDER / "missing" / "index"  # where no index can be kept: that would wait for the disk
 
