@@ -232,6 +232,8 @@ IN_A_CHANGE = {
     "a server when the kvstore changes": "1:after:announce:3:server/1",
     "the scheduler while workers complete their step": "1:after:announce:2:scheduler",
     "the scheduler when the kvstore changes": "1:after:announce:3:scheduler",
+    "a worker when all have made their round": "1:before:complete:6:kill",
+    "a worker when all have made their own steps": "1:after:barrier:4:kill",
     "nobody, but one leaves": "1:after:announce:2:leave",
 }
 
@@ -256,6 +258,17 @@ def test_in_a_change_of_the_kvstore_is_lost(jobs, start, fault):
     assert views[1].drains and not views[-1].drains
     if fault != IN_A_CHANGE["the scheduler while workers complete their step"]:
         assert (views[-1].kvstore, views[-1].staleness) == there
+
+
+@thorough
+def test_the_state_of_the_only_server_is_lost_if_it_is_lost_before_a_copy_is_made(jobs):
+    words = [*PREFIX, *AUDIT, *MOMENTUM, *SYNC, "--server-snapshot", "1000"]
+    env = {"DMLTRAIN_CHANGE_FILE": "change", "DMLTRAIN_RESTART_SERVERS": "1"}
+    job = jobs.start(f"{JOINS},1:after:announce:3:server/0", *words, workers=3, servers=1, env=env)
+    job.wait_for_line("worker-0", "View 1")
+    ask(job, 1, "dist_async")
+    check(job, [], replace_servers(job, [0]))
+    assert lost_steps(job) == ["lost with their server, and begins anew"]
 
 
 @thorough

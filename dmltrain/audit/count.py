@@ -12,7 +12,7 @@ from dmltrain.arrays import Array
 from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.lines import Begun, Committed
 from dmltrain.audit.receipt import Receipt
-from dmltrain.audit.views_file import ranges
+from dmltrain.data.ranges import ranges
 
 SHOWN = 10  # ranges of positions that a problem names
 

@@ -21,6 +21,7 @@ from dmltrain.audit.lines import Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
 from dmltrain.data.async_deal import AsyncDealing
 from dmltrain.data.deal import Dealing
+from dmltrain.data.ranges import ranges
 from dmltrain.kvstore.view import View
 
 
@@ -40,6 +41,7 @@ class Journal:
         self.dealing: Any = None
         self._dealt_in = 0  # the view of an AsyncDealing
         self._taken: Any = None  # with which this worker goes on in the middle of an epoch
+        self._joins = False  # which it has from another one
         self._begun: Array | None = None  # positions of the round that is not complete
         self._missed = False  # the others have completed it, and not this worker
         self.lacks_state = is_replacement  # and so does not know all views
@@ -53,13 +55,13 @@ class Journal:
     @property
     def joins(self) -> bool:
         """Whether the next epoch is one in which this worker joins the others."""
-        return self._taken is not None
+        return self._taken is not None and self._joins
 
     def take_state(self, state: Mapping[str, Any]) -> None:
         """Go on where another member is."""
         self._entered = list(views_file.parse(state["views"].encode()).entered)
         self.epoch, together = state["epoch"], self.together
-        self._taken = (Dealing if together else AsyncDealing).of_state(state["dealing"])
+        self._taken, self._joins = (Dealing if together else AsyncDealing).of_state(state["dealing"]), True
         if not together:  # another view may begin before its first step: it takes part in the next deal at once
             self.dealing, self._dealt_in = self._taken, self._view.number
         self.lacks_state = False
@@ -95,7 +97,7 @@ class Journal:
             self._log.info("Servers of view %d: %s", view.number, ", ".join(map(str, view.servers)))
         if view.joined_servers:
             self._log.info("New in view %d: servers %s", view.number, ", ".join(map(str, view.joined_servers)))
-        self._entered.append(Entered(view, self.epoch, views_file.ranges(positions)))
+        self._entered.append(Entered(view, self.epoch, ranges(positions)))
         if self._writer:
             self._writer.settled(view.base)
         self._write_views()
@@ -111,7 +113,7 @@ class Journal:
             self.dealing = Dealing.of_rest(job.samples, job.batch, view.members, before.held)
         else:
             return
-        self._taken = self.dealing
+        self._taken, self._joins = self.dealing, False
 
     def _back(self, view: View) -> Array:
         """The positions that this view gives back, int64, ascending. Those of an AsyncDealing are dealt again when all
@@ -152,14 +154,14 @@ class Journal:
     # -- steps that all members make together ----------------------------------------------------------------------
 
     def deal(self, epoch: int, view: View, first: int = 0) -> tuple[Dealing, bool]:
-        """The dealing of this epoch, and whether this worker has come to it in its middle. `view`: in which the op
-        before the epoch was completed. `first`: the step from which an earlier job's checkpoint goes on."""
+        """The dealing of this epoch, and whether this worker has just joined in it. `view`: in which the op before the
+        epoch was completed. `first`: the step from which an earlier job's checkpoint goes on."""
         taken, self._taken = self._taken, None
         self.epoch, job = epoch, self._job
         self.dealing = taken or Dealing(job.samples, job.batch, view.members, view.shares, job.each)
         if first and not taken:
             self.dealing.skip(first)
-        return self.dealing, taken is not None
+        return self.dealing, taken is not None and self._joins
 
     def postponed(self, op: int, view: View) -> None:
         """New members got the state of training before this worker's round, which has this number now."""

@@ -25,11 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dmltrain import bounded, whole_file
-from dmltrain.arrays import Array
 from dmltrain.audit import fields
+from dmltrain.data.ranges import Ranges
 from dmltrain.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
@@ -56,7 +54,6 @@ _FIELDS = (  # of a view
     "epoch",
     "returned",
 )
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -109,12 +106,6 @@ class Recorded:
     def members(self) -> tuple[int, ...]:
         """All that have ever been in a view, in ascending order."""
         return tuple(sorted({member for view in self.views for member in view.members}))
-
-
-def ranges(positions: Array) -> Ranges:
-    """Ascending positions as ranges."""
-    runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
-    return tuple((int(run[0]), int(run[-1])) for run in runs if len(run))
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.data.parts import Epoch, Part, window
-
-Ranges = list[list[int]]
+from dmltrain.data.ranges import numbers, ranges
 
 
 class AsyncDealing:
@@ -146,8 +145,8 @@ class AsyncDealing:
     def state(self) -> dict[str, Any]:
         """What a new member needs to go on with the others: whole numbers."""
         carried = [[member, number, positions.tolist()] for member, (number, positions) in self.carried.items()]
-        counts = [self.samples, self.each, self.batch, self.clock, self.done]
-        return {"counts": counts, "members": list(self.members), "left": _ranges(self.left), "carried": carried}
+        counts, left = [self.samples, self.each, self.batch, self.clock, self.done], [*map(list, ranges(self.left))]
+        return {"counts": counts, "members": list(self.members), "left": left, "carried": carried}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> AsyncDealing:
@@ -155,12 +154,6 @@ class AsyncDealing:
         samples, each, batch, clock, done = state["counts"]
         made = cls(samples, each, batch, state["members"], clock)
         made.done = done
-        made.left = np.concatenate([made.left[:0], *(np.arange(first, last + 1) for first, last in state["left"])])
+        made.left = numbers(state["left"])
         made.carried = {member: (number, np.array(each, np.int64)) for member, number, each in state["carried"]}
         return made
-
-
-def _ranges(positions: Array) -> Ranges:
-    """Ascending positions as ranges from the first to the last."""
-    runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
-    return [[int(run[0]), int(run[-1])] for run in runs if len(run)]

@@ -23,6 +23,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.data.parts import Epoch, Part, window
+from dmltrain.data.ranges import numbers, ranges
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,10 @@ class Deal:
 
 class Dealing:
     """An epoch of `samples` positions in rounds of `batch`, those of all members together. `round` is the one that is
-    being trained; it has no positions when the epoch is finished. `rounds` have been committed, with `done` samples."""
+    being trained; it has no positions when the epoch is finished. `rounds` have been committed, with `done` samples.
+
+    What `round` has, and what is private here, are places in `_positions`, the positions that this dealing deals out:
+    all of the epoch, or a rest of it."""
 
     def __init__(
         self, samples: int, batch: int, members: Sequence[int], shares: Sequence[int] = (), each: int = 0
@@ -94,9 +98,11 @@ class Dealing:
         """`members` and their `shares` (see Division): of the view in which the last op before the epoch was completed,
         as at each later round. `batch`: of a plain job. `each`: rounds have so many samples for each member instead."""
         self.samples, self.batch, self.each = samples, batch, each
+        self._positions: Array | None = None  # int64, ascending; None: all
+        self._count = samples  # of them
         self.enter(members, shares)
         self.done = self.rounds = 0
-        self._dealt = 0  # positions from here on were never dealt
+        self._dealt = 0  # from here on they were never dealt
         self._back = np.empty(0, np.int64)  # that came back, ascending
         self.round = self._deal()
 
@@ -109,15 +115,20 @@ class Dealing:
     def of_rest(cls, samples: int, batch: int, members: Sequence[int], positions: Array) -> Dealing:
         """Of these positions, int64, ascending, all that are left of an epoch."""
         made = cls(samples, batch, members)
-        made.done, made._dealt, made._back = samples - len(positions), samples, positions
+        made._positions, made._count, made.done = positions, len(positions), samples - len(positions)
+        made._dealt = 0
         made.round = made._deal()
         return made
 
     @property
     def rest(self) -> Array:
         """All positions that are not used yet, int64, ascending."""
-        never = np.arange(self._dealt, self.samples)
-        return np.concatenate([np.sort(np.concatenate([self._back, self.round.positions])), never])
+        never = np.arange(self._dealt, self._count)
+        return self._at(np.concatenate([np.sort(np.concatenate([self._back, self.round.positions])), never]))
+
+    def _at(self, places: Array) -> Array:
+        """The positions at these places."""
+        return places if self._positions is None else np.take(self._positions, places)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -137,11 +148,15 @@ class Dealing:
     def returned(self) -> Array:
         """The positions that will be dealt again, as far as is known: with those in the present round's parts of who is
         not a member any more. int64, ascending."""
+        return self._at(self._returned)
+
+    @property
+    def _returned(self) -> Array:
         return np.sort(np.concatenate([self._back, self.round.without(self.members)]))
 
     def positions_of(self, member: int) -> Array:
         """The member's part of the present round, int64."""
-        return self.round.of(member)
+        return self._at(self.round.of(member))
 
     def enter(self, members: Sequence[int], shares: Sequence[int] = ()) -> None:
         """From now on these are the members, and their shares. The present round is carried: it stays as it was
@@ -154,8 +169,9 @@ class Dealing:
         if self.finished:
             raise ValueError(f"all {self.samples} samples of the epoch are committed")
         self.enter(members, shares)
-        self._back = self.returned
-        self.done, self.rounds = self._dealt - len(self._back), self.rounds + 1
+        self._back = self._returned
+        self.done = self.samples - self._count + self._dealt - len(self._back)
+        self.rounds += 1
         self.round = self._deal()
 
     def after(self, members: Sequence[int], shares: Sequence[int] = ()) -> Dealing:
@@ -168,7 +184,7 @@ class Dealing:
         """The next round."""
         size = self.division.batch
         again, self._back = np.split(self._back, [size])
-        stop = min(self.samples, self._dealt + size - len(again))
+        stop = min(self._count, self._dealt + size - len(again))
         positions = np.concatenate([again, np.arange(self._dealt, stop)])
         self._dealt = stop
         return Deal(positions, self.division)
@@ -177,6 +193,7 @@ class Dealing:
         """What a new member needs to go on with the others: arrays and whole numbers."""
         return {
             "counts": [self.samples, self.batch, self.each, self.done, self.rounds, self._dealt],
+            "of": None if self._positions is None else [*map(list, ranges(self._positions))],
             "next": _row(self.division),
             "back": self._back.tolist(),
             "positions": self.round.positions.tolist(),
@@ -190,6 +207,9 @@ class Dealing:
         after, present = (_division(state[name]) for name in ("next", "dealt"))
         made = cls(samples, batch, after.members, after.shares, each)
         made.done, made.rounds, made._dealt = done, rounds, dealt
+        if state["of"] is not None:
+            made._positions = numbers(state["of"])
+            made._count = len(made._positions)
         made._back = np.array(state["back"], np.int64)
         made.round = Deal(np.array(state["positions"], np.int64), present)
         return made
@@ -199,10 +219,10 @@ class Dealing:
         member."""
         offsets, ahead, pieces = self.division.offsets(member), copy.copy(self), []
         while not ahead.finished and ahead._is_mixed():
-            pieces.append(ahead.positions_of(member))
+            pieces.append(ahead.round.of(member))
             ahead.committed(self.members, self.division.shares)
         rest, counts = ahead._to_come(offsets)
-        positions = np.concatenate([*pieces, rest])
+        positions = self._at(np.concatenate([*pieces, rest]))
         ends = np.cumsum([0, *map(len, pieces), *counts.tolist()]).tolist()
         largest = max(1, len(offsets), *map(len, pieces))
 
@@ -221,13 +241,13 @@ class Dealing:
         return bool(again or self.round.division != self.division)
 
     def _to_come(self, offsets: Array) -> tuple[Array, Array]:
-        """When no round is mixed: the positions of the member with these offsets in this round and all later ones, and
-        how many of them each round has; both int64. What `positions_of` and `committed` would give one by one."""
+        """When no round is mixed: the places of the member with these offsets in this round and all later ones, and how
+        many of them each round has; both int64. What `round.of` and `committed` would give one by one."""
         size = self.division.batch
-        starts = np.arange(self._dealt - self.round.dealt, self.samples, size)
-        positions = (starts[:, np.newaxis] + offsets).reshape(-1)
-        counts = np.searchsorted(offsets, np.minimum(size, self.samples - starts))
-        return positions[: np.searchsorted(positions, self.samples)], counts
+        starts = np.arange(self._dealt - self.round.dealt, self._count, size)
+        places = (starts[:, np.newaxis] + offsets).reshape(-1)
+        counts = np.searchsorted(offsets, np.minimum(size, self._count - starts))
+        return places[: np.searchsorted(places, self._count)], counts
 
 
 def _row(division: Division) -> list[Any]:

@@ -115,13 +115,14 @@ class ApartRounds:
         return self.dealing.step_at(self._member.store.clock)
 
     def is_over(self) -> bool:
-        """Whether all samples of the epoch are used. Waits for the others if this worker has none. If the kvstore
-        changes then, waits for that, and means nothing."""
+        """Whether all samples of the epoch are used. Waits for the others if this worker has none. In a view that
+        drains, waits for the next one."""
         over = self._member.store.repeat(self._is_over)
         self._member.store.wait_for_change()
         return over
 
     def _is_over(self) -> bool:
+        """The two barriers are the last ops of a view that drains: see scheduler/kind_change.py."""
         store, drains = self._member.store, self._member.view.drains
         if self.dealing.next_of(store.member, store.clock):
             return False
@@ -134,7 +135,7 @@ class ApartRounds:
         store.barrier()  # all hold the one before: nobody makes steps of the next epoch while others are in this one
         if not drains:
             self.dealing.finish()
-        return True
+        return not drains
 
     def _admit(self) -> None:
         """Before a step, or when there is none: let those who wait join or leave."""

@@ -94,8 +94,12 @@ def stop(run: Run) -> None:
     store.repeat(lambda: _save(run, position))
     if not run.store.kvstore_type.synchronous:
         run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
-    elif again := dealing.done - dealing.step * dealing.batch:
-        run.log.info("A job that goes on from this checkpoint uses %d samples of this epoch again", again)
+    else:
+        first, rest = dealing.step * dealing.batch, dealing.rest
+        out, again = int((rest < first).sum()), dealing.samples - first - int((rest >= first).sum())
+        if again or out:
+            text = "A job that goes on from this checkpoint uses %d samples of this epoch again, and leaves out %d"
+            run.log.info(text, again, out)
 
 
 def _save(run: Run, position: Position) -> None:

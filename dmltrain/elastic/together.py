@@ -72,8 +72,7 @@ class TogetherRounds:
         return self._dealing
 
     def is_over(self) -> bool:
-        """Whether all samples of the epoch are used. If the kvstore changes after the last round, waits for that, and
-        means nothing."""
+        """Whether all samples of the epoch are used. In a view that drains, waits for the next one."""
         self._member.store.wait_for_change()
         return self.dealing.finished
 

@@ -28,7 +28,7 @@ SILENT = (
 )
 
 
-LOST = "the job's scheduler was lost meanwhile: see in `dmltrain job ps` if the kvstore changed; if not, ask again"
+LOST = "the job's scheduler was lost meanwhile: see in the log of worker 0 if the kvstore changed; if not, ask again"
 NONE = "the job's scheduler is being started again: ask again in a few seconds"
 
 

@@ -13,6 +13,7 @@ from dmltrain.audit.count import count
 from dmltrain.audit.lines import Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
 from dmltrain.data.deal import Dealing
+from dmltrain.data.ranges import ranges
 from dmltrain.errors import UserError
 from dmltrain.kvstore.view import View
 
@@ -34,7 +35,7 @@ def write_job(folder, samples=22, batch=6, workers=3, epochs=2, losses=()):
                 number += 1
                 dealing.enter(left)
                 view = entered[-1].view.without([losses[op]], op - 1)
-                entered.append(Entered(view, epoch, views_file.ranges(dealing.returned)))
+                entered.append(Entered(view, epoch, ranges(dealing.returned)))
             total = sum(receipt.of(dealing.positions_of(member)) for member in left)
             for member in left:
                 writers[member].committed(op, number, left, dealing.round.dealt, int(total[0]), total)

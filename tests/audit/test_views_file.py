@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dmltrain.audit import views_file
-from dmltrain.audit.views_file import Entered, Job, Recorded, ranges
+from dmltrain.audit.views_file import Entered, Job, Recorded
+from dmltrain.data.ranges import numbers, ranges
 from dmltrain.errors import UserError
 from dmltrain.kvstore.view import Lost, View
 
@@ -33,7 +34,8 @@ def test_it_is_replaced_whole(tmp_path):
 
 def test_ranges_are_runs_of_ascending_positions():
     assert ranges(np.array([3, 4, 5, 8, 10, 11])) == ((3, 5), (8, 8), (10, 11))
-    assert ranges(np.empty(0, np.int64)) == ()
+    assert ranges(np.empty(0, np.int64)) == () and not len(numbers(()))
+    assert numbers([[3, 5], [8, 8], [10, 11]]).tolist() == [3, 4, 5, 8, 10, 11]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

@@ -1,5 +1,6 @@
 """The kvstore of an elastic job changes in the middle of an epoch: what is left is dealt in the other way."""
 
+import json
 import random
 
 import numpy as np
@@ -76,6 +77,26 @@ def test_if_the_change_is_given_up_what_was_held_back_is_dealt_again():
     assert dealing.next_of(1, 1)[1].tolist() == [5, 7]
     after = dealing.after([0], {0: 2}, begun=[], start=2)  # worker 1 is lost in its step, and nothing of it is known
     assert after.left.tolist() == [4, 5, 6, 7, 8, 9, 10, 11] and not len(after.held) and after.done == 4
+
+
+def test_only_what_a_loss_gave_back_is_dealt_again():
+    dealing = Dealing.of_rest(30, 4, [0, 1], np.arange(9, 30, 2))
+    assert dealing.returned.tolist() == [] and dealing.positions_of(1).tolist() == [11, 15]
+    dealing.enter([0])
+    assert dealing.returned.tolist() == [11, 15] and len(dealing.rest) == 11
+    dealing.committed([0])
+    assert dealing.positions_of(0).tolist() == [11, 15, 17, 19] and dealing.done == 21
+
+
+def test_a_new_member_goes_on_from_the_state():
+    dealing = Dealing.of_rest(30, 4, [0, 1], np.arange(9, 30, 2))
+    dealing.committed([0])
+    taken = Dealing.of_state(json.loads(json.dumps(dealing.state())))
+    while not dealing.finished:
+        assert taken.positions_of(0).tolist() == dealing.positions_of(0).tolist() and taken.done == dealing.done
+        taken.committed([0])
+        dealing.committed([0])
+    assert taken.finished and taken.done == 30
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk"])

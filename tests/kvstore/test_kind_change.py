@@ -75,7 +75,7 @@ def test_what_cannot_change_is_refused_at_once(asked, view, ends, why):
 @pytest.mark.parametrize("before, asked", [(SSP, change("dist_sync")), (SYNC, change("dist_async"))])
 def test_a_change_that_is_impossible_for_the_members_is_refused(before, asked):
     found = KindChange()
-    found.fixed = "with compression"
+    found.why_fixed = "with compression"
     assert refused(found.ask(asked, before, ends=False)) == "with compression" and not found.waits
     if before is SSP:
         assert len(found.ask(change("dist_async", number=2), before, ends=False)) == 1, "this one is possible"
@@ -103,6 +103,8 @@ def test_between_steps_of_all_and_steps_of_one_a_view_drains_first(before, asked
     lossy = drains.without([1], 5 + ops)
     assert found.next_view(drains, lossy, between=False, drained=False) == lossy and not lossy.drains
     assert found.begins(lossy) == [] and found.waits, "it begins again"
+    returned = replace(drains.without([], 5 + ops), servers=(0, 1), joined_servers=(1,))
+    assert found.next_view(drains, returned, between=False, drained=True) == returned, "the change begins again"
     changed = found.next_view(drains, drains.without([], 5 + ops), between=False, drained=True)
     assert changed == View(3, 5 + ops, ((0, 1),), (0,), kvstore=kvstore, staleness=staleness)
     assert len(found.begins(changed)) == 1 and not found.waits

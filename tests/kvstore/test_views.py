@@ -880,6 +880,18 @@ def test_who_joins_or_leaves_meanwhile_does_it_before_or_after():
     assert views(admitted(core, dict.fromkeys(range(4), 12), view=4)).members == (0, 1, 3)
 
 
+def test_a_server_that_comes_meanwhile_does_it_before_the_change():
+    core = of_kind("dist_ssp", 2.0, restart_servers=1)
+    core.lost(("server", 1), "end of stream", 1.0)
+    assert views(flushed(core, dict.fromkeys(range(3), 3))).servers == (0,)
+    ask(core, "dist_sync")
+    assert views(admitted(core, dict.fromkeys(range(3), 7), view=2)).drains
+    core.handle(("server", 1), Register("127.0.0.1", 9, "h1", "", "id 0"), 5.0)
+    view = views(flushed(core, dict.fromkeys(range(3), 11), view=3, turn=0))
+    assert (view.joined_servers, view.kvstore, view.drains) == ((1,), "dist_ssp", False)
+    assert views(admitted(core, dict.fromkeys(range(3), 13), view=4)).drains
+
+
 def test_a_job_that_cannot_change_says_why():
     core = of_kind("dist_sync", fixed="the workers run the optimizer")
     assert logged(ask(core, "dist_async"))[-1] == "change 1 is refused: the workers run the optimizer"

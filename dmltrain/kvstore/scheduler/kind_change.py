@@ -23,15 +23,16 @@ from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, refused
 from dmltrain.kvstore.transport.message import Change
 from dmltrain.kvstore.view import View
 
-TOGETHER = 1  # op of a draining view after which all are between two steps: the present round
-APART = 4  # who holds how many steps, the deal, all have made their steps, all have the weights
+# Ops of a view that drains, after which all members are between two steps:
+TOGETHER = 1  # the present round
+APART = 4  # who holds how many steps; all know the deal (both in elastic_store.py); two barriers of ApartRounds.is_over
 
 
 class KindChange:
-    """One at a time: the next is refused until a view has come with this one. `fixed`: see message.Ready."""
+    """One at a time: the next is refused until a view has come with this one. `why_fixed`: see message.Ready."""
 
     def __init__(self) -> None:
-        self.fixed = ""
+        self.why_fixed = ""
         self._change: Change | None = None
 
     @property
@@ -61,9 +62,13 @@ class KindChange:
         if not self._change or not now:
             return view
         wanted = _wanted(self._change, now)
-        if wanted.type.synchronous == now.type.synchronous or (drained and before.drains):
+        if wanted.type.synchronous == now.type.synchronous:
             return wanted.in_view(view)
-        if between and not _changes(before, view):
+        if _changes(before, view):
+            return view
+        if before.drains and drained:
+            return wanted.in_view(view)
+        if between:
             return replace(view, drains=True, until=view.base + (TOGETHER if now.type.synchronous else APART))
         return view
 
@@ -89,7 +94,7 @@ class KindChange:
         able = types.names(lambda each: each.can_be_elastic and "servers" in each.optimizer_on)
         if wanted.type.name not in able:
             return f"kv_store={wanted.type.name}: an elastic job can change to {' or '.join(able)}"
-        return self.fixed if wanted.type.synchronous != now.type.synchronous else ""
+        return self.why_fixed if wanted.type.synchronous != now.type.synchronous else ""
 
 
 def _changes(before: View, view: View) -> bool:

@@ -15,8 +15,8 @@ A lost server goes the same way. Its results are lost with it, so who is behind 
 replacement waits for the next view, or for the leader as those workers do that join (server_losses.py).
 
 Another loss meanwhile begins a new turn. Each flush replaces the permission of earlier turns, so a member that held
-more, and dies between two turns, takes its op with it. A planned end (`View.until`, in a replay) goes the same way:
-members report it unasked.
+more, and dies between two turns, takes its op with it. A planned end (`View.until`, in a replay, or where
+`View.is_passing`) goes the same way: members report it unasked.
 
 A replacement of a lost worker has its rank, a worker that comes in addition a new one. Both join with a change of view.
 Only the members know when that is possible: between two rounds of training. So the leader is told who waits. When its
@@ -165,7 +165,7 @@ class Views:
             self._replays = bool(self._replay)
             self._balance = Balance(message.balance)
             self._kvstore = message.kvstore, message.staleness
-            self._kind.fixed = OF_A_REPLAY if self._replays else message.fixed
+            self._kind.why_fixed = OF_A_REPLAY if self._replays else message.why_fixed
         if len(self._ready) < self.workers:
             return []
         if self._replay:
@@ -183,7 +183,7 @@ class Views:
         it is still frozen."""
         view = entered.view
         self.view, self.entered, self.finished, self.facts = view, entered, dict(finished), ready.facts
-        self._balance, self._kind.fixed = Balance(ready.balance), ready.fixed
+        self._balance, self._kind.why_fixed = Balance(ready.balance), ready.why_fixed
         self._present = set(view.members).difference(finished, lost)
         self._departures.gone = set(entered.departed)
         self._departures.holding, self._departures.ends = entered.holds, entered.ends
@@ -519,6 +519,6 @@ def _planned(views: Sequence[View], servers: tuple[int, ...]) -> list[View]:
     these workers lack nothing here, but so the view begins with the same op as in the recorded job."""
     ends = [*(after.base for after in views[1:]), NEVER]
     return [
-        replace(view, servers=servers, until=end, lost=(), left=(), lost_servers=(), joined_servers=(), drains=False)
+        replace(view, servers=servers, until=end, lost=(), left=(), lost_servers=(), joined_servers=())
         for view, end in zip(views, ends, strict=False)
     ]

@@ -19,9 +19,10 @@ Server", section 3).
 
 - Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
 
-- Changes of the members of an elastic job: `enter`. Workers keep their ranks. If rounds are steps of the optimizer
-  here, the last one may be taken back after it: `hold`, taking_back.py. If each push is a step, workers keep their
-  clocks. Then a worker's clock may also jump, and a push that it repeats after the change counts once.
+- Changes of the members of an elastic job: `enter`, and of its kvstore: `is_now`. Workers keep their ranks. If rounds
+  are steps of the optimizer here, the last one may be taken back after it: `hold`, taking_back.py. If each push is a
+  step, workers keep their clocks. Then a worker's clock may also jump, and a push that it repeats after the change
+  counts once.
 
 For a complete round, or a push that is a step, the actions contain a `Work` (slice.py). The caller runs it without a
 lock and calls `done`. A reply is released when its value has been sent or, in shared memory, when the worker has read
@@ -164,7 +165,7 @@ class ServerCore:
 
     def is_now(self, kind: Kind) -> None:
         """In a new view of an elastic job the kvstore is of this kind. If this changes whether each push is a step, all
-        workers are between two steps. Call it after `enter`."""
+        workers are between two steps, and hold the same number of them. Call it after `enter`."""
         synchronous = self._declared.change(Consistency(kind.type.name, kind.staleness))
         self.staleness = kind.staleness
         for slice_ in self._slices.values():

@@ -255,7 +255,7 @@ class Ready(Message):
     """This worker has declared its keys and can lose others from now on, or it waits to join those that run.
     `facts`: what must be the same for all workers, as texts. `replay`: the views that the job must go through; empty
     without a replay, and for all workers but the first. `balance`: how samples follow the speed of workers; `kvstore`
-    and `staleness`: see View; those of the first worker count. `fixed`: why the job cannot change between kvstores
+    and `staleness`: see View; those of the first worker count. `why_fixed`: why the job cannot change between kvstores
     whose workers make each step together, and others; empty if it can."""
 
     op = "ready"
@@ -264,10 +264,10 @@ class Ready(Message):
     balance: Balancing = EQUAL
     kvstore: str = ""
     staleness: float = 0.0
-    fixed: str = ""
+    why_fixed: str = ""
 
     def __post_init__(self) -> None:
-        _limit(self, "kvstore", "fixed")
+        _limit(self, "kvstore", "why_fixed")
 
 
 @dataclass(frozen=True)

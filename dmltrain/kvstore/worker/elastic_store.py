@@ -141,15 +141,15 @@ class ElasticKVStore(DistKVStore):
     # -- views ----------------------------------------------------------------------------------------------------
 
     def arm(
-        self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL, fixed: str = ""
+        self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL, why_fixed: str = ""
     ) -> None:
         """All keys are declared: the job goes on without workers that are lost from now on. `facts`: what a replacement
         must have in common with the others. `replay`: the views to go through, on worker 0. `balance`: how samples
-        follow the speeds that are reported. `fixed`: why members cannot change between steps that all make together and
-        steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost, Dismissed."""
+        follow the speeds that are reported. `why_fixed`: why members cannot change between steps that all make together
+        and steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost, Dismissed."""
         self._member.flush()
-        fixed = (self._why_fixed() or fixed)[:MAX_TEXT]
-        self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, fixed))
+        why_fixed = (self._why_fixed() or why_fixed)[:MAX_TEXT]
+        self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, why_fixed))
         self.enter()
 
     def _why_fixed(self) -> str:

@@ -187,7 +187,7 @@ class ServerSteps:
                     part |= {STEPS: np.array(max(newest, 0)), CLOCKS: fields.get(CLOCKS, np.zeros((0, 2), np.int64))}
                 where = f"{slice_.range.key}/{slice_.range.index}"
                 parts[slice_.range.server] |= {f"{where}/{field}": array for field, array in part.items()}
-                if made > max(newest, 0) and not exact:
+                if not exact and (made > max(newest, 0) or (newest < 0 and self.made)):
                     behind[made - newest if newest >= 0 else -1][name] += 1
         return parts, behind
 

@@ -1,4 +1,5 @@
-"""The optimizer on the servers of an elastic dist_sync job, whose members may change in the middle of a step.
+"""The optimizer on the servers of an elastic job while it has dist_sync, whose members may change in the middle of a
+step. elastic_changing.py has the rest.
 
 Weights are pulled into memory of their own, and taken when the store has recognised the round. If the members change
 before that, servers take back the steps that they have made, and the remaining workers push the same gradients again.

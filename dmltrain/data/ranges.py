@@ -1,0 +1,22 @@
+"""Ascending numbers as ranges, each from its first to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from dmltrain.arrays import Array
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def ranges(numbers: Array) -> Ranges:
+    """Of ascending whole numbers, int64 (n,)."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return tuple((int(run[0]), int(run[-1])) for run in runs if len(run))
+
+
+def numbers(ranges: Iterable[Sequence[int]]) -> Array:
+    """The inverse, int64 (n,)."""
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last + 1) for first, last in ranges)])
