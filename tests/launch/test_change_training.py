@@ -23,8 +23,9 @@ WORDS = [
 
 
 @pytest.mark.thorough
-def test_a_rule_changes_an_elastic_job_with_a_view(launcher):
-    words = ["--kv-store", "dist_async", "--network", "mlp", "--batch-size", "16", "--num-epochs", "3"]
+@pytest.mark.parametrize("kind", ["dist_async", "dist_sync --update-on-kvstore 1"])
+def test_a_rule_changes_an_elastic_job_with_a_view(launcher, kind):
+    words = ["--kv-store", *kind.split(), "--network", "mlp", "--batch-size", "16", "--num-epochs", "3"]
     words += ["--emulate-step", "0.1", "--slow-worker", "1:2"]
     rule = ["--rule", "when straggler > 20 % set kv_store=dist_ssp staleness=4"]
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", *rule, ROOT / "examples/train_digits.py", *words)
