@@ -15,7 +15,9 @@ interrupted step. A worker with SIGTERM first finishes its step.
 """
 
 import argparse
+import itertools
 import json
+import math
 import os
 import random
 import re
@@ -225,10 +227,11 @@ def entered(logs: str, views: Collection[str]) -> list[float]:
 
 
 def until_the_next(happened: list[dict[str, object]], views: list[float]) -> dict[str, dict[str, float]]:
-    """what -> the median of the seconds until the next of these moments, and of how many."""
+    """what -> the median of the seconds until the next of these moments, and of how many. Without those after which
+    something else happened first: they have hit a process that was no member."""
     waits: dict[str, list[float]] = {}
-    for each in happened:
-        later = [moment for moment in views if moment > each["at"]]
+    for each, then in itertools.zip_longest(happened, happened[1:]):
+        later = [moment for moment in views if each["at"] < moment < (then["at"] if then else math.inf)]
         if later and each["what"] not in WITHOUT_A_VIEW:
             waits.setdefault(str(each["what"]), []).append(later[0] - each["at"])
     return {what: {"median": statistics.median(found), "of": len(found)} for what, found in sorted(waits.items())}
