@@ -112,10 +112,11 @@ def prepare(prefix: str) -> None:
         ) from error
 
 
-def write(target: Path, content: bytes) -> None:
-    """Replace `target` by `content`, whole or not at all. Raises UserError if it cannot be written."""
+def write(target: Path, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
+    """Replace `target` by `content`, whole or not at all; see whole_file.write. Raises UserError if it cannot be
+    written."""
     try:
-        whole_file.write(target, content)
+        whole_file.write(target, content, confirm=confirm)
     except OSError as error:
         raise UserError(
             f"cannot write the checkpoint {target} ({len(content)} bytes): {_reason(error)}; "

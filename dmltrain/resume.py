@@ -50,10 +50,11 @@ def save(run: Run, position: Position) -> None:
         "circumstances": circumstances(run.options, run.store, len(run.dataset.train)),
         "state": run.trainer.state(residuals, others),
     }
-    checkpoint.write(target, sealed(run.backend.encode(content)))
+    confirm = run.store.confirm
+    checkpoint.write(target, sealed(run.backend.encode(content)), confirm)
     if not position.step:
         for other, same in _other_files(run, position.epoch, content["state"]["model"]).items():
-            checkpoint.write(other, sealed(same) if other.suffix in checkpoint.SUFFIXES else same)
+            checkpoint.write(other, sealed(same) if other.suffix in checkpoint.SUFFIXES else same, confirm)
     run.log.info('Saved checkpoint to "%s"', target)
 
 

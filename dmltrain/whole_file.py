@@ -32,16 +32,19 @@ def write(
     mode: int = 0o666,
     sync: Callable[[int], None] = os.fsync,
     lock: Callable[[int, int], None] = fcntl.flock,
+    confirm: Callable[[], None] = lambda: None,
 ) -> None:
     """Replace `target` by `content`, in one or more pieces, and remove what killed writers of it left. OSError if it
     cannot be written: it is then unchanged, unless only the folder could not be synced. `mode` counts as far as the
-    umask lets it; `sync(descriptor)` returns when the file, or the folder's entries, are on disk."""
+    umask lets it; `sync(descriptor)` returns when the file, or the folder's entries, are on disk. `confirm` raises an
+    error if the target is not to be replaced after all."""
     remove_left(target.parent, re.escape(target.name), lock)
     with temporary(target, mode, lock) as (descriptor, path):
         for piece in [content] if isinstance(content, (bytes, bytearray, memoryview)) else content:
             rest = memoryview(piece).cast("B")
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+        confirm()
         put(path, descriptor, target, sync)
 
 

@@ -23,6 +23,7 @@ from types import ModuleType
 import pytest
 
 import dmltrain.whole_file
+from dmltrain.errors import JobLost
 import launch.whole_file
 from tests.descriptors import descriptors
 from tests.traced import traced
@@ -301,3 +302,14 @@ def test_no_descriptor_stays_open(package, target):
 def test_a_folder_that_is_not_there_is_an_error(package, tmp_path):
     with pytest.raises(FileNotFoundError):
         package.write(tmp_path / "missing" / "file", NEW)
+
+
+def test_what_is_not_confirmed_replaces_nothing(tmp_path):
+    def confirm():
+        raise JobLost("the others go on without this process")
+
+    target = tmp_path / "m-0001.npz"
+    target.write_bytes(b"of the next leader")
+    with pytest.raises(JobLost):
+        dmltrain.whole_file.write(target, b"of this one", confirm=confirm)
+    assert target.read_bytes() == b"of the next leader" and [*tmp_path.iterdir()] == [target]

@@ -187,6 +187,10 @@ class KVStore:
     def barrier(self) -> None:
         """Wait for all workers."""
 
+    def confirm(self) -> None:
+        """Before this worker replaces a file on behalf of all: in an elastic job this raises JobLost if the others go
+        on without it, because it was suspended for too long."""
+
     def repeat(self, block: Callable[[], T]) -> T:
         """Run a block of operations with other workers and return its result. In an elastic job it runs again, from
         its beginning, after each change of the members: it must end with such an operation, and before that change

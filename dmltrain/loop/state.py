@@ -292,7 +292,7 @@ class State:
         if self.rank == 0:
             try:
                 content = self._content.give({"epoch": self._epoch + (self._phase == AFTER)})
-                whole_file.write(path, content)
+                whole_file.write(path, content, confirm=self._store.confirm)
             except OSError as error:
                 raise UserError(f"state.save: {path} cannot be written: {error.strerror}") from error
         if self._phase == AFTER:

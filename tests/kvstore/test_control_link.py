@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from dmltrain.env import Environment
+from dmltrain.errors import JobLost
+from dmltrain.kvstore.scheduler import client
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.transport import cut
@@ -139,6 +141,27 @@ def test_a_barrier_is_released_in_its_own_view(scheduler):
     served.control.flushed(Flushed(3, 1, 12))
     assert served.control.barrier("7", 3) is True
     assert Barrier("7", 3) in served.heard and Flushed(3, 1, 12) in served.heard
+
+
+def test_who_was_suspended_waits_for_a_word_of_the_scheduler_before_it_acts_for_all(scheduler, monkeypatch):
+    monkeypatch.setattr(client, "AFTER_WAKING", 0.3)
+    control, since = scheduler().control, time.monotonic()
+    control.confirm()
+    assert time.monotonic() - since < 0.3, "it was not suspended"
+    control._woke = time.monotonic()
+    control.confirm()
+    assert time.monotonic() - control._woke >= 0.3
+    since = time.monotonic()
+    control.confirm()
+    assert time.monotonic() - since < 0.3, "it is known"
+
+
+def test_who_was_suspended_and_is_removed_does_not_act_for_all(scheduler):
+    control = scheduler({Flushed: [Abort("removed from the job")]}).control
+    control._woke = time.monotonic()
+    control.flushed(Flushed(3, 1, 12))
+    with pytest.raises(JobLost, match="removed from the job"):
+        control.confirm()
 
 
 def test_a_message_for_the_owner_reaches_it_and_interrupts_its_barrier(scheduler):

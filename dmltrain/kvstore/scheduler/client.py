@@ -53,6 +53,7 @@ from dmltrain.kvstore.transport.wire import FrameError
 EXIT_SECONDS = 3.0
 VERDICT_SECONDS = 5.0  # for the scheduler to say why a link was lost; it waits 2 s for a better cause
 LOOK_SECONDS = 0.5  # between two looks at data links
+AFTER_WAKING = 1.0  # s, in which a process that was suspended has read what had come meanwhile
 
 Handlers = Mapping[type[Message], Callable[[Any], None]]
 
@@ -98,10 +99,13 @@ class Control:
             Start: self._started,
             Release: self._release,
             Shutdown: self._end,
+            Heartbeat: lambda message: None,  # but it wakes who waits for a word of the scheduler
             **(on_message or {}),
         }
         self._link = self._connect()
         self._heard = time.monotonic()  # from here on: the scheduler may have started much later than this process
+        self._awake = self._heard  # when the heartbeats' thread has last looked around
+        self._woke = 0.0  # when it has found that this process had been suspended
         self._registration = Register(environment.node_host, port, environment.host_name, socket_name, host.identity())
         self._send(self._registration)
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
@@ -327,12 +331,12 @@ class Control:
             self._on_end("")
 
     def _beat(self) -> None:
-        environment, last, due = self._environment, time.monotonic(), 0.0
+        environment, due = self._environment, 0.0
         while not (self._closing or self.failure):
             now = time.monotonic()
-            if now - last > environment.lost_seconds / 2:  # this process was suspended, perhaps not the scheduler
-                self._heard = now
-            last = now
+            if self._was_suspended(now):  # perhaps not the scheduler
+                self._heard = self._woke = now
+            self._awake = now
             if not self._orphaned:
                 self._check_scheduler(now - self._heard)
             self.watch.check()
@@ -340,6 +344,20 @@ class Control:
                 due = now + environment.heartbeat_seconds
                 self._send(Heartbeat())
             self.shutdown.wait(max(0.0, min(LOOK_SECONDS, due - now)))
+
+    def _was_suspended(self, now: float) -> bool:
+        """Whether the heartbeats' thread has not looked around for long."""
+        return now - self._awake > self._environment.lost_seconds / 2
+
+    def confirm(self) -> None:
+        """If this process was suspended, wait until it has heard enough of the scheduler to know whether the job goes
+        on without it. Raises JobLost if it does."""
+        now = time.monotonic()
+        if self._was_suspended(now):
+            self._woke = now
+        known = self._woke + AFTER_WAKING
+        if self._woke and self._heard <= known:
+            self._wait(lambda: self._heard > known, self._environment.wait_seconds + 5.0, "the scheduler's next word")
 
     def _check_scheduler(self, silent: float) -> None:
         """Leave a scheduler that is silent for too long, or has a later incarnation."""

@@ -42,6 +42,10 @@ class ElasticMembership(Membership):
         if it has some. For any thread."""
         self._control.leaving(reason, residuals)
 
+    def confirm(self) -> None:
+        """See KVStore.confirm."""
+        self._control.confirm()
+
     def wait_for_others(self, unreachable: Sequence[LinkLost]) -> None:
         """Servers of this view cannot be reached: the scheduler decides who goes on in the next one. Raises JobLost."""
         for each in unreachable:

@@ -193,6 +193,9 @@ class ElasticKVStore(DistKVStore):
         self._progress.wait_for_view()
         self.enter()
 
+    def confirm(self) -> None:
+        self._elastic.confirm()
+
     def repeat(self, block: Callable[[], T]) -> T:
         while True:
             outer, self._repeating = self._repeating, True
