@@ -23,8 +23,8 @@ from types import ModuleType
 import pytest
 
 import dmltrain.whole_file
-from dmltrain.errors import JobLost
 import launch.whole_file
+from dmltrain.errors import JobLost
 from tests.descriptors import descriptors
 from tests.traced import traced
 
