@@ -53,24 +53,26 @@ class _Tally:
     """`size`: of an epoch. `alone`: the views in whose lines an op is the number of a step that one member has made
     alone; in others all members make each step together."""
 
-    def __init__(self, size: int, alone: Collection[int] = ()) -> None:
+    def __init__(self, size: int, alone: Collection[int]) -> None:
         self._size, self._alone = size, alone
         self._rounds: dict[tuple[int, ...], _Round] = {}  # by op, and by member if it has made it alone
         self._times: dict[int, Array] = {}
         self._problems: list[str] = []
 
     def commit(self, member: int, line: Committed) -> None:
-        key = (line.op, *line.members[:1]) if line.view in self._alone else (line.op,)
-        known = self._rounds.setdefault(key, _Round(line, member))
+        known = self._rounds.setdefault(self._key(line, *line.members[:1]), _Round(line, member))
         if known.committed != line:
             self._problems.append(f"op {line.op}: the commit lines of members {known.source} and {member} differ")
+
+    def _key(self, line: Begun | Committed, member: int) -> tuple[int, ...]:
+        return (line.op, member) if line.view in self._alone else (line.op,)
 
     def count(self, member: int, begun: Iterable[Begun]) -> None:
         """Count what this member pushed of committed rounds, all of its lines."""
         expected = {key: each for key, each in self._rounds.items() if member in each.committed.members}
         seen: dict[tuple[int, ...], Receipt] = {}
         for line in begun:
-            key = (line.op, member) if line.view in self._alone else (line.op,)
+            key = self._key(line, member)
             if key not in expected:
                 continue  # aborted, or committed without this member
             own = receipt.summed(receipt.of(line.positions))

@@ -84,9 +84,10 @@ class Member:
 
     def _why_fixed(self, balance: Balancing) -> str:
         """Why this job cannot change between steps that all members make together and steps of their own."""
-        given = {"--balance": balance.batch, "--batch per-worker": self._job.each}
-        names = " and ".join(name for name, value in given.items() if value)
-        return f"{names} needs steps that all workers make together: start the job without it" if names else ""
+        for name, given in {"--balance": balance.batch, "--batch per-worker": self._job.each}.items():
+            if given:
+                return f"{name} needs steps that all workers make together: start the job without it"
+        return ""
 
     def wait_to_return(self) -> None:
         """After Dismissed: go on in a later view of the replay that has this worker again. Raises Dismissed if there is
