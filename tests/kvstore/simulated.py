@@ -1075,13 +1075,13 @@ class World:
 
     def decide(self, number, event, origin=None):
         """An event of the incarnation `number`. When it takes over, views of the one before that nobody has been told
-        who is left do not count."""
+        who is left do not count. A newcomer that alone has been told of one may come back too late, and is refused."""
         core = self.schedulers[number]
         resumed = core.resuming
         actions = event()
         if resumed and not core.resuming and core._views.view:
             for each in [each for each in self.views if each > core._views.view.number]:
-                del self.views[each]
+                self.excused |= {("worker", member) for member in self.views.pop(each).joined}
         self.act(actions, number, origin)
 
     def can_deliver(self, channel):
@@ -1264,7 +1264,7 @@ class World:
         if not alive:
             return
         worker = self.chance.choice(alive)
-        if not self.stays_with_state(worker):
+        if not (self.stays_with_state(worker) and self.others_know_a_view(worker)):
             return
         kind = self.chance.choice(["kill", "kill", "fail", "freeze", "pause", "cut"])
         several = sum(not each.lacks_state for each in alive) >= 3  # a server that most workers have lost ends the job
@@ -1286,6 +1286,11 @@ class World:
             self.frozen[worker.node] = self.events + self.chance.randrange(200)
         else:
             self.cut_pair(worker, self.chance.choice(self.servers_alive()))
+
+    def others_know_a_view(self, but):
+        """Whether another worker has been told of one. If nobody has who is left, the next scheduler ends the job."""
+        others = [each for each in self.workers if each is not but and each.node not in self.doomed]
+        return not self.job.schedulers or any(each.standing().entered for each in others)
 
     def servers_alive(self):
         return [each for each in self.servers if each.node not in self.doomed]

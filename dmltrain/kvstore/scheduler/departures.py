@@ -28,6 +28,11 @@ class Decision:
     ends: str = ""
     hands_over: tuple[int, ...] = ()
 
+    @property
+    def trains(self) -> bool:
+        """Whether members train in it."""
+        return not (self.holds or self.ends or self.hands_over)
+
 
 @dataclass
 class Departures:

@@ -12,7 +12,7 @@ no next view until one comes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dmltrain.kvstore.transport.message import NewServer, ServerAddress
@@ -91,8 +91,3 @@ class ServerLosses:
             self.present.add(number)
         self._lost.clear()
         self._released.clear()
-
-
-def holders(target: int, present: Collection[int], reports: Mapping[int, int]) -> set[int]:
-    """The present members that hold this op."""
-    return {member for member in present if reports.get(member, -1) >= target}

@@ -39,9 +39,12 @@ from typing import Any
 from dmltrain.kvstore.scheduler.actions import Action, Log, Send
 from dmltrain.kvstore.scheduler.balance import Balance
 from dmltrain.kvstore.scheduler.departures import Decision, Departures
+from dmltrain.kvstore.scheduler.flushing import NOTHING, Flushing
 from dmltrain.kvstore.scheduler.kind_change import KindChange
 from dmltrain.kvstore.scheduler.lost_links import Node, process
-from dmltrain.kvstore.scheduler.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses, holders
+from dmltrain.kvstore.scheduler.newcomers import Newcomers
+from dmltrain.kvstore.scheduler.replay import ALL_NEEDED, FIXED, Replay
+from dmltrain.kvstore.scheduler.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses
 from dmltrain.kvstore.transport.message import (
     Admit,
     Barrier,
@@ -58,11 +61,7 @@ from dmltrain.kvstore.transport.message import (
     ServerAddress,
     Speed,
 )
-from dmltrain.kvstore.view import EQUAL, NEVER, Lost, View, barrier_of
-
-NOTHING = -1  # permission of a flush
-OF_A_REPLAY = "a replay goes through the views of the replayed job: start the job without --replay"
-ALL_NEEDED = "a replay needs all workers of the replayed job: start it again"
+from dmltrain.kvstore.view import EQUAL, Lost, View, barrier_of
 
 
 @dataclass
@@ -87,22 +86,15 @@ class Views:
     _kvstore: tuple[str, float] = ("", 0.0)  # its type and staleness at the start; see View
     _present: set[int] = field(init=False)
     _ready: set[int] = field(default_factory=set)
-    _replay: list[View] = field(default_factory=list)  # that are still to come
-    _replays: bool = False
-    _joining: set[int] = field(default_factory=set)  # replacements and additional workers that are not members yet
-    _waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of these the ready ones -> who is on its host
-    _admitting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of these those that the next view has
-    _admitter: int = -1  # the member that has asked for it
+    _replay: Replay = field(default_factory=Replay)
+    _newcomers: Newcomers = field(default_factory=Newcomers)
+    _flushing: Flushing = field(default_factory=Flushing)
     _lost: list[Lost] = field(default_factory=list)  # since the view began
     _barriers: dict[str, set[int]] = field(default_factory=dict)  # of this view
-    _reports: dict[int, int] = field(default_factory=dict)  # of this turn, or of the planned end
-    _permitted: set[int] = field(default_factory=set)  # in this turn
     _servers: ServerLosses = field(init=False)
     _balance: Balance = field(default_factory=lambda: Balance(EQUAL))
     _kind: KindChange = field(default_factory=KindChange)
     _departures: Departures = field(init=False)
-    _turn: int = 0
-    _flushing: bool = False
     _resumed: bool = False  # until the next view: the scheduler before may not have released all barriers
 
     def __post_init__(self) -> None:
@@ -113,7 +105,7 @@ class Views:
     @property
     def changing(self) -> bool:
         """Whether a change of view has begun and has not ended."""
-        return self._flushing
+        return self._flushing.active
 
     @property
     def present(self) -> list[int]:
@@ -123,7 +115,7 @@ class Views:
     @property
     def silent(self) -> list[int]:
         """The members that have not answered the flush."""
-        return [member for member in self.present if self._reports.get(member, NOTHING) < self._target]
+        return sorted(self._flushing.behind(self._present, self._target))
 
     def survives(self, node: Node) -> bool:
         """Whether the job goes on without this process, if enough others are left."""
@@ -151,7 +143,7 @@ class Views:
     def server_returns(self, number: int, address: ServerAddress) -> list[Action]:
         """A replacement of a lost server has registered. Call `stuck` after it."""
         self._servers.comes(number, address)
-        return self._proceed() if self._flushing else self._invite()
+        return self._proceed() if self.changing else self._invite()
 
     def ready(self, member: int, message: Ready, hosts: Sequence[tuple[int, ...]]) -> list[Action]:
         """A worker is ready. `hosts`: the ranks on each host. The first view begins when all of the start are; one that
@@ -161,15 +153,14 @@ class Views:
         self._ready.add(member)
         if member == 0:
             self.facts = message.facts
-            self._replay = _planned(message.replay, tuple(range(self.servers)))
-            self._replays = bool(self._replay)
+            self._replay = Replay(message.replay, tuple(range(self.servers)))
             self._balance = Balance(message.balance)
             self._kvstore = message.kvstore, message.staleness
-            self._kind.why_fixed = OF_A_REPLAY if self._replays else message.why_fixed
+            self._kind.why_fixed = FIXED if self._replay.active else message.why_fixed
         if len(self._ready) < self.workers:
             return []
-        if self._replay:
-            return self._begin(self._replay.pop(0))
+        if self._replay.active:
+            return self._begin(self._replay.next())
         kvstore, staleness = self._kvstore
         servers = tuple(range(self.servers))
         return self._begin(View(1, 0, tuple(hosts), servers, kvstore=kvstore, staleness=staleness))
@@ -201,11 +192,11 @@ class Views:
         self.removed.discard(member)
         self.dismissed.discard(member)
         self._departures.gone.discard(member)
-        self._joining.add(member)
+        self._newcomers.comes(member)
 
     def joins(self, node: Node) -> bool:
         """Whether this process is to join and is not a member yet."""
-        return node[1] in (self._joining if node[0] == "worker" else self._servers.coming)
+        return node[1] in (self._newcomers.joining if node[0] == "worker" else self._servers.coming)
 
     def gives_up(self, node: Node) -> None:
         """A process was lost before it was in a view."""
@@ -213,9 +204,7 @@ class Views:
         if node[0] == "server":
             del self._servers.coming[member]
             return
-        self._joining.discard(member)
-        self._waiting.pop(member, None)
-        self._admitting.pop(member, None)
+        self._newcomers.gives_up(member)
         self.removed.add(member)
 
     def differences(self, facts: Mapping[str, Any]) -> str:
@@ -225,37 +214,36 @@ class Views:
 
     def admit(self, member: int, message: Admit) -> list[Action]:
         """The leader waits before a round of training."""
-        if self.view is None or self._flushing or message.view != self.view.number or member not in self._present:
+        if not self._is_now(message.view, member):
             return []
-        self._admitting, self._admitter = dict(self._waiting), member
+        self._newcomers.admit(member)
         return self._ask()
 
     def _newcomer(self, member: int, host: tuple[int, ...]) -> list[Action]:
-        if member not in self._joining or member in self._waiting:
+        if not self._newcomers.ready(member, host):
             return []
-        self._waiting[member] = host
-        return self._end_as_planned() if self._replays and not self._flushing else self._invite()
+        return self._end_as_planned() if self._replay.active and not self.changing else self._invite()
 
     def _invite(self) -> list[Action]:
         """Tell the leader that a change waits."""
         leaders = [member for member in self.view.by_duty if member in self._present] if self.view else []
-        if self._replays or self._flushing or not leaders or self._departures.ends or self._passes:
+        if self._replay.active or self.changing or not leaders or self._departures.ends or self._passes:
             return []
+        waiting = self._newcomers.waiting
         if self._departures.holding:
-            enough = self._departures.enough(len(self._present) + len(self._waiting))
+            enough = self._departures.enough(len(self._present) + len(waiting))
             return self._ask() if enough or self._departures.notices else []
         wants = self._balance.proposal or self._departures.wanted or self._kind.waits
-        if not (self._waiting or self._servers.coming or wants):
+        if not (waiting or self._servers.coming or wants):
             return []
-        return [Send(("worker", leaders[0]), Invite(tuple(sorted(self._waiting))))]
+        return [Send(("worker", leaders[0]), Invite(tuple(sorted(waiting))))]
 
     def speed(self, member: int, message: Speed, now: float) -> list[Action]:
         """A member has measured its speed. Perhaps samples are divided anew, which the leader asks for as above."""
-        if self.view is None or self._flushing or self._replays or message.view != self.view.number:
+        if self._replay.active or not self._is_now(message.view, member):
             return []
-        if member not in self._present or not self._balance.report(self.view, member, message.samples, now):
-            return []
-        return self._invite()
+        assert self.view is not None
+        return self._invite() if self._balance.report(self.view, member, message.samples, now) else []
 
     def change(self, change: Change) -> list[Action]:
         """The user wants to change the job's kvstore."""
@@ -266,7 +254,9 @@ class Views:
 
     def leaves(self, member: int, message: Leaving) -> list[Action] | None:
         """A member gives notice. None if that means nothing."""
-        if self.view is None or self._replays or member not in self._present or member in self._departures.notices:
+        if self.view is None or self._replay.active:
+            return None
+        if member not in self._present or member in self._departures.notices:
             return None
         self._departures.notice(member, message.reason, message.residuals)
         return self._invite()
@@ -282,7 +272,7 @@ class Views:
 
     def tick(self) -> list[Action]:
         """Time has passed: a job that waits for more workers may have waited for long enough."""
-        return self._ask() if not self._flushing and self._departures.overdue(self.now) else []
+        return self._ask() if not self.changing and self._departures.overdue(self.now) else []
 
     # -- losses and ends ------------------------------------------------------------------------------------------
 
@@ -292,9 +282,7 @@ class Views:
         self.removed.add(member)
         self._lost.append(Lost(member, reason, self.failed.pop(member, 0)))
         self._departures.forget(member)
-        if member == self._admitter:  # with its op, the next one of the others may not be a round
-            self._admitting.clear()
-            self._admitter = -1
+        self._newcomers.member_gone(member)
         return self._ask() if self._present else []
 
     def server_gone(self, number: int, reason: str) -> list[Action]:
@@ -305,17 +293,15 @@ class Views:
     @property
     def stuck(self) -> str:
         """Why the job cannot go on without the servers that were lost, or empty."""
-        if self._replays and len(self._servers.present) < self.servers:
+        if self._replay.active and len(self._servers.present) < self.servers:
             return ALL_SERVERS_NEEDED
         if self._servers.none and not self._servers.waits:
             return NO_SERVER
-        if self.view is None or not self._flushing or not self._present <= self._reports.keys():
+        if self.view is None or not self.changing or not self._flushing.complete(self._present):
             return ""
         target = self._target
-        holding = holders(target, self._present, self._reports)
-        if self._servers.can_complete(target) or holding == self._present:
-            return ""
-        if holding:
+        behind = self._flushing.behind(self._present, target)
+        if self._servers.can_complete(target) or not behind or behind != self._present:
             return ""
         return (
             f"only workers that have finished have its results of op {target}: start the job again from its last "
@@ -329,7 +315,7 @@ class Views:
         if not count or (count < self.minimum and not (self.patience or self.ends)):
             left = "no worker is left" if not count else f"{count} worker{'s are' if count > 1 else ' is'} left"
             return f"{left}, and --min-workers is {self.minimum}"
-        if self._replays:
+        if self._replay.active:
             return ALL_NEEDED
         return ""
 
@@ -346,28 +332,30 @@ class Views:
         self._departures.forget(member)
         self.finished[member] = max(done, self.view.base)
         told: list[Action] = [*self._kind.cancel()]
-        return [*told, *self._proceed()] if self._flushing and self._present else told
+        return [*told, *self._proceed()] if self.changing and self._present else told
 
     def flushed(self, member: int, message: Flushed) -> list[Action]:
         """A member says which op it holds."""
-        turn = self._turn if self._flushing else 0
-        if self.view is None or member not in self._present or (message.view, message.turn) != (self.view.number, turn):
+        if self.view is None or member not in self._present or message.view != self.view.number:
             return []
-        self._reports[member] = message.done
+        if not self._flushing.expects(message.turn):
+            return []
+        self._flushing.reports[member] = message.done
         if message.met:  # if another member holds that op, all have reached its barrier
             self._servers.released(barrier_of(message.done + 1))
-        return self._proceed() if self._flushing or self._passes else self._end_as_planned()
+        return self._proceed() if self.changing or self._passes else self._end_as_planned()
 
     @property
     def _passes(self) -> bool:
         """Whether this view is for a few ops only, after which the next view follows: residuals are handed over, or
         the members complete their steps."""
-        return bool(self.view and self.view.is_passing) and not self._replays
+        return bool(self.view and self.view.is_passing) and not self._replay.active
 
     def barrier(self, member: int, message: Barrier) -> list[Action]:
         """A member waits for the others. A barrier that a change interrupts is waited for again in the next view."""
-        if self.view is None or self._flushing or message.view != self.view.number or member not in self._present:
+        if not self._is_now(message.view, member):
             return []
+        assert self.view is not None
         arrived = self._barriers.setdefault(message.id, set())
         arrived.add(member)
         if not arrived.issuperset(self.view.members):
@@ -397,29 +385,30 @@ class Views:
 
     # -- the change -----------------------------------------------------------------------------------------------
 
+    def _is_now(self, view: int, member: int) -> bool:
+        """Whether what a member says in this view still counts: it is a member, and no change has begun."""
+        return self.view is not None and not self.changing and view == self.view.number and member in self._present
+
     @property
     def _target(self) -> int:
         """The last op that anybody holds who is present or has finished, as far as is known."""
-        reports = [done for member, done in self._reports.items() if member in self._present]
-        return max(self.view.base if self.view else 0, *reports, *self.finished.values(), 0)
+        held = self._flushing.highest(self._present)
+        return max(self.view.base if self.view else 0, held, *self.finished.values())
 
     def _ask(self) -> list[Action]:
         """Begin a turn."""
         assert self.view is not None
-        self._flushing = True
-        self._turn += 1
-        self._reports.clear()
-        self._permitted.clear()
+        self._flushing.begin_turn()
         self._barriers.clear()
-        return self._send(Flush(self.view.number, self._turn, NOTHING))
+        return self._send(Flush(self.view.number, self._flushing.turn, NOTHING))
 
     def _proceed(self) -> list[Action]:
         """Go on when all have answered."""
         assert self.view is not None
-        if not self._present <= self._reports.keys():
+        if not self._flushing.complete(self._present):
             return []
         target = self._target
-        late = {member for member in self._present if self._reports[member] < target}
+        late = self._flushing.behind(self._present, target)
         if late and self._servers.can_complete(target):
             return self._permit(late, target)
         if self.stuck or self._servers.none:
@@ -431,44 +420,42 @@ class Views:
         left = tuple(Lost(member, reason) for member, reason in sorted(decision.leaves.items()))
         view = self.view.without(gone, target, tuple(self._lost), left)
         if decision.admits:
-            view = view.joined_by(self._admitting)
+            view = view.joined_by(self._newcomers.admitted)
         if decision.hands_over:
             view = replace(view, until=target + 1, hands_over=decision.hands_over)
         view = self._servers.next_view(view, late)
-        between = self._admitter >= 0 and not (late or decision.holds or decision.ends or decision.hands_over)
-        view = self._kind.next_view(self.view, view, between, drained=not self._flushing)
+        between = self._newcomers.between_rounds and decision.trains and not late
+        view = self._kind.next_view(self.view, view, between, drained=not self.changing)
         return self._begin(self._balance.next_view(self.view, view), decision)
 
     def _decide(self, late: set[int]) -> Decision:
         """What comes with the next view. Between two rounds are those who wait there, and all when the leader does, or
         when residuals are handed over, but for those who are `late` and need what others hold."""
-        departures = self._departures
+        assert self.view is not None
+        departures, newcomers = self._departures, self._newcomers
         if departures.ends:
             return Decision(ends=departures.ends)
-        if departures.holding:  # a replacement of a worker that this view loses joins with the one after it
-            members = self.view.members if self.view else ()
-            self._admitting = {member: host for member, host in self._waiting.items() if member not in members}
-        elif late or not (self._admitter >= 0 or (self.view and self.view.hands_over)):
+        if departures.holding:
+            newcomers.admit_but(self.view.members)
+        elif late or not (newcomers.between_rounds or self.view.hands_over):
             return Decision()
-        return departures.decide(self._present, len(self._admitting), self.now)
+        return departures.decide(self._present, len(newcomers.admitted), self.now)
 
     def _permit(self, late: set[int], target: int) -> list[Action]:
         """Let those who are behind recognise the target. They answer in the same turn."""
         assert self.view is not None
-        new, self._permitted = sorted(late - self._permitted), self._permitted | late
-        permit: list[Release | Flush] = [Flush(self.view.number, self._turn, target)]
+        permit: list[Release | Flush] = [Flush(self.view.number, self._flushing.turn, target)]
         if self._resumed:  # who holds the target has passed its last barrier, which all had reached
             permit.insert(0, Release(barrier_of(target), self.view.number))
-        return [Send(("worker", member), message) for member in new for message in permit]
+        return [Send(("worker", member), message) for member in self._flushing.permit(late) for message in permit]
 
     def _end_as_planned(self) -> list[Action]:
-        if not self._present <= self._reports.keys() or not self._replay:
+        if not self._flushing.complete(self._present) or self._replay.ended:
             return []
-        missing = set(self._replay[0].joined) - self._waiting.keys() - self.dismissed
-        if missing:
-            names = ", ".join(f"worker {member}" for member in sorted(missing))
+        if missing := self._replay.missing(self._newcomers.waiting.keys() | self.dismissed):
+            names = ", ".join(f"worker {member}" for member in missing)
             return [Log(f"the replay waits for {names} to join, as in the replayed job")]
-        return self._begin(self._replay.pop(0))
+        return self._begin(self._replay.next())
 
     def _begin(self, view: View, decision: Decision = Decision()) -> list[Action]:  # noqa: B008  it is frozen
         dismissed = self._present.difference(view.members)
@@ -481,14 +468,10 @@ class Views:
         ]
         self.view, self.entered, self.dismissed = view, enter, (self.dismissed | dismissed).difference(view.members)
         self._present = (self._present - dismissed) | set(view.joined)
-        self._joining -= set(view.joined)
-        for member in view.joined:
-            self._waiting.pop(member, None)
-        self._admitting.clear()
-        self._admitter = -1
-        self._flushing, self._turn, self._resumed = False, 0, False
+        self._newcomers.begin(view)
+        self._flushing.end()
+        self._resumed = False
         self._lost.clear()
-        self._reports.clear()
         self._barriers.clear()
         servers = [Send(("server", number), enter) for number in view.servers]
         names = ", ".join(str(member) for member in view.members)
@@ -508,17 +491,7 @@ class Views:
 
     def needs(self, member: int) -> bool:
         """Whether a later view of the replay has this member."""
-        return any(member in view.members for view in self._replay)
+        return self._replay.needs(member)
 
     def _send(self, message: Release | Flush | Enter) -> list[Action]:
         return [Send(("worker", member), message) for member in self.present]
-
-
-def _planned(views: Sequence[View], servers: tuple[int, ...]) -> list[View]:
-    """The views of a replay, with this job's servers: each ends where the next one begins. `behind` stays as recorded:
-    these workers lack nothing here, but so the view begins with the same op as in the recorded job."""
-    ends = [*(after.base for after in views[1:]), NEVER]
-    return [
-        replace(view, servers=servers, until=end, lost=(), left=(), lost_servers=(), joined_servers=())
-        for view, end in zip(views, ends, strict=False)
-    ]

@@ -1,0 +1,66 @@
+"""Workers that are to join an elastic job: replacements of lost ones, and those that come in addition. Pure.
+
+One that is ready waits until the leader's next op is a round of training. The leader asks for a change of view then,
+and those that wait at that moment are in the next view (views.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from dmltrain.kvstore.view import View
+
+
+@dataclass
+class Newcomers:
+    """`joining`: who has registered and is no member yet. `waiting`: of these the ready ones -> the ranks on the host
+    of each. `admitted`: of these those that the next view has. `admitter`: the member that has asked for it."""
+
+    joining: set[int] = field(default_factory=set)
+    waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    admitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    admitter: int | None = None
+
+    def comes(self, member: int) -> None:
+        """A newcomer has registered."""
+        self.joining.add(member)
+
+    def ready(self, member: int, host: tuple[int, ...]) -> bool:
+        """A newcomer is ready. Returns whether that is news."""
+        if member not in self.joining or member in self.waiting:
+            return False
+        self.waiting[member] = host
+        return True
+
+    def gives_up(self, member: int) -> None:
+        """A newcomer was lost."""
+        self.joining.discard(member)
+        self.waiting.pop(member, None)
+        self.admitted.pop(member, None)
+
+    def admit(self, by: int) -> None:
+        """This member waits before a round of training, for the next view."""
+        self.admitted, self.admitter = dict(self.waiting), by
+
+    def admit_but(self, members: Collection[int]) -> None:
+        """All members wait between two rounds. A replacement of one of these, which the next view loses, joins with the
+        view after it."""
+        self.admitted = {member: host for member, host in self.waiting.items() if member not in members}
+
+    def member_gone(self, member: int) -> None:
+        """A member was lost. If it was to begin a round, the next op of the others may not be one."""
+        if member == self.admitter:
+            self.admitted, self.admitter = {}, None
+
+    @property
+    def between_rounds(self) -> bool:
+        """Whether a member waits before a round of training, so that all are between two rounds."""
+        return self.admitter is not None
+
+    def begin(self, view: View) -> None:
+        """This view begins."""
+        self.joining.difference_update(view.joined)
+        for member in view.joined:
+            self.waiting.pop(member, None)
+        self.admitted, self.admitter = {}, None
