@@ -38,6 +38,7 @@ from dmltrain.kvstore.transport.message import (
     Invite,
     Key,
     Leaving,
+    Left,
     LinkEnd,
     LinkLost,
     Ready,
@@ -229,6 +230,8 @@ class Server(Process):
             self.release(worker, rest[0])
         elif kind == "leave":
             self.finished[worker] = rest[0]
+            if "who leaves meanwhile" not in self.world.mutations:
+                self.world.send(self.node, SCHEDULER, Left(self.view, worker, rest[0]))
             self.world.send(self.node, ("worker", worker), ("left", self.number))
         elif self.is_void(worker, view):
             return

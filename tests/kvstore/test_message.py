@@ -37,6 +37,7 @@ from dmltrain.kvstore.transport.message import (
     Key,
     Leave,
     Leaving,
+    Left,
     LinkEnd,
     LinkLost,
     Message,
@@ -101,6 +102,7 @@ EXAMPLES = [
     Invite((1, 2)),
     Admit(3),
     Leaving("SIGTERM", residuals=True),
+    Left(3, 1, 24),
     Speed(3, 812.5),
     Rejoin(
         Register("10.0.0.1", 9, "node7", "dmltrain-1", "boot 1"),
@@ -348,6 +350,7 @@ def test_operations_keep_their_names():
         "invite": "Invite",
         "admit": "Admit",
         "leaving": "Leaving",
+        "left": "Left",
         "speed": "Speed",
         "rejoin": "Rejoin",
         "superseded": "Superseded",

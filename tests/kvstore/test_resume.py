@@ -22,6 +22,7 @@ from dmltrain.kvstore.transport.message import (
     Flush,
     Flushed,
     Heartbeat,
+    Left,
     LinkEnd,
     LinkLost,
     Ready,
@@ -282,6 +283,31 @@ def test_servers_say_who_has_finished():
     found.handle(MEMBERS[1], Flushed(1, 1, 24), 1.0)
     actions = found.handle(MEMBERS[2], Flushed(1, 1, 23), 1.0)
     assert sent(actions, Flush) == {MEMBERS[2]: Flush(1, 1, 24)}
+
+
+def test_servers_say_who_finishes_meanwhile():
+    """Its Bye went to the scheduler before, so it does not come back."""
+    found = core()
+    assert not back(found, {MEMBERS[1]: FIRST, MEMBERS[2]: FIRST, SERVER: FIRST})
+    actions = found.handle(SERVER, Left(1, 0, 24), 1.0)
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS[1:], Flush(1, 1, -1))
+    found.handle(MEMBERS[1], Flushed(1, 1, 24), 1.0)
+    actions = found.handle(MEMBERS[2], Flushed(1, 1, 23), 1.0)
+    assert sent(actions, Flush) == {MEMBERS[2]: Flush(1, 1, 24)}
+
+
+def test_who_has_finished_before_its_replacement_joined_does_not_count():
+    found, joined = core(), View(2, 7, FIRST.hosts, FIRST.servers, joined=(0,))
+    assert not back(found, {MEMBERS[1]: joined, MEMBERS[2]: joined, SERVER: joined})
+    assert found.handle(SERVER, Left(1, 0, 24), 1.0) == []
+    assert sent(found.handle(SERVER, Left(2, 0, 24), 1.0), Flush).keys() == set(MEMBERS[1:])
+
+
+def test_a_scheduler_that_all_have_hears_of_the_end_from_the_workers():
+    found = core()
+    assert sent(back(found, dict.fromkeys([*MEMBERS, SERVER], FIRST)), Flush)
+    assert found.handle(SERVER, Left(1, 0, 24), 1.0) == []
+    assert found.lost(MEMBERS[0], "end of stream", 1.0), "it has not said Bye"
 
 
 def test_if_all_have_finished_the_job_has_ended():

@@ -21,6 +21,7 @@ from dmltrain.kvstore.transport.message import (
     Enter,
     Key,
     Leave,
+    Left,
     LinkLost,
 )
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
@@ -691,11 +692,13 @@ def test_a_process_goes_on_without_a_lost_worker_and_enters_what_the_scheduler_s
     for peer in (first, second):
         header, value = peer.value()
         assert (header.view, value) == (2, [30] * 4)
-        peer.link.send(message.encode(Leave(), view=2))
+    for rank, peer in ((0, first), (1, second)):
+        peer.link.send(message.encode(Leave(8 + rank), view=2))
         assert peer.answer()[0].kind == Kind.DONE
+        assert process.heard.get(timeout=DEADLINE) == Left(2, rank, 8 + rank)
         peer.link.close()
     process.close()
-    assert process.heard.empty(), "nothing but the lost link"
+    assert process.heard.empty(), "nothing but the lost link, and who has left"
 
 
 def test_a_replacement_that_is_slow_to_start_has_the_workers_of_its_view(monkeypatch):

@@ -20,7 +20,11 @@ SCHEDULES = [
     pytest.param(1_000_000, marks=pytest.mark.exhaustive),
 ]
 SCHEDULES_OF_SCHEDULERS = [pytest.param(60), pytest.param(150, marks=pytest.mark.thorough), SCHEDULES[2]]
-RULES_OF_SCHEDULERS = ["released again", pytest.param("who has finished", marks=pytest.mark.thorough)]
+RULES_OF_SCHEDULERS = [
+    "released again",
+    "who leaves meanwhile",
+    pytest.param("who has finished", marks=pytest.mark.thorough),
+]
 RULES_OF_SCHEDULERS += [
     pytest.param(each, marks=pytest.mark.thorough) for each in ("superseded", "who waits in a barrier")
 ]
@@ -40,6 +44,7 @@ FIRST = {
     "who waits in a barrier": 439,
     "released again": 112,
     "superseded": 93,
+    "who leaves meanwhile": 2011736,
     "dated links": 110,
 }
 

@@ -33,6 +33,7 @@ from dmltrain.kvstore.transport.message import (
     Flushed,
     Heartbeat,
     Leaving,
+    Left,
     LinkLost,
     Message,
     Overdue,
@@ -193,6 +194,11 @@ class Control:
         if self._closing:
             self._leaves.set()
         self._send(Bye(stays, done))
+
+    def left(self, message: Left) -> None:
+        """Report which worker has left this server; see message.Left."""
+        with self._moving:  # an incarnation that does not get it learns it from `Standing`
+            self._send(message)
 
     def failed(self, error: str, done: int) -> None:
         """Report that this worker ends by an error of its own; see message.Failed."""

@@ -40,6 +40,7 @@ from dmltrain.kvstore.transport.message import (
     Flushed,
     Heartbeat,
     Leaving,
+    Left,
     LinkLost,
     Message,
     Overdue,
@@ -140,6 +141,8 @@ class SchedulerCore:
                 return self._failed(node, message)
             case Ready() | Flushed() | Admit() | Leaving() | Speed() if node[0] == "worker" and self.elastic:
                 return self._view(node[1], message)
+            case Left() if node[0] == "server":
+                return []  # its Bye comes as well, unless the scheduler is lost before that
             case Stops() | Changed() if node[0] == "worker":
                 return self._changes.take(node[1], message)
             case Took() if node[0] == "worker":

@@ -4,8 +4,8 @@ The processes of the job come back to it, and each says which view it was told l
 all its members held its base when the scheduler before sent it, so all get it. The new scheduler waits for all members
 of this view and all servers. Who does not come within `lost_seconds` of the first one is lost. It does not wait for
 those that the launcher knows to be lost (`lost_before`), such as all on the host of the scheduler before. Servers say
-which workers have finished, since these do not come back. Then a change of view begins (`Views.resume`): it completes,
-or aborts, whatever the members were doing, and what the scheduler before had begun.
+which workers have finished, and which finish meanwhile, since these do not come back. Then a change of view begins
+(`Views.resume`): it completes, or aborts, whatever the members were doing, and what the scheduler before had begun.
 
 Other messages wait until then. A replacement that registers meanwhile proves that the worker before it is gone, and so
 do all servers if each has lost its link to it: nobody waits for such a worker. A worker that had joined with the
@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, field
 
 from dmltrain.kvstore.scheduler.lost_links import Node, process
-from dmltrain.kvstore.transport.message import Enter, LinkLost, Message, Register, Rejoin, Start
+from dmltrain.kvstore.transport.message import Enter, Left, LinkLost, Message, Register, Rejoin, Start
 from dmltrain.kvstore.view import View
 
 
@@ -34,6 +34,7 @@ class Resume:
     held: list[tuple[Node, Message]] = field(default_factory=list)
     due: float = math.inf  # when those that are missing are lost
     gone: dict[Node, str] = field(default_factory=dict)  # that had come back, and were lost again: why
+    left: list[Left] = field(default_factory=list)  # who has left a server that had come back
 
     def take(self, node: Node, message: Message, now: float) -> None:
         """A message of another kind than a heartbeat."""
@@ -41,6 +42,8 @@ class Resume:
             self.back[node] = message
             self.gone.pop(node, None)
             self.due = min(self.due, now + self.lost_seconds)
+        elif isinstance(message, Left):
+            self.left.append(message)
         else:
             self.held.append((node, message))
 
@@ -70,7 +73,10 @@ class Resume:
     @property
     def finished(self) -> dict[int, int]:
         """The workers that have finished -> the last op that each held."""
-        return {each.member: each.done for message in self.back.values() for each in message.finished}
+        finished = {each.member: each.done for message in self.back.values() for each in message.finished}
+        new = set(self.view.joined) if self.view else set()  # of these no earlier view says anything
+        left = [each for each in self.left if each.member not in new or (self.view and each.view >= self.view.number)]
+        return finished | {each.member: each.done for each in left}
 
     @property
     def expected(self) -> list[Node]:

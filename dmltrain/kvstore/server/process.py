@@ -24,7 +24,7 @@ from dmltrain.kvstore.step import MakeStep, Step
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous, state
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Link
-from dmltrain.kvstore.transport.message import Consistency, Enter, Optimizer, expect
+from dmltrain.kvstore.transport.message import Consistency, Enter, Left, Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 
@@ -51,7 +51,9 @@ class ServerProcess:
             wait_seconds=environment.wait_seconds,
             allocate=allocator(arena),
         )
-        self._service = Service(f"server {environment.index}", environment, core, arena, self._fail, self._other)
+        self._service = Service(
+            f"server {environment.index}", environment, core, arena, self._fail, self._other, left=self._left
+        )
         self._listening = _listen(environment.node_host)
         self._ended = threading.Event()
         self._entered: Enter | None = None  # the newest view
@@ -94,6 +96,10 @@ class ServerProcess:
     def _enter(self, message: Enter) -> None:
         self._entered = message
         self._service.enter(message.view)
+
+    def _left(self, message: Left) -> None:
+        if self._environment.elastic:
+            self._control.left(message)
 
     def _fail(self, reason: str) -> None:
         self._control.abort(reason)

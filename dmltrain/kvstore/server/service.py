@@ -43,7 +43,7 @@ from dmltrain.kvstore.transport import message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Declare, Error, Hold, Leave
+from dmltrain.kvstore.transport.message import Declare, Error, Hold, Leave, Left
 from dmltrain.kvstore.transport.outbox import LAST, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
@@ -77,10 +77,11 @@ class Service:
         fail: Callable[[str], None],
         other: Other,
         forward: Forward | None = None,
+        left: Callable[[Left], None] = lambda message: None,
     ) -> None:
         self._name, self._environment = name, environment
         self._core, self._arena = core, arena
-        self._fail, self._other, self._forward = fail, other, forward
+        self._fail, self._other, self._forward, self._tell_left = fail, other, forward, left
         self._lock = threading.Lock()  # guards _core and what _answers has sent
         self._progress = threading.Condition(self._lock)  # work is done, or another view or the end has come
         self._changed = threading.Condition(self._lock)  # another view or the end has come, or a link has ended
@@ -444,12 +445,16 @@ class Service:
     def _leave(self, worker: int, outbox: Outbox, held: int) -> None:
         """The worker, or relay, has sent its last push. A link that ends without that is lost: its worker has not
         finished, and others still wait for it until the job ends."""
+        told = None
         with self._lock:
             self._left.add(outbox)
             if self._answers.outboxes.get(worker) is outbox:
                 if self._core.workers.takes(worker):  # else this view is without it: it has left on purpose
                     self._finished[worker] = held
+                    told = Left(self._view, worker, held)
                 self._act(self._core.finish(worker, time.monotonic()))
+        if told:  # before the worker may end
+            self._tell_left(told)
         self._answers.send()
 
     def _hold(self, worker: int, step: int, view: int) -> bool:

@@ -378,6 +378,17 @@ class Rejoin(Message):
 
 
 @dataclass(frozen=True)
+class Left(Message):
+    """From a server: this worker, a member of `view`, has come to its end, and holds this op. It says so itself (Bye),
+    but perhaps to an incarnation of the scheduler that is lost."""
+
+    op = "left"
+    view: int
+    member: int
+    done: int
+
+
+@dataclass(frozen=True)
 class Superseded(Message):
     """To the scheduler: a later `incarnation` of it decides from now on."""
 
@@ -535,7 +546,7 @@ class Error(Message):
 
 _HANDSHAKE = (Hello, Challenge, Proof, Accept, Refuse)
 _SCHEDULER = (Register, Heartbeat, Barrier, Release, Bye, Abort, Overdue, LinkLost, Start, Shutdown)
-_VIEWS = (Ready, Flush, Flushed, Enter, Invite, Admit, Leaving, Speed, Failed, Rejoin, Superseded)
+_VIEWS = (Ready, Flush, Flushed, Enter, Invite, Admit, Leaving, Speed, Failed, Rejoin, Left, Superseded)
 _CHANGES = (Change, Stops, Changed, Took)
 _DATA = (Declare, Optimizer, Consistency, Hold, Leave, Error)
 BY_KIND: Mapping[int, type[Message]] = {each.kind: each for each in (*_HANDSHAKE, *_DATA)}
