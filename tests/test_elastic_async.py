@@ -211,6 +211,11 @@ def test_in_a_script_each_step_counts_once_whoever_makes_it(jobs, start):
     job.wait_for_line("scheduler-0", "change 2 from view 5 on")
     job.succeed()
     each_sample_once(job)
+    each_step_once(job, range(3))
+
+
+def each_step_once(job, left):
+    """The weights of those who are left say that they have all steps of all workers."""
     alone = {each.number for each in read(job.folder / "audit/views.json").views if each.kvstore != "dist_sync"}
     made = {
         (line.op, line.members if line.view in alone else ())
@@ -218,8 +223,20 @@ def test_in_a_script_each_step_counts_once_whoever_makes_it(jobs, start):
         for line in lines.commits(job.folder / "audit", rank)
     }
     assert {f"The weight says {len(made)} steps"} == {
-        each for rank in range(3) for each in job.output(f"worker-{rank}").splitlines() if each.startswith("The weight")
+        each for rank in left for each in job.output(f"worker-{rank}").splitlines() if each.startswith("The weight")
     }
+
+
+@pytest.mark.parametrize("late", [pytest.param("0", marks=thorough), "1"], ids=["the leader", "another"])
+def test_one_that_is_still_between_two_epochs_when_a_worker_is_lost(jobs, late):
+    """It takes the present weights there, and goes on with the samples that the others have not used."""
+    job = jobs.start(
+        "dist_async", "3", late, program="constant_gradient.py", workers=3, env={"DMLTRAIN_AUDIT": "audit"}
+    )
+    codes = job.wait()
+    assert codes == {name: KILLED if name == "worker-2" else 0 for name in codes}, job.outputs()
+    each_sample_once(job)
+    each_step_once(job, range(2))
 
 
 # The second view drains, and the third has the other kvstore, if nobody is lost before.

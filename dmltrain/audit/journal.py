@@ -57,6 +57,11 @@ class Journal:
         """Whether the next epoch is one in which this worker joins the others."""
         return self._taken is not None and self._joins
 
+    @property
+    def between_epochs(self) -> bool:
+        """Whether this worker makes no step before it begins the next epoch."""
+        return self.dealing is None or self.dealing.finished
+
     def take_state(self, state: Mapping[str, Any]) -> None:
         """Go on where another member is."""
         self._entered = list(views_file.parse(state["views"].encode()).entered)

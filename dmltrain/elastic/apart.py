@@ -122,7 +122,8 @@ class ApartRounds:
         return over
 
     def _is_over(self) -> bool:
-        """The two barriers are the last ops of a view that drains: see scheduler/kind_change.py."""
+        """All take the weights of the last step of all. The two barriers are the last ops of a view that drains: see
+        scheduler/kind_change.py."""
         store, drains = self._member.store, self._member.view.drains
         if self.dealing.next_of(store.member, store.clock):
             return False
@@ -130,8 +131,7 @@ class ApartRounds:
             self._admit()
         store.rest(self.dealing.end)
         store.barrier()
-        if drains:
-            store.take_weights()  # all steps are made: these are the same for all
+        store.take_weights()  # all steps are made: these are the same for all
         store.barrier()  # all hold the one before: nobody makes steps of the next epoch while others are in this one
         if not drains:
             self.dealing.finish()

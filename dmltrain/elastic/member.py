@@ -45,6 +45,7 @@ class Member:
         self._speed: OwnSpeed | None = None
         self.part: Together | Apart = self._part()
         store.begun, store.on_clocks = lambda: self.part.begun, lambda clocks: self.part.told(clocks)
+        store.between_epochs = lambda: self.journal.between_epochs
         store.on_enter, store.on_shared, store.blamed = self._entered, lambda: self.part.shared(), self._blamed
         store.give_state = lambda: give({**self.part.place(), "suspects": self.suspects.state()})
         store.take_state = lambda content: self._take(take(content, False))

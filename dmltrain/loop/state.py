@@ -226,11 +226,8 @@ class State:
         self._seen += samples
 
     def settle(self) -> None:
-        """The epoch's samples are used. Give all workers the mean of their batch-norm statistics, weighted by samples;
-        in an elastic job, where all have made their last steps now, also the same weights."""
-        if self.is_elastic and not self._store.kvstore_type.synchronous:
-            self._content.synchronize()
-            self._store.repeat(self._store.barrier)  # nobody makes a step before all have these weights
+        """The epoch's samples are used. Give all workers the mean of their batch-norm statistics, weighted by
+        samples."""
         if self._statistics.present and self._store.is_distributed:
             self._store.repeat(lambda: self._statistics.merge(self._seen, self._store.all_reduce))
         self._seen = 0

@@ -672,6 +672,15 @@ def test_one_that_has_left_is_not_missed():
     assert core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 5.0)
 
 
+def test_a_link_that_one_has_lost_before_it_left_means_nothing():
+    """Of two members that are left, the other one is no majority against the server."""
+    core = armed(workers=2, servers=2)
+    notice(core, 1)
+    assert core.handle(worker(1), link_lost(1, 1), 3.5) == []
+    assert views(admitted(core, {0: 7, 1: 7})).members == (0,)
+    assert core.tick(3.6 + WAIT_SECONDS) == []
+
+
 def test_a_member_that_dies_before_it_could_leave_is_lost():
     core = armed()
     notice(core, 1)

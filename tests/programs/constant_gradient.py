@@ -1,7 +1,13 @@
 """A script whose samples all have the gradient 1, so its only weight says how many steps have been made. Arguments: the
-kvstore at the start, and the epochs. Each step moves the weight by 1/1024."""
+kvstore at the start, the epochs, and perhaps a member. Each step moves the weight by 1/1024.
 
+Worker 2 kills itself in the third step of its second epoch if a member is given. That one is late: it waits between its
+first two epochs until the scheduler asks which op it holds, and takes the present weights then."""
+
+import os
+import signal
 import sys
+import time
 
 import torch
 
@@ -9,16 +15,30 @@ import dmltrain
 
 SAMPLES, BATCH, RATE = 240, 4, 1 / 1024
 
-kvstore, epochs = sys.argv[1], int(sys.argv[2])
+
+def wait_for_loss(progress):
+    deadline = time.monotonic() + 60
+    while not (progress._flush or progress.pending):
+        assert time.monotonic() < deadline, "nobody is lost"
+        time.sleep(0.01)
+
+
+kvstore, epochs, *late = sys.argv[1:]
+own = os.environ.get("DMLC_TASK_ID")
 model = torch.nn.Linear(1, 1, bias=False)
 torch.nn.init.zeros_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 optimizer = dmltrain.distribute(model, optimizer, kvstore, update_on_kvstore=kvstore == "dist_sync")
 state = dmltrain.State(model=model, optimizer=optimizer)
 loader = dmltrain.loader(torch.utils.data.TensorDataset(torch.ones(SAMPLES, 1)), batch_size=BATCH, seed=1)
-for _ in state.epochs(epochs):
-    for (ones,) in loader:
+for epoch in state.epochs(int(epochs)):
+    for step, (ones,) in enumerate(loader):
         optimizer.zero_grad()
         model(ones).mean().backward()
+        if late and own == "2" and (epoch, step) == (1, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
+    if late == [own] and epoch == 0:
+        wait_for_loss(optimizer.store._progress)
+        optimizer.synchronize()
 print(f"The weight says {-model.weight.item() / RATE:g} steps", flush=True)

@@ -398,12 +398,16 @@ class SchedulerCore:
         return [Log(log), Send(node, Abort(told)), Cut(node)]
 
     def _link_lost(self, lost: LinkLost) -> list[Action]:
-        own, ends = process(lost.own), (process(lost.own), process(lost.peer))
-        if any(self._removed(end) for end in ends) or self._is_of_another(lost):
-            return []
-        if self._views.joins(own) or not any(map(self._is_apart, ends)):
+        if self._counts(lost):
             self._links.add(lost, self.now)
         return []
+
+    def _counts(self, lost: LinkLost) -> bool:
+        """Whether this link is between two processes of the job, or between one that joins and another."""
+        own, ends = process(lost.own), (process(lost.own), process(lost.peer))
+        if any(self._removed(end) for end in ends) or self._is_of_another(lost):
+            return False
+        return self._views.joins(own) or not any(map(self._is_apart, ends))
 
     def _is_of_another(self, lost: LinkLost) -> bool:
         """Whether a worker's lost link was to the server before the one that is new in this view."""
@@ -412,9 +416,10 @@ class SchedulerCore:
         return is_new and view is not None and lost.view < view.number
 
     def _judge_links(self) -> list[Action]:
-        """The lost links have waited for a better cause in vain."""
+        """The lost links have waited for a better cause in vain. Some may have an end that has left the job since."""
         if not self._views.view:
             return self._abort(str(self._links.cause))
+        self._links.keep(self._counts)
         actions: list[Action] = []
         for node in self._views.judge(self._links.all):
             if not self._finished and (self._views.joins(node) or not self._is_apart(node)):

@@ -42,9 +42,11 @@ class LostLinks:
 
     def forget(self, node: Node) -> None:
         """This process was removed: its lost links follow from that."""
-        self._by_ends = {
-            ends: lost for ends, lost in self._by_ends.items() if node not in (process(lost.own), process(lost.peer))
-        }
+        self.keep(lambda lost: node not in (process(lost.own), process(lost.peer)))
+
+    def keep(self, counts: Callable[[LinkLost], bool]) -> None:
+        """Forget the others."""
+        self._by_ends = {ends: lost for ends, lost in self._by_ends.items() if counts(lost)}
         if not self._by_ends:
             self.due = math.inf
 

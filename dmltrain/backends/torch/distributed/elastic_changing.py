@@ -54,11 +54,13 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
             self._begin_again()
 
     def synchronize(self) -> None:
-        """Take the present weights, but for those who join: they get those of this worker's last step."""
-        if self.store.view and not self.store.sharing and not self._together:
-            self.store.repeat(self._pull_all)
-        else:
+        """Take the present weights, but for those who join: they get those of this worker's last step. Between two
+        epochs all have the same ones; if this worker entered a view there, it would not know that others have begun the
+        next epoch."""
+        if not self.store.view or self._together:
             super().synchronize()
+        elif not (self.store.sharing or self.store.between_epochs()):
+            self.store.repeat(self._pull_all)
 
     def _pull_all(self) -> None:
         handles = {bucket: self.store.pull(bucket.name, READ, bucket.priority, wait=False) for bucket in self._buckets}
