@@ -1307,8 +1307,9 @@ class World:
         connected = [each for each in self.workers if not each.ended and each.node not in self.doomed]
         members = len(self.scheduler._views.present) + len(self.scheduler._views.finished)
         newcomers = any(each.lacks_state for each in connected)
-        if kind == "isolate" and (self.cut or newcomers or self.faults or 2 * len(connected) <= members):
-            kind = "kill"  # else a worker may be removed
+        others = any(each.node in self.doomed and not (each.ended or each.is_cut) for each in self.workers)
+        if kind == "isolate" and (self.cut or newcomers or others or self.faults or 2 * len(connected) <= members):
+            kind = "kill"  # else workers may be removed, and nobody is left
         if kind != "pause":
             self.doomed.add(server.node)
         if kind == "freeze":
