@@ -7,7 +7,8 @@ import pytest
 
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.view import Balancing
-from tests.kvstore.simulated import Job, Unlucky, Violated, World
+from tests.kvstore.simulation.job import Job, Unlucky, Violated
+from tests.kvstore.simulation.world import World
 
 SLOWLY_NOTICED = [
     pytest.param(each, marks=pytest.mark.thorough) for each in ("late frames", "turns", "finished", "hand over early")

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from tests.kvstore.simulated import Job, World
+from tests.kvstore.simulation.job import Job
+from tests.kvstore.simulation.world import World
 
 # What happens in a minute, and how often.
 KINDS = {"faults": 6, "server_faults": 1, "ends": 2, "leavings": 2}

@@ -1,0 +1,181 @@
+"""Faults of a simulated job: processes that are killed, stopped, frozen or cut off, leave, and come again."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dmltrain.kvstore.transport.message import Failed, Leaving, LinkEnd, LinkLost
+from tests.kvstore.simulation.process import SCHEDULER
+from tests.kvstore.simulation.server import Server
+from tests.kvstore.simulation.worker import Worker
+
+
+class Faults:
+    """The part of World that makes them."""
+
+    def notice(self):
+        """A member leaves on purpose."""
+        known = [each for each in self.workers if each.view and not each.ended and each.node not in self.dead]
+        worker = self.chance.choice(known) if known else None
+        if worker and (not (self.doomed or self.faults) or self.stays_with_state(worker)):
+            worker.has_notice = True
+            worker.say(Leaving("SIGTERM", self.job.residuals))
+
+    def stays_with_state(self, but):
+        """Whether another worker has the state of training and stays: no job goes on without one."""
+        stays = [
+            each for each in self.workers if each is not but and not (each.ended or each.has_left or each.has_notice)
+        ]
+        stays = [each for each in stays if each.node not in self.doomed]
+        return any(each.member not in self.lacking and not each.lacks_state for each in stays)
+
+    def fault(self):
+        alive = [each for each in self.workers if not each.ended and each.node not in self.doomed]
+        alive = [each for each in alive if not each.has_left]
+        if not alive:
+            return
+        worker = self.chance.choice(alive)
+        if not (self.stays_with_state(worker) and self.others_know_a_view(worker)):
+            return
+        kind = self.chance.choice(["kill", "kill", "fail", "freeze", "pause", "cut"])
+        several = sum(not each.lacks_state for each in alive) >= 3  # a server that most workers have lost ends the job
+        linked = bool(self.servers_alive() and (worker.follows or worker.view))
+        if kind == "cut" and (self.cut or not several or not linked):
+            kind = "kill"
+        if kind != "pause":
+            self.doomed.add(worker.node)
+        if kind == "kill" or (kind == "fail" and not worker.follows):
+            self.kill(worker)
+        elif kind == "fail":  # by an error of its own
+            self.failed.add(worker.member)
+            self.send(worker.node, SCHEDULER, Failed("ValueError: 3", worker.progress.done))
+            self.send(worker.node, SCHEDULER, None)
+            self.dead.add(worker.node)
+        elif kind == "freeze":
+            self.frozen[worker.node] = 1 << 60 if self.chance.random() < 0.5 else self.events + 4000
+        elif kind == "pause":  # short: nobody is removed
+            self.frozen[worker.node] = self.events + self.chance.randrange(200)
+        else:
+            self.cut_pair(worker, self.chance.choice(self.servers_alive()))
+
+    def others_know_a_view(self, but):
+        """Whether another worker has been told of one. If nobody has who is left, the next scheduler ends the job."""
+        others = [each for each in self.workers if each is not but and each.node not in self.doomed]
+        return not self.job.schedulers or any(each.standing().entered for each in others)
+
+    def servers_alive(self):
+        return [each for each in self.servers if each.node not in self.doomed]
+
+    def server_fault(self):
+        alive = self.servers_alive()
+        if len(alive) < (1 if self.server_comings else 2):
+            return
+        server = self.chance.choice(alive)
+        kind = self.chance.choice(["kill", "kill", "with a worker", "freeze", "pause", "isolate"])
+        connected = [each for each in self.workers if not each.ended and each.node not in self.doomed]
+        members = len(self.scheduler._views.present) + len(self.scheduler._views.finished)
+        newcomers = any(each.lacks_state for each in connected)
+        others = any(each.node in self.doomed and not (each.ended or each.is_cut) for each in self.workers)
+        if kind == "isolate" and (self.cut or newcomers or others or self.faults or 2 * len(connected) <= members):
+            kind = "kill"  # else workers may be removed, and nobody is left
+        if kind != "pause":
+            self.doomed.add(server.node)
+        if kind == "freeze":
+            self.frozen[server.node] = 1 << 60 if self.chance.random() < 0.5 else self.events + 4000
+        elif kind == "pause":
+            self.frozen[server.node] = self.events + self.chance.randrange(200)
+        elif kind == "isolate":
+            for worker in connected:  # those of which the scheduler hears late may be removed
+                self.excused.add(worker.node)
+                self.cut_pair(worker, server)
+        else:
+            self.end_process(server)
+            for worker in connected:
+                if self.chance.random() < 0.5:
+                    self.lost_link(worker.node, server.node)
+                else:
+                    self.late_reports.append((self.events + self.chance.randrange(600), worker, server))
+            if kind == "with a worker":
+                self.fault()
+
+    def end_process(self, process):
+        self.dead.add(process.node)
+        for (origin, target), messages in self.channels.items():
+            if target == process.node:
+                messages.clear()
+            elif origin == process.node:
+                for _ in range(self.chance.randrange(len(messages) + 1)):  # some did not leave the machine
+                    messages.pop()
+        if process.follows:
+            self.channels.add((process.node, ("scheduler", process.follows)), None)
+
+    def kill(self, worker):
+        self.end_process(worker)
+        for server in self.servers_alive():
+            if self.chance.random() < 0.5:
+                self.lost_link(("server", server.number), worker.node)
+
+    def replaceable(self):
+        """The workers of which the launcher knows that they are lost."""
+        resume = self.scheduler._resume
+        if resume is None:
+            return sorted(self.scheduler._views.removed)
+        lost = [each for each in self.workers if each.node in self.dead and not each.ended]
+        known = {*resume.back, *(node for node, _ in resume.held)}  # the end of their links comes first
+        return sorted(each.member for each in lost if each.node not in known)
+
+    def replaceable_servers(self):
+        """Like `replaceable`."""
+        resume = self.scheduler._resume
+        if resume is None:
+            return [each.number for each in self.servers if self.scheduler._views.is_lost(each.number)]
+        known = {*resume.back, *(node for node, _ in resume.held)}
+        return [each.number for each in self.servers if each.node in self.dead and each.node not in known]
+
+    def replace_server(self, number):
+        self.forget(("server", number))
+        self.servers[number].is_cut = True
+        self.servers[number] = Server(self, number, self.servers[number].life + 1)
+
+    def forget(self, node):
+        """Whatever is known of a process, in whose place another one comes."""
+        self.excused.update({node} & self.doomed)
+        self.dead.discard(node)
+        self.doomed.discard(node)
+        self.frozen.pop(node, None)
+        self.cut = {pair for pair in self.cut if node not in pair}
+        for channel in [channel for channel in self.channels if node in channel]:
+            self.channels.pop(channel)
+
+    def replace(self, member):
+        """A new process takes the place of a removed worker, whose links are cut if it is still there."""
+        self.forget(("worker", member))
+        for server in self.servers:
+            server.end_link(member)
+        self.workers[member].is_cut = True
+        self.workers[member] = Worker(self, member, is_replacement=True)
+
+    def report_late(self, worker, server):
+        """A worker notices now that a server has ended, in whose place another one may have come."""
+        if self.runs(worker) and not worker.ended and worker.links.get(server.number) == server.life:
+            self.lost_link(worker.node, server.node)
+
+    def cut_pair(self, worker, server):
+        ends = worker.node, ("server", server.number)
+        self.cut.add(ends)
+        for pair in (ends, ends[::-1]):
+            messages = self.channels.get(pair, deque())
+            for _ in range(self.chance.randrange(len(messages) + 1)):
+                messages.pop()
+        reports = self.chance.sample([ends, ends[::-1]], self.chance.choice([1, 2]))
+        for own, peer in [ends] if worker.lacks_state else reports:
+            self.lost_link(own, peer)
+
+    def lost_link(self, own, peer):
+        """One end says so, if there was a link."""
+        if not self.has_link(own, peer):
+            return
+        process = self.process(own)
+        newest = process.progress.announced if own[0] == "worker" else None
+        view = 1 << 30 if "dated links" in self.mutations else newest.view.number if newest else 0
+        process.say(LinkLost(LinkEnd(*own, "h", "a"), LinkEnd(*peer, "h", "a"), "timed out", True, view))

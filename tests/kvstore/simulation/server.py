@@ -1,0 +1,173 @@
+"""A server of a simulated job."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dmltrain.kvstore.scheduler.following import Standing
+from dmltrain.kvstore.server import optimizer_state, taking_back
+from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.server.reply import Reply
+from dmltrain.kvstore.transport.message import Enter, Left, Register, Start
+from tests.kvstore.simulation.job import FLOAT64, SIZE, SPEC, Step
+from tests.kvstore.simulation.process import SCHEDULER, Declared, Process, Value
+
+
+class Server(Process):
+    """`life`: how many were in its place before."""
+
+    def __init__(self, world, number, life=0):
+        super().__init__(world, "server", number, life > 0)
+        self.number, self.life = number, life
+        self.registration = Register(f"s{number}", 1 + life, f"s{number}", "", f"s{number}")
+        self.finished, self.newest = {}, None
+        self.core = ServerCore(world.job.workers + world.job.newcomers)
+        if world.job.on_servers:
+            self.core.make_step, self.core.spec = Step, None if life else SPEC
+        self.core.on_hosts(world.hosts)
+        self.view = 0
+        self.works = []
+        self.receiving = {}  # worker -> the push of which the buffer is taken
+        self.lent = {}  # worker -> replies that it reads here
+        self.entering = None
+        self.servers = None  # of its view
+
+    def takes(self, worker, frame):
+        """Whether the link's thread would go on with this frame now."""
+        if frame[0] in ("hold", "states", "load") and self.works:
+            return False
+        return frame[0] == "release" or frame[1] <= self.view
+
+    def standing(self):
+        return Standing(self.newest, {} if "who has finished" in self.world.mutations else self.finished)
+
+    def hear(self, message):
+        """The control link's thread."""
+        if isinstance(message, Start):
+            self.start = message
+        elif isinstance(message, Enter):
+            self.entering, self.newest = message.view, message
+
+    def receive(self, worker, frame):
+        kind, view, *rest = frame
+        if kind == "release":
+            self.release(worker, rest[0])
+        elif kind == "leave":
+            self.finished[worker] = rest[0]
+            if "who leaves meanwhile" not in self.world.mutations:
+                self.world.send(self.node, SCHEDULER, Left(self.view, worker, rest[0]))
+            self.world.send(self.node, ("worker", worker), ("left", self.number))
+        elif self.is_void(worker, view):
+            return
+        elif kind == "declare":
+            self.core.declare(worker, rest[0])
+            if self.world.job.on_servers and not view:
+                for key in {each.key for each in rest[0].keys} & {0, 1}:
+                    first = np.arange(1.0, SIZE + 1) + key * SIZE
+                    self.core.initialise(worker, key, 0, first)
+            self.world.send(self.node, ("worker", worker), Declared(view))
+        elif kind in ("hold", "states", "load"):
+            found = getattr(self, kind)(*rest)
+            self.world.send(self.node, ("worker", worker), Declared(view, found))
+        else:
+            key, clock, data, rate = rest
+            buffer = self.core.buffer(worker, key, 0, data.nbytes, FLOAT64)
+            buffer.array[:] = data
+            self.receiving[worker] = (view, key, clock, rate, buffer)
+
+    def hold(self, step):
+        if "take back" in self.world.mutations:
+            for slice_ in self.core.slices().values():
+                if slice_.is_weight and slice_.completed != step:
+                    slice_.count_from(step)
+        self.core.hold(0, step)
+
+    def states(self):
+        if "kept" in self.world.mutations:
+            self.core._kept.clear()
+        return self.core.states()
+
+    def load(self, states):
+        if self.core.spec is None:
+            self.core.optimize(SPEC)
+        optimizer_state.unpack(taking_back.pack(states), self.core.slices())
+        for (key, _), slice_ in self.core.slices().items():
+            if slice_.is_weight:
+                self.remember(key, slice_)
+
+    def is_void(self, worker, view):
+        """Whether a frame is of an older view, or of another one of this number, which another scheduler has made."""
+        removed = view == self.view and not self.core.workers.takes(worker)
+        return removed or (view < self.view and "late frames" not in self.world.mutations)
+
+    def complete(self, worker):
+        """The rest of a push has arrived. A view may have begun meanwhile."""
+        view, key, clock, rate, buffer = self.receiving.pop(worker)
+        if view < self.view and "check under the lock" not in self.world.mutations:
+            self.core.give_back(buffer)
+            return
+        self.act(self.core.push(worker, key, 0, clock, rate, buffer))
+        self.act(self.core.pull(worker, key, 0, clock))
+
+    def act(self, actions):
+        for action in actions:
+            if isinstance(action, Reply):
+                self.send(action)
+            else:
+                self.works.append(action)
+
+    def send(self, reply):
+        content = reply.buffer.array.copy()
+        shared = self.world.job.shared
+        value = Value(
+            self.view, reply.key, reply.clock, reply.buffer.array if shared else content, content, None, self.number
+        )
+        if shared:
+            value.reply = reply
+            self.lent.setdefault(reply.worker, []).append(reply)
+        else:
+            reply.release()
+        self.world.send(("server", self.number), ("worker", reply.worker), value)
+
+    def release(self, worker, reply):
+        if reply in self.lent.get(worker, []):
+            self.lent[worker].remove(reply)
+            reply.release()
+
+    def run(self):
+        work = self.works.pop(self.world.chance.randrange(len(self.works)))
+        work.run()
+        self.act(self.core.done(work))
+        if work.step:
+            self.remember(work.id[0], work.slice)
+
+    def remember(self, key, slice_):
+        """A copy of the optimizer's state, for when this server is lost."""
+        made = key, slice_.completed, tuple(slice_.value.array)
+        self.world.history[made] = slice_.step.momentum.copy(), self
+
+    def end_link(self, worker):
+        if worker in self.receiving:
+            *_, buffer = self.receiving.pop(worker)
+            self.core.give_back(buffer)
+        for reply in self.lent.pop(worker, []):
+            reply.release()
+
+    @property
+    def can_enter(self):
+        return self.entering is not None and not self.works
+
+    def enter(self):
+        view, self.entering = self.entering, None
+        if view.number <= self.view:
+            return
+        for member in {each.member for each in view.lost} | set(view.members).difference(self.core.workers.ranks):
+            self.finished.pop(member, None)
+        others = self.servers is not None and (self.servers != view.servers or bool(view.joined_servers))
+        others = others and "forget weights" not in self.world.mutations
+        self.core.enter(view.hosts, other_servers=others)
+        self.servers = view.servers
+        self.view = view.number
+        for worker in set(self.lent) - set(view.members):
+            for reply in self.lent.pop(worker):
+                reply.release()

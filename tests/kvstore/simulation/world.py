@@ -1,0 +1,418 @@
+"""One elastic job without sockets, threads and clocks: random schedules of everything that can happen, by seed.
+
+The scheduler's core, the servers' cores, the workers' Progress and Dealing are the real ones. Channels keep the order
+of their messages. A worker trains with whole numbers, so all sums are exact. Each event is one of: a message is
+delivered, a push arrives in two parts, a server's work runs, a worker goes on, time passes, or a fault. The invariants
+are checked where they could be violated; `check` checks what must be true of a whole job.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Send
+from dmltrain.kvstore.scheduler.core import SchedulerCore
+from dmltrain.kvstore.transport.message import Enter, Heartbeat, Refuse, Release
+from tests.kvstore.simulation.channels import Channels
+from tests.kvstore.simulation.faults import Faults
+from tests.kvstore.simulation.invariants import Invariants
+from tests.kvstore.simulation.job import Job, require
+from tests.kvstore.simulation.process import SCHEDULER
+from tests.kvstore.simulation.server import Server
+from tests.kvstore.simulation.worker import Worker
+
+DRAWS = 40  # of something that could happen next, before all is looked at
+
+
+def happens(place, kinds):
+    """Whether the event with this number, of `kinds` (how many, function, arguments), could happen, and did."""
+    for count, event, what in kinds:
+        if place < count:
+            return event(what[place])
+        place -= count
+
+
+@dataclass
+class World(Faults, Invariants):
+    job: Job
+    seed: int
+    mutations: frozenset[str] = frozenset()
+    hosts: list[tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self):
+        job = self.job
+        self.chance = random.Random(self.seed)
+        self.now, self.events = 0.0, 0
+        self.channels = Channels()  # None is the end
+        self.failed = set()  # members that have said so
+        self.dead, self.doomed = set(), set()  # nodes; doomed ones may be removed
+        self.excused = set()  # nodes that were doomed, and replaced
+        self.frozen = {}  # node -> events until it goes on
+        self.cut = set()  # (worker, server)
+        self.ops = {}  # op -> each time that a worker held it
+        self.views = {}  # number -> View
+        self.makers = {}  # number -> the incarnation that has made the view
+        self.states = {}  # of training, for new members
+        self.residuals = {}  # (view, member) -> that it hands over
+        self.steps = {}  # by the same names: how many the member has made
+        self.history = {}  # (key, steps, value) -> the optimizer's state there
+        self.lacking = set()  # members that will get it, or a step
+        self.finish = None  # reason
+        self.ending = set()  # numbers of the views with which the job ends early
+        ranks = list(range(job.workers))
+        self.hosts = [tuple(ranks[i : i + 2]) for i in range(0, job.workers, 2)]
+        self.newest, self.schedulers = 0, {}  # the newest incarnation, as processes know; all
+        self.next_at = 0  # when there is another one
+        self.begin_incarnation()
+        self.servers = [Server(self, number) for number in range(job.servers)]
+        self.workers = [Worker(self, member) for member in ranks]
+        for role, count in (("server", job.servers), ("worker", job.workers)):
+            for index in range(count):
+                process = self.process((role, index))
+                process.follows = 1
+                self.act(self.scheduler.handle(process.node, process.registration, 0.0))
+        self.faults = sorted(self.chance.randrange(60, 900) for _ in range(job.faults))
+        self.server_faults = sorted(self.chance.randrange(60, 900) for _ in range(job.server_faults))
+        self.ends = sorted(self.chance.randrange(60, 1200) for _ in range(job.schedulers))
+        self.comings = sorted(self.chance.randrange(100, 1500) for _ in range(job.replacements))
+        self.leavings = sorted(self.chance.randrange(60, 900) for _ in range(job.notices))
+        self.server_comings = sorted(self.chance.randrange(100, 1200) for _ in range(job.server_replacements))
+        self.arrivals = sorted(self.chance.randrange(900) for _ in range(job.newcomers))
+        self.late_reports = []  # when, the worker, the server that has ended
+
+    # -- messages
+
+    @property
+    def stops_at(self):
+        """The last op before the job ended early, or None."""
+        number = min(self.ending & self.views.keys(), default=None)
+        return None if number is None else self.views[number].base
+
+    @property
+    def scheduler(self):
+        return self.schedulers[self.newest]
+
+    def process(self, node):
+        return (self.servers if node[0] == "server" else self.workers)[node[1]]
+
+    def send(self, origin, target, message):
+        if target == SCHEDULER:
+            target = ("scheduler", self.process(origin).follows)
+            if not target[1]:
+                return
+        if not self.has_link(origin, target):
+            return
+        if origin not in self.dead and target not in self.dead and not self.is_cut(origin, target):
+            self.channels.add((origin, target), message)
+
+    def has_link(self, origin, target):
+        """Whether there can be a link between these. One of a worker may be to another server that had this number."""
+        if {origin[0], target[0]} != {"server", "worker"}:
+            return True
+        worker, server = map(self.process, (origin, target) if origin[0] == "worker" else (target, origin))
+        return worker.links.get(server.number) == server.life
+
+    def is_cut(self, origin, target):
+        return (origin, target) in self.cut or (target, origin) in self.cut
+
+    def act(self, actions, number=1, origin=None):
+        """What the incarnation `number` does."""
+        for action in actions:
+            if isinstance(action, Finish):
+                if number == self.newest:
+                    self.finish = action.reason
+                else:
+                    self.end_incarnation(number)
+            elif isinstance(action, Refuse):
+                (process := self.process(origin)).is_cut = True
+                at_fault = origin in self.doomed | self.excused
+                require(at_fault, f"only processes with a fault are refused, not {origin}: {action.reason}")
+                if origin[0] == "worker":
+                    process.progress.lose(action.reason)
+            elif isinstance(action, Cut):
+                self.channels.pop((action.node, ("scheduler", number)), None)
+                if (process := self.process(action.node)).follows == number:
+                    process.is_cut = True
+                    at_fault = action.node in self.doomed | self.excused or process.ended
+                    require(at_fault, f"only processes with a fault are cut off, not {action.node}")
+            elif isinstance(action, Send):
+                again = isinstance(action.message, Release) and self.schedulers[number]._views._resumed
+                if again and "released again" in self.mutations:
+                    continue
+                self.note(action.message, number)
+                for node in self.nodes() if action.to == ALL else [action.to]:
+                    if self.process(node).follows == number:
+                        self.send(("scheduler", number), node, action.message)
+
+    # -- incarnations of the scheduler
+
+    def begin_incarnation(self):
+        self.newest += 1
+        job, number = self.job, self.newest
+        limits = {"wait_seconds": 1e9, "start_seconds": 1e9}
+        limits |= {"max_workers": job.workers + job.newcomers, "wait_for_hosts": job.patience, "elastic": job.minimum}
+        limits["restart_servers"] = job.server_replacements
+        lost = [node for node in self.dead if node[0] != "scheduler" and self.chance.random() < 0.7]
+        core = SchedulerCore(job.workers, job.servers, incarnation=number, lost_before=frozenset(lost), **limits)
+        self.schedulers[number] = core
+        core.tick(self.now)
+
+    def end_incarnation(self, number):
+        """It dies; perhaps with messages that it has sent."""
+        own = ("scheduler", number)
+        self.dead.add(own)
+        for (origin, target), messages in self.channels.items():
+            if target == own:
+                messages.clear()
+            elif origin == own:
+                for _ in range(self.chance.randrange(len(messages) + 1)):
+                    messages.pop()
+        for node in self.nodes():
+            if self.process(node).follows == number:
+                self.channels.add((own, node), None)
+
+    def lose_scheduler(self):
+        """The launcher takes it for lost. It may live."""
+        if self.chance.random() < 0.7:
+            self.end_incarnation(self.newest)
+        self.next_at = self.events + self.chance.randrange(1, 400)
+
+    def can_follow(self, process):
+        lives = self.runs(process) and not process.ended and not process.is_cut
+        return lives and process.follows < self.newest and ("scheduler", self.newest) not in self.dead
+
+    def nodes(self):
+        return [("server", each.number) for each in self.servers] + [each.node for each in self.workers]
+
+    def note(self, message, number):
+        if isinstance(message, Enter):
+            view, known = message.view, self.views.get(message.view.number)
+            older = self.makers.setdefault(view.number, number) < number
+            require(known in (None, view) or older, "one view with each number")
+            self.makers[view.number] = number
+            gone = {("server", each.number) for each in view.lost_servers}
+            gone |= {("worker", each.member) for each in view.lost if not self.workers[each.member].is_newcomer}
+            gone -= {
+                each.node for each in self.workers if each.has_notice and each.ended
+            }  # only it may know that it left
+            innocent = gone - self.doomed - self.excused
+            require(not innocent, f"only processes with a fault are removed, not {innocent}: {view}")
+            for each in view.lost:
+                if not self.workers[each.member].is_newcomer:
+                    self.workers[each.member].is_cut = True
+            if message.ends:
+                self.ending.add(view.number)
+            for each in view.left:
+                self.workers[each.member].has_left = True
+            before = self.views.get(view.number - 1)
+            if before:
+                left = {each.member for each in view.left}
+                gone = set(before.members).difference(view.members)
+                require(left <= gone and not left & {each.member for each in view.lost}, "who has left was not lost")
+                stayed = set(view.members) - set(view.joined)
+                require(stayed <= set(before.members), "who was not in the view before has joined")
+                require(not set(view.joined) & set(before.members), "who has joined was not in the view before")
+                require(view.base >= before.base, "bases do not decrease")
+                stayed = set(view.servers).difference(view.joined_servers)
+                require(stayed <= set(before.servers), "servers that were not in the view before have joined")
+                require(not stayed & {each.number for each in view.lost_servers}, "lost servers do not stay")
+            require(
+                not view.shares or sum(view.shares) == (self.job.each * len(view.members) or self.job.batch),
+                "shares are those of a whole round",
+            )
+            for lost in view.lost:
+                require(not lost.failed or lost.member in self.failed, "who was killed has not failed by itself")
+            self.lacking = (self.lacking | set(view.joined) | set(view.behind)) & set(view.members)
+            self.views[view.number] = view
+
+    def deliver(self, channel):
+        origin, target = channel
+        message = self.channels.take(channel)
+        if target[0] == "scheduler":
+            core = self.schedulers[target[1]]
+            if message is None:
+                self.decide(target[1], lambda: core.lost(origin, "end of stream", self.now), origin)
+            else:
+                self.decide(target[1], lambda: core.handle(origin, message, self.now), origin)
+        elif origin[0] == "scheduler":
+            process = self.process(target)
+            if message is None:
+                process.follows = 0
+                return
+            if isinstance(message, Enter):
+                process.following.enter(message.view)
+            process.hear(message)
+        elif target[0] == "server":
+            self.servers[target[1]].receive(origin[1], message)
+        elif isinstance(message, tuple):
+            self.workers[target[1]].left.add(message[1])
+        else:
+            self.workers[target[1]].receive_value(message)
+
+    def decide(self, number, event, origin=None):
+        """An event of the incarnation `number`. When it takes over, views of the one before that nobody has been told
+        who is left do not count. A newcomer that alone has been told of one may come back too late, and is refused."""
+        core = self.schedulers[number]
+        resumed = core.resuming
+        actions = event()
+        if resumed and not core.resuming and core._views.view:
+            for each in [each for each in self.views if each > core._views.view.number]:
+                self.excused |= {("worker", member) for member in self.views.pop(each).joined}
+        self.act(actions, number, origin)
+
+    def can_deliver(self, channel):
+        origin, target = channel
+        if not self.channels[channel] or target in self.frozen:
+            return False
+        if target[0] != "server":
+            return True
+        server = self.servers[target[1]]
+        if origin[0] == "scheduler":
+            return server.entering is None
+        return origin[1] not in server.receiving and server.takes(origin[1], self.channels[channel][0])
+
+    # -- events
+
+    def run(self, limit=60_000):
+        """Until the job has ended."""
+        while self.finish is None or any(self.can_deliver(channel) for channel in self.channels):
+            self.events += 1
+            require(self.events < limit, "the job does not end")
+            if self.finish is None:
+                self.lose_schedulers()
+            if self.faults and self.events >= self.faults[0] and self.views:
+                self.faults.pop(0)
+                self.fault()
+            if self.server_faults and self.events >= self.server_faults[0] and self.can_lose_a_server():
+                self.server_faults.pop(0)
+                self.server_fault()
+            if self.comings and self.events >= self.comings[0] and (lost := self.replaceable()):
+                self.comings.pop(0)
+                self.replace(self.chance.choice(lost))
+            if self.server_comings and self.events >= self.server_comings[0] and (lost := self.replaceable_servers()):
+                self.server_comings.pop(0)
+                self.replace_server(self.chance.choice(lost))
+            if self.leavings and self.events >= self.leavings[0] and self.views:
+                self.leavings.pop(0)
+                self.notice()
+            if self.arrivals and self.events >= self.arrivals[0]:
+                self.arrivals.pop(0)
+                self.workers.append(Worker(self, len(self.workers), is_replacement=True))
+            for node in [node for node, until in self.frozen.items() if self.events >= until]:
+                del self.frozen[node]
+            for report in [report for report in self.late_reports if self.events >= report[0]]:
+                self.late_reports.remove(report)
+                self.report_late(*report[1:])
+            if not self.event():
+                self.pass_time()
+
+    def lose_schedulers(self):
+        if self.ends and self.events >= self.ends[0] and self.can_lose_the_scheduler():
+            self.ends.pop(0)
+            self.lose_scheduler()
+        if self.next_at and self.events >= self.next_at:
+            self.next_at = 0
+            self.begin_incarnation()
+
+    def can_lose_the_scheduler(self):
+        """Not before somebody has been told of the first view."""
+        told = any(each.standing().entered for each in self.workers if each.node not in self.doomed)
+        return told and not self.next_at and not self.loses_a_server()
+
+    def can_lose_a_server(self):
+        scheduler_lives = not (self.next_at or self.scheduler.resuming or self.loses_a_server())
+        return bool(self.views) and (scheduler_lives or not self.job.schedulers)
+
+    def loses_a_server(self):
+        """Jobs may end if the scheduler is lost together with the last server, which knows who has finished."""
+        lost = any(each.node in self.doomed for each in self.servers)
+        return bool(self.job.server_replacements) and (lost or self.scheduler._views.changing)
+
+    def event(self):
+        """One event that can happen now; False if there is none. Each is as likely as any other."""
+        workers, servers, channels = self.workers, self.servers, self.channels.names
+        receiving = [(server, worker) for server in servers for worker in server.receiving]
+        kinds = (
+            (len(workers), self.advance_if, workers),
+            (len(channels), self.deliver_if, channels),
+            (len(servers), self.work_if, servers),
+            (len(servers), self.enter_if, servers),
+            (len(receiving), self.complete_if, receiving),
+            (len(workers), self.follow_if, workers),
+            (len(servers), self.follow_if, servers),
+        )
+        count = 2 * len(workers) + 3 * len(servers) + len(channels) + len(receiving)
+        for place in self.draws(count):
+            if happens(place, kinds):
+                break
+        else:
+            return False
+        if self.chance.random() < min(0.02, 0.5 / (len(servers) + len(workers))):  # each has events often enough
+            self.pass_time()
+        return True
+
+    def draws(self, count):
+        """Random numbers below `count`; in the end all of them."""
+        for _ in range(DRAWS):
+            yield int(self.chance.random() * count)
+        yield from self.chance.sample(range(count), count)
+
+    # Each returns whether that could happen, and did.
+
+    def deliver_if(self, channel):
+        if possible := self.can_deliver(channel):
+            self.deliver(channel)
+        return possible
+
+    def complete_if(self, pair):
+        server, worker = pair
+        if possible := self.runs(server):
+            server.complete(worker)
+        return possible
+
+    def work_if(self, server):
+        if possible := bool(server.works) and self.runs(server):
+            server.run()
+        return possible
+
+    def enter_if(self, server):
+        if possible := server.can_enter and self.runs(server):
+            server.enter()
+        return possible
+
+    def follow_if(self, process):
+        if possible := self.can_follow(process):
+            process.follow(self.newest)
+        return possible
+
+    def advance_if(self, worker):
+        if possible := not worker.ended and self.runs(worker):
+            worker.advance()
+        return possible
+
+    def runs(self, process):
+        return process.node not in self.dead and process.node not in self.frozen
+
+    def pass_time(self):
+        if self.scheduler.resuming and any(map(self.is_to_come_back, self.nodes())):
+            return  # that takes less time, with a short pause as well
+        self.now += self.chance.choice([0.25, 1.0, 2.0])
+        for channel, messages in list(self.channels.items()):
+            if None in messages and channel[1][0] == "scheduler":  # the end of a dead process's link comes at once
+                while self.channels.get(channel):
+                    self.deliver(channel)
+        for node in self.nodes():
+            follows = self.process(node).follows
+            lives = node not in self.dead and (node not in self.frozen or node not in self.doomed)
+            if lives and follows and ("scheduler", follows) not in self.dead:
+                self.schedulers[follows].handle(node, Heartbeat(), self.now)
+        for number in [each for each in self.schedulers if ("scheduler", each) not in self.dead]:
+            self.decide(number, lambda: self.schedulers[number].tick(self.now))  # noqa: B023
+
+    def is_to_come_back(self, node):
+        """Whether a process without a fault has to go over to the newest scheduler, or to be heard by it."""
+        process, newest = self.process(node), ("scheduler", self.newest)
+        if node in self.dead | self.doomed or process.ended or process.is_cut or newest in self.dead:
+            return False
+        return process.follows < self.newest or bool(self.channels.get((node, newest)))
