@@ -227,12 +227,18 @@ def each_step_once(job, left):
     }
 
 
-@pytest.mark.parametrize("late", [pytest.param("0", marks=thorough), "1"], ids=["the leader", "another"])
-def test_one_that_is_still_between_two_epochs_when_a_worker_is_lost(jobs, late):
-    """It takes the present weights there, and goes on with the samples that the others have not used."""
-    job = jobs.start(
-        "dist_async", "3", late, program="constant_gradient.py", workers=3, env={"DMLTRAIN_AUDIT": "audit"}
-    )
+LATE = {
+    "another takes weights": ["1", "synchronize"],
+    "the leader takes weights": ["0", "synchronize"],
+    "the leader saves": ["0", "save"],
+}
+
+
+@pytest.mark.parametrize("late", cases(LATE, ["another takes weights"]))
+def test_others_are_in_the_next_epoch_when_a_worker_is_lost(jobs, late):
+    """One is late, and goes on with the samples that the others have not used."""
+    env = {"DMLTRAIN_AUDIT": "audit"}
+    job = jobs.start("dist_async", "3", *late, program="constant_gradient.py", workers=3, env=env)
     codes = job.wait()
     assert codes == {name: KILLED if name == "worker-2" else 0 for name in codes}, job.outputs()
     each_sample_once(job)

@@ -59,7 +59,7 @@ class Journal:
 
     @property
     def between_epochs(self) -> bool:
-        """Whether this worker makes no step before it begins the next epoch."""
+        """Whether this worker begins an epoch next: it has the weights that all had when the one before ended."""
         return self.dealing is None or self.dealing.finished
 
     def take_state(self, state: Mapping[str, Any]) -> None:

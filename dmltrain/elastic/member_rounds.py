@@ -26,10 +26,15 @@ class MemberRounds:
         """Whether all samples of the epoch are used. May wait for the others."""
         while True:
             over = self._rounds.is_over()
-            if isinstance(self._rounds, TogetherRounds) == self._member.together:
+            if self._is_present():
                 return over
             self._before = self.count
             self._rounds = self._now()
+
+    def _is_present(self) -> bool:
+        """Whether the kvstore has not changed since these rounds began."""
+        together = isinstance(self._rounds, TogetherRounds)
+        return together == self._member.together and self._rounds.dealing is self._member.journal.dealing
 
     @property
     def dealing(self) -> Dealing | AsyncDealing:

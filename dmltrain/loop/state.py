@@ -57,6 +57,7 @@ class State:
         self._rates: Rates | None = None
         self._loader: Loader | None = None
         self._epoch, self._phase, self._seen = 0, BETWEEN, 0
+        self._rounds: Rounds | None = None  # of the present epoch of an elastic job
         joining.check(self.is_elastic)
         if _states and self.is_elastic:
             raise UserError("a worker of an elastic job has one dmltrain.State: give it all names at once")
@@ -106,6 +107,8 @@ class State:
             self._arm(number)
         while self._epoch < number:
             self._phase = BEFORE
+            if self._member:  # also if workers change before its loop: state.save in its body may notice that
+                self._rounds = MemberRounds(self._member, self._epoch)
             yield self._epoch
             if self.is_elastic and self._phase != AFTER:
                 raise UserError(
@@ -205,14 +208,12 @@ class State:
             raise UserError("read dmltrain.loader once in each turn of `for epoch in state.epochs(...)`")
         self._phase = READING
         try:
-            yield self._rounds()
+            yield self._rounds or self._plain_rounds()
         finally:
             self.optimizer.weigh(1.0)
         self._phase = AFTER
 
-    def _rounds(self) -> Rounds:
-        if self._member:
-            return MemberRounds(self._member, self._epoch)
+    def _plain_rounds(self) -> Rounds:
         assert self._loader
         dealing = Dealing(self._loader.shared.samples, self._loader.batch, range(self._store.num_workers))
         return PlainRounds(dealing, self._store.rank)

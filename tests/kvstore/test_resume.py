@@ -296,11 +296,32 @@ def test_servers_say_who_finishes_meanwhile():
     assert sent(actions, Flush) == {MEMBERS[2]: Flush(1, 1, 24)}
 
 
+REPLACED = View(2, 7, FIRST.hosts, FIRST.servers, joined=(0,))
+REMOVED = View(2, 7, ((1,), (2,)), FIRST.servers, lost=(Lost(0, "end of stream"),))
+
+
 def test_who_has_finished_before_its_replacement_joined_does_not_count():
-    found, joined = core(), View(2, 7, FIRST.hosts, FIRST.servers, joined=(0,))
-    assert not back(found, {MEMBERS[1]: joined, MEMBERS[2]: joined, SERVER: joined})
+    found = core()
+    assert not back(found, {MEMBERS[1]: REPLACED, MEMBERS[2]: REPLACED, SERVER: REPLACED})
     assert found.handle(SERVER, Left(1, 0, 24), 1.0) == []
     assert sent(found.handle(SERVER, Left(2, 0, 24), 1.0), Flush).keys() == set(MEMBERS[1:])
+
+
+@pytest.mark.parametrize("finished", [(), (Finished(0, 8),)], ids=["meanwhile", "before"])
+@pytest.mark.parametrize("view", [REPLACED, REMOVED], ids=["replaced", "removed"])
+def test_a_server_that_does_not_know_the_view_says_nothing_of_whom_it_replaces_or_removes(view, finished):
+    """What worker 0 has done does not count: others hold what they say, and it is waited for if it has come back."""
+    found = core()
+    assert not back(found, {MEMBERS[1]: view, SERVER: FIRST}, finished)
+    if not finished:
+        assert not found.handle(SERVER, Left(1, 0, 8), 1.0)
+    assert bool(found.handle(MEMBERS[2], rejoin(MEMBERS[2], view), 1.0)) == (view is REMOVED)
+    if view is REPLACED:
+        assert sent(found.handle(MEMBERS[0], rejoin(MEMBERS[0], view), 1.0), Flush).keys() == set(MEMBERS)
+    found.handle(MEMBERS[1], Flushed(2, 1, 7), 2.0)
+    actions = found.handle(MEMBERS[2], Flushed(2, 1, 7), 2.0)
+    actions += found.handle(MEMBERS[0], Flushed(2, 1, 7), 2.0) if view is REPLACED else []
+    assert not sent(actions, Flush) and {each.view.base for each in sent(actions, Enter).values()} == {7}
 
 
 def test_a_scheduler_that_all_have_hears_of_the_end_from_the_workers():

@@ -681,6 +681,14 @@ def test_a_link_that_one_has_lost_before_it_left_means_nothing():
     assert core.tick(3.6 + WAIT_SECONDS) == []
 
 
+def test_nor_is_it_the_cause_of_the_jobs_end():
+    core = armed()
+    notice(core, 1)
+    assert core.handle(worker(1), link_lost(1, 0), 3.5) == []
+    admitted(core, {0: 7, 1: 7, 2: 7})
+    assert finished(core.handle(worker(0), Abort("a mistake"), 3.6)) == ["worker 0 on h0: a mistake"]
+
+
 def test_a_member_that_dies_before_it_could_leave_is_lost():
     core = armed()
     notice(core, 1)

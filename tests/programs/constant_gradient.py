@@ -1,8 +1,9 @@
 """A script whose samples all have the gradient 1, so its only weight says how many steps have been made. Arguments: the
-kvstore at the start, the epochs, and perhaps a member. Each step moves the weight by 1/1024.
+kvstore at the start, the epochs, and perhaps a member and what it does. Each step moves the weight by 1/1024.
 
-Worker 2 kills itself in the third step of its second epoch if a member is given. That one is late: it waits between its
-first two epochs until the scheduler asks which op it holds, and takes the present weights then."""
+Worker 2 kills itself in the third step of its second epoch if a member is given. That one is late: it waits until it
+knows the next view, and then calls `synchronize` when its first epoch has ended, which must not enter that view, or
+`save` when its second one begins."""
 
 import os
 import signal
@@ -18,7 +19,7 @@ SAMPLES, BATCH, RATE = 240, 4, 1 / 1024
 
 def wait_for_loss(progress):
     deadline = time.monotonic() + 60
-    while not (progress._flush or progress.pending):
+    while not progress.pending:
         assert time.monotonic() < deadline, "nobody is lost"
         time.sleep(0.01)
 
@@ -32,13 +33,17 @@ optimizer = dmltrain.distribute(model, optimizer, kvstore, update_on_kvstore=kvs
 state = dmltrain.State(model=model, optimizer=optimizer)
 loader = dmltrain.loader(torch.utils.data.TensorDataset(torch.ones(SAMPLES, 1)), batch_size=BATCH, seed=1)
 for epoch in state.epochs(int(epochs)):
+    if late and late[1] == "save" and epoch == 1:
+        if own == late[0]:
+            wait_for_loss(optimizer.store._progress)
+        state.save("checkpoint.pt")
     for step, (ones,) in enumerate(loader):
         optimizer.zero_grad()
         model(ones).mean().backward()
         if late and own == "2" and (epoch, step) == (1, 2):
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
-    if late == [own] and epoch == 0:
+    if late == [own, "synchronize"] and epoch == 0:
         wait_for_loss(optimizer.store._progress)
         optimizer.synchronize()
 print(f"The weight says {-model.weight.item() / RATE:g} steps", flush=True)

@@ -132,7 +132,7 @@ class SchedulerCore:
                 reason = f"{self._peers.describe(node)}: {message.reason}"
                 if self._views.joins(node):
                     return self._give_up(node, reason)
-                return self._abort(reason, better=self._links.concern(node))
+                return self._abort(reason, better=self._causes.concern(node))
             case Overdue():
                 return self._abort(f"{self._peers.describe(node)}: {message.reason}")
             case LinkLost():
@@ -142,7 +142,7 @@ class SchedulerCore:
             case Ready() | Flushed() | Admit() | Leaving() | Speed() if node[0] == "worker" and self.elastic:
                 return self._view(node[1], message)
             case Left() if node[0] == "server":
-                return []  # its Bye comes as well, unless the scheduler is lost before that
+                return []  # its Bye comes as well: it is only news to a scheduler that takes over
             case Stops() | Changed() if node[0] == "worker":
                 return self._changes.take(node[1], message)
             case Took() if node[0] == "worker":
@@ -347,7 +347,7 @@ class SchedulerCore:
             return self._give_up(node, reason)
         if self._views.survives(node):
             return self._remove(node, reason) if node[0] == "worker" else self._remove_server(node, reason)
-        return self._abort(reason, self._links.concern(node, self._peers.host))
+        return self._abort(reason, self._causes.concern(node, self._peers.host))
 
     def _failed(self, node: Node, message: Failed) -> list[Action]:
         """A worker ends by an error of its own, and its link will end."""
@@ -402,6 +402,12 @@ class SchedulerCore:
             self._links.add(lost, self.now)
         return []
 
+    @property
+    def _causes(self) -> LostLinks:
+        """The lost links that still count: some may have an end that has left the job since."""
+        self._links.keep(self._counts)
+        return self._links
+
     def _counts(self, lost: LinkLost) -> bool:
         """Whether this link is between two processes of the job, or between one that joins and another."""
         own, ends = process(lost.own), (process(lost.own), process(lost.peer))
@@ -416,14 +422,13 @@ class SchedulerCore:
         return is_new and view is not None and lost.view < view.number
 
     def _judge_links(self) -> list[Action]:
-        """The lost links have waited for a better cause in vain. Some may have an end that has left the job since."""
+        """The lost links have waited for a better cause in vain."""
         if not self._views.view:
             return self._abort(str(self._links.cause))
-        self._links.keep(self._counts)
-        actions: list[Action] = []
-        for node in self._views.judge(self._links.all):
+        links, actions = self._causes.all, list[Action]()
+        for node in self._views.judge(links):
             if not self._finished and (self._views.joins(node) or not self._is_apart(node)):
-                cause = next(str(each) for each in self._links.all if node in (process(each.own), process(each.peer)))
+                cause = next(str(each) for each in links if node in (process(each.own), process(each.peer)))
                 actions += self._lose(node, cause)
         return actions
 
@@ -566,8 +571,8 @@ class SchedulerCore:
     def _abort(self, reason: str, better: bool = False) -> list[Action]:
         """End the job. `better`: this is a better cause than the lost links, if there are any."""
         self._finished = True
-        if self._links and not better:
-            reason = str(self._links.cause)
+        if self._causes and not better:
+            reason = str(self._causes.cause)
         return [Send(ALL, Abort(reason)), Finish(reason)]
 
     def _expected(self) -> list[Node]:

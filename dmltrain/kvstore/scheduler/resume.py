@@ -73,10 +73,18 @@ class Resume:
     @property
     def finished(self) -> dict[int, int]:
         """The workers that have finished -> the last op that each held."""
-        finished = {each.member: each.done for message in self.back.values() for each in message.finished}
-        new = set(self.view.joined) if self.view else set()  # of these no earlier view says anything
-        left = [each for each in self.left if each.member not in new or (self.view and each.view >= self.view.number)]
-        return finished | {each.member: each.done for each in left}
+        said = [*self.left]
+        for message in self.back.values():
+            view = message.entered[0].view.number if message.entered else 0
+            said += [Left(view, each.member, each.done) for each in message.finished]
+        return {each.member: each.done for each in said if self._is_true(each)}
+
+    def _is_true(self, said: Left) -> bool:
+        """Whether a server does not say it of the worker before the one that the highest view has, or has removed."""
+        view = self.view
+        if view is None or said.view >= view.number:
+            return True
+        return said.member not in {*view.joined, *(each.member for each in (*view.lost, *view.left))}
 
     @property
     def expected(self) -> list[Node]:

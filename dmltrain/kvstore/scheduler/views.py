@@ -8,8 +8,8 @@ finished, holds it. When a worker is lost:
    last op that it holds.
 2. The target is the highest answer. Who is behind gets `flush` with the target as permission: the servers still have
    its results. It answers when it holds it.
-3. When all hold the target, the next view begins there. Nobody has recognised a later op, so those who died with a part
-   of one are the only ones who knew of it: the others do that op again without them.
+3. When all hold the target (flushing.py), the next view begins there. Nobody has recognised a later op, so those who
+   died with a part of one are the only ones who knew of it: the others do that op again without them.
 
 A lost server goes the same way. Its results are lost with it, so who is behind does not complete the target. Its
 replacement waits for the next view, or for the leader as those workers do that join (server_losses.py).
@@ -18,13 +18,14 @@ Another loss meanwhile begins a new turn. Each flush replaces the permission of 
 more, and dies between two turns, takes its op with it. A planned end (`View.until`, in a replay, or where
 `View.is_passing`) goes the same way: members report it unasked.
 
-A replacement of a lost worker has its rank, a worker that comes in addition a new one. Both join with a change of view.
+A replacement of a lost worker has its rank, a worker that comes in addition a new one. Both join with a change of view
+(newcomers.py).
 Only the members know when that is possible: between two rounds of training. So the leader is told who waits. When its
 next op is a round, it asks for the change and waits for it. That round needs the leader, so nobody can hold it: the
 next op is the same round for all. (If workers make steps of their own, which are no ops, that is any time between two
 steps of the leader.) Samples are divided anew (balance.py) in the same way, so that no round is interrupted by it, and
-so does the kvstore change (kind_change.py). In a replay the views themselves say who joins when,
-and wait for who is not ready yet.
+so does the kvstore change (kind_change.py). In a replay (replay.py) the views themselves say who joins when, and wait
+for who is not ready yet.
 
 Members leave on purpose in the same way, and only there may a job with too few of them wait or end: departures.py. If
 they have residuals to hand over, that is the only op of one more view (`View.hands_over`), whose end is planned.

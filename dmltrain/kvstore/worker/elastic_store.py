@@ -88,7 +88,7 @@ class ElasticKVStore(DistKVStore):
         self.blamed: Callable[[str], str] = lambda error: ""  # this worker's error -> why it ends the job, if it does
         self.on_shared: Callable[[], None] = lambda: None  # called when all members have the state of training
         self.begun: Callable[[], bool] = lambda: False  # whether this worker is in the middle of a step of its own
-        self.between_epochs: Callable[[], bool] = lambda: False  # whether this worker has the weights of all steps
+        self.between_epochs: Callable[[], bool] = lambda: False  # whether this worker begins an epoch next
         self.take_weights: Callable[[], None] = lambda: None  # those that the servers have now
         self.on_clocks: Callable[[Clocks], None] = lambda clocks: None  # before the state is given to new members
         self._repeating = self._stopped = False

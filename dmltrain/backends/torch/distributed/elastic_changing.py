@@ -55,8 +55,8 @@ class ElasticChangingOptimizer(ElasticOptimizerOnServers):
 
     def synchronize(self) -> None:
         """Take the present weights, but for those who join: they get those of this worker's last step. Between two
-        epochs all have the same ones; if this worker entered a view there, it would not know that others have begun the
-        next epoch."""
+        epochs this worker has those of the epoch's end; if it entered a view there, it would not know that others have
+        begun the next epoch."""
         if not self.store.view or self._together:
             super().synchronize()
         elif not (self.store.sharing or self.store.between_epochs()):
