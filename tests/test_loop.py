@@ -119,7 +119,7 @@ def workers_of(monkeypatch, rank, workers, samples, batch):
     monkeypatch.setattr(states.State, "workers_at_start", workers)
     loader = dmltrain.loader(numbers(samples), batch)
     monkeypatch.setattr(
-        states.State, "_rounds", lambda self: PlainRounds(Dealing(samples, batch * workers, range(workers)), rank)
+        states.State, "_plain_rounds", lambda self: PlainRounds(Dealing(samples, batch * workers, range(workers)), rank)
     )
     found = []
     for _ in state.epochs(1):
@@ -141,7 +141,7 @@ def test_a_batch_that_stands_in_leaves_the_statistics_as_they_are(monkeypatch):
     state, seen = made([torch.nn.BatchNorm1d(1)]), []
     monkeypatch.setattr(states.State, "workers_at_start", 4)
     loader = dmltrain.loader(numbers(10), 2)
-    monkeypatch.setattr(states.State, "_rounds", lambda self: PlainRounds(Dealing(10, 8, range(4)), 3))
+    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(Dealing(10, 8, range(4)), 3))
     for _ in state.epochs(1):
         for batch in loader:
             step(state, batch)

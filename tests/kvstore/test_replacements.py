@@ -17,7 +17,7 @@ from dmltrain.kvstore.server import service
 from dmltrain.kvstore.transport import host, message, wire
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Declare, Enter, Heartbeat, Key, Leave, LinkLost, Register
+from dmltrain.kvstore.transport.message import Declare, Enter, Heartbeat, Key, Leave, Left, LinkLost, Register
 from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker import membership
@@ -327,11 +327,12 @@ def test_a_process_of_an_elastic_job_accepts_replacements(transport):
     assert late.answer()[0].kind == Kind.DONE
     for peer in (first, second, late):
         push(peer, [1] * 4, 3, shared)
-    for peer in (first, second, late):
+    for rank, peer in enumerate((first, second, late)):
         header, value = peer.value()
         assert (header.view, value) == (3, [3] * 4)
-        peer.link.send(message.encode(Leave(), view=3))
+        peer.link.send(message.encode(Leave(7), view=3))
         assert peer.answer()[0].kind == Kind.DONE
+        assert process.heard.get(timeout=DEADLINE) == Left(3, rank, 7)
     for peer in (first, second, third, late):
         peer.link.close()
     process.close()
