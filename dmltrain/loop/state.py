@@ -107,7 +107,7 @@ class State:
             self._arm(number)
         while self._epoch < number:
             self._phase = BEFORE
-            if self._member:  # also if workers change before its loop: state.save in its body may notice that
+            if self._member:  # deal it now: before the loop over the loader, state.save may enter a view
                 self._rounds = MemberRounds(self._member, self._epoch)
             yield self._epoch
             if self.is_elastic and self._phase != AFTER:

@@ -142,7 +142,7 @@ class SchedulerCore:
             case Ready() | Flushed() | Admit() | Leaving() | Speed() if node[0] == "worker" and self.elastic:
                 return self._view(node[1], message)
             case Left() if node[0] == "server":
-                return []  # its Bye comes as well: it is only news to a scheduler that takes over
+                return []  # the worker says Bye itself; only a scheduler that takes over needs this (resume.py)
             case Stops() | Changed() if node[0] == "worker":
                 return self._changes.take(node[1], message)
             case Took() if node[0] == "worker":

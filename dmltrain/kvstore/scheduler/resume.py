@@ -80,7 +80,8 @@ class Resume:
         return {each.member: each.done for each in said if self._is_true(each)}
 
     def _is_true(self, said: Left) -> bool:
-        """Whether a server does not say it of the worker before the one that the highest view has, or has removed."""
+        """Whether a server means a worker that the job has now. One that does not know the highest view may mean one
+        that this view has replaced or removed."""
         view = self.view
         if view is None or said.view >= view.number:
             return True
