@@ -19,8 +19,8 @@ class Asking:
     """A job whose worker 0 asks for changes, each MORE steps after the one before, by writing what the agent writes. It
     ends so many steps after the last. `said`: the log."""
 
-    def __init__(self, path, capfd, wanted, **job):
-        self._path, self._capfd, self._wanted, self.said = path, capfd, wanted, ""
+    def __init__(self, path, logged, wanted, **job):
+        self._path, self.said, self._wanted = path, logged, wanted
         self.job = WholeJob(change_file=str(path), **job)
 
     def train(self, store):
@@ -57,10 +57,9 @@ class Asking:
 
     def wait_for(self, text):
         until = time.monotonic() + 30.0
-        while text not in self.said and time.monotonic() < until:
-            self.said += self._capfd.readouterr().err
+        while text not in self.said() and time.monotonic() < until:
             time.sleep(0.01)
-        assert text in self.said
+        assert text in self.said()
 
 
 def gradient(rank, step):
@@ -79,8 +78,8 @@ def total(workers, steps):
     ],
 )
 @pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.thorough)])
-def test_all_workers_change_after_the_same_step(tmp_path, capfd, first, wanted, transport):
-    found = Asking(tmp_path / "change.json", capfd, wanted, kind=first, staleness=3.0, transport=transport)
+def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted, transport):
+    found = Asking(tmp_path / "change.json", logged, wanted, kind=first, staleness=3.0, transport=transport)
     results = found.job.all(found.train)
     found.wait_for("change 2 after step ")
     assert found.job.ended() == [""] * 3
@@ -97,12 +96,12 @@ def test_all_workers_change_after_the_same_step(tmp_path, capfd, first, wanted, 
     before = [f"kv_store={each}" for each in (first + " staleness=3" * (first == "dist_ssp"), now[0])]
     for step, after, earlier in zip((first_step, second_step), now, before, strict=True):
         line = f"after step {step} of this job: kv_store={after} (before: {earlier}); asked for by a test"
-        assert found.said.count(line) == 2
-    assert f"change 1 after step {first_step} of all workers: kv_store={now[0]}\n" in found.said
+        assert found.said().count(line) == 2
+    assert f"change 1 after step {first_step} of all workers: kv_store={now[0]}\n" in found.said()
 
 
-def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, capfd):
-    found = Asking(tmp_path / "change.json", capfd, [], kind="dist_async", staleness=np.inf)
+def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):
+    found = Asking(tmp_path / "change.json", logged, [], kind="dist_async", staleness=np.inf)
 
     def train(store):
         store.init("w", np.zeros(4, np.float32))
@@ -128,8 +127,8 @@ REFUSED = [
 ]
 
 
-def test_a_program_that_pushes_by_itself_is_refused(tmp_path, capfd):
-    found = Asking(tmp_path / "change.json", capfd, [], kind="dist_sync", workers=1, servers=1)
+def test_a_program_that_pushes_by_itself_is_refused(tmp_path, logged):
+    found = Asking(tmp_path / "change.json", logged, [], kind="dist_sync", workers=1, servers=1)
     [store] = found.job.stores
     found.ask(1, "dist_ssp", -1.0)
     found.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
@@ -139,7 +138,7 @@ def test_a_program_that_pushes_by_itself_is_refused(tmp_path, capfd):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("first, then", [("dist_sync", "dist_async"), ("dist_async", "dist_sync")])
-def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, capfd, first, then):
+def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, logged, first, then):
     """The mean of a step of all workers, and the whole gradient of a step of one; momentum goes on."""
     import torch
 
@@ -147,7 +146,7 @@ def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, 
     from dmltrain.backends.torch.server_optimizer import Step
 
     staleness = np.inf if first == "dist_async" else 0.0
-    found = Asking(tmp_path / "change.json", capfd, [], kind=first, staleness=staleness, servers=1, make_step=Step)
+    found = Asking(tmp_path / "change.json", logged, [], kind=first, staleness=staleness, servers=1, make_step=Step)
 
     def train(store):
         model = torch.nn.Linear(1, 1, bias=False)

@@ -1,7 +1,6 @@
 """A service's answers to single frames, which the tests send on links of their own: what workers cannot provoke."""
 
 import queue
-import re
 import socket
 import struct
 import subprocess
@@ -442,7 +441,7 @@ def test_a_step_that_fails_ends_the_job_and_a_bug_leaves_its_traceback(serve, ca
     assert ("Traceback" in capfd.readouterr().err) == traced
 
 
-def test_a_refused_caller_is_logged(serve, capfd):
+def test_a_refused_caller_is_logged(serve, logged):
     server = serve()
     server.peer(0).send(Kind.PROBE)
     server.peer(0).answer()
@@ -454,7 +453,7 @@ def test_a_refused_caller_is_logged(serve, capfd):
             caller.read_header()
         caller.close()
         said = f"server 0: cut off {role} {index}: not a worker of this job, or already connected"
-        until(lambda said=said: re.search(said, capfd.readouterr().err))
+        until(lambda said=said: said in logged())
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------
