@@ -1,4 +1,4 @@
-"""Random schedules of a whole elastic job keep its invariants; see simulated.py."""
+"""Random schedules of a whole elastic job keep its invariants; see simulation/world.py."""
 
 import random
 from dataclasses import replace
@@ -166,6 +166,24 @@ def test_random_schedules_with_the_optimizer_on_the_servers_keep_the_invariants(
 def with_steps_on_servers(seed):
     job = (job_of, replaces_servers, replaces_servers_and_scheduler)[seed % 3](seed)
     return replace(job, on_servers=True)
+
+
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_random_schedules_of_small_jobs_keep_the_invariants(schedules):
+    """One to three steps of two or three workers, with as many faults as in the other jobs, so that they meet."""
+    found = [run(seed, small(seed)).views.values() for seed in range(schedules)]
+    assert sum(map(len, found)) > 1.5 * schedules, "most jobs lose workers"
+
+
+def small(seed):
+    """Of all the kinds above."""
+    kinds = (job_of, loses_schedulers, replaces_servers, replaces_servers_and_scheduler, with_steps_on_servers)
+    job, chance = kinds[seed % len(kinds)](seed), random.Random(f"small {seed}")
+    job = replace(
+        job, workers=min(job.workers, 3), servers=min(job.servers, 2), epochs=1, span=chance.choice([150, 300])
+    )
+    job = replace(job, samples=chance.choice([3, 5, 8]))
+    return with_parts_of_each(job, job.each) if job.each else job
 
 
 @pytest.mark.parametrize("mutation", RULES_OF_STEPS)

@@ -1,4 +1,4 @@
-"""A large elastic job for hours of simulated time, with a fault in each minute; see simulated.py."""
+"""A large elastic job for hours of simulated time, with a fault in each minute; see simulation/world.py."""
 
 import random
 from collections import Counter
@@ -32,6 +32,7 @@ class Minutes(World):
         while self.due and self.now >= self.due[0][0]:
             _, kind = self.due.pop(0)
             getattr(self, kind).append(self.events)
+            self.planned_at = self.events
             self.happened[kind] += 1
 
 

@@ -9,9 +9,82 @@ from tests.kvstore.simulation.process import SCHEDULER
 from tests.kvstore.simulation.server import Server
 from tests.kvstore.simulation.worker import Worker
 
+FOREVER = 1 << 60  # events
+
 
 class Faults:
     """The part of World that makes them."""
+
+    def plan(self):
+        """When everything comes that is no part of training, in events."""
+        span, longer, longest = self.job.span, 4 * self.job.span // 3, 5 * self.job.span // 3
+        self.faults = self._random(self.job.faults, 60, span)
+        self.server_faults = self._random(self.job.server_faults, 60, span)
+        self.ends = self._random(self.job.schedulers, 60, longer)
+        self.comings = self._random(self.job.replacements, 100, longest)
+        self.leavings = self._random(self.job.notices, 60, span)
+        self.server_comings = self._random(self.job.server_replacements, 100, longer)
+        self.arrivals = self._random(self.job.newcomers, 0, span)
+        self.late_reports = []  # when, the worker, the server that has ended
+        self.planned_at = 0  # the event at which something of all that is planned may come next
+
+    def _random(self, count, first, end):
+        """So many random events, from `first` on and before `end`."""
+        return sorted(self.chance.randrange(first, end) for _ in range(count))
+
+    def make_planned(self):
+        """What is due and possible by now; the rest is tried again at the next event."""
+        if self.finish is None:
+            self.lose_schedulers()
+        if self.faults and self.events >= self.faults[0] and self.views:
+            self.faults.pop(0)
+            self.fault()
+        if self.server_faults and self.events >= self.server_faults[0] and self.can_lose_a_server():
+            self.server_faults.pop(0)
+            self.server_fault()
+        if self.comings and self.events >= self.comings[0] and (lost := self.replaceable()):
+            self.comings.pop(0)
+            self.replace(self.chance.choice(lost))
+        if self.server_comings and self.events >= self.server_comings[0] and (lost := self.replaceable_servers()):
+            self.server_comings.pop(0)
+            self.replace_server(self.chance.choice(lost))
+        if self.leavings and self.events >= self.leavings[0] and self.views:
+            self.leavings.pop(0)
+            self.notice()
+        if self.arrivals and self.events >= self.arrivals[0]:
+            self.arrivals.pop(0)
+            self.workers.append(Worker(self, len(self.workers), is_replacement=True))
+        for node in [node for node, until in self.frozen.items() if self.events >= until]:
+            del self.frozen[node]
+        for report in [report for report in self.late_reports if self.events >= report[0]]:
+            self.late_reports.remove(report)
+            self.report_late(*report[1:])
+        plans = (self.faults, self.server_faults, self.ends, self.comings, self.server_comings, self.leavings)
+        due = [plan[0] for plan in (*plans, self.arrivals) if plan] + [report[0] for report in self.late_reports]
+        due += [*self.frozen.values(), *([self.next_at] if self.next_at else [])]
+        self.planned_at = min(due, default=FOREVER)
+
+    def lose_schedulers(self):
+        if self.ends and self.events >= self.ends[0] and self.can_lose_the_scheduler():
+            self.ends.pop(0)
+            self.lose_scheduler()
+        if self.next_at and self.events >= self.next_at:
+            self.next_at = 0
+            self.begin_incarnation()
+
+    def can_lose_the_scheduler(self):
+        """Not before somebody has been told of the first view."""
+        told = any(each.standing().entered for each in self.workers if each.node not in self.doomed)
+        return told and not self.next_at and not self.loses_a_server()
+
+    def can_lose_a_server(self):
+        scheduler_lives = not (self.next_at or self.scheduler.resuming or self.loses_a_server())
+        return bool(self.views) and (scheduler_lives or not self.job.schedulers)
+
+    def loses_a_server(self):
+        """Jobs may end if the scheduler is lost together with the last server, which knows who has finished."""
+        lost = any(each.node in self.doomed for each in self.servers)
+        return bool(self.job.server_replacements) and (lost or self.scheduler._views.changing)
 
     def notice(self):
         """A member leaves on purpose."""

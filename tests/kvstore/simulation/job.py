@@ -40,6 +40,7 @@ class Job:
     each: int = 0  # samples of each member in a round, instead of `batch`
     replay: tuple[View, ...] = ()
     on_servers: bool = False  # the optimizer, which has a state
+    span: int = 900  # events in which most faults come
 
 
 class Step:

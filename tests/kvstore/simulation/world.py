@@ -72,14 +72,7 @@ class World(Faults, Invariants):
                 process = self.process((role, index))
                 process.follows = 1
                 self.act(self.scheduler.handle(process.node, process.registration, 0.0))
-        self.faults = sorted(self.chance.randrange(60, 900) for _ in range(job.faults))
-        self.server_faults = sorted(self.chance.randrange(60, 900) for _ in range(job.server_faults))
-        self.ends = sorted(self.chance.randrange(60, 1200) for _ in range(job.schedulers))
-        self.comings = sorted(self.chance.randrange(100, 1500) for _ in range(job.replacements))
-        self.leavings = sorted(self.chance.randrange(60, 900) for _ in range(job.notices))
-        self.server_comings = sorted(self.chance.randrange(100, 1200) for _ in range(job.server_replacements))
-        self.arrivals = sorted(self.chance.randrange(900) for _ in range(job.newcomers))
-        self.late_reports = []  # when, the worker, the server that has ended
+        self.plan()
 
     # -- messages
 
@@ -279,55 +272,10 @@ class World(Faults, Invariants):
         while self.finish is None or any(self.can_deliver(channel) for channel in self.channels):
             self.events += 1
             require(self.events < limit, "the job does not end")
-            if self.finish is None:
-                self.lose_schedulers()
-            if self.faults and self.events >= self.faults[0] and self.views:
-                self.faults.pop(0)
-                self.fault()
-            if self.server_faults and self.events >= self.server_faults[0] and self.can_lose_a_server():
-                self.server_faults.pop(0)
-                self.server_fault()
-            if self.comings and self.events >= self.comings[0] and (lost := self.replaceable()):
-                self.comings.pop(0)
-                self.replace(self.chance.choice(lost))
-            if self.server_comings and self.events >= self.server_comings[0] and (lost := self.replaceable_servers()):
-                self.server_comings.pop(0)
-                self.replace_server(self.chance.choice(lost))
-            if self.leavings and self.events >= self.leavings[0] and self.views:
-                self.leavings.pop(0)
-                self.notice()
-            if self.arrivals and self.events >= self.arrivals[0]:
-                self.arrivals.pop(0)
-                self.workers.append(Worker(self, len(self.workers), is_replacement=True))
-            for node in [node for node, until in self.frozen.items() if self.events >= until]:
-                del self.frozen[node]
-            for report in [report for report in self.late_reports if self.events >= report[0]]:
-                self.late_reports.remove(report)
-                self.report_late(*report[1:])
+            if self.events >= self.planned_at:
+                self.make_planned()
             if not self.event():
                 self.pass_time()
-
-    def lose_schedulers(self):
-        if self.ends and self.events >= self.ends[0] and self.can_lose_the_scheduler():
-            self.ends.pop(0)
-            self.lose_scheduler()
-        if self.next_at and self.events >= self.next_at:
-            self.next_at = 0
-            self.begin_incarnation()
-
-    def can_lose_the_scheduler(self):
-        """Not before somebody has been told of the first view."""
-        told = any(each.standing().entered for each in self.workers if each.node not in self.doomed)
-        return told and not self.next_at and not self.loses_a_server()
-
-    def can_lose_a_server(self):
-        scheduler_lives = not (self.next_at or self.scheduler.resuming or self.loses_a_server())
-        return bool(self.views) and (scheduler_lives or not self.job.schedulers)
-
-    def loses_a_server(self):
-        """Jobs may end if the scheduler is lost together with the last server, which knows who has finished."""
-        lost = any(each.node in self.doomed for each in self.servers)
-        return bool(self.job.server_replacements) and (lost or self.scheduler._views.changing)
 
     def event(self):
         """One event that can happen now; False if there is none. Each is as likely as any other."""
@@ -343,20 +291,26 @@ class World(Faults, Invariants):
             (len(servers), self.follow_if, servers),
         )
         count = 2 * len(workers) + 3 * len(servers) + len(channels) + len(receiving)
-        for place in self.draws(count):
-            if happens(place, kinds):
-                break
-        else:
+        if not (
+            self.draw(count, kinds) or any(happens(place, kinds) for place in self.chance.sample(range(count), count))
+        ):
             return False
         if self.chance.random() < min(0.02, 0.5 / (len(servers) + len(workers))):  # each has events often enough
             self.pass_time()
         return True
 
-    def draws(self, count):
-        """Random numbers below `count`; in the end all of them."""
+    def draw(self, count, kinds):
+        """Whether one of DRAWS random events could happen, and did."""
+        random = self.chance.random
         for _ in range(DRAWS):
-            yield int(self.chance.random() * count)
-        yield from self.chance.sample(range(count), count)
+            place = int(random() * count)
+            for number, event, what in kinds:  # as in `happens`, which is too slow here
+                if place < number:
+                    if event(what[place]):
+                        return True
+                    break
+                place -= number
+        return False
 
     # Each returns whether that could happen, and did.
 
