@@ -73,8 +73,10 @@ class Faults:
             self.begin_incarnation()
 
     def can_lose_the_scheduler(self):
-        """Not before somebody has been told of the first view."""
-        told = any(each.standing().entered for each in self.workers if each.node not in self.doomed)
+        """Not before somebody has been told of the first view. Real processes have got their Start before that."""
+        others = [each for each in [*self.servers, *self.workers] if each.node not in self.doomed]
+        told = any(each.standing().entered for each in others if each.node[0] == "worker")
+        told = told and all(each.knows_the_servers for each in others)
         return told and not self.next_at and not self.loses_a_server()
 
     def can_lose_a_server(self):

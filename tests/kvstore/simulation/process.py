@@ -53,13 +53,23 @@ class Process:
         self.following.say(message)
         self.world.send(self.node, SCHEDULER, message)
 
+    @property
+    def knows_the_servers(self):
+        """Whether it has been told of them, or will be as a newcomer."""
+        return self.start is not None or self.following._environment.joins
+
     def follow(self, incarnation):
         """Go on with this incarnation of the scheduler."""
         if self.follows:
-            if "superseded" not in self.world.mutations:
-                self.world.send(self.node, SCHEDULER, Superseded(incarnation))
-            self.world.send(self.node, SCHEDULER, None)
-            self.world.channels.pop((("scheduler", self.follows), self.node), None)
+            self.leave_scheduler(incarnation)
         self.follows = incarnation
         for message in self.following.words(self.registration, self.start, self.standing()):
             self.world.send(self.node, SCHEDULER, message)
+
+    def leave_scheduler(self, incarnation):
+        """It has this later one."""
+        if "superseded" not in self.world.mutations:
+            self.world.send(self.node, SCHEDULER, Superseded(incarnation))
+        self.world.send(self.node, SCHEDULER, None)
+        self.world.channels.pop((("scheduler", self.follows), self.node), None)
+        self.follows = 0

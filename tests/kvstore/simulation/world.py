@@ -357,7 +357,10 @@ class World(Faults, Invariants):
                 while self.channels.get(channel):
                     self.deliver(channel)
         for node in self.nodes():
-            follows = self.process(node).follows
+            process = self.process(node)
+            if 0 < process.follows < self.newest and ("scheduler", self.newest) in self.dead and self.runs(process):
+                process.leave_scheduler(self.newest)
+            follows = process.follows
             lives = node not in self.dead and (node not in self.frozen or node not in self.doomed)
             if lives and follows and ("scheduler", follows) not in self.dead:
                 self.schedulers[follows].handle(node, Heartbeat(), self.now)
