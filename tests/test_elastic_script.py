@@ -122,6 +122,22 @@ def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
 
 
 @thorough
+@pytest.mark.parametrize("moment, ends", [("reads:4", False), ("reads-in:5", False), ("reads:15", True)])
+def test_a_script_asks_for_the_optimizers_state_when_the_members_change(jobs, moment, ends):
+    """Alone: in an epoch it gets it; between two epochs it is told how, and the others go on."""
+    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
+    faults = f"0:{moment},1:after:{15 if ends else 4}"
+    job = jobs.start(faults, *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
+    codes = job.wait(SECONDS)
+    expected = {"worker-1": KILLED, "worker-0": 1 if ends else 0}
+    assert codes == {name: expected.get(name, 0) for name in codes}, job.outputs()
+    said = "between two epochs use state.save(path)" if ends else "The servers' states: 2"
+    assert said in job.output("worker-0"), job.outputs()
+    same(job, (2,) if ends else (0, 2))
+    each_sample_once(job)
+
+
+@thorough
 @pytest.mark.parametrize(
     "seconds, lost", [(0, set()), (1000, {"4 steps older than the weights: it is a lost server's last snapshot"})]
 )

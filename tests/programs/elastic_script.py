@@ -8,6 +8,8 @@ it. MEMBER:behind:OP: it does not recognise this op before the scheduler asks fo
 this round, of the script or of the user. MEMBER:slow:MS: its computing takes so many milliseconds longer for each
 sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often. MEMBER:kvstore:NAME:
 it trains with this kvstore. MEMBER:alone:STEP: it kills itself in this step of its own, when it has pushed a part.
+MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP before its step, it waits for a new view, and then asks
+for the optimizer's state, alone.
 """
 
 import functools
@@ -21,6 +23,7 @@ from pathlib import Path
 import torch
 
 import dmltrain
+from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers
 from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 
@@ -123,6 +126,26 @@ def kill_in_own(step: int) -> None:
     ElasticKVStore.push = pushes
 
 
+def read_state(when: str, op: int) -> None:
+    step = ElasticOptimizerOnServers.step
+
+    def read(optimizer):
+        deadline = time.monotonic() + 60
+        while not optimizer.store._progress.pending:
+            assert time.monotonic() < deadline, "nobody is lost"
+            time.sleep(0.01)
+        print("The servers' states:", len(optimizer.state_dict()["servers"]), flush=True)
+
+    def steps(optimizer, *words):
+        if when == "reads-in" and optimizer.store.done == op - 1:
+            read(optimizer)
+        step(optimizer, *words)
+        if when == "reads" and optimizer.store.done == op:
+            read(optimizer)
+
+    ElasticOptimizerOnServers.step = steps
+
+
 faults, *sys.argv[1:] = sys.argv[1:]
 if os.environ["DMLC_ROLE"] == "server":
     Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
@@ -145,6 +168,8 @@ for member, when, op in (each.split(":") for each in faults.split(",") if each):
         train_with(op)
     elif when == "alone":
         kill_in_own(int(op))
+    elif when in ("reads", "reads-in"):
+        read_state(when, int(op))
     elif when == "copies":
         copy_every(float(op))
     else:

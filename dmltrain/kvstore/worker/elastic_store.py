@@ -91,7 +91,8 @@ class ElasticKVStore(DistKVStore):
         self.between_epochs: Callable[[], bool] = lambda: False  # whether this worker begins an epoch next
         self.take_weights: Callable[[], None] = lambda: None  # those that the servers have now
         self.on_clocks: Callable[[Clocks], None] = lambda clocks: None  # before the state is given to new members
-        self._repeating = self._stopped = False
+        self.repeating = False  # whether `repeat` runs a block
+        self._stopped = False
         self._farewell = "the replay has no later view with this worker"
         self._notice = ""  # why this worker leaves on purpose, if it does
         self.pushed = 0.0  # when the last push of a round was handed over, s of time.perf_counter
@@ -199,7 +200,7 @@ class ElasticKVStore(DistKVStore):
 
     def repeat(self, block: Callable[[], T]) -> T:
         while True:
-            outer, self._repeating = self._repeating, True
+            outer, self.repeating = self.repeating, True
             try:
                 return block()
             except ViewChanged:
@@ -207,7 +208,7 @@ class ElasticKVStore(DistKVStore):
                     raise
                 self.enter()
             finally:
-                self._repeating = outer
+                self.repeating = outer
 
     def leave(self, reason: str) -> None:
         """This worker leaves on purpose before one of its next rounds: then `enter` raises Dismissed. For any thread;
@@ -490,7 +491,7 @@ class ElasticKVStore(DistKVStore):
         """An op outside of `repeat` would leave the others waiting in theirs when the view changes."""
         if not self.view:
             return run()
-        if not self._repeating:
+        if not self.repeating:
             raise RuntimeError(f"{what} of an elastic job must be inside of KVStore.repeat")
         self._begin()
         result = run()

@@ -50,6 +50,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         self._then: Callable[[Array], None] | None = None
         self._sum: Handle | None = None  # of the receipts, in the present view
         self._sent: set[Bucket] = set()  # in the present view
+        self._sent_in = store.view
         store.take_weights = self.synchronize
         store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in self._buckets})
 
@@ -93,7 +94,19 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             super().synchronize()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict() if self.store.sharing else super().state_dict()
+        """One worker may call it alone. Raises RuntimeError if the members change meanwhile between two epochs, where
+        this worker must not enter a view alone: it would deal the next epoch to other members than the others do."""
+        if self.store.sharing:
+            return self.inner.state_dict()
+        if self.store.repeating or not self.store.between_epochs():
+            return self.store.repeat(super().state_dict)
+        try:
+            return super().state_dict()
+        except ViewChanged:
+            raise RuntimeError(
+                "the members of the job changed while optimizer.state_dict() read the servers' state: between two "
+                "epochs use state.save(path), which reads it again (docs/elastic-scripts.md)"
+            ) from None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.store.view and "servers" not in state_dict:  # of another worker; the servers have theirs
@@ -138,9 +151,16 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def _agree(self) -> Handle:
         """The sum of the receipts in the present view."""
+        self._follow_view()
         if self._sum is None:
             self._sum = self.store.sum_in_round(self._receipts, self._receipt)
         return self._sum
+
+    def _follow_view(self) -> None:
+        """This worker may have entered a view where the script has read the optimizer's state."""
+        if self._sent_in is not self.store.view:
+            self._begin_again()
+            self._sent_in = self.store.view
 
     def _begin_again(self) -> None:
         self._sum = None
@@ -158,6 +178,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def _send(self, bucket: Bucket) -> None:
         """Push the gradients of a bucket, once in a view."""
+        self._follow_view()
         if bucket in self._sent:
             return
         rate = float(self.inner.param_groups[bucket.group]["lr"]) * self.rate_factor
