@@ -15,6 +15,7 @@ from typing import BinaryIO
 CHUNK = 1 << 20  # bytes read at once
 LONGEST_LINE = 1 << 20  # bytes; a longer line becomes several blocks
 LONGEST_RECORD = 4096  # bytes; blocks of one line overlap by this much, so that each record is whole in one of them
+SIGN = 64  # bytes at the beginning that show the encoding, or those of the first line if they are fewer
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;:?]{0,32}[ -/]?[@-~]")
 
@@ -53,13 +54,26 @@ class Splitter:
 
     def __init__(self, name: str = "") -> None:
         self._name = name
-        self._rest = b""
+        self._start = self._rest = b""
         self._decode: Callable[[bytes], bytes] | None = None
 
     def feed(self, chunk: bytes) -> Iterator[Block]:
-        """At most one block."""
-        self._decode = self._decode or _decoder(chunk)
-        data = self._rest + self._decode(chunk)
+        """At most one block. The first one waits for a line's end or SIGN bytes, from which its encoding is seen: so
+        that does not depend on the size of the chunks."""
+        if self._decode:
+            return self._split(self._decode(chunk))
+        self._start += chunk
+        is_enough = len(self._start) >= SIGN or (len(self._start) > 1 and b"\n" in self._start)
+        return self._begin() if is_enough else iter(())
+
+    def _begin(self) -> Iterator[Block]:
+        start, self._start = self._start, b""
+        line = start.find(b"\n", 0, SIGN) + 1
+        self._decode = _decoder(start[: max(2, line) if line else SIGN])
+        return self._split(self._decode(start))
+
+    def _split(self, text: bytes) -> Iterator[Block]:
+        data = self._rest + text
         if b"\x1b" in data:
             data = _COLOUR.sub(b"", data)
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
@@ -74,6 +88,8 @@ class Splitter:
 
     def end(self) -> Iterator[Block]:
         """What follows the last line end, if anything does."""
+        if self._start:
+            yield from self._begin()
         if self._rest:
             yield Block(self._rest, whole=False, name=self._name)
 
@@ -81,7 +97,7 @@ class Splitter:
 def _decoder(start: bytes) -> Callable[[bytes], bytes]:
     """The conversion for a file that starts with `start`."""
     marked = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if not marked and (start[1:64:2].strip(b"\0") or b"\0" in start[:64:2] or len(start) < 2):
+    if not marked and (start[1::2].strip(b"\0") or b"\0" in start[::2] or len(start) < 2):
         return bytes
     utf16 = codecs.getincrementaldecoder("utf-16" if marked else "utf-16-le")("replace")
     return lambda chunk: utf16.decode(chunk).encode()

@@ -158,6 +158,19 @@ def test_memory_is_bounded_by_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert max(sizes) == 1000 and len(one.found()[0].epochs[0]["seconds"]) == 100
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize("first", ["", "\n", "a\n"])
+def test_the_encoding_is_seen_however_few_bytes_come_first(tmp_path: Path, encoding: str, first: str) -> None:
+    text = (first + epoch(0) + epoch(1)).encode(encoding)
+    one, log = Tail(str(tmp_path / "x.log")), (tmp_path / "x.log").open("wb", buffering=0)
+    for at in range(100):
+        log.write(text[at : at + 1])
+        one.read()
+    log.write(text[100:])
+    one.read()
+    assert list(one.found()) == reading.scan(io.BytesIO(text))[0] and list(one.found()[0].epochs) == [0, 1]
+
+
 def test_blocks_are_the_splitters() -> None:
     text = epoch(0).encode() * 3 + b"rest"
     splitter = block.Splitter("x")

@@ -256,6 +256,9 @@ def test_any_bytes_can_be_read_and_shown(log: bytes) -> None:
 @given(LOGS, st.integers(1, 40))
 @example(b"solver.cpp\nIteration 5, loss: 1, time: 2\n", 1)
 @example(b"epoch,,loss\nsolver.cpp:\n0,0,", 1)
+@example(b"\xfe\xffsolver.cpp:9]Iteration 5, loss: 1, time: 2\n", 1)
+@example("\nsolver.cpp:9]Iteration 5, loss: 1, time: 2\n".encode("utf-16-le"), 1)
+@example(b"\n", 1)
 @example(b"epoch,,loss\n] Finished in \n0,0,", 1)
 @example(b"epoch,,loss\nEpoch 1/2\n0,0,", 1)
 def test_results_do_not_depend_on_the_read_size(log: bytes, size: int) -> None:
