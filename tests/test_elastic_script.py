@@ -122,19 +122,32 @@ def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
 
 
 @thorough
-@pytest.mark.parametrize("moment, ends", [("reads:4", False), ("reads-in:5", False), ("reads:15", True)])
-def test_a_script_asks_for_the_optimizers_state_when_the_members_change(jobs, moment, ends):
-    """Alone: in an epoch it gets it; between two epochs it is told how, and the others go on."""
+@pytest.mark.parametrize("moment, lost", [("reads:4", "after:4"), ("reads-in:5", "after:4"), ("reads:15", "after:15")])
+def test_a_worker_that_reads_the_optimizers_state_alone_when_the_members_change_is_told_how(jobs, moment, lost):
     env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
-    faults = f"0:{moment},1:after:{15 if ends else 4}"
+    faults = f"0:{moment},1:{lost}"
     job = jobs.start(faults, *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
     codes = job.wait(SECONDS)
-    expected = {"worker-1": KILLED, "worker-0": 1 if ends else 0}
-    assert codes == {name: expected.get(name, 0) for name in codes}, job.outputs()
-    said = "between two epochs use state.save(path)" if ends else "The servers' states: 2"
-    assert said in job.output("worker-0"), job.outputs()
-    same(job, (2,) if ends else (0, 2))
+    assert codes == {name: {"worker-0": 1, "worker-1": KILLED}.get(name, 0) for name in codes}, job.outputs()
+    assert "use state.save(path) after the loop over the loader" in job.output("worker-0"), job.outputs()
+    same(job, (2,))
     each_sample_once(job)
+
+
+@thorough
+def test_a_checkpoint_is_saved_in_a_round_of_which_a_worker_is_lost(jobs):
+    """Before the first push, when all have said how many samples they have."""
+    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
+    job = jobs.start("0:saves:5,1:agreed:5", *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
+    codes = job.wait(SECONDS)
+    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
+    assert (job.folder / "saved.pt").stat().st_size
+    printed = same(job, (0, 2))
+    each_sample_once(job)
+    env = {**ON_SERVERS, "DMLTRAIN_REPLAY": str(job.folder / "audit/views.json")}
+    replay = jobs.start("", *WORDS, program="elastic_script.py", env=env, workers=3, servers=1)
+    replay.succeed(SECONDS)
+    assert same(replay, (0, 2))[-1] == printed[-1]
 
 
 @thorough

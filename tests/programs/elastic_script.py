@@ -9,7 +9,8 @@ this round, of the script or of the user. MEMBER:slow:MS: its computing takes so
 sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is copied so often. MEMBER:kvstore:NAME:
 it trains with this kvstore. MEMBER:alone:STEP: it kills itself in this step of its own, when it has pushed a part.
 MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP before its step, it waits for a new view, and then asks
-for the optimizer's state, alone.
+for the optimizer's state, alone. MEMBER:saves:OP: when it knows all members' samples of this round, and that a member
+is lost, it saves a checkpoint. MEMBER:agreed:OP: it kills itself when it knows all members' samples of this round.
 """
 
 import functools
@@ -26,6 +27,7 @@ import dmltrain
 from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers
 from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.loop.state import newest
 
 EXAMPLE = Path(__file__).parents[2] / "examples/elastic_script.py"
 
@@ -126,14 +128,44 @@ def kill_in_own(step: int) -> None:
     ElasticKVStore.push = pushes
 
 
+def wait_until(condition, what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def save(op: int) -> None:
+    begin = ElasticOptimizerOnServers.round
+
+    def round_(optimizer, *words):
+        begin(optimizer, *words)
+        if optimizer.store.done == op - 1:
+            wait_until(lambda: optimizer._sum.done, "not all have said how many samples they have")
+            wait_until(lambda: optimizer.store._progress.pending, "nobody is lost")
+            newest().save("saved.pt")
+
+    ElasticOptimizerOnServers.round = round_
+
+
+def kill_when_agreed(op: int) -> None:
+    sum_in_round = ElasticKVStore.sum_in_round
+
+    def sums(store, *words):
+        handle = sum_in_round(store, *words)
+        if store.done + 1 == op:
+            wait_until(lambda: handle.done, "not all have said how many samples they have")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return handle
+
+    ElasticKVStore.sum_in_round = sums
+
+
 def read_state(when: str, op: int) -> None:
     step = ElasticOptimizerOnServers.step
 
     def read(optimizer):
-        deadline = time.monotonic() + 60
-        while not optimizer.store._progress.pending:
-            assert time.monotonic() < deadline, "nobody is lost"
-            time.sleep(0.01)
+        wait_until(lambda: optimizer.store._progress.pending, "nobody is lost")
         print("The servers' states:", len(optimizer.state_dict()["servers"]), flush=True)
 
     def steps(optimizer, *words):
@@ -168,6 +200,10 @@ for member, when, op in (each.split(":") for each in faults.split(",") if each):
         train_with(op)
     elif when == "alone":
         kill_in_own(int(op))
+    elif when == "saves":
+        save(int(op))
+    elif when == "agreed":
+        kill_when_agreed(int(op))
     elif when in ("reads", "reads-in"):
         read_state(when, int(op))
     elif when == "copies":

@@ -26,7 +26,7 @@ class Faults:
         self.server_comings = self._random(self.job.server_replacements, 100, longer)
         self.arrivals = self._random(self.job.newcomers, 0, span)
         self.late_reports = []  # when, the worker, the server that has ended
-        self.planned_at = 0  # the event at which something of all that is planned may come next
+        self.planned_at = 0  # nothing that is planned comes before this event
 
     def _random(self, count, first, end):
         """So many random events, from `first` on and before `end`."""
@@ -232,7 +232,8 @@ class Faults:
 
     def report_late(self, worker, server):
         """A worker notices now that a server has ended, in whose place another one may have come."""
-        if self.runs(worker) and not worker.ended and worker.links.get(server.number) == server.life:
+        is_there = self.process(worker.node) is worker and self.runs(worker)  # and not another one in its place
+        if is_there and not worker.ended and worker.links.get(server.number) == server.life:
             self.lost_link(worker.node, server.node)
 
     def cut_pair(self, worker, server):

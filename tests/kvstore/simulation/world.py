@@ -358,7 +358,8 @@ class World(Faults, Invariants):
                     self.deliver(channel)
         for node in self.nodes():
             process = self.process(node)
-            if 0 < process.follows < self.newest and ("scheduler", self.newest) in self.dead and self.runs(process):
+            there = self.runs(process) and not (process.ended or process.is_cut)
+            if there and 0 < process.follows < self.newest and ("scheduler", self.newest) in self.dead:
                 process.leave_scheduler(self.newest)
             follows = process.follows
             lives = node not in self.dead and (node not in self.frozen or node not in self.doomed)

@@ -94,18 +94,18 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             super().synchronize()
 
     def state_dict(self) -> dict[str, Any]:
-        """One worker may call it alone. Raises RuntimeError if the members change meanwhile between two epochs, where
-        this worker must not enter a view alone: it would deal the next epoch to other members than the others do."""
+        """Raises RuntimeError if the members change meanwhile outside of `KVStore.repeat`: one worker alone must not
+        enter a view, of which the round or the epoch that it has begun would know nothing."""
         if self.store.sharing:
             return self.inner.state_dict()
-        if self.store.repeating or not self.store.between_epochs():
-            return self.store.repeat(super().state_dict)
         try:
             return super().state_dict()
         except ViewChanged:
+            if self.store.repeating:
+                raise
             raise RuntimeError(
-                "the members of the job changed while optimizer.state_dict() read the servers' state: between two "
-                "epochs use state.save(path), which reads it again (docs/elastic-scripts.md)"
+                "the members of the job changed while optimizer.state_dict() read the servers' state: use "
+                "state.save(path) after the loop over the loader, which reads it again (docs/elastic-scripts.md)"
             ) from None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         return self._sum
 
     def _follow_view(self) -> None:
-        """This worker may have entered a view where the script has read the optimizer's state."""
+        """This worker may have entered a view while the script saved a checkpoint."""
         if self._sent_in is not self.store.view:
             self._begin_again()
             self._sent_in = self.store.view
@@ -168,6 +168,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
+        self._follow_view()
         if self._sum is not None and self._sum.done:  # else step() pushes it
             try:
                 self._sum.wait()
