@@ -122,7 +122,10 @@ def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
 
 
 @thorough
-@pytest.mark.parametrize("moment, lost", [("reads:4", "after:4"), ("reads-in:5", "after:4"), ("reads:15", "after:15")])
+@pytest.mark.parametrize(
+    "moment, lost",
+    [("reads:4", "after:4"), ("reads-in:5", "after:4"), ("reads:15", "after:15"), ("saves-after:15", "after:15")],
+)
 def test_a_worker_that_reads_the_optimizers_state_alone_when_the_members_change_is_told_how(jobs, moment, lost):
     env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
     faults = f"0:{moment},1:{lost}"

@@ -142,6 +142,8 @@ class State:
         """Write a checkpoint: the first worker writes the file, whole or not at all. Every worker calls it. Raises
         UserError if it cannot be written."""
         self._content.synchronize()
+        if self._phase == READING and self._member and self._member.journal.between_epochs:
+            return self._write(Path(path))  # alone: in another view it would deal the next epoch to others than they do
         self._store.repeat(lambda: self._write(Path(path)))
 
     def load(self, path: str | Path) -> bool:

@@ -10,7 +10,8 @@ sample. MEMBER:copies:SECONDS: the optimizer is on the servers, and its state is
 it trains with this kvstore. MEMBER:alone:STEP: it kills itself in this step of its own, when it has pushed a part.
 MEMBER:reads:OP: after this round, and with MEMBER:reads-in:OP before its step, it waits for a new view, and then asks
 for the optimizer's state, alone. MEMBER:saves:OP: when it knows all members' samples of this round, and that a member
-is lost, it saves a checkpoint. MEMBER:agreed:OP: it kills itself when it knows all members' samples of this round.
+is lost, it saves a checkpoint; MEMBER:saves-after:OP: after this round. MEMBER:agreed:OP: it kills itself when it knows
+all members' samples of this round.
 """
 
 import functools
@@ -135,8 +136,8 @@ def wait_until(condition, what: str) -> None:
         time.sleep(0.01)
 
 
-def save(op: int) -> None:
-    begin = ElasticOptimizerOnServers.round
+def save(when: str, op: int) -> None:
+    begin, step = ElasticOptimizerOnServers.round, ElasticOptimizerOnServers.step
 
     def round_(optimizer, *words):
         begin(optimizer, *words)
@@ -145,7 +146,16 @@ def save(op: int) -> None:
             wait_until(lambda: optimizer.store._progress.pending, "nobody is lost")
             newest().save("saved.pt")
 
-    ElasticOptimizerOnServers.round = round_
+    def steps(optimizer, *words):
+        step(optimizer, *words)
+        if optimizer.store.done == op:
+            wait_until(lambda: optimizer.store._progress.pending, "nobody is lost")
+            newest().save("saved.pt")
+
+    if when == "saves":
+        ElasticOptimizerOnServers.round = round_
+    else:
+        ElasticOptimizerOnServers.step = steps
 
 
 def kill_when_agreed(op: int) -> None:
@@ -200,8 +210,8 @@ for member, when, op in (each.split(":") for each in faults.split(",") if each):
         train_with(op)
     elif when == "alone":
         kill_in_own(int(op))
-    elif when == "saves":
-        save(int(op))
+    elif when in ("saves", "saves-after"):
+        save(when, int(op))
     elif when == "agreed":
         kill_when_agreed(int(op))
     elif when in ("reads", "reads-in"):
