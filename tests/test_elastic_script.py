@@ -107,10 +107,10 @@ def replace(job, member, leader):
 ON_SERVERS = {"MXNET_UPDATE_ON_KVSTORE": "1"}
 
 
-@thorough
-def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
+def is_exact_without_worker_1(jobs, faults):
+    """And with the optimizer on the servers. Returns the job."""
     env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
-    job = jobs.start("1:after:3", *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
+    job = jobs.start(faults, *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
     codes = job.wait(SECONDS)
     assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
     printed = same(job, (0, 2))
@@ -119,6 +119,12 @@ def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
     replay = jobs.start("", *WORDS, program="elastic_script.py", env=env, workers=3, servers=1)
     replay.succeed(SECONDS)
     assert same(replay, (0, 2))[-1] == printed[-1]
+    return job
+
+
+@thorough
+def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
+    is_exact_without_worker_1(jobs, "1:after:3")
 
 
 @thorough
@@ -140,17 +146,8 @@ def test_a_worker_that_reads_the_optimizers_state_alone_when_the_members_change_
 @thorough
 def test_a_checkpoint_is_saved_in_a_round_of_which_a_worker_is_lost(jobs):
     """Before the first push, when all have said how many samples they have."""
-    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
-    job = jobs.start("0:saves:5,1:agreed:5", *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
+    job = is_exact_without_worker_1(jobs, "0:saves:5,1:agreed:5")
     assert (job.folder / "saved.pt").stat().st_size
-    printed = same(job, (0, 2))
-    each_sample_once(job)
-    env = {**ON_SERVERS, "DMLTRAIN_REPLAY": str(job.folder / "audit/views.json")}
-    replay = jobs.start("", *WORDS, program="elastic_script.py", env=env, workers=3, servers=1)
-    replay.succeed(SECONDS)
-    assert same(replay, (0, 2))[-1] == printed[-1]
 
 
 @thorough

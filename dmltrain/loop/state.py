@@ -143,7 +143,7 @@ class State:
         UserError if it cannot be written."""
         self._content.synchronize()
         if self._phase == READING and self._member and self._member.journal.between_epochs:
-            return self._write(Path(path))  # alone: in another view it would deal the next epoch to others than they do
+            return self._write(Path(path))  # once: alone in a new view it would deal the next epoch to other members
         self._store.repeat(lambda: self._write(Path(path)))
 
     def load(self, path: str | Path) -> bool:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ SPEC = {"name": "plain"}
 
 class Asking:
     """A job whose worker 0 asks for changes, each MORE steps after the one before, by writing what the agent writes. It
-    ends so many steps after the last. `said`: the log."""
+    ends so many steps after the last."""
 
     def __init__(self, path, logged, wanted, **job):
-        self._path, self.said, self._wanted = path, logged, wanted
+        self._path, self._logged, self._wanted = path, logged, wanted
         self.job = WholeJob(change_file=str(path), **job)
 
     def train(self, store):
@@ -53,13 +52,7 @@ class Asking:
     def ask(self, number, name, staleness):
         """Ask for the change, and wait until the scheduler has asked the workers."""
         put(self._path, json.dumps({"number": number, "kv_store": name, "staleness": staleness, "by": "a test"}))
-        self.wait_for(f"change {number} is asked for by a test")
-
-    def wait_for(self, text):
-        until = time.monotonic() + 30.0
-        while text not in self.said() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert text in self.said()
+        self._logged.wait_for(f"change {number} is asked for by a test")
 
 
 def gradient(rank, step):
@@ -81,7 +74,7 @@ def total(workers, steps):
 def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted, transport):
     found = Asking(tmp_path / "change.json", logged, wanted, kind=first, staleness=3.0, transport=transport)
     results = found.job.all(found.train)
-    found.wait_for("change 2 after step ")
+    logged.wait_for("change 2 after step ")
     assert found.job.ended() == [""] * 3
     (_, types, changed, _), (_, others, others_changed, _) = results
     assert types == others and changed == others_changed and len(changed) == 2
@@ -96,8 +89,8 @@ def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted,
     before = [f"kv_store={each}" for each in (first + " staleness=3" * (first == "dist_ssp"), now[0])]
     for step, after, earlier in zip((first_step, second_step), now, before, strict=True):
         line = f"after step {step} of this job: kv_store={after} (before: {earlier}); asked for by a test"
-        assert found.said().count(line) == 2
-    assert f"change 1 after step {first_step} of all workers: kv_store={now[0]}\n" in found.said()
+        assert logged.text.count(line) == 2
+    assert f"change 1 after step {first_step} of all workers: kv_store={now[0]}\n" in logged.text
 
 
 def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):
@@ -110,7 +103,7 @@ def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):
         if store.rank == 0:
             for number, (name, staleness, why) in enumerate(REFUSED, 1):
                 found.ask(number, name, staleness)
-                found.wait_for(f"change {number} is refused: {why}")
+                logged.wait_for(f"change {number} is refused: {why}")
         store.barrier()
         assert not store.between_steps(lambda: None) and store.type == "dist_async"
         store.barrier()
@@ -131,7 +124,7 @@ def test_a_program_that_pushes_by_itself_is_refused(tmp_path, logged):
     found = Asking(tmp_path / "change.json", logged, [], kind="dist_sync", workers=1, servers=1)
     [store] = found.job.stores
     found.ask(1, "dist_ssp", -1.0)
-    found.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
+    logged.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
     store.close()
     assert found.job.ended() == [""] * 2
 

@@ -452,8 +452,7 @@ def test_a_refused_caller_is_logged(serve, logged):
         with pytest.raises(Closed):
             caller.read_header()
         caller.close()
-        said = f"server 0: cut off {role} {index}: not a worker of this job, or already connected"
-        until(lambda said=said: said in logged())
+        logged.wait_for(f"server 0: cut off {role} {index}: not a worker of this job, or already connected")
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------

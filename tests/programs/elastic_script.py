@@ -61,14 +61,20 @@ def kill_server(number: str, op: int, moment: str) -> None:
     setattr(ElasticKVStore, moment, watched)
 
 
+def wait_until(condition, what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
 def fall_behind(op: int) -> None:
     complete = ElasticKVStore.complete
 
     def watched(store):
-        deadline = time.monotonic() + 60
-        while store.view and store.done + 1 == op and store._progress._flush is None and not store._progress.pending:
-            assert time.monotonic() < deadline, "the scheduler does not ask"
-            time.sleep(0.01)
+        if store.view and store.done + 1 == op:
+            progress = store._progress
+            wait_until(lambda: progress._flush is not None or progress.pending, "the scheduler does not ask")
         complete(store)
 
     ElasticKVStore.complete = watched
@@ -78,12 +84,9 @@ def wait_at(op: int) -> None:
     admit = ElasticKVStore.admit
 
     def waits(store):
-        deadline = time.monotonic() + 60
         if store.done + 1 == op:
             print("This worker waits for one that comes or leaves", flush=True)
-        while store.done + 1 == op and not store._progress.invited and not store.view.left:
-            assert time.monotonic() < deadline, "nobody wants to join or to leave"
-            time.sleep(0.01)
+            wait_until(lambda: store._progress.invited or store.view.left, "nobody wants to join or to leave")
         admit(store)
 
     ElasticKVStore.admit = waits
@@ -127,13 +130,6 @@ def kill_in_own(step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     ElasticKVStore.push = pushes
-
-
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def save(when: str, op: int) -> None:

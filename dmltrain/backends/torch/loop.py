@@ -175,7 +175,7 @@ def load_step(model: nn.Module, optimizer: Any, states: Mapping[str, Any], where
     UserError if they do not fit."""
     own = {name: each.clone() for name, each in model.named_buffers() if name in states["model"]}
     load(model, {**states["model"], **own}, f"{where}: model")
-    options = getattr(optimizer, "inner", optimizer).state_dict()["param_groups"]  # without the servers' state
+    options = optimizer.inner.state_dict()["param_groups"]  # without asking the servers for their states
     load(optimizer, {**states["optimizer"], "param_groups": options}, f"{where}: optimizer")
 
 

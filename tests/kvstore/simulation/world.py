@@ -25,12 +25,17 @@ from tests.kvstore.simulation.worker import Worker
 DRAWS = 40  # of something that could happen next, before all is looked at
 
 
-def happens(place, kinds):
-    """Whether the event with this number, of `kinds` (how many, function, arguments), could happen, and did."""
-    for count, event, what in kinds:
-        if place < count:
-            return event(what[place])
-        place -= count
+def happens(places, kinds):
+    """Whether an event with one of these numbers, of `kinds` (how many, function, arguments), could happen. The first
+    that can does."""
+    for place in places:
+        for count, event, what in kinds:
+            if place < count:
+                if event(what[place]):
+                    return True
+                break
+            place -= count
+    return False
 
 
 @dataclass
@@ -291,26 +296,13 @@ class World(Faults, Invariants):
             (len(servers), self.follow_if, servers),
         )
         count = 2 * len(workers) + 3 * len(servers) + len(channels) + len(receiving)
-        if not (
-            self.draw(count, kinds) or any(happens(place, kinds) for place in self.chance.sample(range(count), count))
-        ):
+        random = self.chance.random
+        drawn = (int(random() * count) for _ in range(DRAWS))
+        if not (happens(drawn, kinds) or happens(self.chance.sample(range(count), count), kinds)):
             return False
         if self.chance.random() < min(0.02, 0.5 / (len(servers) + len(workers))):  # each has events often enough
             self.pass_time()
         return True
-
-    def draw(self, count, kinds):
-        """Whether one of DRAWS random events could happen, and did."""
-        random = self.chance.random
-        for _ in range(DRAWS):
-            place = int(random() * count)
-            for number, event, what in kinds:  # as in `happens`, which is too slow here
-                if place < number:
-                    if event(what[place]):
-                        return True
-                    break
-                place -= number
-        return False
 
     # Each returns whether that could happen, and did.
 

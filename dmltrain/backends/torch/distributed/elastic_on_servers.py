@@ -50,7 +50,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         self._then: Callable[[Array], None] | None = None
         self._sum: Handle | None = None  # of the receipts, in the present view
         self._sent: set[Bucket] = set()  # in the present view
-        self._sent_in = store.view
+        self._sent_in = store.view  # that view
         store.take_weights = self.synchronize
         store.keep_snapshots(lambda: {bucket.name: bucket.host_weights() for bucket in self._buckets})
 
@@ -157,7 +157,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         return self._sum
 
     def _follow_view(self) -> None:
-        """This worker may have entered a view while the script saved a checkpoint."""
+        """Begin again if this worker has entered a view since: while the script saved a checkpoint."""
         if self._sent_in is not self.store.view:
             self._begin_again()
             self._sent_in = self.store.view
