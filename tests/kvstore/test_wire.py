@@ -4,7 +4,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dmltrain.kvstore import codec
@@ -44,15 +44,14 @@ def test_the_layout_is_stable():
     st.integers(0, 6),
     st.integers(0, 7),
     st.integers(0, 2**63),
-    st.floats(0, 1e6, width=32, allow_subnormal=False),
+    *[st.floats(0, 1e6, width=32, allow_subnormal=False)] * 2,
     st.integers(-(2**31), 2**31 - 1),
 )
+@example(Kind.HELLO, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 1.301045788681166e-38, 0.5, 0)
 def test_headers_survive_packing_and_parsing(
-    kind, view, key, index, clock, length, number, dtype, flags, offset, waited, priority
+    kind, view, key, index, clock, length, number, dtype, flags, offset, waited, worked, priority
 ):
-    header = Header(
-        int(kind), length, view, key, index, clock, number, dtype, flags, offset, waited, waited / 2, priority
-    )
+    header = Header(int(kind), length, view, key, index, clock, number, dtype, flags, offset, waited, worked, priority)
     assert Header.unpack(header.pack()) == header
 
 
