@@ -79,8 +79,8 @@ def test_the_replacement_is_killed_while_it_joins(jobs, moment):
 
 @thorough
 def test_it_is_killed_together_with_a_worker(jobs):
-    """The replacement may join before the worker is killed."""
-    faults = [IN_ROUND_5, "2:before:complete:5:kill", UNTIL_INVITED.format(9, 1)]
+    """The replacement joins before the worker is removed, after that, or with the same view."""
+    faults = [IN_ROUND_5, "2:before:complete:5:kill", "0:before:train_step:9:until/after/newcomer/1"]
     job = jobs.survives(",".join(faults), lost={2}, servers_come=(1,), workers=3)
     views = servers(job)
     assert REPLACED[-1] in views and views[-1][0] == (0, 1)

@@ -35,6 +35,13 @@ from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.kvstore.worker.handing_over import HandingOver
 from dmltrain.kvstore.worker.progress import Progress
 
+
+class Newcomer:
+    @staticmethod
+    def heard_of() -> None:
+        pass
+
+
 POINTS = {  # name -> owner and function
     "training": (Split, "training"),  # images are prepared, on another thread
     "train_step": (TorchTrainer, "train_step"),
@@ -56,6 +63,7 @@ POINTS = {  # name -> owner and function
     "exchange": (HandingOver, "exchange"),  # of residuals that are handed over, or of none, in a view with new members
     "settle": (HandingOver, "settle"),  # before: that is recognised; after: residuals have changed
     "announce": (Progress, "announce"),  # of a view, the first one too
+    "newcomer": (Newcomer, "heard_of"),  # who joins has to invite the leader first, or joins with a change under way
     "write": (checkpoint, "write"),
     "put": (whole_file, "put"),  # before: the temporary file is there, whole; after: the checkpoint
 }
@@ -138,7 +146,7 @@ def watch(point: str, faults: dict[tuple[str, str, str], str], marks: set[Path],
     function = getattr(owner, name)
 
     def passes(when: str) -> None:
-        if not (stores and stores[0].view or point in ("arm", "announce", "invite")):
+        if not (stores and stores[0].view or point in ("arm", "announce", "invite", "newcomer")):
             return
         with changed:
             place.pass_by(when, point)
@@ -176,6 +184,21 @@ def remember_store() -> None:
     ElasticKVStore._join = joined
 
 
+def tell_of_newcomers() -> None:
+    invite, announce = Progress.invite, Progress.announce
+
+    def invited(progress):
+        invite(progress)
+        Newcomer.heard_of()
+
+    def announced(progress, view, *words):
+        announce(progress, view, *words)
+        if view.joined or view.joined_servers:
+            Newcomer.heard_of()
+
+    Progress.invite, Progress.announce = invited, announced
+
+
 def round_unlike_others(epochs: list[int]) -> None:
     merge, number = TorchTrainer.merge_statistics, iter(range(1000))
 
@@ -209,6 +232,7 @@ def install(member: int, words: list[str], trace: Path | None) -> None:
     own = [each[1:] for each in words if each[0] == str(member)]
     marks = {mark(point) for each in words for point in each[-1].partition(ONCE)[2].split()}
     remember_store()
+    tell_of_newcomers()
     for point in POINTS:
         watch(point, {(when, name, at): what for when, name, at, what in (e for e in own if len(e) == 4)}, marks, trace)
     round_unlike_others([int(each[1]) for each in own if len(each) == 2])

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -460,11 +461,20 @@ def test_a_closed_output_pipe_ends_it_quietly(run: Path, shape: str) -> None:
     assert parser.stderr.read() == b""
 
 
+def wait_until_it_reads(pid: int) -> None:
+    """It sleeps in a read: Python acts on a signal that comes just before that only when the read has returned."""
+    deadline = time.monotonic() + 60.0
+    while "pipe_read" not in Path(f"/proc/{pid}/wchan").read_text():
+        assert time.monotonic() < deadline, "it does not read"
+        time.sleep(0.005)
+
+
 def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     parser = subprocess.Popen([sys.executable, "-m", "dmltrain.report.cli", str(fifo)], stderr=subprocess.PIPE)
-    with fifo.open("w"):  # returns when the program has begun to read
+    with fifo.open("w"):
+        wait_until_it_reads(parser.pid)
         parser.send_signal(signal.SIGINT)
         assert parser.wait(timeout=60) == 130
     assert parser.stderr.read() == b""
