@@ -63,7 +63,7 @@ POINTS = {  # name -> owner and function
     "exchange": (HandingOver, "exchange"),  # of residuals that are handed over, or of none, in a view with new members
     "settle": (HandingOver, "settle"),  # before: that is recognised; after: residuals have changed
     "announce": (Progress, "announce"),  # of a view, the first one too
-    "newcomer": (Newcomer, "heard_of"),  # who joins has to invite the leader first, or joins with a change under way
+    "newcomer": (Newcomer, "heard_of"),  # the leader is invited because of it, or it joins with a change under way
     "write": (checkpoint, "write"),
     "put": (whole_file, "put"),  # before: the temporary file is there, whole; after: the checkpoint
 }
