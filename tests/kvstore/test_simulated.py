@@ -189,6 +189,36 @@ def small(seed):
     return with_parts_of_each(job, job.each) if job.each else job
 
 
+@pytest.mark.parametrize("schedules", [SCHEDULES_OF_SCHEDULERS[0], SCHEDULES[2]])
+def test_random_schedules_that_cut_off_who_has_the_state_keep_the_invariants(schedules):
+    """As others have just joined, or not."""
+    found = [run(seed, cuts_off_who_has_the_state(seed)).views.values() for seed in range(schedules)]
+    workers = [view.lost for views in found for view in views]
+    servers = [view.lost_servers for views in found for view in views]
+    for removed in (workers, servers):
+        cut = [each for lost in removed for each in lost if "connection" in each.reason]
+        assert len(cut) > schedules / 5
+
+
+def cuts_off_who_has_the_state(seed):
+    chance = random.Random(f"cuts {seed}")
+    return Job(
+        workers=chance.choice([1, 1, 2]),
+        servers=chance.choice([2, 3]),
+        newcomers=chance.choice([1, 2, 3]),
+        replacements=chance.choice([0, 1]),
+        faults=chance.choice([0, 1]),
+        cuts=chance.choice([1, 2]),
+        span=150,
+        samples=20,
+        on_servers=seed % 3 == 2,
+    )
+
+
+def test_the_rule_about_who_has_the_state_is_needed():
+    noticed("who has the state", cuts_off_who_has_the_state)
+
+
 @pytest.mark.parametrize("mutation", RULES_OF_STEPS)
 def test_each_rule_about_steps_on_servers_is_needed(mutation):
     noticed(mutation, with_steps_on_servers)

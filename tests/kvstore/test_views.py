@@ -7,6 +7,7 @@ import pytest
 from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
+from dmltrain.kvstore.scheduler.views import Views
 from dmltrain.kvstore.transport.message import (
     Abort,
     Admit,
@@ -28,7 +29,7 @@ from dmltrain.kvstore.transport.message import (
     Speed,
     Start,
 )
-from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View
+from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View, barrier_of
 
 FACTS = {"network": "mlp", "data": "9c1f"}
 
@@ -349,6 +350,75 @@ def test_a_lost_link_of_a_worker_that_has_finished_means_nothing():
     core.handle(("server", 1), link_lost(0, 1, "server"), 1.0)
     core.handle(worker(0), Bye(done=9), 1.0)
     assert core.tick(1.1 + WAIT_SECONDS) == []
+
+
+def with_newcomers(servers):
+    """Worker 0 has the state of training; workers 1 and 2, who have just joined, do not yet."""
+    core = armed(1, servers, max_workers=3)
+    come(core, 1)
+    come(core, 2)
+    core.handle(worker(0), Admit(1), 0.5)
+    assert views(flushed(core, {0: 7})).joined == (1, 2)
+    return core
+
+
+def removed_by(actions):
+    """Who was removed, by who is told to end."""
+    return [to for to, _ in messages(actions, Abort)]
+
+
+def test_the_only_worker_with_the_state_is_not_removed_if_a_server_can_be():
+    core = with_newcomers(2)
+    actions = judged(core, [(worker(0), link_lost(0, 1)), (("server", 1), link_lost(2, 1, "server"))])
+    assert removed_by(actions) == [("server", 1)], "2 of 3: as ever"
+    core = with_newcomers(2)
+    assert removed_by(judged(core, [(worker(0), link_lost(0, 1))])) == [("server", 1)]
+    core = with_newcomers(3)
+    cut = [(worker(0), link_lost(0, 1)), (worker(0), link_lost(0, 2)), (worker(1), link_lost(1, 0))]
+    assert removed_by(judged(core, cut)) == [("server", 1), ("server", 2)]
+    assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(1)], "the link that is left is judged then"
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_worker_without_any_server_is_removed_whatever_it_has(servers):
+    core = with_newcomers(servers)
+    cut = [(worker(0), link_lost(0, server)) for server in range(servers)]
+    assert removed_by(judged(core, cut)) == [worker(0)]
+
+
+def test_a_newcomer_that_is_cut_off_is_removed():
+    assert removed_by(judged(with_newcomers(2), [(worker(2), link_lost(2, 1))])) == [worker(2)]
+
+
+@pytest.mark.parametrize(("op", "removed"), [(8, ("server", 1)), (9, worker(0))])
+def test_newcomers_have_the_state_when_all_reach_the_barrier_of_a_later_op(op, removed):
+    core = with_newcomers(2)
+    for member in range(3):
+        core.handle(worker(member), Barrier(barrier_of(op), 2), 1.0)
+    assert removed_by(judged(core, [(worker(0), link_lost(0, 1))])) == [removed]
+
+
+@pytest.mark.parametrize(("done", "removed"), [(7, ("server", 1)), (8, worker(0))])
+def test_newcomers_have_the_state_when_their_first_view_had_an_op(done, removed):
+    core = with_newcomers(2)
+    core.lost(worker(2), "end of stream", 1.0)
+    assert views(flushed(core, {0: done, 1: done}, view=2)).joined == ()
+    assert removed_by(judged(core, [(worker(0), link_lost(0, 1))])) == [removed]
+
+
+def test_if_all_workers_are_cut_off_from_different_servers_one_server_is_removed_first():
+    core = armed(2, 2)
+    cut = [(worker(0), link_lost(0, 1)), (worker(1), link_lost(1, 0))]
+    assert removed_by(judged(core, cut)) == [("server", 1)]
+    assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(1)]
+
+
+def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
+    view = View(4, 7, ((0,), (1,), (2,)), (0, 1), joined=(1,), behind=(2,))
+    views_ = Views(3, 2, 1)
+    views_.resume(Enter(view), {}, {}, Ready(FACTS), (0, 1, 2))
+    assert views_.judge([link_lost(0, 1)]) == [("server", 1)]
+    assert views_.judge([link_lost(1, 1)]) == [worker(1)]
 
 
 def test_a_lost_link_is_forgotten_when_its_worker_was_removed():

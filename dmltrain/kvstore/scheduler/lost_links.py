@@ -7,7 +7,7 @@ cause is better, and the scheduler hears of it at about the same time. So a lost
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,39 @@ class LostLinks:
     def concern(self, node: Node, group: Callable[[Node], Any] = lambda node: node) -> bool:
         """Whether the cause has an end in this process, or in one of the same `group` (a host)."""
         return bool(self) and group(node) in [group(process(end)) for end in (self.cause.own, self.cause.peer)]
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who takes part. `count`: of workers, with those that have finished. `holders`: the workers that surely have the
+    state of training; empty if no other needs it. `joining`: the workers that are not members yet. `servers`: the
+    servers."""
+
+    count: int
+    holders: Collection[int]
+    joining: Collection[int]
+    servers: Collection[int]
+
+
+def cut_off(links: Iterable[LinkLost], members: Members) -> list[Node]:
+    """Who is removed because of lost links between workers and servers: a server if it has lost more than half of the
+    members; or as few servers as possible, if all holders of the state are cut off and another server is left; else
+    each worker of these links. Links that are left count again after the removal."""
+    pairs = {(process(link.own), process(link.peer)) for link in links}
+    cut = {(a[1], b[1]) if a[0] == "worker" else (b[1], a[1]) for a, b in pairs}
+    for server in sorted({server for _, server in cut}):
+        lost = {worker for worker, other in cut if other == server}.difference(members.joining)
+        if 2 * len(lost) > members.count:
+            return [("server", server)]
+    servers = _cut_from_state(cut, members)
+    return [("server", each) for each in servers] or [("worker", each) for each in sorted({each for each, _ in cut})]
+
+
+def _cut_from_state(cut: set[tuple[int, int]], members: Members) -> list[int]:
+    """The servers of the holder that has lost the fewest; empty if a holder has lost none, or no server is left."""
+    lost = ({server for worker, server in cut if worker == each} for each in sorted(members.holders))
+    fewest = min(lost, key=len, default=set())
+    return sorted(fewest) if set(members.servers) - fewest else []
 
 
 def process(end: LinkEnd) -> Node:

@@ -42,7 +42,7 @@ from dmltrain.kvstore.scheduler.balance import Balance
 from dmltrain.kvstore.scheduler.departures import Decision, Departures
 from dmltrain.kvstore.scheduler.flushing import NOTHING, Flushing
 from dmltrain.kvstore.scheduler.kind_change import KindChange
-from dmltrain.kvstore.scheduler.lost_links import Node, process
+from dmltrain.kvstore.scheduler.lost_links import Members, Node, cut_off
 from dmltrain.kvstore.scheduler.newcomers import Newcomers
 from dmltrain.kvstore.scheduler.replay import ALL_NEEDED, FIXED, Replay
 from dmltrain.kvstore.scheduler.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses
@@ -91,6 +91,7 @@ class Views:
     _newcomers: Newcomers = field(default_factory=Newcomers)
     _flushing: Flushing = field(default_factory=Flushing)
     _lost: list[Lost] = field(default_factory=list)  # since the view began
+    _lacking: set[int] = field(default_factory=set)  # members that perhaps do not have the state of training yet
     _barriers: dict[str, set[int]] = field(default_factory=dict)  # of this view
     _servers: ServerLosses = field(init=False)
     _balance: Balance = field(default_factory=lambda: Balance(EQUAL))
@@ -182,6 +183,7 @@ class Views:
         apart = {*self._present, *finished, *self._departures.gone}
         self.removed = {*range(self.workers), *view.members, *back}.difference(apart)
         self._lost += [Lost(member, reason) for member, reason in sorted(lost.items())]
+        self._lacking = {*view.joined, *view.behind}
         self._servers.resume(view.servers, entered.new_servers)
         self._resumed = True
         return self._ask() if self._present else []
@@ -363,6 +365,8 @@ class Views:
             return []
         del self._barriers[message.id]
         self._servers.released(message.id)
+        if message.id != barrier_of(self.view.base + 1):  # all have come past the op in which they get the state
+            self._lacking.clear()
         return self._send(Release(message.id, message.view))
 
     def waits_in_vain(self) -> tuple[str, int] | None:
@@ -374,15 +378,11 @@ class Views:
         return None
 
     def judge(self, links: Sequence[LinkLost]) -> list[Node]:
-        """Who is cut off, by the lost links between workers and servers: a server if it has lost more than half of the
-        members, else each worker. A member that has finished took leave of all servers."""
-        pairs = {(process(link.own), process(link.peer)) for link in links}
-        cut = {(a, b) if a[0] == "worker" else (b, a) for a, b in pairs}
-        members = len(self._present) + len(self.finished)
-        for server in sorted({server for _, server in cut}):
-            if 2 * sum(other == server and not self.joins(worker) for worker, other in cut) > members:
-                return [server]
-        return sorted({worker for worker, _ in cut})
+        """Who is removed because of the lost links between workers and servers. A member that has finished took leave
+        of all servers."""
+        count = len(self._present) + len(self.finished)
+        holders = () if self.finished else self._present - self._lacking
+        return cut_off(links, Members(count, holders, self._newcomers.joining, self._servers.present))
 
     # -- the change -----------------------------------------------------------------------------------------------
 
@@ -467,6 +467,7 @@ class Views:
             Send(("worker", member), Enter(view, self.needs(member), new_servers=new, departed=departed))
             for member in sorted(dismissed)
         ]
+        self._lacking = self._that_lack_the_state(view)
         self.view, self.entered, self.dismissed = view, enter, (self.dismissed | dismissed).difference(view.members)
         self._present = (self._present - dismissed) | set(view.joined)
         self._newcomers.begin(view)
@@ -479,6 +480,12 @@ class Views:
         logs = [Log(f"view {view.number} after op {view.base}: workers {names}")]
         logs += [*self._kind.begins(view), *(Log(text) for text in self._depart(decision) if text)]
         return [*servers, *self._send(enter), *told, *logs, *self._invite()]
+
+    def _that_lack_the_state(self, view: View) -> set[int]:
+        """Members of a view that begins. They get the state in the view's first op, or in that of a later view."""
+        had_no_op = self.view is not None and view.base == self.view.base
+        before = self._lacking if had_no_op else set()
+        return {*before, *view.joined, *view.behind}.intersection(view.members)
 
     def _depart(self, decision: Decision) -> list[str]:
         """A view begins with this decision; what there is to say."""

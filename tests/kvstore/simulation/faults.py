@@ -25,6 +25,7 @@ class Faults:
         self.leavings = self._random(self.job.notices, 60, span)
         self.server_comings = self._random(self.job.server_replacements, 100, longer)
         self.arrivals = self._random(self.job.newcomers, 0, span)
+        self.cuts = self._random(self.job.cuts, 60, span)
         self.late_reports = []  # when, the worker, the server that has ended
         self.planned_at = 0  # nothing that is planned comes before this event
 
@@ -51,6 +52,9 @@ class Faults:
         if self.leavings and self.events >= self.leavings[0] and self.views:
             self.leavings.pop(0)
             self.notice()
+        if self.cuts and self.events >= self.cuts[0] and self.views:
+            self.cuts.pop(0)
+            self.cut_who_has_the_state()
         if self.arrivals and self.events >= self.arrivals[0]:
             self.arrivals.pop(0)
             self.workers.append(Worker(self, len(self.workers), is_replacement=True))
@@ -59,8 +63,9 @@ class Faults:
         for report in [report for report in self.late_reports if self.events >= report[0]]:
             self.late_reports.remove(report)
             self.report_late(*report[1:])
-        plans = (self.faults, self.server_faults, self.ends, self.comings, self.server_comings, self.leavings)
-        due = [plan[0] for plan in (*plans, self.arrivals) if plan] + [report[0] for report in self.late_reports]
+        plans = [self.faults, self.server_faults, self.ends, self.comings, self.server_comings, self.leavings]
+        plans += [self.cuts, self.arrivals]
+        due = [plan[0] for plan in plans if plan] + [report[0] for report in self.late_reports]
         due += [*self.frozen.values(), *([self.next_at] if self.next_at else [])]
         self.planned_at = min(due, default=FOREVER)
 
@@ -98,11 +103,13 @@ class Faults:
 
     def stays_with_state(self, but):
         """Whether another worker has the state of training and stays: no job goes on without one."""
-        stays = [
-            each for each in self.workers if each is not but and not (each.ended or each.has_left or each.has_notice)
-        ]
-        stays = [each for each in stays if each.node not in self.doomed]
-        return any(each.member not in self.lacking and not each.lacks_state for each in stays)
+        stays = [each for each in self.with_state() if each is not but and not each.has_notice]
+        return any(each.node not in self.doomed for each in stays)
+
+    def with_state(self):
+        """The workers that have the state of training; some of them may be doomed."""
+        stay = [each for each in self.workers if not (each.ended or each.has_left)]
+        return [each for each in stay if each.member not in self.lacking and not each.lacks_state]
 
     def fault(self):
         alive = [each for each in self.workers if not each.ended and each.node not in self.doomed]
@@ -132,6 +139,16 @@ class Faults:
             self.frozen[worker.node] = self.events + self.chance.randrange(200)
         else:
             self.cut_pair(worker, self.chance.choice(self.servers_alive()))
+
+    def cut_who_has_the_state(self):
+        """Off from one of several servers, so that one of the two can be removed, whoever else has the state."""
+        holders = [each for each in self.with_state() if each.view]
+        servers = self.servers_alive()
+        if len(servers) < 2 or not holders or self.cut or self.doomed.intersection(each.node for each in holders):
+            return
+        worker, server = self.chance.choice(holders), self.chance.choice(servers)
+        self.doomed |= {worker.node, server.node}
+        self.cut_pair(worker, server)
 
     def others_know_a_view(self, but):
         """Whether another worker has been told of one. If nobody has who is left, the next scheduler ends the job."""

@@ -153,6 +153,8 @@ class World(Faults, Invariants):
         limits["restart_servers"] = job.server_replacements
         lost = [node for node in self.dead if node[0] != "scheduler" and self.chance.random() < 0.7]
         core = SchedulerCore(job.workers, job.servers, incarnation=number, lost_before=frozenset(lost), **limits)
+        if "who has the state" in self.mutations:
+            core._views._that_lack_the_state = lambda view: set(view.members)
         self.schedulers[number] = core
         core.tick(self.now)
 
