@@ -45,3 +45,14 @@ def tiered(
 def examples(count: int) -> int:
     """How many examples hypothesis tries where `make test` tries `count`."""
     return count * int(os.environ.get(FUZZ, "1"))
+
+
+def seed_ranges(in_test: int, in_ci: int, more: int) -> list[Any]:
+    """The seeds of random schedules for `parametrize`, as ranges: `make test` runs those below `in_test`, .ci/run also
+    those below `in_ci`, and the exhaustive tests, without a time limit, those below `more`. None is in two ranges."""
+    exhaustive = [pytest.mark.exhaustive, pytest.mark.timeout(0)]
+    return [
+        pytest.param(range(in_test), id=f"first {in_test}"),
+        pytest.param(range(in_test, in_ci), id=f"to {in_ci}", marks=pytest.mark.thorough),
+        pytest.param(range(in_ci, more), id=f"to {more}", marks=exhaustive),
+    ]

@@ -8,6 +8,7 @@ from dmltrain.data.deal import Dealing
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import Kind
 from tests.kvstore.test_async_schedules import Job, check, kind_with
+from tests.tiers import seed_ranges
 
 TOGETHER = Kind(types.find("dist_sync"), 0.0)
 
@@ -115,15 +116,7 @@ class ChangingJob(Job):
         return None
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(range(150)),
-        pytest.param(range(150, 600), marks=pytest.mark.thorough),
-        pytest.param(range(600, 100_000), marks=pytest.mark.exhaustive),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("seeds", seed_ranges(150, 600, 100_000))
 def test_each_sample_is_used_once_whatever_happens(seeds):
     made = 0
     for seed in seeds:

@@ -12,6 +12,7 @@ from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.made import plain_sgd
+from tests.tiers import seed_ranges
 
 NONE = {"type": "none"}
 DTYPES = {"float32": np.float32, "float64": np.float64}
@@ -293,17 +294,10 @@ class Arena:
         return 64 * self.taken, np.empty(size, np.uint8)
 
 
-@pytest.mark.parametrize(
-    "schedules",
-    [
-        300,
-        pytest.param(1_000, marks=pytest.mark.thorough),
-        pytest.param(60_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3000)]),
-    ],
-)
-def test_groups_change_no_value(schedules):
+@pytest.mark.parametrize("seeds", seed_ranges(300, 1_000, 60_000))
+def test_groups_change_no_value(seeds):
     seen = Counter()
-    for seed in range(schedules):
+    for seed in seeds:
         schedule = Schedule(seed)
         try:
             schedule.run(60)
@@ -312,4 +306,4 @@ def test_groups_change_no_value(schedules):
             raise
         seen += schedule.seen
     wanted = ("together", "dissolved", "dissolved in work", "loosely read", "completed")
-    assert all(seen[each] > schedules / 5 for each in wanted), seen
+    assert all(seen[each] > len(seeds) / 5 for each in wanted), seen

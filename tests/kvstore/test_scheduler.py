@@ -23,6 +23,7 @@ from dmltrain.kvstore.transport.message import (
     Start,
     WorkerAddress,
 )
+from tests.tiers import seed_ranges
 
 REGISTER = Register("127.0.0.1", 0, "h0", "", "")
 
@@ -359,18 +360,11 @@ def test_a_worker_whose_relay_stays_is_watched_until_that_has_left():
     assert core.handle(("worker", 1), Bye(), 1.0)[-1] == Finish(), "its own worker has finished"
 
 
-SCHEDULES = [
-    pytest.param(3000),
-    pytest.param(20_000, marks=pytest.mark.thorough),
-    pytest.param(200_000, marks=pytest.mark.exhaustive),
-]
-
-
-@pytest.mark.parametrize("schedules", SCHEDULES)
-def test_the_first_lost_link_or_the_end_of_its_process_is_named_whatever_follows_from_it(schedules):
+@pytest.mark.parametrize("seeds", seed_ranges(3_000, 20_000, 200_000))
+def test_the_first_lost_link_or_the_end_of_its_process_is_named_whatever_follows_from_it(seeds):
     """Random events after a cut between worker 2 and server 1: consequences, other links, other processes, and in some
     schedules the true end of one of the two. Each process is alone on its host."""
-    for seed in range(schedules):
+    for seed in seeds:
         core, said = after_a_cut(random.Random(seed))
         assert said, f"seed {seed}: the job goes on"
         assert said[1] <= 3.3, f"seed {seed}: named after {said[1]} s"
