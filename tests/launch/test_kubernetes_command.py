@@ -286,6 +286,22 @@ def test_how_a_pod_has_ended():
     assert status.has_ended(evicted) and not status.has_ended(pod("Running"))
 
 
+@pytest.mark.parametrize(
+    ("state", "fate"),
+    [
+        ({"running": {}}, "was deleted"),
+        ({"terminated": {"exitCode": 137, "reason": "Error"}}, "was deleted"),
+        ({"terminated": {"exitCode": 143, "reason": "Error"}}, "was deleted"),
+        ({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "exited with 137 (OOMKilled)"),
+        ({"terminated": {"exitCode": 3, "reason": "Error"}}, "exited with 3"),
+    ],
+)
+def test_a_pod_that_its_deletion_has_ended_was_deleted(state: dict[str, object], fate: str):
+    deleted = pod("Failed", **state)
+    deleted["metadata"]["deletionTimestamp"] = "2026-11-28T04:00:00Z"
+    assert status.fate(deleted) == fate
+
+
 def test_a_wait_is_said_once_and_not_at_once():
     said: list[str] = []
     waiting = status.Waiting(said.append)
