@@ -142,11 +142,11 @@ class Faults:
 
     def cut_who_has_the_state(self):
         """Off from one of several servers, so that one of the two can be removed, whoever else has the state."""
-        holders = [each for each in self.with_state() if each.view]
-        servers = self.servers_alive()
-        if len(servers) < 2 or not holders or self.cut or self.doomed.intersection(each.node for each in holders):
+        holders, servers = self.with_state(), self.servers_alive()
+        linked = [each for each in holders if each.view]
+        if len(servers) < 2 or not linked or self.cut or self.doomed.intersection(each.node for each in holders):
             return
-        worker, server = self.chance.choice(holders), self.chance.choice(servers)
+        worker, server = self.chance.choice(linked), self.chance.choice(servers)
         self.doomed |= {worker.node, server.node}
         self.cut_pair(worker, server)
 
