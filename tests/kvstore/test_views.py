@@ -413,6 +413,25 @@ def test_if_all_workers_are_cut_off_from_different_servers_one_server_is_removed
     assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(1)]
 
 
+def test_as_few_servers_as_possible_are_removed_and_as_many_workers_as_possible_saved():
+    core = armed(4, 4)
+    pairs = [(0, 1), (0, 2), (1, 0), (2, 1), (2, 3), (3, 2), (3, 3)]
+    cut = [(worker(rank), link_lost(rank, server)) for rank, server in pairs]
+    assert removed_by(judged(core, cut)) == [("server", 0)]
+    core = armed(4, 4)
+    cut = [(worker(0), link_lost(0, 0)), (worker(0), link_lost(0, 2))]
+    cut += [(worker(rank), link_lost(rank, server)) for rank, server in ((1, 3), (2, 1), (3, 1))]
+    assert removed_by(judged(core, cut)) == [("server", 1)], "saves workers 2 and 3"
+    assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(0), worker(1)]
+
+
+def test_when_a_worker_has_finished_nobody_needs_the_state():
+    core = armed(2, 2)
+    core.handle(worker(0), Bye(done=9), 1.0)
+    actions = judged(core, [(worker(1), link_lost(1, 0))])
+    assert removed_by(actions) == [worker(1)] and finished(actions) == [""]
+
+
 def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
     view = View(4, 7, ((0,), (1,), (2,)), (0, 1), joined=(1,), behind=(2,))
     views_ = Views(3, 2, 1)

@@ -292,6 +292,7 @@ def test_how_a_pod_has_ended():
         ({"running": {}}, "was deleted"),
         ({"terminated": {"exitCode": 137, "reason": "Error"}}, "was deleted"),
         ({"terminated": {"exitCode": 143, "reason": "Error"}}, "was deleted"),
+        ({"terminated": {"exitCode": 0, "reason": "Completed"}}, "was deleted"),
         ({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "exited with 137 (OOMKilled)"),
         ({"terminated": {"exitCode": 3, "reason": "Error"}}, "exited with 3"),
     ],
@@ -300,6 +301,9 @@ def test_a_pod_that_its_deletion_has_ended_was_deleted(state: dict[str, object],
     deleted = pod("Failed", **state)
     deleted["metadata"]["deletionTimestamp"] = "2026-11-28T04:00:00Z"
     assert status.fate(deleted) == fate
+    beside = {"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+    deleted["status"]["containerStatuses"].append(beside)
+    assert status.fate(deleted) == (fate if "terminated" in state else "exited with 1"), "the first container counts"
 
 
 def test_a_wait_is_said_once_and_not_at_once():

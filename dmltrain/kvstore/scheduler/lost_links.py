@@ -62,8 +62,8 @@ class LostLinks:
 @dataclass(frozen=True)
 class Members:
     """Who takes part. `count`: of workers, with those that have finished. `holders`: the workers that surely have the
-    state of training; empty if no other needs it. `joining`: the workers that are not members yet. `servers`: the
-    servers."""
+    state of training; empty when a worker has finished, because nobody needs it any more. `joining`: the workers that
+    are not members yet. `servers`: those of the present view that are not lost."""
 
     count: int
     holders: Collection[int]
@@ -73,8 +73,8 @@ class Members:
 
 def cut_off(links: Iterable[LinkLost], members: Members) -> list[Node]:
     """Who is removed because of lost links between workers and servers: a server if it has lost more than half of the
-    members; or as few servers as possible, if all holders of the state are cut off and another server is left; else
-    each worker of these links. Links that are left count again after the removal."""
+    members; or the servers that one holder of the state has lost, as few as possible, if all holders are cut off and
+    another server is left; else each worker of these links. Links that are left count again after the removal."""
     pairs = {(process(link.own), process(link.peer)) for link in links}
     cut = {(a[1], b[1]) if a[0] == "worker" else (b[1], a[1]) for a, b in pairs}
     for server in sorted({server for _, server in cut}):
@@ -86,9 +86,10 @@ def cut_off(links: Iterable[LinkLost], members: Members) -> list[Node]:
 
 
 def _cut_from_state(cut: set[tuple[int, int]], members: Members) -> list[int]:
-    """The servers of the holder that has lost the fewest; empty if a holder has lost none, or no server is left."""
-    lost = ({server for worker, server in cut if worker == each} for each in sorted(members.holders))
-    fewest = min(lost, key=len, default=set())
+    """The servers of the holder that has lost the fewest, and of several such holders of the one whose servers save the
+    most others; empty if a holder has lost none, or no server would be left."""
+    lost = [{server for worker, server in cut if worker == each} for each in sorted(members.holders)]
+    fewest = min(lost, key=lambda its: (len(its), -sum(other <= its for other in lost)), default=set())
     return sorted(fewest) if set(members.servers) - fewest else []
 
 

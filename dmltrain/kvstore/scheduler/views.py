@@ -379,7 +379,7 @@ class Views:
 
     def judge(self, links: Sequence[LinkLost]) -> list[Node]:
         """Who is removed because of the lost links between workers and servers. A member that has finished took leave
-        of all servers."""
+        of all servers, so it counts as one that has lost none. It holds everything, so nobody else has to."""
         count = len(self._present) + len(self.finished)
         holders = () if self.finished else self._present - self._lacking
         return cut_off(links, Members(count, holders, self._newcomers.joining, self._servers.present))

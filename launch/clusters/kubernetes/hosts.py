@@ -160,7 +160,7 @@ class Cluster:
                 found = self._api.listed("Pod", fieldSelector=f"metadata.name={pod}")
             except LaunchError:
                 return ""
-            text = status.fate(found[0]) if found else "was deleted"
+            text = status.fate(found[0]) if found else status.DELETED
             if text or time.monotonic() >= until:
                 return text and f"its pod {text}"
             time.sleep(0.1)

@@ -11,7 +11,8 @@ PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "RunContainerError")
 IMAGE = ("ErrImagePull", "ImagePullBackOff")
 USUAL = ("ContainerCreating", "PodInitializing")
-KILLED = (137, 143)  # exit codes of a container that Kubernetes has ended, by SIGKILL or SIGTERM
+DELETED = "was deleted"
+KILLED = (0, 137, 143)  # exit codes of a container that Kubernetes has ended: a bridge ends SIGTERM with 0
 ENDS = ("Complete", "Completed", "Failed")  # conditions of a Job, or of a JobSet
 
 
@@ -80,11 +81,11 @@ def fate(pod: Found) -> str:
     for state in _states(pod, "terminated"):
         code, reason = state.get("exitCode"), state.get("reason")
         usual = reason in ("Error", "Completed", None)
-        by_deletion = phase(pod) == "Terminating" and code in KILLED and usual and not why
-        if not by_deletion:
-            return f"exited with {code}{'' if usual else f' ({reason})'}{f': {why}' if why else ''}"
+        if phase(pod) == "Terminating" and code in KILLED and usual and not why:
+            return DELETED
+        return f"exited with {code}{'' if usual else f' ({reason})'}{f': {why}' if why else ''}"
     if phase(pod) == "Terminating":
-        return "was deleted"
+        return DELETED
     return (why or "failed") if phase(pod) == FAILED else ""
 
 
