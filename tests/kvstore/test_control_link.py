@@ -22,6 +22,7 @@ from dmltrain.kvstore.transport.message import (
     Bye,
     Enter,
     Flushed,
+    HasState,
     Heartbeat,
     LinkEnd,
     LinkLost,
@@ -175,11 +176,13 @@ def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
     served = scheduler({Bye: [Shutdown()]})
     served.control.ready(Ready({"data": "9c1f"}, (ENTER.view,)))
     served.control.admit(3)
+    served.control.has_state(3)
     served.control.bye(done=12)
     assert served.control.shutdown.wait(SECONDS)
     assert [each for each in served.heard if not isinstance(each, (Register, Heartbeat))] == [
         Ready({"data": "9c1f"}, (ENTER.view,)),
         Admit(3),
+        HasState(3),
         Bye(done=12),
     ]
 

@@ -30,6 +30,7 @@ from dmltrain.kvstore.transport.message import (
     Finished,
     Flush,
     Flushed,
+    HasState,
     Heartbeat,
     Hello,
     Hold,
@@ -104,6 +105,7 @@ EXAMPLES = [
     Leaving("SIGTERM", residuals=True),
     Left(3, 1, 24),
     Speed(3, 812.5),
+    HasState(3),
     Rejoin(
         Register("10.0.0.1", 9, "node7", "dmltrain-1", "boot 1"),
         Start((ServerAddress("10.0.0.1", 9, "", "a"),), (WorkerAddress("", "a"),)),
@@ -352,6 +354,7 @@ def test_operations_keep_their_names():
         "leaving": "Leaving",
         "left": "Left",
         "speed": "Speed",
+        "has state": "HasState",
         "rejoin": "Rejoin",
         "superseded": "Superseded",
         "failed": "Failed",

@@ -17,6 +17,7 @@ from dmltrain.kvstore.transport.message import (
     Enter,
     Flush,
     Flushed,
+    HasState,
     Heartbeat,
     Invite,
     Leaving,
@@ -29,7 +30,7 @@ from dmltrain.kvstore.transport.message import (
     Speed,
     Start,
 )
-from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View, barrier_of
+from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View
 
 FACTS = {"network": "mlp", "data": "9c1f"}
 
@@ -390,11 +391,10 @@ def test_a_newcomer_that_is_cut_off_is_removed():
     assert removed_by(judged(with_newcomers(2), [(worker(2), link_lost(2, 1))])) == [worker(2)]
 
 
-@pytest.mark.parametrize(("op", "removed"), [(8, ("server", 1)), (9, worker(0))])
-def test_newcomers_have_the_state_when_all_reach_the_barrier_of_a_later_op(op, removed):
+@pytest.mark.parametrize(("view", "removed"), [(1, ("server", 1)), (2, worker(0))])
+def test_a_newcomer_has_the_state_when_it_says_so(view, removed):
     core = with_newcomers(2)
-    for member in range(3):
-        core.handle(worker(member), Barrier(barrier_of(op), 2), 1.0)
+    assert core.handle(worker(2), HasState(view), 1.0) == []
     assert removed_by(judged(core, [(worker(0), link_lost(0, 1))])) == [removed]
 
 

@@ -31,6 +31,7 @@ from dmltrain.kvstore.transport.message import (
     Enter,
     Failed,
     Flushed,
+    HasState,
     Heartbeat,
     Leaving,
     Left,
@@ -145,6 +146,10 @@ class Control:
     def speed(self, view: int, samples: float) -> None:
         """Report this worker's speed; see message.Speed."""
         self._send(Speed(view, samples))
+
+    def has_state(self, view: int) -> None:
+        """Report that this worker lacks the state of training no more; see message.HasState."""
+        self._send(HasState(view))
 
     def flushed(self, message: Flushed) -> None:
         """Report which op this worker holds."""

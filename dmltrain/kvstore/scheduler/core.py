@@ -38,6 +38,7 @@ from dmltrain.kvstore.transport.message import (
     Changed,
     Failed,
     Flushed,
+    HasState,
     Heartbeat,
     Leaving,
     Left,
@@ -139,7 +140,9 @@ class SchedulerCore:
                 return self._link_lost(message)
             case Failed() if node[0] == "worker" and self.elastic:
                 return self._failed(node, message)
-            case Ready() | Flushed() | Admit() | Leaving() | Speed() if node[0] == "worker" and self.elastic:
+            case Ready() | Flushed() | Admit() | Leaving() | Speed() | HasState() if (
+                node[0] == "worker" and self.elastic
+            ):
                 return self._view(node[1], message)
             case Left() if node[0] == "server":
                 return []  # the worker says Bye itself; only a scheduler that takes over needs this (resume.py)
@@ -449,13 +452,15 @@ class SchedulerCore:
 
     # -- registration, barriers, the end --------------------------------------------------------------------------
 
-    def _view(self, member: int, message: Ready | Flushed | Admit | Leaving | Speed) -> list[Action]:
+    def _view(self, member: int, message: Ready | Flushed | Admit | Leaving | Speed | HasState) -> list[Action]:
         if isinstance(message, Flushed):
             return self._unless_stuck(self._views.flushed(member, message))
         if isinstance(message, Admit):
             return self._views.admit(member, message)
         if isinstance(message, Speed):
             return self._views.speed(member, message, self.now)
+        if isinstance(message, HasState):
+            return self._views.has_state(member, message)
         if isinstance(message, Leaving):
             log = Log(f"{self._peers.describe(('worker', member))} leaves on purpose: {message.reason}")
             return [log, *changed] if (changed := self._views.leaves(member, message)) is not None else []

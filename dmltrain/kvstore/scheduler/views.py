@@ -53,6 +53,7 @@ from dmltrain.kvstore.transport.message import (
     Enter,
     Flush,
     Flushed,
+    HasState,
     Invite,
     Leaving,
     LinkLost,
@@ -248,6 +249,12 @@ class Views:
         assert self.view is not None
         return self._invite() if self._balance.report(self.view, member, message.samples, now) else []
 
+    def has_state(self, member: int, message: HasState) -> list[Action]:
+        """A member lacks the state of training no more."""
+        if self.view is not None and message.view == self.view.number:
+            self._lacking.discard(member)
+        return []
+
     def change(self, change: Change) -> list[Action]:
         """The user wants to change the job's kvstore."""
         told = self._kind.ask(change, self.view, bool(self.finished or self.ends))
@@ -365,8 +372,6 @@ class Views:
             return []
         del self._barriers[message.id]
         self._servers.released(message.id)
-        if message.id != barrier_of(self.view.base + 1):  # all have come past the op in which they get the state
-            self._lacking.clear()
         return self._send(Release(message.id, message.view))
 
     def waits_in_vain(self) -> tuple[str, int] | None:
@@ -482,7 +487,8 @@ class Views:
         return [*servers, *self._send(enter), *told, *logs, *self._invite()]
 
     def _that_lack_the_state(self, view: View) -> set[int]:
-        """Members of a view that begins. They get the state in the view's first op, or in that of a later view."""
+        """Members of a view that begins. They get the state in the view's first op, or in that of a later view, and
+        report that."""
         had_no_op = self.view is not None and view.base == self.view.base
         before = self._lacking if had_no_op else set()
         return {*before, *view.joined, *view.behind}.intersection(view.members)

@@ -352,6 +352,14 @@ class Speed(Message):
 
 
 @dataclass(frozen=True)
+class HasState(Message):
+    """This worker, which lacked the state of training, has got it in `view`."""
+
+    op = "has state"
+    view: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """A worker that has come to its end, and the last op that it held."""
 
@@ -546,7 +554,7 @@ class Error(Message):
 
 _HANDSHAKE = (Hello, Challenge, Proof, Accept, Refuse)
 _SCHEDULER = (Register, Heartbeat, Barrier, Release, Bye, Abort, Overdue, LinkLost, Start, Shutdown)
-_VIEWS = (Ready, Flush, Flushed, Enter, Invite, Admit, Leaving, Speed, Failed, Rejoin, Left, Superseded)
+_VIEWS = (Ready, Flush, Flushed, Enter, Invite, Admit, Leaving, Speed, HasState, Failed, Rejoin, Left, Superseded)
 _CHANGES = (Change, Stops, Changed, Took)
 _DATA = (Declare, Optimizer, Consistency, Hold, Leave, Error)
 BY_KIND: Mapping[int, type[Message]] = {each.kind: each for each in (*_HANDSHAKE, *_DATA)}

@@ -56,6 +56,10 @@ class ElasticMembership(Membership):
         """Report how many samples this worker computes per second in this view."""
         self._control.speed(view.number, samples)
 
+    def has_state(self, view: View) -> None:
+        """Report that this worker, which lacked the state of training, has got it in this view."""
+        self._control.has_state(view.number)
+
     def barrier(self) -> None:
         """Wait for all members. Raises JobLost, ViewChanged."""
         if self.progress.view is None:

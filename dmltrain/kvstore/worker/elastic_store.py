@@ -331,6 +331,7 @@ class ElasticKVStore(DistKVStore):
         lacked, self._lacks = self._lacks, 0
         if lacked:
             (self.take_state if lacked == ALL else self.take_step)(content)
+            self._elastic.has_state(view)
         self.on_shared()
 
     def _settle(self) -> None:

@@ -17,6 +17,7 @@ from dmltrain.kvstore.transport.message import (
     Enter,
     Flush,
     Flushed,
+    HasState,
     Invite,
     Key,
     Ready,
@@ -402,6 +403,8 @@ class Worker(Process):
             self.settle(view)
         self.sharing = self.restoring = False
         self.world.lacking.discard(self.member)
+        if state and self.job.cuts:  # it matters there only, and each message changes a schedule
+            self.world.send(self.node, SCHEDULER, HasState(view.number))
         if self.lacks_step:
             self.weights = state[0].copy()
             self.lacks_step = False
