@@ -6,8 +6,8 @@ of POINT (see POINTS; or at the first in op 1.2, the second after the rounds of 
 "stop server/1" (the same for server 1), a mistake that is its own (RuntimeError) or one of the user (UserError); or it
 waits until another of its threads has passed a point: until/after/announce/3. "own once 2/after/pushpull/8": not before
 member 2 has passed this point. Also MEMBER:round:EPOCH: after this epoch's steps the member's largest weight gets other
-last bits, as by a processor that rounds unlike others. And any:sample:INDEX: whoever prepares this sample of the
-training data has a mistake of its own; any:unreadable:INDEX: it cannot be read.
+last bits, as by a processor that rounds unlike others. And any:sample:INDEX: the worker that prepares this sample
+of the training data has a mistake of its own; any:unreadable:INDEX: it cannot be read.
 
 With --trace FILE, the last option, a worker appends what it passes: FILE-MEMBER has lines "EPOCH.OP WHEN POINT".
 """
@@ -37,9 +37,11 @@ from dmltrain.kvstore.worker.progress import Progress
 
 
 class Newcomer:
+    """A worker or a server that joins."""
+
     @staticmethod
     def heard_of() -> None:
-        pass
+        """This worker has been told of one; see tell_of_newcomers."""
 
 
 POINTS = {  # name -> owner and function

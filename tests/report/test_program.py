@@ -465,7 +465,7 @@ def wait_until_it_reads(pid: int) -> None:
     """It sleeps in a read: Python acts on a signal that comes just before that only when the read has returned."""
     deadline = time.monotonic() + 60.0
     while "pipe_read" not in Path(f"/proc/{pid}/wchan").read_text():
-        assert time.monotonic() < deadline, "it does not read"
+        assert time.monotonic() < deadline, "it does not read, or this kernel does not say so"
         time.sleep(0.005)
 
 

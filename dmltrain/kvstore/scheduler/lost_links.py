@@ -1,4 +1,5 @@
-"""Lost links between processes, until the scheduler names one as the cause of the job's end. Pure.
+"""Lost links between processes, until the scheduler names one as the cause of the job's end, or removes a process of
+an elastic job because of them. Pure.
 
 A link is lost because the network was cut, or because one of its processes has ended, failed or frozen. The second
 cause is better, and the scheduler hears of it at about the same time. So a lost link waits for WAIT_SECONDS.

@@ -12,7 +12,7 @@ HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError
 IMAGE = ("ErrImagePull", "ImagePullBackOff")
 USUAL = ("ContainerCreating", "PodInitializing")
 DELETED = "was deleted"
-KILLED = (0, 137, 143)  # exit codes of a container that Kubernetes has ended: a bridge ends SIGTERM with 0
+BY_DELETION = (0, 137, 143)  # exit codes of containers that end with their pod; a bridge that gets SIGTERM ends with 0
 ENDS = ("Complete", "Completed", "Failed")  # conditions of a Job, or of a JobSet
 
 
@@ -81,7 +81,7 @@ def fate(pod: Found) -> str:
     for state in _states(pod, "terminated"):
         code, reason = state.get("exitCode"), state.get("reason")
         usual = reason in ("Error", "Completed", None)
-        if phase(pod) == "Terminating" and code in KILLED and usual and not why:
+        if phase(pod) == "Terminating" and code in BY_DELETION and usual and not why:
             return DELETED
         return f"exited with {code}{'' if usual else f' ({reason})'}{f': {why}' if why else ''}"
     if phase(pod) == "Terminating":

@@ -141,7 +141,8 @@ class Faults:
             self.cut_pair(worker, self.chance.choice(self.servers_alive()))
 
     def cut_who_has_the_state(self):
-        """Off from one of several servers, so that one of the two can be removed, whoever else has the state."""
+        """Cut such a worker off from one of several servers. One of the two is removed; the job can go on without it,
+        whether other workers have the state or not."""
         holders, servers = self.with_state(), self.servers_alive()
         linked = [each for each in holders if each.view]
         if len(servers) < 2 or not linked or self.cut or self.doomed.intersection(each.node for each in holders):

@@ -30,7 +30,7 @@ class Job:
     server_faults: int = 0
     server_replacements: int = 0
     newcomers: int = 0  # with ranks above those of the start
-    cuts: int = 0  # how many who have the state of training lose a server, which may be removed
+    cuts: int = 0  # how many workers that have the state of training are cut off from a server
     notices: int = 0  # how many members leave on purpose
     residuals: bool = False  # and hand theirs over
     minimum: int = 1
