@@ -6,6 +6,7 @@ import math
 import re
 import tracemalloc
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -363,6 +364,8 @@ def test_operations_keep_their_names():
         "changed": "Changed",
         "took": "Took",
     }
+    documented = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
+    assert [name for name in message.BY_OP if f"| `{name}`" not in documented and f", `{name}`" not in documented] == []
 
 
 @pytest.mark.parametrize(
