@@ -116,8 +116,8 @@ def left(view):
 
 @thorough
 def test_one_leaves_and_another_comes(jobs):
-    """The newcomer joins before the other leaves, after that, or with the same view. For that one the leader is invited
-    once, and the view tells it of the newcomer."""
+    """The newcomer joins before the other leaves, after that, or in the same view. In the last case the leader is
+    invited once, and hears of the newcomer a second time with the view."""
     faults = "1:before:complete:2:leave,0:before:train_step:12:until/after/newcomer/2"
     job = jobs.start(faults, *PREFIX, *AUDIT, workers=2, env={"DMLTRAIN_MAX_WORKERS": "3"})
     come(job, 2)
