@@ -134,7 +134,7 @@ class Leavers:
         running = [each for each in self._attempt.tasks.workers if each.runs]
         found = [each for each in running if each.task.rank == rank]
         if not found:
-            names = ", ".join(f"worker:{each.task.rank}" for each in running)
+            names = ", ".join(f"worker:{each}" for each in sorted(each.task.rank for each in running))
             raise LaunchError(f"worker {rank} does not run: expected one of {names}, or a host")
         return found
 

@@ -542,6 +542,8 @@ def test_a_replacement_counts_as_staying_when_it_has_joined():
     job.view(2, 0, 2)
     assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
     job.view(3, 0, 1, 2)
+    ranks = "worker:0, worker:1, worker:2"  # in order, although worker 1 has started last
+    assert job.refuses("remove", "worker:7") == f"worker 7 does not run: expected one of {ranks}, or a host"
     assert job.ask(1, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
 
 
