@@ -90,6 +90,15 @@ def wait_queue_empty(slurm: Slurm) -> None:
     wait_for(lambda: slurm.queue() == [], "the end of Slurm's job", LONGEST)
 
 
+def let_it_run_again(slurm: Slurm) -> None:
+    """End job 2, for which job 1 gave way and has ended; job 1 starts in two seconds.
+
+    Slurm itself would wait two minutes. Within a second of its end a node does not take the same job again.
+    """
+    slurm.on(LOGIN, ["scancel", slurm.number(2)])
+    slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now+2seconds"])
+
+
 def waiting_job(slurm: Slurm, folder: Path) -> Launched:
     front = allocated(slurm, folder)
     job = front.start(*SLURM, "-n", 2, "-s", 0, front.script(WAITS))
@@ -414,8 +423,7 @@ if not first.exists():
         f"{slurm.number(2)} RUNNING",
     ]
     wait_gone(slurm)
-    slurm.on(LOGIN, ["scancel", slurm.number(2)])
-    slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now"])  # Slurm would wait two minutes
+    let_it_run_again(slurm)
     wait_for(lambda: (tmp_path / "logs/previous-1/job.json").exists(), "the second run")
     wait_queue_empty(slurm)
     assert json.loads((tmp_path / "logs/job.json").read_text())["exit_code"] == 0
@@ -451,8 +459,7 @@ def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: 
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
     assert "A worker got SIGUSR1: all make a snapshot after iteration" in log.read_text()
     assert [path.name for path in tmp_path.glob("m-*_iter_*")]
-    slurm.on(LOGIN, ["scancel", slurm.number(2)])
-    slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now"])  # Slurm would wait two minutes
+    let_it_run_again(slurm)
     wait_for(lambda: "Loaded checkpoint of" in text_of(log), "the second run", LONGEST)
     slurm.on(LOGIN, ["scancel", slurm.number(1)])
     wait_gone(slurm)
@@ -482,9 +489,7 @@ def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_
     )
     first = json.loads((tmp_path / "logs/job.json").read_text())
     assert first["exit_code"] == 75 and list(tmp_path.glob("m-*.pt")), first
-    slurm.on(LOGIN, ["scancel", slurm.number(2)])
-    # Slurm would wait two minutes, but within a second of its end a node does not take the same job again
-    slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now+2seconds"])
+    let_it_run_again(slurm)
     wait_for(lambda: "Loaded checkpoint of" in text_of(log), "the second run", LONGEST)
     wait_for(lambda: training(log), "training", LONGEST)
     slurm.on(LOGIN, ["scancel", slurm.number(1)])
