@@ -25,19 +25,6 @@ from tests.kvstore.simulation.worker import Worker
 DRAWS = 40  # of something that could happen next, before all is looked at
 
 
-def happens(places, kinds):
-    """Whether an event with one of these numbers, of `kinds` (how many, function, arguments), could happen. The first
-    that can does."""
-    for place in places:
-        for count, event, what in kinds:
-            if place < count:
-                if event(what[place]):
-                    return True
-                break
-            place -= count
-    return False
-
-
 @dataclass
 class World(Faults, Invariants):
     job: Job
@@ -288,20 +275,18 @@ class World(Faults, Invariants):
         """One event that can happen now; False if there is none. Each is as likely as any other."""
         workers, servers, channels = self.workers, self.servers, self.channels.names
         receiving = [(server, worker) for server in servers for worker in server.receiving]
-        kinds = (
-            (len(workers), self.advance_if, workers),
-            (len(channels), self.deliver_if, channels),
-            (len(servers), self.work_if, servers),
-            (len(servers), self.enter_if, servers),
-            (len(receiving), self.complete_if, receiving),
-            (len(workers), self.follow_if, workers),
-            (len(servers), self.follow_if, servers),
-        )
-        count = 2 * len(workers) + 3 * len(servers) + len(channels) + len(receiving)
-        random = self.chance.random
-        drawn = (int(random() * count) for _ in range(DRAWS))
-        if not (happens(drawn, kinds) or happens(self.chance.sample(range(count), count), kinds)):
-            return False
+        targets = [*workers, *channels, *servers, *servers, *receiving, *workers, *servers]
+        events = [self.advance_if] * len(workers) + [self.deliver_if] * len(channels)
+        events += [self.work_if] * len(servers) + [self.enter_if] * len(servers)
+        events += [self.complete_if] * len(receiving) + [self.follow_if] * (len(workers) + len(servers))
+        count, random = len(targets), self.chance.random
+        for _ in range(DRAWS):
+            drawn = int(random() * count)
+            if events[drawn](targets[drawn]):
+                break
+        else:
+            if not any(events[drawn](targets[drawn]) for drawn in self.chance.sample(range(count), count)):
+                return False
         if self.chance.random() < min(0.02, 0.5 / (len(servers) + len(workers))):  # each has events often enough
             self.pass_time()
         return True
