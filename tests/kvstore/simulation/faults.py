@@ -151,6 +151,11 @@ class Faults:
         self.doomed |= {worker.node, server.node}
         self.cut_pair(worker, server)
 
+    def is_cut_off_by_who_has_the_state(self, server):
+        """Whether all workers that have the state are cut off from this server: it is removed in their place."""
+        holders = [each.node for each in self.with_state() if each.node not in self.dead and not each.is_cut]
+        return bool(holders) and all((holder, server) in self.cut for holder in holders)
+
     def others_know_a_view(self, but):
         """Whether another worker has been told of one. If nobody has who is left, the next scheduler ends the job."""
         others = [each for each in self.workers if each is not but and each.node not in self.doomed]

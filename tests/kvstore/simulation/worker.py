@@ -403,8 +403,8 @@ class Worker(Process):
             self.settle(view)
         self.sharing = self.restoring = False
         self.world.lacking.discard(self.member)
-        if state and self.job.cuts:  # it matters there only, and each message changes a schedule
-            self.world.send(self.node, SCHEDULER, HasState(view.number))
+        if state:
+            self.report_state(view)
         if self.lacks_step:
             self.weights = state[0].copy()
             self.lacks_step = False
@@ -414,6 +414,16 @@ class Worker(Process):
             require(dealing is not None, "newcomers join between two rounds")
             self.dealing = Dealing.of_state(dealing)
         self.world.held(self, ("state",), [], [], None)
+
+    def report_state(self, view):
+        """This worker has got the state. Where nobody is cut off on purpose the scheduler hears of it at once: each
+        message changes a schedule."""
+        report, world = HasState(view.number), self.world
+        if self.job.cuts:
+            world.send(self.node, SCHEDULER, report)
+        elif self.follows:
+            core = world.schedulers[self.follows]
+            world.decide(self.follows, lambda: core.handle(self.node, report, world.now), self.node)
 
     def settle(self, view):
         """Residuals have been handed over in this view."""

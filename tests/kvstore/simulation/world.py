@@ -119,6 +119,8 @@ class World(Faults, Invariants):
                 self.channels.pop((action.node, ("scheduler", number)), None)
                 if (process := self.process(action.node)).follows == number:
                     process.is_cut = True
+                    if self.is_cut_off_by_who_has_the_state(action.node):
+                        self.doomed.add(action.node)
                     at_fault = action.node in self.doomed | self.excused or process.ended
                     require(at_fault, f"only processes with a fault are cut off, not {action.node}")
             elif isinstance(action, Send):
