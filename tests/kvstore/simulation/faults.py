@@ -104,11 +104,12 @@ class Faults:
     def stays_with_state(self, but):
         """Whether another worker has the state of training and stays: no job goes on without one."""
         stays = [each for each in self.with_state() if each is not but and not each.has_notice]
-        return any(each.node not in self.doomed for each in stays)
+        may_go = self.doomed | {worker for worker, server in self.cut if not self.process(server).is_cut}
+        return any(each.node not in may_go for each in stays)
 
     def with_state(self):
         """The workers that have the state of training; some of them may be doomed."""
-        stay = [each for each in self.workers if not (each.ended or each.has_left)]
+        stay = [each for each in self.workers if not (each.ended or each.has_left or each.is_cut)]
         return [each for each in stay if each.member not in self.lacking and not each.lacks_state]
 
     def fault(self):
@@ -153,7 +154,7 @@ class Faults:
 
     def is_cut_off_by_who_has_the_state(self, server):
         """Whether all workers that have the state are cut off from this server: it is removed in their place."""
-        holders = [each.node for each in self.with_state() if each.node not in self.dead and not each.is_cut]
+        holders = [each.node for each in self.with_state() if each.node not in self.dead]
         return bool(holders) and all((holder, server) in self.cut for holder in holders)
 
     def others_know_a_view(self, but):
