@@ -82,6 +82,23 @@ def test_a_state_is_not_read_while_it_changes():
         assert found is core
 
 
+def test_the_first_view_that_a_server_enters_may_have_fewer_servers_than_the_start():
+    """It has not heard of the view before, because the scheduler was lost."""
+    core = ServerCore(1)
+    core.on_hosts([(0,)])
+    service = Service("server 1", replace(ENVIRONMENT, num_servers=2), core, None, pytest.fail, pytest.fail)
+
+    def declare(keys):
+        own = {"dtype": "float32", "weight": True, "compression": {"type": "none"}, "slices": [[0, 4]]}
+        entries = [own | {"key": key, "name": f"w{key}"} for key in keys]
+        core.declare(0, declared({"type": "dist_sync", "staleness": 0, "keys": entries}))
+
+    declare([1])
+    service.enter(View(2, 0, ((0,),), (1,)))
+    declare([0, 1])
+    assert sorted(core.slices()) == [(0, 0), (1, 0)]
+
+
 def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
     """Else a busy server of an elastic job would never be quiescent."""
     core = ServerCore(1, make_step=lambda spec, key, value: Add())

@@ -86,7 +86,7 @@ class Service:
         self._progress = threading.Condition(self._lock)  # work is done, or another view or the end has come
         self._changed = threading.Condition(self._lock)  # another view or the end has come, or a link has ended
         self._view = 0  # its number
-        self._servers: tuple[int, ...] | None = None  # of this view
+        self._servers = tuple(range(environment.num_servers))  # of this view; before the first those of the start
         self._over = False
         self._answers = Answers(self._lock)
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
@@ -140,7 +140,7 @@ class Service:
     def _begin_view(self, view: View) -> None:
         """Call this with the lock held, while the core is quiescent."""
         lost, joined = {each.member for each in view.lost}, set(view.members).difference(self._core.workers.ranks)
-        others = self._servers is not None and (self._servers != view.servers or bool(view.joined_servers))
+        others = self._servers != view.servers or bool(view.joined_servers)
         self._core.enter(view.hosts, lost, others)
         if kind := kind_of(view):
             self._core.is_now(kind)

@@ -30,7 +30,7 @@ class Server(Process):
         self.receiving = {}  # worker -> the push of which the buffer is taken
         self.lent = {}  # worker -> replies that it reads here
         self.entering = None
-        self.servers = None  # of its view
+        self.servers = tuple(range(world.job.servers))  # of its view; before the first those of the start
 
     def takes(self, worker, frame):
         """Whether the link's thread would go on with this frame now."""
@@ -163,7 +163,7 @@ class Server(Process):
             return
         for member in {each.member for each in view.lost} | set(view.members).difference(self.core.workers.ranks):
             self.finished.pop(member, None)
-        others = self.servers is not None and (self.servers != view.servers or bool(view.joined_servers))
+        others = self.servers != view.servers or bool(view.joined_servers)
         others = others and "forget weights" not in self.world.mutations
         self.core.enter(view.hosts, other_servers=others)
         self.servers = view.servers
