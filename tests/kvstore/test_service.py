@@ -83,7 +83,7 @@ def test_a_state_is_not_read_while_it_changes():
 
 
 def test_the_first_view_that_a_server_enters_may_have_fewer_servers_than_the_start():
-    """It has not heard of the view before, because the scheduler was lost."""
+    """The scheduler was lost before this server had heard of view 1."""
     core = ServerCore(1)
     core.on_hosts([(0,)])
     service = Service("server 1", replace(ENVIRONMENT, num_servers=2), core, None, pytest.fail, pytest.fail)

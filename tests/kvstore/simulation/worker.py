@@ -416,8 +416,8 @@ class Worker(Process):
         self.world.held(self, ("state",), [], [], None)
 
     def report_state(self, view):
-        """This worker has got the state. Where nobody is cut off on purpose the scheduler hears of it at once: each
-        message changes a schedule."""
+        """Tell the scheduler that this worker has got the state. In jobs with planned cuts by a message, which may come
+        late; in others it would change the schedules whose seeds the tests know."""
         report, world = HasState(view.number), self.world
         if self.job.cuts:
             world.send(self.node, SCHEDULER, report)
