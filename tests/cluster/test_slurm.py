@@ -187,10 +187,12 @@ class Engine(engine_faults.Engine):
 
 def cancel_step(engine: Engine, job: Launched) -> str:
     engine.slurm.on(LOGIN, ["scancel", f"{engine.slurm.number(1)}.0"])
-    return "srun"
+    return ""
 
 
-FAULTS = {**engine_faults.FAULTS, "step cancelled": engine_faults.Fault(cancel_step, {"slurm": (125, 143)}, "{host}")}
+# Slurm kills the processes of a step one after another, in any order.
+CANCELLED = engine_faults.Fault(cancel_step, {"slurm": (125, 137, 143)}, r"srun|worker [01] .* was killed by SIGKILL")
+FAULTS = {**engine_faults.FAULTS, "step cancelled": CANCELLED}
 
 
 @pytest.mark.thorough

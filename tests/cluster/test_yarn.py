@@ -35,13 +35,14 @@ def test_a_job_runs_in_containers_and_is_followed_to_its_end(testbed: Testbed, t
     with yarn(tmp_path / "nodes", place=place) as server:
         laptop = Laptop(server, tmp_path)
         where = ("--launcher", "yarn", "--yarn-url", server.url, "--log-dir", "logs", "--connect-timeout", 60)
-        code, out, err = laptop.run(*where, "-n", 2, "-s", 1, "program.py", "fail", QUOTED)
+        words = ["fail", QUOTED, str(tmp_path / "said")]
+        code, out, err = laptop.run(*where, "-n", 2, "-s", 1, "program.py", *words)
         assert code == 3, err
         assert {path for method, path, _ in server.requests if method == "POST"} == {"/app/v1/services"}
         assert all(user for _, _, user in server.requests) and not server.services
     logs = tmp_path / "logs"
     said = [(logs / f"worker-{rank}.log").read_text() for rank in (0, 1)]
-    assert sorted(text.split(" on ")[1] for text in said) == [f"{host} None {['fail', QUOTED]}\n" for host in HOSTS]
+    assert sorted(text.split(" on ")[1] for text in said) == [f"{host} None {words}\n" for host in HOSTS]
     record = json.loads((logs / "job.json").read_text())
     assert (record["launcher"], record["exit_code"]) == ("yarn", 3)
     assert [each["name"] for each in record["hosts"]] == ["h1", "h2"]

@@ -28,11 +28,17 @@ from tests.launch.conftest import ROOT, wait_for
 from tests.launch.yarn_server import Yarn, beside, wrong, yarn
 
 PROGRAM = """
-import os, sys, time
+import os, pathlib, sys, time
 name = f"{os.environ['DMLC_ROLE']} {os.environ['DMLC_TASK_ID']}"
 print(name, "on", os.uname().nodename, os.environ.get("CUDA_VISIBLE_DEVICES"), sys.argv[1:], flush=True)
 time.sleep(600 if "wait" in sys.argv else 0)
-sys.exit(3 if name == "worker 1" and "fail" in sys.argv else 0)
+if "fail" in sys.argv:  # worker 1 fails when worker 0 has said its line
+    line_said = pathlib.Path(sys.argv[-1])
+    if name == "worker 0":
+        line_said.touch()
+    while not line_said.exists():
+        time.sleep(0.02)
+    sys.exit(3 if name == "worker 1" else 0)
 """
 
 
