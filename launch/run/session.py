@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 READER_SECONDS = 2.0  # for the last output to reach the logs
 CONNECTING_SECONDS = 0.5  # for an agent without a job to exit
 KEY_BYTES = 32
+# Before another attempt to put an agent in the place of a lost one: a busy host may refuse a connection.
+RETRY_SECONDS = (0.5, 1.0)
+LEAST_SECONDS = 0.1  # for an attempt
 CONNECTING = 32  # hosts that the launcher connects to at the same time
 EVENTS_AT_ONCE = 16  # of a host that wait for the supervisor, which limits their memory
 # Python runs signal handlers in the main thread when it wakes. A signal that is sent while this process is stopped
@@ -192,7 +195,7 @@ class Session:
             if self.closing:
                 return
             try:
-                channel = self.cluster.connect(host, self.supervisor.job.mark, seconds)
+                channel = self._channel(host, seconds)
             except LaunchError as error:
                 return self.events.put(Unreached(host.name, str(error), error.code))
         if self.closing:
@@ -203,6 +206,22 @@ class Session:
         self.events.put(Connected(host.name))
         connection.start()
         self.readers.append(connection.reader)
+
+    def _channel(self, host: Host, seconds: float | None) -> Channel:
+        """A channel to a new agent. `seconds`: for all attempts together; None: one attempt, of --connect-timeout."""
+        mark = self.supervisor.job.mark
+        if seconds is None:
+            return self.cluster.connect(host, mark)
+        end, left = time.monotonic() + seconds, seconds
+        for pause in RETRY_SECONDS:
+            try:
+                return self.cluster.connect(host, mark, left)
+            except LaunchError:
+                if self.closing or time.monotonic() + pause >= end:
+                    raise
+            time.sleep(pause)
+            left = max(end - time.monotonic(), LEAST_SECONDS)
+        return self.cluster.connect(host, mark, left)
 
     def _connection(self, host: str, channel: Channel) -> Connection:
         return Connection(host, channel, self.supervisor.limits.silence, self._take, self.events.put)

@@ -20,6 +20,7 @@ from tests.cluster.testbed import Testbed
 
 PORT, DASHBOARD = 6379, 8265
 NODES_SECONDS = 180.0  # on a machine that does much else
+COMMAND_SECONDS = 180.0  # `ray job submit` returns when the job has ended
 ATTEMPTS = 5  # to start a node: Ray gives up a raylet that has not started within 30 s
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -125,6 +126,6 @@ class RayCluster:
 
     def on(self, host: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
         """The standard output of a command, which must succeed."""
-        ran = self.testbed.run(host, argv, env={**os.environ, **(env or {})})
+        ran = self.testbed.run(host, argv, COMMAND_SECONDS, env={**os.environ, **(env or {})})
         assert ran.returncode == 0, f"{argv} on {host}: {ran.returncode}: {ran.stdout} {ran.stderr}"
         return ran.stdout

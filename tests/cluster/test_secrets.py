@@ -51,6 +51,7 @@ def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, tmp_pa
     if name != "local":
         (tmp_path / "hosts").write_text(f"h1 env.DB_PASSWORD={PASSWORD}\nh2 env.DB_PASSWORD={PASSWORD}\n")
         options[options.index("--hosts") : options.index("--hosts") + 2] = ["-H", "hosts"]
+    before = {host: key_folders(testbed, host) for host in testbed.hosts}  # those of killed jobs of other tests
     launched = front.start(*options, "--log-file", "launcher.log", script, env={"MY_VALUE": SECRET})
     written = wait_for(lambda: found if len(found := front.written()) == 4 else None, f"all start; {launched.err}")
     (key,) = {each["key"] for each in written.values()}
@@ -86,8 +87,11 @@ def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, tmp_pa
     assert not [file for file, text in texts.items() for secret in hidden if secret in text]
     assert len(launched.record["restarts"]) == 0 and launched.record["exit_code"] == 7
     front.wait_idle()
-    for host in testbed.hosts:  # the key's file is gone with the job
-        assert testbed.run(host, ["sh", "-c", "ls -d /tmp/dmltrain-*"]).stdout == ""
+    assert {host: key_folders(testbed, host) for host in testbed.hosts} == before, "the key's file is gone with the job"
+
+
+def key_folders(testbed: Testbed, host: str) -> set[str]:
+    return set(testbed.run(host, ["sh", "-c", "ls -d /tmp/dmltrain-*"]).stdout.split())
 
 
 def machine() -> list[Process]:

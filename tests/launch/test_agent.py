@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import channels
+from launch import LaunchError, channels
 from launch.agent import KILL_SECONDS, commands, protocol
 from launch.agent.channel import Channel
 from launch.agent.ending import Ending
@@ -737,22 +737,69 @@ class OneHost:
         return LocalChannel(host, mark)
 
 
-def run_session(tmp_path: Path, host: Host, argv: tuple[str, ...], silence: float = 10.0, on_all_started=lambda: None):
+class BusyHost(OneHost):
+    """It refuses some connections after the first one, as an sshd that has too many."""
+
+    def __init__(self, refused: int):
+        self.refused, self.asked = refused, 0
+
+    def connect(self, host: Host, mark: str, timeout: float | None = None) -> LocalChannel:
+        self.asked += 1
+        if 1 < self.asked < 2 + self.refused:
+            raise LaunchError("Connection closed by 127.0.0.1 port 22", 125)
+        return super().connect(host, mark, timeout)
+
+
+def run_session(
+    tmp_path: Path,
+    host: Host,
+    argv: tuple[str, ...],
+    silence: float = 10.0,
+    on_all_started=lambda: None,
+    cluster: OneHost | None = None,
+):
     job = Job("session", f"session-{os.getpid()}-{random.randrange(10**9)}", argv, 1, 0, str(tmp_path))
     supervisor = Supervisor(job, [host], Limits(grace=0.5, silence=silence, agent_silence=silence))
     output = Output(LogFolder(tmp_path / "logs"), ["worker-0"], Silent())
-    Session(supervisor, OneHost(), output, on_all_started).run(tmp_path / "logs")
+    Session(supervisor, cluster or OneHost(), output, on_all_started).run(tmp_path / "logs")
     output.close()
     return supervisor
 
 
+def agents_beside(others: set[int]) -> list[int]:
+    """The agents that are children of this process, but not `others`."""
+    found = set(children(os.getpid())) - others
+    return [pid for pid in found if b"dmltrain-agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("refused", [pytest.param(1, marks=pytest.mark.thorough), 2, 3])
+def test_three_attempts_are_made_to_replace_a_killed_agent(tmp_path, refused):
+    before, cluster = set(children(os.getpid())), BusyHost(refused)
+    killed: list[int] = []
+
+    def kill() -> None:
+        killed.extend(agents_beside(before))
+        os.kill(killed[0], signal.SIGKILL)
+
+    host = Host("here", "127.0.0.1", sys.executable)
+    supervisor = run_session(tmp_path, host, ("sleep", "120"), on_all_started=kill, cluster=cluster)
+    left = members(supervisor.job.mark, root=killed[0])
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert supervisor.exit_code == 125 and "was killed by SIGKILL" in supervisor.cause.text
+    assert cluster.asked == min(refused, 2) + 2
+    if refused > 2:
+        assert supervisor.ending.left == {"here": None} and left
+    else:
+        assert supervisor.ending.left == {"here": ()} and not left
+
+
 def test_a_frozen_agent_is_replaced(tmp_path):
-    frozen, me = [], os.getpid()
-    before, threads = set(children(me)), threading.active_count()
+    frozen: list[int] = []
+    before, threads = set(children(os.getpid())), threading.active_count()
 
     def freeze() -> None:
-        found = set(children(me)) - before
-        frozen.extend(pid for pid in found if b"dmltrain-agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        frozen.extend(agents_beside(before))
         os.kill(frozen[0], signal.SIGSTOP)
 
     began = time.monotonic()
