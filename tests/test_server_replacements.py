@@ -138,14 +138,16 @@ def test_the_next_scheduler_and_who_comes_later_know_where_a_replacement_is(jobs
 
 @thorough
 def test_a_replacement_that_waits_at_the_end_ends_with_the_job(jobs):
-    job = jobs.start("", *AUDIT, workers=2, env={"DMLTRAIN_RESTART_SERVERS": "1"})
+    end = "0:before:close:1:until/after/newcomer/1"
+    job = jobs.start(end, *AUDIT, workers=2, env={"DMLTRAIN_RESTART_SERVERS": "1"})
     job.wait_for_line("worker-0", "View 1 after op 0")
     job.processes["server-1"].kill()
     job.processes["server-1"].wait()
+    job.wait_for_line("worker-0", "Final weights")
     come_server(job, 1)
     codes = job.wait()
     assert codes == dict.fromkeys(codes, 0) | {"server-1": -9}, job.outputs()
-    assert newest_server(job, 1) == "server-1-2"
+    assert newest_server(job, 1) == "server-1-2" and servers(job) == REPLACED[:2]
 
 
 @thorough
