@@ -8,10 +8,12 @@ from launch.agent.value import Value, value
 
 @value(frozen=True)
 class Connect(Value):
-    """Start an agent on `host`, within `seconds`. None: within --connect-timeout, as one of the job's agents."""
+    """Start an agent on `host`, within `seconds`. None: within --connect-timeout, as one of the job's agents.
+    `attempts`: that may be made in this time if the host refuses the connection."""
 
     host: str
     seconds: float | None = None
+    attempts: int = 1
 
 
 @value(frozen=True)

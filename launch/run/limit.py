@@ -17,6 +17,7 @@ AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher: then an age
 # The second limit is for a host that has not reported the agent's end: it is probably down, and noticing this may have
 # taken SILENCE_SECONDS already.
 RECONNECT_SECONDS, RECONNECT_LOST_SECONDS = 10.0, 3.5
+RECONNECT_ATTEMPTS = 3  # on a host that has reported the agent's end: it runs, and may be too busy for one moment
 SILENCE_SECONDS = 9.5  # without a message from an agent: then it counts as lost
 
 

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 READER_SECONDS = 2.0  # for the last output to reach the logs
 CONNECTING_SECONDS = 0.5  # for an agent without a job to exit
 KEY_BYTES = 32
-# Before another attempt to put an agent in the place of a lost one: a busy host may refuse a connection.
-RETRY_SECONDS = (0.5, 1.0)
+RETRY_SECONDS = 0.5  # before another attempt to put an agent in the place of a lost one
 LEAST_SECONDS = 0.1  # for an attempt
 CONNECTING = 32  # hosts that the launcher connects to at the same time
 EVENTS_AT_ONCE = 16  # of a host that wait for the supervisor, which limits their memory
@@ -154,8 +153,8 @@ class Session:
                 case Send(host, command):
                     self._asked_at[host] = time.time()
                     self._send(host, command)
-                case Connect(host, seconds):
-                    self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], seconds))
+                case Connect(host):
+                    self._connecting.append(self._in_thread(self._connect, self.supervisor.hosts[host], action))
                 case Continue() | Open():
                     self._open(action)
                 case Reply() if self.requests:
@@ -190,12 +189,12 @@ class Session:
         thread.start()
         return thread
 
-    def _connect(self, host: Host, seconds: float | None) -> None:
+    def _connect(self, host: Host, action: Connect) -> None:
         with self._turns:
             if self.closing:
                 return
             try:
-                channel = self._channel(host, seconds)
+                channel = self._channel(host, action)
             except LaunchError as error:
                 return self.events.put(Unreached(host.name, str(error), error.code))
         if self.closing:
@@ -207,21 +206,18 @@ class Session:
         connection.start()
         self.readers.append(connection.reader)
 
-    def _channel(self, host: Host, seconds: float | None) -> Channel:
-        """A channel to a new agent. `seconds`: for all attempts together; None: one attempt, of --connect-timeout."""
-        mark = self.supervisor.job.mark
-        if seconds is None:
-            return self.cluster.connect(host, mark)
-        end, left = time.monotonic() + seconds, seconds
-        for pause in RETRY_SECONDS:
+    def _channel(self, host: Host, action: Connect) -> Channel:
+        """A channel to a new agent."""
+        left, end = action.seconds, time.monotonic() + (action.seconds or 0.0)
+        for _ in range(action.attempts - 1):
             try:
-                return self.cluster.connect(host, mark, left)
+                return self.cluster.connect(host, self.supervisor.job.mark, left)
             except LaunchError:
-                if self.closing or time.monotonic() + pause >= end:
+                if self.closing or time.monotonic() + RETRY_SECONDS >= end:
                     raise
-            time.sleep(pause)
+            time.sleep(RETRY_SECONDS)
             left = max(end - time.monotonic(), LEAST_SECONDS)
-        return self.cluster.connect(host, mark, left)
+        return self.cluster.connect(host, self.supervisor.job.mark, left)
 
     def _connection(self, host: str, channel: Channel) -> Connection:
         return Connection(host, channel, self.supervisor.limits.silence, self._take, self.events.put)

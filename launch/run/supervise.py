@@ -40,6 +40,7 @@ from launch.run.limit import (
     FINISH_SECONDS,
     LATE_SECONDS,
     LOST_A_PEER,
+    RECONNECT_ATTEMPTS,
     RECONNECT_LOST_SECONDS,
     RECONNECT_SECONDS,
     TIMEOUT_CODE,
@@ -241,13 +242,14 @@ class Supervisor(Attempt):
             return []
         agent = self.preparation.agents.get(host)
         pid = f" (pid {agent.pid})" if agent else ""
-        seconds = RECONNECT_SECONDS if event.ended else RECONNECT_LOST_SECONDS
+        seconds, attempts = (RECONNECT_SECONDS, RECONNECT_ATTEMPTS) if event.ended else (RECONNECT_LOST_SECONDS, 1)
+        connect = Connect(host, seconds, attempts)
         self.ending.replace(host, now, seconds)
         cause = Cause(FAULT_CODE, f"the agent on {host}{pid} {event.reason}")
         if host in self.ending.given_up:
-            return [Connect(host, seconds)]
+            return [connect]
         goes_on = not self.ending.begun and self._can_lose(host)
-        return [Connect(host, seconds), *(self._lose_host(host, cause, now) if goes_on else self._fail(cause, now))]
+        return [connect, *(self._lose_host(host, cause, now) if goes_on else self._fail(cause, now))]
 
     def _can_lose(self, host: str) -> bool:
         return self.losses.allow(self.tasks.on(host), self.tasks)

@@ -277,11 +277,13 @@ def test_a_job_that_is_not_elastic_ends_with_its_first_worker():
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ended", "seconds"), [(True, RECONNECT_SECONDS), (False, RECONNECT_LOST_SECONDS)])
-def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(ended, seconds):
+@pytest.mark.parametrize(
+    ("ended", "connect"), [(True, Connect("b", RECONNECT_SECONDS, 3)), (False, Connect("b", RECONNECT_LOST_SECONDS))]
+)
+def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(ended, connect):
     job = Job3()
     job.now += 9
-    assert job.say(Lost("b", "was killed by SIGKILL", ended)) == [Connect("b", seconds)]
+    assert job.say(Lost("b", "was killed by SIGKILL", ended)) == [connect]
     assert job.notices == [
         "the agent on b (pid 20) was killed by SIGKILL; lost: worker 1 (pid 103 on b); 2 workers are left"
     ]
