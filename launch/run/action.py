@@ -9,7 +9,7 @@ from launch.agent.value import Value, value
 @value(frozen=True)
 class Connect(Value):
     """Start an agent on `host`, within `seconds`. None: within --connect-timeout, as one of the job's agents.
-    `attempts`: that may be made in this time if the host refuses the connection."""
+    `attempts`: how many may be made in this time, while the host refuses the connection."""
 
     host: str
     seconds: float | None = None

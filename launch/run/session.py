@@ -207,7 +207,7 @@ class Session:
         self.readers.append(connection.reader)
 
     def _channel(self, host: Host, action: Connect) -> Channel:
-        """A channel to a new agent."""
+        """A channel to a new agent; the LaunchError of the last attempt if all fail."""
         left, end = action.seconds, time.monotonic() + (action.seconds or 0.0)
         for _ in range(action.attempts - 1):
             try:

@@ -191,8 +191,9 @@ def cancel_step(engine: Engine, job: Launched) -> str:
 
 
 # Slurm kills the processes of a step one after another, in any order.
-CANCELLED = engine_faults.Fault(cancel_step, {"slurm": (125, 137, 143)}, r"srun|worker [01] .* was killed by SIGKILL")
-FAULTS = {**engine_faults.FAULTS, "step cancelled": CANCELLED}
+ENDS = r"srun|worker [01] .* was killed by SIGKILL"
+STEP_CANCELLED = engine_faults.Fault(cancel_step, {"slurm": (125, 137, 143)}, ENDS)
+FAULTS = {**engine_faults.FAULTS, "step cancelled": STEP_CANCELLED}
 
 
 @pytest.mark.thorough

@@ -199,10 +199,7 @@ def test_a_lost_agent_is_replaced_once():
 
 def test_a_slow_host_has_time_for_another_agent():
     clock = Clock()
-    assert clock.say(Lost("b", "was killed by SIGKILL", ended=True)) == [
-        Connect("b", RECONNECT_SECONDS, attempts=3),
-        STOP[0],
-    ]
+    assert clock.say(Lost("b", "was killed by SIGKILL", ended=True)) == [Connect("b", RECONNECT_SECONDS, 3), STOP[0]]
     clock.say(Ended("a", ()))
     assert clock.tick_at(RECONNECT_SECONDS) == [] and not clock.supervisor.over
     assert clock.say(Connected("b"))
