@@ -1,0 +1,83 @@
+"""Tests wait for conditions: they neither sleep nor expect anything within a time that a busy machine may exceed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waits_with_reasons import REASONS
+
+TESTS = Path(__file__).parent
+SHORTEST = 60.0  # s; a limit below that may pass on a busy machine before anything has gone wrong
+LIMITS = {"timeout", "seconds", "deadline"}  # names of arguments that are limits
+WAITING = {"wait", "join", "result", "acquire", "wait_for", "communicate"}  # whose first or second argument is one
+
+
+def number(node: ast.expr) -> float | None:
+    return float(node.value) if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
+
+
+def limits(call: ast.Call, name: str) -> Iterator[float]:
+    given = [each.value for each in call.keywords if each.arg in LIMITS]
+    given += call.args[:2] if name in WAITING and isinstance(call.func, ast.Attribute) else []
+    yield from (found for found in map(number, given) if found is not None)
+
+
+def waits(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, int, str]]:
+    """The function, the line and what is wrong there."""
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
+        inner = f"{scope}.{node.name}".strip(".") if named else scope
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name == "sleep":
+                yield scope, node.lineno, "sleeps"
+            yield from (
+                (scope, node.lineno, f"has a limit of {each:g} s") for each in limits(node, name) if each < SHORTEST
+            )
+        yield from waits(node, inner)
+
+
+def found() -> list[tuple[str, str]]:
+    """All places that wait so: file:function, and what is said of each."""
+    places = []
+    for path in sorted(TESTS.rglob("*.py")):
+        file = str(path.relative_to(TESTS))
+        for scope, line, what in waits(ast.parse(path.read_text())):
+            places.append((f"{file}:{scope}".rstrip(":"), f"tests/{file}:{line} {what}"))
+    return places
+
+
+def test_each_wait_is_for_a_condition():
+    wrong = [said for place, said in found() if place not in REASONS]
+    assert not wrong, "use tests.waiting.wait_for, or give the reason in tests/waits_with_reasons.py:\n" + "\n".join(
+        wrong
+    )
+
+
+def test_each_reason_is_needed():
+    assert REASONS.keys() - {place for place, _ in found()} == set()
+    assert all(len(reason) > 10 for reason in REASONS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def f():\n    time.sleep(1)", ("f", 2, "sleeps")),
+        ("class C:\n    def f(self):\n        self.p.wait(10)", ("C.f", 3, "has a limit of 10 s")),
+        ("thread.join(timeout=5.0)", ("", 1, "has a limit of 5 s")),
+        ("run(command, timeout=20)", ("", 1, "has a limit of 20 s")),
+    ],
+)
+def test_what_is_found(text, said):
+    assert list(waits(ast.parse(text))) == [said]
+
+
+@pytest.mark.parametrize(
+    "text", ["process.wait()", "process.wait(120)", "run(command, timeout=SECONDS)", "'a'.join(b)"]
+)
+def test_what_is_allowed(text):
+    assert not list(waits(ast.parse(text)))
