@@ -130,7 +130,6 @@ REASONS = {
     "kvstore/test_worker_views.py:test_changes_at_any_moment_leave_no_trace": "TO BE LOOKED AT",
     "kvstore/test_worker_views.py:test_replacements_at_any_moment_leave_no_trace": "TO BE LOOKED AT",
     "kvstore/whole_job.py:WholeJob.all": "TO BE LOOKED AT",
-    "launch/conftest.py:wait_for": "TO BE LOOKED AT",
     "launch/test_agent.py:test_orphans_are_adopted_and_collected": "TO BE LOOKED AT",
     "launch/test_agent.py:test_ends_are_reported_in_the_order_they_happened": "TO BE LOOKED AT",
     "launch/test_agent.py:test_stopped_processes_are_reported_with_their_task_and_end_all_the_same": "TO BE LOOKED AT",

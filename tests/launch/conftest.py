@@ -8,26 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_for
+
+__all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "carriers", "go", "said", "wait_for"]
 ROOT = Path(__file__).parents[2]
 DEADLINE = 90.0  # s; for what takes a fraction of a second on an idle machine
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLINE) -> object:
-    """What `condition` returns once it is true; fails after `seconds`, saying what did not happen."""
-    end = time.monotonic() + seconds
-    while (began := time.monotonic()) < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(max(0.01, 2 * (time.monotonic() - began)))  # a look at all processes takes CPU from them
-    pytest.fail(f"not within {seconds} s: {what}")
 
 
 def carriers(*entries: str) -> dict[int, str]:
