@@ -1,7 +1,5 @@
 """The torch trainer in jobs: several workers make the step of one, and the network is used while others compute."""
 
-import copy
-import time
 import warnings
 from unittest import mock
 
@@ -11,26 +9,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 
-from dmltrain import kvstore, models  # noqa: E402
-from dmltrain.backends.torch import trainer as backend  # noqa: E402
 from dmltrain.backends.torch.distributed import distribute, layout  # noqa: E402
 from dmltrain.kvstore import Handle  # noqa: E402
-from dmltrain.layers import Dense, Flatten, Network, chain  # noqa: E402
-from dmltrain.options import parse  # noqa: E402
 from tests.backends.served_store import ServedStore  # noqa: E402
-
-MLP = models.create("mlp", None, 10, (1, 8, 8))
-RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
-
-
-def make(network, store=None, line=""):
-    words = ["--kv-store", store.type if store else "local", *line.split()]
-    return backend.TorchTrainer(network, parse(words), store or kvstore.create("local"))
-
-
-def batch(network=MLP, count=16, seed=0):
-    draw = np.random.default_rng(seed)
-    return draw.standard_normal((count, *network.input_shape), dtype=np.float32), draw.integers(0, 10, count)
+from tests.backends.trainers import MLP, batch  # noqa: E402
+from tests.backends.trainers import torch_trainer as make  # noqa: E402
+from tests.waiting import wait_for  # noqa: E402
 
 
 @pytest.mark.parametrize("line", ["", "--devices cpu:2"])
@@ -39,7 +23,7 @@ def test_two_workers_with_half_a_batch_each_make_the_step_of_one_worker(job, lin
     shares = [(10, 6), (16, 0), (1, 15)]
 
     def one(store):
-        made = make(MLP, store, line)
+        made = make(MLP, line, store)
         for seed, sizes in enumerate(shares):
             images, labels = batch(seed=seed)
             mine = slice(0, sizes[0]) if store.rank == 0 else slice(sizes[0], 16)
@@ -59,19 +43,10 @@ def test_two_workers_with_half_a_batch_each_make_the_step_of_one_worker(job, lin
     assert [sums.samples for _, sums in results] == [27, 21]
 
 
-def test_a_worker_without_samples_takes_part():
-    network = Network("narrow", chain(Flatten(), Dense("one", 1), Dense("d", 10)), (1, 8, 8), 10)
-    made = make(network, line="--wd 0")
-    before = made.digest()
-    images, labels = batch(count=0)
-    made.train_step(images, labels, 7, 0.1)
-    assert made.digest() == before
-
-
 @pytest.mark.parametrize("line, later", [("", True), ("--devices cpu:2", False)])
 def test_weights_are_awaited_where_they_are_read_unless_they_have_to_be_copied(job, line, later):
     def one(store):
-        made = make(MLP, store, line)
+        made = make(MLP, line, store)
         weight = made._modules[0].fc1_weight
         before = weight.detach().clone()
         made.train_step(*batch(), 16, 0.1)
@@ -99,7 +74,7 @@ class Watched(ServedStore):
 def test_gradients_are_sent_during_the_backward_pass_that_completes_them(line, within):
     """Those of several devices only when they are added up."""
     store = Watched()
-    made = make(MLP, store, line)
+    made = make(MLP, line, store)
     made.train_step(*batch(), 16, 0.1)
     assert store.within and set(store.within) == {within}
 
@@ -112,9 +87,7 @@ def test_by_default_gradients_are_averaged_and_sent_early_and_steps_complete(job
         store.barrier()
         before = store.bytes_sent
         model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()
-        deadline = time.monotonic() + 10.0
-        while store.bytes_sent == before:
-            assert time.monotonic() < deadline, "before step()"
+        wait_for(lambda: store.bytes_sent != before, "something sent before step()")
         optimizer.step()
         return model.weight.tolist()
 
@@ -164,44 +137,3 @@ def test_a_sum_replaces_the_gradient_and_is_copied_only_to_scale_it(factor):
         torch.set_warn_always(False)
     assert total.tolist() == [2, 4, 6]
     assert model.weight.grad is before and model.bias.grad is None
-
-
-# -- sums and states --------------------------------------------------------------------------------------------------
-
-
-def test_metrics_are_summed_in_double_precision():
-    made = make(MLP)
-    whole = 0.0
-    for seed in range(20):
-        made.evaluate(*batch(seed=seed))
-        whole += made.take_sums().cross_entropy
-    for seed in range(20):
-        made.evaluate(*batch(seed=seed))
-    assert made.take_sums().cross_entropy == whole
-
-
-def test_the_seed_of_a_step_is_the_same_in_every_version():
-    made = make(MLP)
-    made.seed(1, 2, 3)
-    assert torch.initial_seed() == 5014325815932447471
-
-
-@pytest.mark.parametrize("before, after", [("float16", "float32"), ("float32", "float16")])
-def test_a_checkpoint_can_be_continued_with_another_precision(before, after):
-    """The scale of the loss is dropped, or begins anew."""
-    made = make(MLP, line=f"--dtype {before}")
-    made.train_step(*batch(), 16, 0.1)
-    state = copy.deepcopy(made.state())
-    settings = parse(["--kv-store", "local", "--dtype", after])
-    continued = backend.TorchTrainer(MLP, settings, kvstore.create("local"), state)
-    assert continued.digest() == made.digest()
-    assert ("loss_scale" in continued.state()) == (after == "float16")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_training_gives_no_warnings(dtype):
-    made = make(RESNET, line=f"--dtype {dtype}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made.train_step(*batch(RESNET), 16, 0.1)
-        made.evaluate(*batch(RESNET))
