@@ -20,7 +20,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and SIGINT 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # under test would inherit that
 
 QUICK = {
-    "tests": "checkpoint covering env initial layers metric options record schedule system_packages tiers",
+    "tests": "checkpoint covering env initial layers messages metric options record schedule system_packages tiers",
     "tests/data": "array_pickle batches cifar10 load mnist partition",
     "tests/kvstore": "bound codec codec_in_steps create cut entries handshake host link outbox plan routes scheduler "
     "rendezvous send_window server service transfers waiting wire",
