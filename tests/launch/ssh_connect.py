@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
 
+import pytest
+
+from launch import LaunchError
 from launch.channels import Channel
 from launch.channels.ssh import paramiko as ssh_paramiko
 from launch.channels.ssh import system as ssh_system
-from launch.channels.ssh.config import Config
+from launch.channels.ssh.config import Config, Target
 from launch.channels.ssh.key import Keys
 from launch.channels.ssh.login import Access
 from launch.job.host import Host
-from tests.launch.sshd import Home
+from tests.launch.sshd import Home, Sshd
 
 KINDS = ("paramiko", "system")
-SECONDS = 20.0  # generous: the machine may be busy
+SECONDS = 120.0  # generous: the machine may be busy
+PASSPHRASE = "correct horse"
 
 
 def nobody(question: str) -> str:
     raise OSError("there is no terminal")
+
+
+def access(home: Home, ask: Callable[[str], str] = nobody, **more: object) -> Access:
+    return Access(Config((str(home.config),)), Keys(ask), **more)
+
+
+def target(sshd: Sshd, **more: object) -> Target:
+    return Target("127.0.0.1", port=sshd.port, **more)
+
+
+def refusal(access: Access, target: Target, seconds: float = SECONDS) -> LaunchError:
+    with pytest.raises(LaunchError) as caught:
+        access.log_in(target, "h (hosts:3)", seconds)
+    return caught.value
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[int]:
+    """A port of loopback that does not answer."""
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):  # fill the queue of connections that nobody accepts: further ones get no answer
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
 
 
 def connector(kind: str, home: Home) -> Callable[..., Channel]:
@@ -34,8 +68,8 @@ def connector(kind: str, home: Home) -> Callable[..., Channel]:
         stall: float = 8.0,
     ) -> Channel:
         if kind == "paramiko":
-            access = Access(Config((str(home.config),)), Keys(nobody), accept_new, port, identity, stall)
-            return ssh_paramiko.connect(host, mark, access, seconds)
+            shared = access(home, accept_new=accept_new, port=port, identity=identity, stall=stall)
+            return ssh_paramiko.connect(host, mark, shared, seconds)
         ssh = ssh_system.Ssh(("ssh", "-F", str(home.config)), port, identity, accept_new, stall)
         return ssh_system.connect(host, mark, ssh, seconds)
 

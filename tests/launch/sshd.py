@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from launch.job.host import Host
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 PRIVSEP = Path("/run/sshd")  # Debian's sshd wants it when root starts it

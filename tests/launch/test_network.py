@@ -42,10 +42,7 @@ def refusal(*arguments: object, **more: object) -> str:
 
 def pair(*rows: str) -> dict[str, list[dict]]:
     """Two hosts alike: .1 in the rows is h1's, and .2 or ::2 takes its place on h2."""
-    return {
-        "h1": nics(*rows),
-        "h2": nics(*(row.replace(".1/", ".2/").replace("::1/", "::2/") for row in rows)),
-    }
+    return {"h1": nics(*rows), "h2": nics(*(row.replace(".1/", ".2/").replace("::1/", "::2/") for row in rows))}
 
 
 # -- the common network --------------------------------------------------------------------------------------------
@@ -89,10 +86,7 @@ def test_a_virtual_bridge_is_taken_only_when_there_is_nothing_else(bridge):
 
 
 def test_a_bridge_inside_each_host_is_not_shared():
-    have = {
-        "h1": nics("br0 172.30.0.1/16", "eth0 10.0.0.1/24"),
-        "h2": nics("br0 172.30.0.1/16", "eth0 10.0.0.2/24"),
-    }
+    have = {"h1": nics("br0 172.30.0.1/16", "eth0 10.0.0.1/24"), "h2": nics("br0 172.30.0.1/16", "eth0 10.0.0.2/24")}
     assert choose([H1, H2], have, reached={"h1": "172.30.0.1"})["h1"] == ("10.0.0.1", "eth0")
 
 

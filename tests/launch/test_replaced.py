@@ -425,10 +425,7 @@ def newest(launched, rank: int) -> dict:
 def test_a_worker_of_a_real_job_is_replaced_twice(running, monkeypatch, capsys):
     launched = running(3, "worker-1=3")
     go(launched, "go")
-    said(
-        launched,
-        "; 1 worker is left; starting the replacement of worker 1 on localhost in 1 s, 1 of 3",
-    )
+    said(launched, "; 1 worker is left; starting the replacement of worker 1 on localhost in 1 s, 1 of 3")
     in_log(launched, "worker-1", b"ready worker-1\nend of worker-1\nready worker-1+\n")
     wait_for(lambda: newest(launched, 1)["pid"] and "earlier" in newest(launched, 1), "the record of the replacement")
     monkeypatch.chdir(launched.folder)

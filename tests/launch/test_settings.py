@@ -54,12 +54,7 @@ def test_the_change_goes_to_the_scheduler_and_its_words_are_the_answer():
     assert job.say(Told(1, MADE, "kv_store=dist_ssp staleness=4", "after step 147")) == [replied(0, 0, text)]
     assert job.notices == [f"{text}; asked for by dmltrain job set"]
     record = report.record(job.supervisor, "0", Options(), 0.0, None)
-    change = {
-        "after": 5.0,
-        "now": "kv_store=dist_ssp staleness=4",
-        "by": "dmltrain job set",
-        "where": "after step 147",
-    }
+    change = {"after": 5.0, "now": "kv_store=dist_ssp staleness=4", "by": "dmltrain job set", "where": "after step 147"}
     assert record["kvstore_changes"] == [change]
     line = "changed: kv_store=dist_ssp staleness=4 after step 147, 5 s after the start; asked for by dmltrain job set"
     assert lost(record) == [line]

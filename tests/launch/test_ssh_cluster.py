@@ -60,14 +60,14 @@ def test_a_key_that_does_not_exist(files):
 @pytest.mark.parametrize("ssh", sorted(CHANNELS))
 def test_each_way_of_ssh_reaches_a_host_with_the_options_port_and_key(ssh, sshds, home):  # noqa: F811
     sshd = sshds(known=False)
-    asked = Options(hosts="127.0.0.1", ssh=ssh, ssh_port=sshd.port, identity=str(home.key), connect_timeout=20.0)
+    asked = Options(hosts="127.0.0.1", ssh=ssh, ssh_port=sshd.port, identity=str(home.key), connect_timeout=120.0)
     refused = Cluster(asked)
     with pytest.raises(LaunchError, match="^127.0.0.1 .*: its host key is not known here"):
         refused.connect(refused.hosts[0], "test")
     refused.close()
     cluster = Cluster(replace(asked, accept_new_host_keys=True))
     channel = cluster.connect(cluster.hosts[0], "test")
-    assert protocol.HELLO in channel.read(20.0)
+    assert protocol.HELLO in channel.read(120.0)
     channel.close()
     cluster.close()
     assert sshd.logins == 1
@@ -84,7 +84,7 @@ def test_hosts_of_a_file_are_reached_as_the_options_say(sshds, home, tmp_path): 
         Cluster(options).connect(Cluster(options).hosts[0], "test")
     cluster = Cluster(replace(options, accept_new_host_keys=True))
     with ThreadPoolExecutor(5) as pool:
-        opened = list(pool.map(lambda host: cluster.connect(host, "test", timeout=20.0), cluster.hosts))
+        opened = list(pool.map(lambda host: cluster.connect(host, "test", timeout=120.0), cluster.hosts))
     assert len(opened) == 5
     assert [sshd.logins for sshd in made] == [1] * 5
     cluster.close()

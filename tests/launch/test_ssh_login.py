@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -24,45 +27,22 @@ from launch.channels.ssh.line import ProxyCommand, tcp
 from launch.channels.ssh.login import Access, Deadline
 from launch.channels.ssh.prompt import TerminalPrompt
 from tests.descriptors import descriptors
-from tests.launch.conftest import ROOT, wait_for
-from tests.launch.ssh_connect import SECONDS, nobody
-from tests.launch.sshd import Home, Sshd, generate_key, home, ssh_agent, sshds  # noqa: F401  fixtures
+from tests.launch.conftest import ROOT
+from tests.launch.ssh_connect import PASSPHRASE, SECONDS, access, nobody, refusal, silent_port, target
+from tests.launch.sshd import Home, generate_key, home, ssh_agent, sshds  # noqa: F401  fixtures
 from tests.readable import readable
-
-PASSPHRASE = "correct horse"
-
-
-def access(home: Home, ask=nobody, **more: object) -> Access:  # noqa: F811
-    return Access(Config((str(home.config),)), Keys(ask), **more)
-
-
-def target(sshd: Sshd) -> Target:
-    return Target("127.0.0.1", port=sshd.port)
-
-
-def refusal(access: Access, target: Target, seconds: float = SECONDS) -> LaunchError:
-    with pytest.raises(LaunchError) as caught:
-        access.log_in(target, "h (hosts:3)", seconds)
-    return caught.value
+from tests.waiting import wait_for
 
 
 def block(name: str, *lines: str) -> str:
     """Of ~/.ssh/config."""
-    return "\n  ".join([f"Host {name}", *lines]) + "\n"
+    return "\n  ".join([f"Host {name}", "HostName 127.0.0.1", *lines]) + "\n"
 
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """A port of loopback that does not answer."""
-    with contextlib.ExitStack() as opened:
-        server = opened.enter_context(socket.socket())
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        for _ in range(3):  # fill the queue of connections that nobody accepts: further ones get no answer
-            waiting = opened.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(server.getsockname())
-        yield server.getsockname()[1]
+    with silent_port() as port:
+        yield port
 
 
 @pytest.fixture
@@ -89,7 +69,7 @@ def test_the_fastest_cipher_of_both_is_used(sshds, home, offered, chosen):  # no
     transport, deadline = access(home).log_in(target(sshd), "h", SECONDS)
     assert transport.remote_cipher == transport.local_cipher == chosen
     assert transport.default_window_size == 1 << 21
-    assert deadline.seconds == SECONDS and SECONDS - 15 < deadline.left <= SECONDS and not deadline.passed
+    assert deadline.seconds == SECONDS and 0 < deadline.left <= SECONDS and not deadline.passed
     transport.close()
 
 
@@ -106,40 +86,20 @@ def test_a_refused_login_leaves_no_connection(sshds, home):  # noqa: F811
     wait_for(lambda: not sshd.children(), "the end of its connections")
 
 
-@pytest.mark.parametrize(("connect_timeout", "seconds"), [("0.2", 60.0), ("60", 0.2)])
-def test_a_silent_address_is_given_up_at_the_earlier_of_two_deadlines(
-    home,  # noqa: F811
-    silent,
-    connect_timeout,
-    seconds,
-):
-    home.configure(block("far", f"ConnectTimeout {connect_timeout}", "HostName 127.0.0.1", f"Port {silent}"))
+@pytest.mark.parametrize(("connect_timeout", "seconds"), [("0.2", 600.0), ("600", 0.2)])
+def test_a_silent_address_is_given_up_at_the_earlier_of_two_deadlines(home, silent, connect_timeout, seconds):  # noqa: F811
+    home.configure(block("far", f"ConnectTimeout {connect_timeout}", f"Port {silent}"))
     began = time.monotonic()
     error = refusal(access(home), Target("far"), seconds)
-    assert time.monotonic() - began < 30
-    assert str(error) == (
-        f"h (hosts:3): no answer from 127.0.0.1 port {silent} within {seconds:g} s; is the host up and on this "
-        "network? --connect-timeout gives it more time"
-    )
-    assert error.code == 125
+    assert time.monotonic() - began < 300
+    assert f"h (hosts:3): no answer from 127.0.0.1 port {silent} within {seconds:g} s" in str(error)
+    assert "--connect-timeout" in str(error) and error.code == 125
 
 
 def test_an_unreachable_network_is_named(home):  # noqa: F811
     error = refusal(access(home), Target("255.255.255.255"))
-    assert str(error) == (
-        "h (hosts:3): no connection to 255.255.255.255 port 22: Network is unreachable; "
-        "is the host up and on this network?"
-    )
+    assert "h (hosts:3): no connection to 255.255.255.255 port 22: Network is unreachable" in str(error)
     assert error.code == 125
-
-
-def test_an_unknown_host_name_is_named(home):  # noqa: F811
-    error = refusal(access(home), Target("no-such-host.invalid"))
-    assert str(error).startswith("h (hosts:3): the name no-such-host.invalid is not known: ")
-    assert str(error).endswith(
-        "; correct the name in the hosts file, or give its address with HostName in ~/.ssh/config"
-    )
-    assert error.code == 2
 
 
 def test_an_address_is_tried_after_others_that_refuse(closed):
@@ -152,93 +112,66 @@ def test_an_address_is_tried_after_others_that_refuse(closed):
 # -- hops --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hop_that_is_not_reached_is_in_the_label(home, closed):  # noqa: F811
-    home.configure(block("last", f"ProxyJump 127.0.0.1:{closed}"))
-    assert str(refusal(access(home), Target("last"))).startswith(
-        f"h (hosts:3), through 127.0.0.1: no connection to 127.0.0.1 port {closed}: Connection refused; is sshd"
-    )
+def test_a_hop_that_is_not_reached_invalid_or_the_host_itself_is_named(home, closed):  # noqa: F811
+    hops = {"last": f"127.0.0.1:{closed}", "invalid": "h:port", "loop": "loop"}
+    home.configure(*(block(name, f"ProxyJump {jump}") for name, jump in hops.items()))
+    last, invalid, loop = (refusal(access(home), Target(name)) for name in hops)
+    assert f"h (hosts:3), through 127.0.0.1: no connection to 127.0.0.1 port {closed}: Connection refused" in str(last)
+    assert "ProxyJump h:port: expected [user@]host[:port]" in str(invalid) and invalid.code == 2
+    assert "through itself" in str(loop)
 
 
 def test_a_host_that_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds, home, silent, closed):  # noqa: F811
     gate = sshds()
+    ports = {"refused": closed, "silent": silent}
     jump = f"ProxyJump 127.0.0.1:{gate.port}"
-    home.configure(
-        block("refused", "HostName 127.0.0.1", f"Port {closed}", jump),
-        block("silent", "HostName 127.0.0.1", f"Port {silent}", jump),
-    )
+    home.configure(*(block(name, f"Port {port}", jump) for name, port in ports.items()))
     refused = refusal(access(home), Target("refused"))
-    assert str(refused) == f"h (hosts:3): 127.0.0.1 cannot connect to 127.0.0.1 port {closed}: Connect failed"
+    assert f"127.0.0.1 cannot connect to 127.0.0.1 port {closed}: Connect" in str(refused)
     late = refusal(access(home), Target("silent"), 2.0)
-    assert f"no answer from 127.0.0.1 port {silent} through 127.0.0.1 within 2 s" in str(late)
+    assert f"127.0.0.1 port {silent} through 127.0.0.1 within 2 s" in str(late)
     assert refused.code == late.code == 125
     wait_for(lambda: not gate.children(), "the end of its connections")
 
 
 def test_hops_are_used_in_the_order_of_the_list(sshds, home):  # noqa: F811
     """A hop's own ProxyCommand is for who connects to it directly."""
-    first, second, last = sshds(), sshds(), sshds()
+    first, second, last = made = [sshds() for _ in range(3)]
     home.configure(
-        block("second", "HostName 127.0.0.1", f"Port {second.port}", "ProxyCommand false"),
-        block("last", "HostName 127.0.0.1", f"Port {last.port}", f"ProxyJump 127.0.0.1:{first.port},second"),
+        block("second", f"Port {second.port}", "ProxyCommand false"),
+        block("last", f"Port {last.port}", f"ProxyJump 127.0.0.1:{first.port},second"),
     )
     transport, _ = access(home).log_in(Target("last"), "h", SECONDS)
-    assert [sshd.logins for sshd in (first, second, last)] == [1, 1, 1]
+    assert [sshd.logins for sshd in made] == [1, 1, 1]
     transport.close()
-    for sshd in (first, second, last):
-        wait_for(lambda sshd=sshd: not sshd.children(), "the end of every hop's connection")
-
-
-def test_an_invalid_hop_is_named(home):  # noqa: F811
-    home.configure(block("last", "ProxyJump h:port"))
-    error = refusal(access(home), Target("last"))
-    assert str(error) == "h (hosts:3): ProxyJump h:port: expected [user@]host[:port]"
-    assert error.code == 2
+    wait_for(lambda: not any(sshd.children() for sshd in made), "the end of every hop's connection")
 
 
 # -- the handshake -----------------------------------------------------------------------------------------------------
 
 
+LATE = "did not answer as an SSH server"  # if the deadline is during the last try
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
-    [
-        ("true", ""),
-        ("sh -c 'echo no way >&2; exit 255'", "; ProxyCommand {command} exited with 255: no way"),
-    ],
+    [("true", ""), ("sh -c 'echo no way >&2; exit 255'", "exited with 255: no way")],
     ids=["ends well", "an ssh that fails"],
 )
 def test_a_proxy_command_that_ends_at_once_is_retried_until_the_deadline(home, tmp_path, command, said):  # noqa: F811
     counted = f"sh -c 'echo x >> {tmp_path}/tries; exec {command}'" if command == "true" else command
     home.configure(block("far", f"ProxyCommand {counted}"))
-    began = time.monotonic()
-    error = refusal(access(home), Target("far"), 0.5)
-    assert time.monotonic() - began < 10
-    closed = f"for 0.5 s the host behind {counted} closed every connection before its identification"
-    closed += (
-        f"{said.format(command=command)}; raise MaxStartups in its sshd_config, or is that port another program's?"
-    )
-    late = (
-        f"the host behind {counted} did not answer as an SSH server within 0.5 s; is the host up and on this network?"
-    )
-    late += " --connect-timeout gives it more time"  # if the deadline is during the last try
-    assert str(error) in (f"h (hosts:3): {closed}", f"h (hosts:3): {late}")
-    assert error.code == 125
+    error = refusal(access(home), Target("far"), 1.0)
+    assert f"the host behind {counted}" in str(error) and "1 s" in str(error) and error.code == 125
+    assert LATE in str(error) or ("before its identification" in str(error) and said in str(error))
     if command == "true":
-        assert 2 <= (tmp_path / "tries").read_text().count("x") <= 8, "with a pause before each"
-
-
-def test_an_old_ssh_version_is_named(home):  # noqa: F811
-    home.configure(block("far", "ProxyCommand sh -c 'echo SSH-1.5-old; exec sleep 60'"))
-    error = refusal(access(home), Target("far"))
-    assert "no common algorithm" in str(error) or "no usable SSH server answers at the host behind" in str(error)
-    assert "1.5" in str(error)
+        tries = (tmp_path / "tries").read_text().count("x")
+        assert (tries > 1 or LATE in str(error)) and tries < 12, "with a pause before each"
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
-    [
-        (b"", ["closed every connection before its identification"]),
-        (b"SSH-1.5-old\r\n", ["no common", "no usable SSH"]),
-    ],
+    [(b"", "closed every connection before its identification"), (b"SSH-1.5-old\r\n", "no common .*1.5|SSH.*1.5")],
     ids=["nothing", "an old version"],
 )
 def test_a_port_without_an_ssh_server_is_named(home, said, words):  # noqa: F811
@@ -255,16 +188,14 @@ def test_a_port_without_an_ssh_server_is_named(home, said, words):  # noqa: F811
         threading.Thread(target=serve, daemon=True).start()
         error = refusal(access(home), Target("127.0.0.1", port=port), 0.5)
         server.shutdown(socket.SHUT_RDWR)
-    late = f"127.0.0.1 port {port} did not answer as an SSH server"  # if the deadline is during the last try
     assert f"127.0.0.1 port {port}" in str(error) and error.code in (2, 125)
-    assert any(each in str(error) for each in (*words, late))
+    assert re.search(f"{words}|{LATE}", str(error))
 
 
 def test_without_a_common_cipher_the_error_suggests_the_systems_ssh(sshds, home):  # noqa: F811
     sshd = sshds("Ciphers chacha20-poly1305@openssh.com")
-    error = refusal(access(home), target(sshd))
-    assert str(error).startswith(f"h (hosts:3): no common algorithm with 127.0.0.1 port {sshd.port}: ")
-    assert str(error).endswith("; try the system's ssh with --ssh system")
+    error = str(refusal(access(home), target(sshd)))
+    assert f"no common algorithm with 127.0.0.1 port {sshd.port}" in error and "--ssh system" in error
 
 
 def test_paramiko_prints_nothing_to_the_terminal(home):  # noqa: F811
@@ -282,8 +213,7 @@ def test_paramiko_prints_nothing_to_the_terminal(home):  # noqa: F811
 def test_the_end_of_all_logins_kills_every_command_at_once(home, tmp_path):  # noqa: F811
     home.configure(block("far", f"ProxyCommand sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300'"))
     shared = access(home)
-    refused = refusal(shared, Target("far"), 0.3)
-    assert "did not answer as an SSH server within 0.3 s" in str(refused)
+    assert f"{LATE} within 3 s" in str(refusal(shared, Target("far"), 3.0))
     pid = int((tmp_path / "pid").read_text())
     shared.close()
     assert not psutil.pid_exists(pid)
@@ -372,14 +302,14 @@ def test_three_passphrases_may_be_tried_and_a_refusal_is_kept(home, tmp_path):  
     answers = ["wrong"] * 4
     refused = Keys(lambda question: answers.pop(0))
     for _ in range(2):
-        with pytest.raises(LaunchError, match=f"^key {path} is encrypted, and 3 passphrases were wrong$"):
+        with pytest.raises(LaunchError, match=f"^key {path} .* 3 passphrases were wrong$"):
             refused.unlock(path)
     assert len(answers) == 1
 
     def ends(question: str) -> str:
         raise EOFError
 
-    with pytest.raises(LaunchError, match=f"^key {path} is encrypted, and no passphrase was given$"):
+    with pytest.raises(LaunchError, match=f"^key {path} .* no passphrase was given$"):
         Keys(ends).unlock(path)
 
 
@@ -415,19 +345,17 @@ def test_a_certificate_beside_a_key_is_shown(sshds, home, tmp_path):  # noqa: F8
 def test_a_server_that_requires_more_than_a_key_is_named(sshds, home):  # noqa: F811
     sshd = sshds("AuthenticationMethods publickey,publickey")
     error = refusal(access(home), target(sshd))
-    assert str(error) == (
-        f"h (hosts:3): 127.0.0.1 port {sshd.port} refused the login of {home.user}: it accepts none of: {home.key} "
-        "(accepted, but the server wants more than a key); put your public key there with ssh-copy-id, or give "
-        "another key with --identity or another user with user@; try the system's ssh with --ssh system"
-    )
+    assert f"127.0.0.1 port {sshd.port} refused the login of {home.user}" in str(error)
+    assert f"{home.key} (accepted, but the server wants more than a key)" in str(error)
+    assert all(cure in str(error) for cure in ("ssh-copy-id", "--identity", "user@", "--ssh system"))
     assert error.code == 2
 
 
 def test_every_key_that_was_tried_is_named(sshds, home, tmp_path):  # noqa: F811
     home.authorized.write_text("")
     other = generate_key(tmp_path / "other")
-    error = refusal(access(home), Target("127.0.0.1", port=sshds().port, identity=str(other)))
-    assert f"it accepts none of: {other}, {home.key}; put" in str(error)
+    error = refusal(access(home), target(sshds(), identity=str(other)))
+    assert f"none of: {other}, {home.key};" in str(error)
 
 
 def test_a_server_that_stops_answering_during_login_is_given_up(sshds, home):  # noqa: F811
@@ -443,23 +371,22 @@ def test_a_server_that_stops_answering_during_login_is_given_up(sshds, home):  #
 
     stopped: list[psutil.Process] = []
     try:
-        error = refusal(Access(Config((str(home.config),)), Stopping(nobody)), target(sshd), 2.0)
+        error = refusal(Access(Config((str(home.config),)), Stopping(nobody)), target(sshd), 5.0)
     finally:
         for each in stopped:
             each.send_signal(signal.SIGCONT)
-    assert f"h (hosts:3): 127.0.0.1 port {sshd.port} did not answer to the login within 2 s" in str(error)
+    assert f"127.0.0.1 port {sshd.port} did not answer to the login within 5 s" in str(error)
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 
 class Terminal:
-    """A pseudo terminal at which threads are asked."""
+    """A pseudo terminal at which threads are asked. `others` is how many more files are open."""
 
-    def __init__(self) -> None:
-        import pty
-
+    def __init__(self, others: int = 0) -> None:
         self.ours, self.theirs = pty.openpty()
+        self.others = [os.dup(self.ours) for _ in range(others)]
         self.prompt = TerminalPrompt(os.ttyname(self.theirs))
 
     def ask(self) -> tuple[threading.Thread, list[str | type[EOFError]]]:
@@ -481,11 +408,11 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    made = Terminal()
+def terminal(request) -> Iterator[Terminal]:
+    made = Terminal(getattr(request, "param", 0))
     yield made
-    os.close(made.ours)
-    os.close(made.theirs)
+    for descriptor in (made.ours, made.theirs, *made.others):
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(
@@ -510,10 +437,14 @@ def test_the_answer_is_the_typed_line(terminal, typed, answer):
     assert descriptors() <= before
 
 
+@pytest.mark.parametrize("terminal", [0, 1100], indirect=True, ids=["few files open", "more than 1024"])
 def test_close_cancels_the_question_and_no_other_is_asked(terminal):
-    import termios
-
     before = termios.tcgetattr(terminal.theirs)
+    asking, answered = terminal.ask()
+    assert terminal.shown() == b"Passphrase? "
+    os.write(terminal.ours, b"secret\n")
+    asking.join(SECONDS)
+    assert answered == ["secret"] and terminal.shown() == b"\r\n"
     asking, answers = terminal.ask()
     assert terminal.shown() == b"Passphrase? "
     assert termios.tcgetattr(terminal.theirs) != before
@@ -523,3 +454,10 @@ def test_close_cancels_the_question_and_no_other_is_asked(terminal):
     again, more = terminal.ask()
     again.join(SECONDS)
     assert answers == more == [EOFError]
+
+
+@pytest.mark.parametrize("path", ["none", "file"])
+def test_what_is_no_terminal(tmp_path, path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        TerminalPrompt(str(tmp_path / path)).ask("Passphrase? ")

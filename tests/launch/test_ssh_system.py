@@ -6,8 +6,8 @@ A program that prints what OpenSSH 9 prints takes the place of ssh; tests/launch
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,10 @@ from launch.agent.protocol import HELLO
 from launch.channels.ssh.known_hosts import Key
 from launch.channels.ssh.system import OPTIONS, Ssh, SystemChannel, connect
 from launch.job.host import Host
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 HOST = Host("h1", python=sys.executable, hostname="n1", where="hosts:3")
-SECONDS = 30.0
+SECONDS = 60.0
 RESET = "kex_exchange_identification: read: Connection reset by peer\n"
 
 
@@ -52,54 +52,38 @@ def test_the_command_line_has_what_was_said_of_the_host():
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "code"),
+    ("said", "shown", "fix", "code"),
     [
-        (
-            "ssh: Could not resolve hostname n1: Name or service not known\n",
-            "Could not resolve hostname n1: Name or service not known; correct the name in the hosts file, or give",
-            2,
-        ),
-        (
-            "anna@n1: Permission denied (publickey).\n",
-            "anna@n1: Permission denied (publickey).; put your public key",
-            2,
-        ),
-        ("x: Too many authentication failures\n", "x: Too many authentication failures; put your public key there", 2),
-        (
-            "ssh: connect to host n1 port 22: Connection refused\n",
-            "connect to host n1 port 22: Connection refused; is sshd running there, and on that port?",
-            125,
-        ),
-        (
-            "ssh: connect to host n1 port 22: No route to host\n",
-            "connect to host n1 port 22: No route to host; is the",
-            125,
-        ),
+        ("ssh: Could not resolve hostname n1: Name or service not known\n", "", "name in the hosts file", 2),
+        ("anna@n1: Permission denied (publickey).\n", "", "put your public key", 2),
+        ("x: Too many authentication failures\n", "", "put your public key there", 2),
+        ("ssh: connect to host n1 port 22: Connection refused\n", "", "is sshd running there", 125),
+        ("ssh: connect to host n1 port 22: No route to host\n", "", "is the", 125),
         (
             "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n" + RESET,
-            "channel 0: open failed: connect failed: Connection refused; can the jump host reach it?",
+            "channel 0: open failed: connect failed: Connection refused",
+            "can the jump host reach it?",
             125,
         ),
         (
             "/c: line 3: Bad configuration option: prot\n/c: terminating, 1 bad configuration options\n",
-            "/c: line 3: Bad configuration option: prot; correct ~/.ssh/config",
+            "/c: line 3: Bad configuration option: prot",
+            "correct ~/.ssh/config",
             2,
         ),
-        ("nc: no way\nConnection refused\n", "nc: no way: Connection refused; is sshd", 125),
-        (
-            "ssh: connect to host n1 port 22: Connection timed out\n",
-            "ssh got no answer from n1 within 30 s (ssh: con",
-            125,
-        ),
-        ("something new\n", "ssh failed: something new; does {ssh} n1 true work?", 125),
-        ("", "ssh failed: it printed nothing; perhaps the remote command was killed; does {ssh} n1 true work?", 125),
-        ("Host key verification failed.\n", "its host key is not known here: run {ssh} n1 once, which shows", 2),
-        ("No ED25519 host key is known for n1\n", "its host key is not known here: run {ssh} n1 once, which shows", 2),
+        ("nc: no way\nConnection refused\n", "nc: no way: Connection refused", "is sshd", 125),
+        ("ssh: connect to host n1 port 22: Connection timed out\n", "ssh got no answer from n1 within 60 s", "", 125),
+        ("something new\n", "ssh failed: something new", "does {ssh} n1 true work?", 125),
+        ("", "ssh failed: it printed nothing", "does {ssh} n1 true work?", 125),
+        ("Host key verification failed.\n", "its host key is not known here", "run {ssh} n1 once", 2),
+        ("No ED25519 host key is known for n1\n", "its host key is not known here", "run {ssh} n1 once", 2),
     ],
 )
-def test_what_ssh_says_is_passed_on_with_a_fix(tmp_path, said, message, code):
+def test_what_ssh_says_is_passed_on_with_a_fix(tmp_path, said, shown, fix, code):
     error = refused(tmp_path, said)
-    assert str(error).startswith(f"h1 (hosts:3): {message.format(ssh=tmp_path / 'ssh')}")
+    shown = shown or said.strip().removeprefix("ssh: ")
+    assert str(error).startswith(f"h1 (hosts:3): {shown}")
+    assert fix.format(ssh=tmp_path / "ssh") in str(error).removeprefix(shown)
     assert error.code == code
 
 
@@ -116,21 +100,19 @@ Host key verification failed.
 def test_the_error_for_a_changed_key_has_both_fingerprints_and_the_command_that_removes_the_old_key(tmp_path):
     path, key = tmp_path / "known", Key("ssh-ed25519", b"one")
     path.write_text(f"other {Key('ssh-rsa', b'x').line}\nn1 {key.line}\n")
-    changed = "h1 (hosts:3): its host key has changed: it sent SHA256:new"
+    changed = "h1 (hosts:3): its host key has changed: it sent"
     full = refused(tmp_path, CHANGED.format(path=path, remove=f"  ssh-keygen -f '{path}' -R 'n1'"))
-    assert str(full).startswith(f"{changed}, but {path}:2 has {key.fingerprint}; this may be an attack")
-    assert str(full).endswith(f"remove the old key with ssh-keygen -f '{path}' -R 'n1'")
-    assert str(refused(tmp_path, CHANGED.format(path=path, remove=""))).endswith(f"ssh-keygen -f {path} -R HOST")
+    assert str(full).startswith(f"{changed} SHA256:new, but {path}:2 has {key.fingerprint}; ")
+    assert str(full).endswith(f" ssh-keygen -f '{path}' -R 'n1'")
+    assert str(refused(tmp_path, CHANGED.format(path=path, remove=""))).endswith(f" ssh-keygen -f {path} -R HOST")
     bare = refused(tmp_path, "HOST IDENTIFICATION HAS CHANGED\n")
-    assert str(bare).startswith("h1 (hosts:3): its host key has changed: it sent another; if the host was reinstalled")
+    assert str(bare).startswith(f"{changed} another; ")
     assert full.code == bare.code == 2
 
 
 def test_other_exit_codes_are_those_of_the_shell_there(tmp_path):
     error = refused(tmp_path, "sh: 1: python: not found\n", code=127)
-    assert str(error).startswith(
-        f"h1 (hosts:3): {sys.executable} was not found there (sh: 1: python: not found): install"
-    )
+    assert f"h1 (hosts:3): {sys.executable} was not found there (sh: 1: python: not found)" in str(error)
 
 
 def test_a_login_to_a_busy_server_is_retried_until_it_succeeds(tmp_path):
@@ -151,40 +133,27 @@ def test_a_server_that_stays_busy_is_an_error_at_the_deadline(tmp_path):
     assert error.code == 125
 
 
-def test_what_is_still_connecting_ends_with_the_job(tmp_path):
-    """Also when its ssh has just been started."""
-    ssh = ssh_that(tmp_path, f"touch {tmp_path}/up; exec sleep 120")
-    told: list[LaunchError] = []
-
-    def run() -> None:
-        try:
-            connect(HOST, "mark", ssh, 120.0)
-        except LaunchError as error:
-            told.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while not (tmp_path / "up").exists():
-        thread.join(0.01)
-    ssh.close()
-    thread.join(SECONDS)
-    assert [each.code for each in told] == [125] and not ssh.starting
-
-
-def test_what_begins_when_the_job_is_over_ends_at_once(tmp_path):
-    """As when the job ends between the start of an ssh and its entry among those that are still connecting."""
-    ssh = ssh_that(tmp_path, "exec sleep 120")
-    ssh.close()
-    with pytest.raises(LaunchError) as caught:
-        connect(HOST, "mark", ssh, 120.0)
-    assert caught.value.code == 125 and not ssh.starting
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_is_still_connecting_ends_with_the_job(tmp_path, begun):
+    """Also when its ssh has just been started, and when the job ends between the start of an ssh and its entry among
+    those that are still connecting."""
+    ssh = ssh_that(tmp_path, f"touch {tmp_path}/up; exec sleep 300")
+    with ThreadPoolExecutor(1) as pool:
+        if not begun:
+            ssh.close()
+        connecting = pool.submit(connect, HOST, "mark", ssh, 300.0)
+        if begun:
+            wait_for((tmp_path / "up").exists, "its ssh")
+            ssh.close()
+        error = connecting.exception()
+    assert isinstance(error, LaunchError) and error.code == 125 and not ssh.starting
 
 
 def test_an_ssh_that_reads_nothing_is_given_up_in_time(tmp_path):
     began = time.monotonic()
     with pytest.raises(LaunchError, match=r"^h1 \(hosts:3\): .* within 0\.3 s") as caught:
-        connect(HOST, "mark", ssh_that(tmp_path, "exec sleep 120"), 0.3)
-    assert time.monotonic() - began < SECONDS and caught.value.code == 125
+        connect(HOST, "mark", ssh_that(tmp_path, "exec sleep 300"), 0.3)
+    assert time.monotonic() - began < 300 and caught.value.code == 125
 
 
 # -- an agent that is connected --------------------------------------------------------------------------------------
@@ -230,22 +199,14 @@ def test_closing_ends_ssh_and_what_it_has_started(tmp_path):
 
 def test_a_write_that_stalls_fails_and_so_does_one_behind_it(tmp_path):
     channel = connected(tmp_path, "exec sleep 300", stall=0.3)
-    began, errors = time.monotonic(), []
-
-    def write() -> None:
-        try:
-            channel.write(bytes(1 << 20))
-        except TimeoutError as error:
-            errors.append(str(error))
-
-    writers = [threading.Thread(target=write) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(SECONDS)
-    assert "nothing could be sent for 0.3 s" in errors and len(errors) == 2
-    assert set(errors) <= {"nothing could be sent for 0.3 s", "another write has stalled for 0.3 s"}
-    assert 0.3 <= time.monotonic() - began < SECONDS
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        errors = [each.exception() for each in [pool.submit(channel.write, bytes(1 << 20)) for _ in range(2)]]
+    assert all(isinstance(each, TimeoutError) for each in errors)
+    said = {str(each) for each in errors}
+    assert "nothing could be sent for 0.3 s" in said
+    assert said <= {"nothing could be sent for 0.3 s", "another write has stalled for 0.3 s"}
+    assert 0.3 <= time.monotonic() - began < 300
     with pytest.raises(TimeoutError):
         while channel.read(0.1):
             pass
@@ -254,7 +215,5 @@ def test_a_write_that_stalls_fails_and_so_does_one_behind_it(tmp_path):
 
 
 def test_no_ssh_is_installed():
-    with pytest.raises(
-        LaunchError, match="no-such-ssh is not installed here: install openssh-client, or use --ssh para"
-    ):
+    with pytest.raises(LaunchError, match="no-such-ssh is not installed .*openssh-client, or use --ssh para"):
         connect(HOST, "mark", Ssh(("no-such-ssh",)), SECONDS)

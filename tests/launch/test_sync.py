@@ -14,6 +14,7 @@ import subprocess
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -34,13 +35,29 @@ from launch.sync.manifest import Entry, Manifest, Over, manifest, opened
 from launch.sync.send import WRITE_BYTES, offer, push
 from tests.descriptors import descriptors
 from tests.tiers import examples
+from tests.waiting import wait_for
 
-SECONDS = 60.0  # for anything to happen, on a busy machine
-NO_HASH = "0" * 64
+
+def row(number: int, name: str, mode: int = 0o644, mtime: int = 0, content: bytes = b"abc") -> list:
+    """Announces a file."""
+    return [number, "file", name, mode, mtime, len(content), hashlib.sha256(content).hexdigest()]
+
+
+def rows_of(source: Path) -> list[list]:
+    """The rows of all entries of the folder, numbered from 10."""
+    return [
+        [number, each.kind, each.path, each.mode, each.mtime, each.size, each.sha256 or each.target]
+        for number, each in enumerate(manifest(source).entries, 10)
+    ]
 
 
 def message(**facts: object) -> bytes:
     return json.dumps(facts).encode() + b"\n"
+
+
+def file(entry: int, data: bytes, **more: object) -> bytes:
+    """The message that a file's data follows, and the data."""
+    return message(do="file", entry=entry, bytes=len(data), **more) + data
 
 
 class Agent:
@@ -126,6 +143,10 @@ def names(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name != os.fsdecode(LIST))
 
 
+def temporary(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith(os.fsdecode(PREFIX))]
+
+
 def fill(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -161,33 +182,30 @@ def test_a_copy_has_contents_links_modes_times_and_empty_folders(source, tmp_pat
 
 def test_only_what_differs_travels(source, tmp_path):
     to = tmp_path / "to"
+    (source / "link").symlink_to("train.py")
     copy(source, to)
     (source / "lib/net.py").write_text("y = 2\n")  # as long as before
     (source / "new").write_text("new")
-    (source / "train.py").chmod(0o755)  # no reason to send it
+    (source / "train.py").chmod(0o750)  # no reason to send it
     os.utime(source / "lib/deep/a.txt", ns=(1, 5))
+    os.utime(source / "link", ns=(1, 10**18 + 9), follow_symlinks=False)
+    inode = (to / "train.py").stat().st_ino
     sync, agent = copy(source, to)
     names = {entry.path for index, entry in enumerate(manifest(source).entries) if index in agent.files}
     assert names == {"lib/net.py", "new"}
-    assert tree(to) == tree(source)
+    assert tree(to) == tree(source) and (to / "train.py").stat().st_ino == inode
     assert sync.progress() == (9, 9)
     assert sync.lines() == ["h1: 2 of 5 files, 0.0 MB sent"]
 
 
-def test_what_else_is_at_the_destination_stays(source, tmp_path):
+def test_what_else_is_at_the_destination_stays_and_what_is_no_file_gives_way_to_one_unread(source, tmp_path):
     to = fill(tmp_path / "to", {"checkpoint": "mine", "lib/own.py": "mine"})
+    precious = fill(tmp_path, {"precious": "print(1)\n"}) / "precious"
+    (to / "train.py").symlink_to(precious)
+    os.mkfifo(to / "empty")  # to open it for reading would wait for a writer
     copy(source, to)
     assert (to / "checkpoint").read_text() == (to / "lib/own.py").read_text() == "mine"
-
-
-def test_a_file_replaces_a_link_of_its_name_and_not_what_that_names(source, tmp_path):
-    to = tmp_path / "to"
-    to.mkdir()
-    (tmp_path / "precious").write_text("precious")
-    (to / "train.py").symlink_to(tmp_path / "precious")
-    copy(source, to)
-    assert (tmp_path / "precious").read_text() == "precious"
-    assert tree(to) == tree(source)
+    assert tree(to).items() >= tree(source).items() and not precious.is_symlink()
 
 
 def test_sockets_and_pipes_are_skipped_with_a_note(source, tmp_path, monkeypatch):
@@ -196,22 +214,17 @@ def test_sockets_and_pipes_are_skipped_with_a_note(source, tmp_path, monkeypatch
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind("socket")
         sync, _ = copy(source, tmp_path / "to")
-    assert sync.notes == tuple(
-        f"{name} is not copied: it is a socket, a pipe or a device" for name in ("pipe", "socket")
-    )
-    assert "pipe" not in os.listdir(tmp_path / "to")
+    assert [note.partition(" is not copied")[0] for note in sync.notes] == ["pipe", "socket"]
+    assert not {"pipe", "socket"} & {*os.listdir(tmp_path / "to")}
 
 
-def test_the_log_folder_git_and_temporary_files_are_left_out(source, tmp_path):
+def test_the_log_folder_git_temporary_files_and_a_destination_inside_the_source_are_left_out(source, tmp_path):
     fill(source, {"logs/job/worker-0.log": "x", "logs/old/worker-0.log": "x", ".git/HEAD": "x", "sub/.git": "x"})
     (source / os.fsdecode(PREFIX + b"1")).write_text("x")
     found = manifest(source, leave_out=[source / "logs/job", "/elsewhere"])
     paths = {entry.path for entry in found.entries}
     assert {"logs", "logs/old", "logs/old/worker-0.log", "sub"} <= paths
     assert not [path for path in paths if "job" in path or ".git" in path or "dmltrain" in path]
-
-
-def test_a_destination_inside_the_source_is_not_copied_into_itself(source):
     for _ in range(2):
         copy(source, source / "copy", leave_out=[source / "copy"])
     assert not (source / "copy" / "copy").exists()
@@ -224,6 +237,10 @@ def notes(sync: Sync) -> list[str]:
     return list(sync.hosts["h1"].notes)
 
 
+REMOVED = "removed {}: copied there earlier, and gone from this folder"
+REPLACED = "replaced {}: changed there since the last copy, or never copied there"
+
+
 def test_what_was_copied_and_is_gone_from_the_source_is_removed_and_nothing_else(source, tmp_path):
     to = fill(tmp_path / "to", {"lib/deep/a.txt": "a", "own": "mine"})  # one that a copy finds, and never copies
     (source / "link").symlink_to("train.py")
@@ -234,8 +251,7 @@ def test_what_was_copied_and_is_gone_from_the_source_is_removed_and_nothing_else
         shutil.rmtree(source / name)
     (source / "link").unlink()
     sync, _ = copy(source, to)
-    gone = "half/c, link, old/deep/b, old/module.py"
-    assert notes(sync) == [f"removed {gone}: copied there earlier, and gone from this folder"]
+    assert notes(sync) == [REMOVED.format("half/c, link, old/deep/b, old/module.py")]
     kept = {b"half", b"half/result", b"own", b"lib/deep", b"lib/deep/a.txt"}
     assert tree(to).keys() == tree(source).keys() | kept
     assert notes(copy(source, to)[0]) == []
@@ -249,7 +265,7 @@ def test_what_is_only_left_out_now_stays(source, tmp_path):
     (source / "data/new").unlink()
     sync, _ = copy(source, to, excludes=["*.txt"])
     assert (to / "data/big").exists() and (to / "notes.txt").exists() and (to / "lib/deep/a.txt").exists()
-    assert notes(sync) == ["removed data/new: copied there earlier, and gone from this folder"]
+    assert notes(sync) == [REMOVED.format("data/new")]
 
 
 def test_what_has_changed_since_the_copy_is_not_removed(source, tmp_path):
@@ -257,16 +273,15 @@ def test_what_has_changed_since_the_copy_is_not_removed(source, tmp_path):
     (source / "link").symlink_to("train.py")
     fill(source, {"a": "1", "b": "2", "c/d": "3"})
     copy(source, to)
+    for folder in (source, to):
+        for name in ("b", "link"):
+            (folder / name).unlink()
+        shutil.rmtree(folder / "c")
+    (source / "a").unlink()
     (to / "a").write_text("5")  # as long as before
-    (to / "b").unlink()
     (to / "b").mkdir()
-    (to / "link").unlink()
     (to / "link").symlink_to("lib")
-    shutil.rmtree(to / "c")
     (to / "c").symlink_to(source / "lib")
-    for name in ("a", "b", "link"):
-        (source / name).unlink()
-    shutil.rmtree(source / "c")
     sync, _ = copy(source, to)
     assert notes(sync) == ["kept a, b, c, link: gone from this folder, but changed there since the last copy"]
     assert (to / "a").read_text() == "5" and (to / "b").is_dir() and os.readlink(to / "link") == "lib"
@@ -289,56 +304,32 @@ def test_a_folder_takes_the_place_of_a_file_that_was_copied_and_the_other_way_ro
 
 def test_a_file_that_changed_there_is_replaced_with_a_word(source, tmp_path):
     to = fill(tmp_path / "to", {"train.py": "from elsewhere", "lib/own.py": ""})
-    assert notes(copy(source, to)[0])[1:] == [
-        "replaced train.py: changed there since the last copy, or never copied there"
-    ]
+    assert notes(copy(source, to)[0])[1:] == [REPLACED.format("train.py")]
     (to / "lib/net.py").write_text("y = 5\n")  # as long as before
     (source / "empty").write_text("changed here")
-    sync, _ = copy(source, to)
-    assert notes(sync) == ["replaced lib/net.py: changed there since the last copy, or never copied there"]
+    assert notes(copy(source, to)[0]) == [REPLACED.format("lib/net.py")]
     assert tree(to).items() >= tree(source).items()
 
 
-CHECKPOINTS = [
-    "run/r8-0003.pt",
-    "m-0001.params",
-    "m-symbol.json",
-    "r8-0002.npz",
-    "state.server-0",
-    "LAST.CKPT",
-    "a\nb.pth",
-]
+WRITTEN = ["run/r8-0003.pt", "m-0001.params", "m-symbol.json", "r8-0002.npz", "state.server-0", "LAST.CKPT", "a\nb.pth"]
 
 
-def test_a_checkpoint_that_the_job_wrote_is_never_replaced(source, tmp_path):
+def test_a_checkpoint_that_the_job_wrote_is_never_replaced_but_one_that_is_as_it_was_copied(source, tmp_path):
     to = tmp_path / "to"
-    fill(source, dict.fromkeys(CHECKPOINTS, "epoch 3 of the source"))
+    fill(source, dict.fromkeys(WRITTEN, "epoch 3 of the source") | {"run/last.pt": "epoch 3"})
     copy(source, to)
-    fill(to, dict.fromkeys(CHECKPOINTS, "epoch 9 of the job"))
-    fill(source, {"run/r8-0003.pt": "another epoch 3"})
-    fill(to, {"never.pt": "of the job"})
-    fill(source, {"never.pt": "of the source"})
+    fill(to, dict.fromkeys(WRITTEN, "epoch 9 of the job") | {"never.pt": "of the job"})
+    fill(source, {"run/r8-0003.pt": "another epoch 3", "never.pt": "of the source", "run/last.pt": "epoch 9"})
     sync, agent = copy(source, to)
-    assert notes(sync) == [
-        "kept LAST.CKPT, 'a\\nb.pth', m-0001.params, m-symbol.json, never.pt and 3 more: checkpoints that changed "
-        "there since they were copied, or were written there; remove them there to get those of this folder"
-    ]
-    assert {(to / name).read_text() for name in CHECKPOINTS} == {"epoch 9 of the job"}
-    assert not agent.files
-    assert notes(copy(source, to)[0]) == notes(sync), "said each time"
-    for name in CHECKPOINTS:
+    (said,) = notes(sync)
+    assert said.startswith("kept LAST.CKPT, 'a\\nb.pth', m-0001.params, m-symbol.json, never.pt and 3 more: ")
+    assert {(to / name).read_text() for name in WRITTEN} == {"epoch 9 of the job"}
+    assert len(agent.files) == 1 and (to / "run/last.pt").read_text() == "epoch 9"
+    assert notes(copy(source, to)[0]) == [said], "each time"
+    for name in WRITTEN:
         (to / name).unlink()
     copy(source, to)
     assert (to / "run/r8-0003.pt").read_text() == "another epoch 3"
-
-
-def test_a_checkpoint_that_is_as_it_was_copied_is_replaced(source, tmp_path):
-    to = tmp_path / "to"
-    fill(source, {"run/last.pt": "epoch 3"})
-    copy(source, to)
-    fill(source, {"run/last.pt": "epoch 9"})
-    assert notes(copy(source, to)[0]) == []
-    assert (to / "run/last.pt").read_text() == "epoch 9"
 
 
 DAMAGES = {
@@ -366,7 +357,7 @@ def test_a_damaged_list_removes_nothing_and_is_written_anew(source, tmp_path, da
     assert notes(copy(source, to)[0]) == []
     assert (to / "empty").exists()
     (source / "new").unlink()
-    assert notes(copy(source, to)[0]) == ["removed new: copied there earlier, and gone from this folder"]
+    assert notes(copy(source, to)[0]) == [REMOVED.format("new")]
 
 
 def test_a_list_that_is_no_file_of_ours_counts_as_none(source, tmp_path):
@@ -404,36 +395,27 @@ def test_a_copy_that_was_cut_off_knows_what_it_had_begun(source, tmp_path):
     agent.receiver.finish()
     assert (to / "late").exists() and (to / "train.py").read_text() == "print(1)\n"
     (source / "late").unlink()
-    assert notes(copy(source, to)[0]) == ["removed late: copied there earlier, and gone from this folder"]
+    assert notes(copy(source, to)[0]) == [REMOVED.format("late")]
     assert tree(to) == tree(source)
 
 
 def test_agents_that_share_a_folder_share_its_list(source, tmp_path):
     """One copies x while the other, which has read the list before, is about to copy y."""
-    to, digest = tmp_path / "to", hashlib.sha256(b"abc").hexdigest()
+    to = tmp_path / "to"
     copy(source, to)
     slow, fast = Agent("h1"), Agent("h2")
     slow.write(message(do="sync", to=str(to)))
-    rows = [[0, "file", "y", 0o644, 0, 3, digest], *every(source)]
-    slow.receiver.begin(decode_command(message(do="entries", entries=rows, last=True)))
+    entries = [row(0, "y"), *rows_of(source)]
+    slow.receiver.begin(decode_command(message(do="entries", entries=entries, last=True)))
     slow.receiver.clock = iter(range(10**6)).__next__  # each step ends at once
     assert slow.receiver.step()
-    announce(fast, to, [[0, "file", "x", 0o644, 0, 3, digest], *every(source)])
-    fast.write(message(do="file", entry=0, bytes=3) + b"abc")
-    assert fast.last("synced")["files"] == 1
+    announce(fast, to, [row(0, "x"), *rows_of(source)])
+    fast.write(file(0, b"abc"))
     while slow.receiver.step():
         pass
-    slow.write(message(do="file", entry=0, bytes=3) + b"abc")
-    assert slow.last("synced")["files"] == 1
-    assert notes(copy(source, to)[0]) == ["removed x, y: copied there earlier, and gone from this folder"]
-
-
-def every(source: Path) -> list[list]:
-    """The rows of all entries of the folder, numbered from 10."""
-    return [
-        [number, each.kind, each.path, each.mode, each.mtime, each.size, each.sha256 or each.target]
-        for number, each in enumerate(manifest(source).entries, 10)
-    ]
+    slow.write(file(0, b"abc"))
+    assert fast.last("synced")["files"] == slow.last("synced")["files"] == 1
+    assert notes(copy(source, to)[0]) == [REMOVED.format("x, y")]
 
 
 def test_paths_to_remove_that_nobody_asked_about_are_refused_or_left_alone(source, tmp_path):
@@ -443,9 +425,9 @@ def test_paths_to_remove_that_nobody_asked_about_are_refused_or_left_alone(sourc
     assert "paths to remove that it was not asked about" in agent.last("refused")["message"]
     copy(source, to)
     agent = Agent()
-    assert announce(agent, to, every(source)[1:]) == {"event": "missing", "paths": ["empty"], "last": True}
+    assert announce(agent, to, rows_of(source)[1:]) == {"event": "missing", "paths": ["empty"], "last": True}
     agent.write(message(do="remove", paths=["own", "empty", "train.py"], last=True))
-    assert agent.last("synced")["notes"] == ["removed empty: copied there earlier, and gone from this folder"]
+    assert agent.last("synced")["notes"] == [REMOVED.format("empty")]
     assert (to / "own").exists() and (to / "train.py").exists()
     agent.write(message(do="remove", paths=["own"], last=True))
     assert agent.last("refused")["code"] == 125
@@ -497,43 +479,9 @@ def test_any_tree_arrives_and_takes_the_place_of_another(tmp_path_factory, first
 # -- what is ignored -------------------------------------------------------------------------------------------------
 
 PATTERNS = (
-    "a",
-    "/a",
-    "a/",
-    "b/*",
-    "!b/a",
-    "**/x.o",
-    "*.o",
-    "!keep",
-    "data/**",
-    "!data/keep",
-    "a/**/b",
-    "build/",
-    "!build/",
-    "# c",
-    "\\#h",
-    "\\!b",
-    "*",
-    "!*/",
-    "!a",
-    "?",
-    "[ab]",
-    "[!ab]",
-    "a b",
-    "a\\ b",
-    "e \\ ",
-    "e ",
-    "/b/a",
-    "**",
-    "**/b/**",
-    "data/**/",
-    "n*",
-    "[z-a]",
-    "!",
-    "/",
-    "",
-    "a\r",
-)
+    r"a|/a|a/|b/*|!b/a|**/x.o|*.o|!keep|data/**|!data/keep|a/**/b|build/|!build/|# c|\#h|\!b|*|!*/|!a|?|[ab]|[!ab]|"
+    r"a b|a\ b|e \ |e |/b/a|**|**/b/**|data/**/|n*|[z-a]|!|/||" + "a\r"
+).split("|")
 
 
 def grow(folder: Path, dice: random.Random, depth: int = 0) -> None:
@@ -587,13 +535,8 @@ def test_a_folder_that_the_repository_ignores_is_copied_when_it_is_the_one(tmp_p
 
 def test_sync_exclude_wins_over_gitignore(source):
     fill(source, {".gitignore": "*.txt\n", "big.ckpt": ""})
-    assert files(manifest(source, ["*.ckpt", "!a.txt"])) == {
-        ".gitignore",
-        "empty",
-        "lib/deep/a.txt",
-        "lib/net.py",
-        "train.py",
-    }
+    copied = {".gitignore", "empty", "lib/deep/a.txt", "lib/net.py", "train.py"}
+    assert files(manifest(source, ["*.ckpt", "!a.txt"])) == copied
     with pytest.raises(LaunchError, match=r"--sync-exclude !: expected a pattern"):
         manifest(source, ["!"])
 
@@ -626,34 +569,26 @@ class Meddling:
         sync.take(event)
 
 
-def test_a_file_that_changes_meanwhile_is_sent_anew_to_all(source, tmp_path):
-    meddling, sync = Meddling(source / "train.py", 1), Sync(source, partial(manifest, source), ["h1", "h2", "h3"])
-    agents = [Agent(host, partial(meddling.tell, sync)) for host in sync.hosts]
-    assert len(in_threads(sync, agents, tmp_path)) == 3
-    for agent in agents:
-        assert tree(tmp_path / agent.host) == tree(source)
-    assert any(event.get("changed") for agent in agents for event in agent.events)
-
-
 def test_no_copy_is_over_before_all_hosts_have_the_same(source, tmp_path):
-    """What changes while it goes to the last host goes to the first again."""
-    sync = Sync(source, partial(manifest, source), ["h1", "h2"])
-    first = Agent("h1", sync.take)
-    second = Agent("h2", partial(Meddling(source / "train.py", 1).tell, sync))
-    copying = threading.Thread(target=sync.copy, args=("h1", str(tmp_path / "h1"), first.write))
-    copying.start()
-    copying.join(0.2)
-    assert copying.is_alive(), "it waits for h2"
-    assert sync.copy("h2", str(tmp_path / "h2"), second.write)
-    copying.join(SECONDS)
-    assert not copying.is_alive()
-    assert tree(tmp_path / "h1") == tree(tmp_path / "h2") == tree(source)
+    """What changes while it goes to the last host goes to the first ones again."""
+    sync = Sync(source, partial(manifest, source), ["h1", "h2", "h3"])
+    agents = [Agent(host, sync.take) for host in sync.hosts]
+    agents[2].tell = partial(Meddling(source / "train.py", 1).tell, sync)
+    with ThreadPoolExecutor(2) as pool:
+        copying = [pool.submit(sync.copy, each.host, str(tmp_path / each.host), each.write) for each in agents[:2]]
+        for agent in agents[:2]:
+            wait_for(lambda agent=agent: agent.events and agent.events[-1]["event"] == "synced", "its files")
+        assert not any(each.done() for each in copying), "they wait for h3"
+        assert sync.copy("h3", str(tmp_path / "h3"), agents[2].write)
+        assert all(each.result() for each in copying)
+    assert all(tree(tmp_path / host) == tree(source) for host in sync.hosts)
+    assert any(event.get("changed") for event in agents[2].events)
 
 
 def test_a_file_that_keeps_changing_is_named(source, tmp_path):
     meddling, sync = Meddling(source / "train.py", 99), Sync(source, partial(manifest, source), ["h1"])
     agent = Agent(tell=partial(meddling.tell, sync))
-    with pytest.raises(LaunchError, match=r"train.py: keeps changing while it is copied .* --sync-exclude"):
+    with pytest.raises(LaunchError, match=r"train.py: keeps changing .* --sync-exclude"):
         sync.copy("h1", str(tmp_path / "to"), agent.write)
     assert not (tmp_path / "to/train.py").exists()
     assert (tmp_path / "to/lib/net.py").exists()
@@ -690,20 +625,6 @@ def test_a_file_that_cannot_be_read_is_named(source):
     (source / "train.py").chmod(0)
     with pytest.raises(LaunchError, match="cannot read .*train.py to copy it: Permission denied; .*--sync-exclude"):
         manifest(source)
-
-
-def in_threads(sync: Sync, agents: list[Agent], to: Path) -> list[str]:
-    done: list[str | None] = []
-    threads = [
-        threading.Thread(target=lambda each=each: done.append(sync.copy(each.host, str(to / each.host), each.write)))
-        for each in agents
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive()
-    return [each for each in done if each is not None]
 
 
 # -- the same folder -------------------------------------------------------------------------------------------------
@@ -752,8 +673,8 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
 
 def test_an_interrupted_copy_leaves_no_partial_file_and_resumes(tmp_path):
     source, to = tmp_path / "source", tmp_path / "to"
+    source.mkdir()
     for number in range(5):
-        (source / str(number)).parent.mkdir(exist_ok=True)
         (source / str(number)).write_bytes(os.urandom(WRITE_BYTES))
     agent, went = Agent(), 0
 
@@ -773,7 +694,7 @@ def test_an_interrupted_copy_leaves_no_partial_file_and_resumes(tmp_path):
     offer(found, range(5), agent.write)
     with pytest.raises(CutOff):
         push(found, agent.last("wanted")["entries"], write, lambda count: None)
-    assert [name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]  # the half one
+    assert temporary(to), "the half one"
     agent.receiver.finish()
     there = names(to)
     assert 1 <= len(there) <= 3
@@ -786,24 +707,19 @@ def test_an_interrupted_copy_leaves_no_partial_file_and_resumes(tmp_path):
 def test_what_a_killed_agent_left_is_removed_and_what_another_writes_is_not(source, tmp_path):
     to = fill(tmp_path / "to", {os.fsdecode(PREFIX + b"left"): "half a file"})
     other = Agent()
-    rows = [[0, "file", "slow", 0o644, 0, 3, hashlib.sha256(b"abc").hexdigest()]]
-    announce(other, to, rows)
-    other.write(message(do="file", entry=0, bytes=2) + b"ab")
+    announce(other, to, [row(0, "slow")])
+    other.write(file(0, b"ab"))
     copy(source, to)
-    assert len([name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]) == 1
-    other.write(message(do="file", entry=0, bytes=1) + b"c")
+    assert len(temporary(to)) == 1
+    other.write(file(0, b"c"))
     assert (to / "slow").read_text() == "abc"
-    assert not [name for name in os.listdir(to) if name.startswith(os.fsdecode(PREFIX))]
+    assert not temporary(to)
 
 
 def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tmp_path):
     before = descriptors()
-    for ends in (
-        b"",
-        message(do="entries", entries=[[0, "file", "x", 0o644, 0, 3, NO_HASH]], last=True),
-        message(do="entries", entries=[[0, "file", "../x", 0o644, 0, 3, NO_HASH]], last=True),
-        message(do="same"),
-    ):
+    entries = [message(do="entries", entries=[row(0, name)], last=True) for name in ("x", "../x")]
+    for ends in (b"", *entries, message(do="same")):
         agent = Agent()
         agent.write(message(do="sync", to=str(tmp_path / "to")) + ends)
         if not ends:
@@ -817,18 +733,12 @@ def test_a_copy_that_is_ended_early_leaves_no_probe_and_no_descriptor(source, tm
 
 
 LIES = {  # answers to Sync and to the last Entries; what is wrong with them
-    "a file that there is not": ([events.Wanted("h1", (9,), 0, True)], "the agent on h1 names file 9 of 6"),
-    "too many files": ([events.Wanted("h1", (0,), 0, False)] * 7, "the agent on h1 requests more files than there are"),
-    "a path outside": (
-        [events.Missing("h1", ("train.py", "../secret"), True)],
-        "the agent on h1 asks about a path outside of the copied folder",
-    ),
-    "any path of this machine": ([events.Missing("h1", ("/etc/shadow",), True)], "asks about a path outside"),
-    "another answer": ([events.Opened("h1", "/", "")], "the agent on h1 sent Opened; expected Missing or Wanted"),
-    "a change of nothing": (
-        [events.Wanted("h1", (), 0, True), events.Synced("h1", 0, 0, (6,), ())],
-        "the agent on h1 names file 6 of 6",
-    ),
+    "a file that there is not": ([events.Wanted("h1", (9,), 0, True)], "file 9 of 6"),
+    "too many files": ([events.Wanted("h1", (0,), 0, False)] * 7, "more files than there are"),
+    "a path outside": ([events.Missing("h1", ("train.py", "../secret"), True)], "a path outside"),
+    "any path of this machine": ([events.Missing("h1", ("/etc/shadow",), True)], "a path outside"),
+    "another answer": ([events.Opened("h1", "/", "")], "sent Opened; expected Missing or Wanted"),
+    "a change of nothing": ([events.Wanted("h1", (), 0, True), events.Synced("h1", 0, 0, (6,), ())], "file 6 of 6"),
 }
 
 
@@ -841,7 +751,7 @@ def test_a_lying_agent_ends_the_copy(source, lie):
         answers = [events.Opened("h1", "/to", "")] if b'"sync"' in data else said
         threading.Thread(target=lambda: [sync.take(each) for each in answers], daemon=True).start()
 
-    with pytest.raises(LaunchError, match=reason) as refused:
+    with pytest.raises(LaunchError, match=f"the agent on h1 .*{reason}") as refused:
         sync.copy("h1", "/to", write)
     assert refused.value.code == 125
 
@@ -855,89 +765,49 @@ def test_answers_that_nobody_asked_for_are_refused(source):
     sync.take(Refused("h1", "it cannot", 2))  # which needs no room
 
 
-def test_a_copy_of_very_many_entries_is_refused(tmp_path):
+def test_very_many_entries_and_entries_without_a_destination_are_refused(tmp_path):
     agent = Agent()
     agent.receiver.most = 2
     said = announce(agent, tmp_path, [[number, "folder", f"f{number}", 0, 0, 0, ""] for number in range(3)])
-    assert (
-        said["event"] == "refused" and "more than 2 files, folders and links to copy to h1: exclude" in said["message"]
-    )
-
-
-def test_entries_without_a_destination_are_refused():
+    assert said["event"] == "refused" and "more than 2 files" in said["message"] and "h1" in said["message"]
     agent = Agent()
-    agent.write(message(do="entries", entries=[[0, "file", "x", 0o644, 0, 3, NO_HASH]], last=True))
-    assert agent.last("refused") == {
-        "event": "refused",
-        "message": "the launcher sent h1 entries to copy before the folder to copy to",
-        "code": 125,
-    }
+    agent.write(message(do="entries", entries=[row(0, "x")], last=True))
+    said = agent.last("refused")
+    assert "before the folder" in said["message"] and "h1" in said["message"] and said["code"] == 125
 
 
 def test_a_file_that_gives_way_to_another_or_comes_otherwise_is_dropped_and_can_be_announced_anew(tmp_path):
-    rows = [
-        [number, "file", name, 0o200, 0, 3, hashlib.sha256(b"abc").hexdigest()] for number, name in enumerate("vwxyz")
-    ]
+    rows = [row(number, name, mode=0o200) for number, name in enumerate("vwxyz")]
     agent = Agent()
     assert announce(agent, tmp_path, rows) == {"event": "wanted", "entries": [0, 1, 2, 3, 4], "bytes": 15, "last": True}
-    agent.write(message(do="file", entry=1, bytes=2) + b"ab")
-    agent.write(message(do="file", entry=0, bytes=2) + b"ab" + message(do="file", entry=0, bytes=1) + b"c")
-    agent.write(message(do="file", entry=2, bytes=3) + b"xyz")
-    agent.write(message(do="file", entry=3, bytes=1) + b"a" + message(do="file", entry=3, bytes=0, gone=True))
+    agent.write(file(1, b"ab") + file(0, b"ab") + file(0, b"c") + file(2, b"xyz") + file(3, b"a"))
+    agent.write(file(3, b"", gone=True))
     assert agent.events[-1]["event"] == "wanted", "one is still to come"
-    agent.write(message(do="file", entry=4, bytes=3) + b"abc")
+    agent.write(file(4, b"abc"))
     assert agent.last("synced") == {"event": "synced", "files": 2, "bytes": 6, "changed": [1, 2, 3], "notes": []}
     assert names(tmp_path) == ["v", "z"]
     assert stat.S_IMODE(os.stat(tmp_path / "v").st_mode) == 0o600, "its owner can read it"
     agent.write(message(do="entries", entries=[rows[1]], last=True))
     assert agent.last("wanted")["entries"] == [1]
-    agent.write(message(do="file", entry=1, bytes=3) + b"abc")
+    agent.write(file(1, b"abc"))
     assert agent.last("synced") == {"event": "synced", "files": 1, "bytes": 3, "changed": [], "notes": []}
     assert (tmp_path / "w").read_bytes() == b"abc"
-
-
-def test_modes_and_times_of_what_is_here_already_are_corrected(tmp_path):
-    to = fill(tmp_path / "to", {"same": "abc"})
-    (to / "link").symlink_to("same")
-    inode = (to / "same").stat().st_ino
-    digest = hashlib.sha256(b"abc").hexdigest()
-    rows = [[0, "file", "same", 0o750, 10**18 + 7, 3, digest], [1, "link", "link", 0, 10**18 + 9, 0, "same"]]
-    assert answer(to, rows)["event"] == "synced"
-    found = (to / "same").stat()
-    assert (found.st_ino, stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (inode, 0o750, 10**18 + 7)
-    assert (to / "link").lstat().st_mtime_ns == 10**18 + 9
-
-
-def test_what_is_no_file_gives_way_to_one_and_is_never_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe")  # to open it for reading would wait for a writer
-    (tmp_path / "link").symlink_to("elsewhere")
-    digest = hashlib.sha256(b"").hexdigest()
-    agent = Agent()
-    announce(agent, tmp_path, [[0, "file", "pipe", 0o644, 0, 0, digest], [1, "file", "link", 0o644, 0, 0, digest]])
-    assert agent.last("wanted")["entries"] == [0, 1]
-    for entry in (0, 1):
-        agent.write(message(do="file", entry=entry, bytes=0))
-    assert agent.last("synced")["files"] == 2
-    assert all(stat.S_ISREG((tmp_path / name).lstat().st_mode) for name in ("pipe", "link"))
 
 
 def test_only_what_cannot_be_executed_matters_of_a_file_that_can_only_be_read(tmp_path, read_only):
     to = read_only(fill(tmp_path / "to", {"tool": "abc"}))
     os.chmod(tmp_path / "to/tool", 0o644)
-    digest = hashlib.sha256(b"abc").hexdigest()
-    assert answer(to, [[0, "file", "tool", 0o600, 5, 3, digest]])["event"] == "synced"
-    said = answer(to, [[0, "file", "tool", 0o755, 5, 3, digest]])
+    assert answer(to, [row(0, "tool", 0o600, 5)])["event"] == "synced"
+    said = answer(to, [row(0, "tool", 0o755, 5)])
     assert said["event"] == "refused" and "Read-only file system" in said["message"]
 
 
 def test_a_folder_that_is_another_disk_gets_its_files_there(tmp_path, small):
-    to = small.parent
-    digest = hashlib.sha256(b"abc").hexdigest()
     agent = Agent()
-    announce(agent, to, [[0, "file", "small/x", 0o644, 0, 3, digest]])
-    agent.write(message(do="file", entry=0, bytes=1) + b"a")
-    assert [name for name in os.listdir(small) if name.startswith(os.fsdecode(PREFIX))]
-    agent.write(message(do="file", entry=0, bytes=2) + b"bc")
+    announce(agent, small.parent, [row(0, "small/x")])
+    agent.write(file(0, b"a"))
+    assert temporary(small)
+    agent.write(file(0, b"bc"))
     assert agent.last("synced")["files"] == 1 and os.listdir(small) == ["x"]
     agent.receiver.finish()
 
@@ -952,34 +822,28 @@ def test_a_link_that_cannot_take_its_name_leaves_nothing(tmp_path):
 
 
 def test_a_temporary_name_that_leads_elsewhere_is_not_taken_for_a_left_file(tmp_path):
-    outside = tmp_path / "outside"
-    outside.write_text("kept")
     to = tmp_path / "to"
+    fill(tmp_path, {"outside": "kept"})
     (to / os.fsdecode(PREFIX + b"folder")).mkdir(parents=True)
-    (to / os.fsdecode(PREFIX + b"link")).symlink_to(outside)
+    (to / os.fsdecode(PREFIX + b"link")).symlink_to(tmp_path / "outside")
     Destination(os.fsencode(to), "h1").remove_left()
-    assert len(os.listdir(to)) == 2 and outside.read_text() == "kept"
+    assert len(temporary(to)) == 2 and (tmp_path / "outside").read_text() == "kept"
 
 
 def test_a_name_that_is_no_text_is_shown_in_one_line():
-    assert shown(b"plain") == "plain"
-    assert shown(b"two\nlines") == "'two\\nlines'"
-    assert shown(b"\xff") == "\\xff"
+    assert [shown(name) for name in (b"plain", b"two\nlines", b"\xff")] == ["plain", "'two\\nlines'", "\\xff"]
 
 
 def test_cancelling_and_a_broken_channel_end_the_copy_with_nothing(source, tmp_path):
-    sync = Sync(source, partial(manifest, source), ["h1", "h2"])
-    done: list[str | None] = []
-    waits = threading.Thread(target=lambda: done.append(sync.copy("h1", str(tmp_path), lambda data: None)))
-    waits.start()
-
     def broken(data: bytes) -> None:
         raise BrokenPipeError
 
-    assert sync.copy("h2", str(tmp_path), broken) is None
-    sync.cancel()
-    waits.join(SECONDS)
-    assert done == [None]
+    sync = Sync(source, partial(manifest, source), ["h1", "h2"])
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(sync.copy, "h1", str(tmp_path), lambda data: None)
+        assert sync.copy("h2", str(tmp_path), broken) is None
+        sync.cancel()
+        assert waits.result() is None
     with pytest.raises(Over):
         manifest(source, cancelled=lambda: True)
 
@@ -987,11 +851,11 @@ def test_cancelling_and_a_broken_channel_end_the_copy_with_nothing(source, tmp_p
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "a//x", "a/./x", "", ".", "a\0b"])
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "a//x", "a/./x", "", ".", "a\0b", "\ud800"])
 def test_a_path_that_leads_out_is_refused(tmp_path, path):
-    said = announce(Agent(), tmp_path / "to", [[0, "file", path, 0o644, 0, 0, NO_HASH]])
+    said = announce(Agent(), tmp_path / "to", [row(0, path)])
     assert said["event"] == "refused" and said["code"] == 125
-    assert "expected a relative path" in said["message"]
+    assert "expected a relative path" in said["message"] or path == "\ud800"
     assert os.listdir(tmp_path) == ["to"]
 
 
@@ -999,17 +863,15 @@ def test_a_path_that_leads_out_is_refused(tmp_path, path):
 def test_a_link_on_the_way_is_never_followed(source, tmp_path, inside):
     to, outside = tmp_path / "to", tmp_path / "outside"
     outside.mkdir()
-    to.mkdir()
-    (to / "real").mkdir()
+    (to / "real").mkdir(parents=True)
     (to / "lib").symlink_to("real" if inside else outside)
-    with pytest.raises(LaunchError, match=r"to/lib is a link on h1, but a folder in the copied folder: remove it"):
+    with pytest.raises(LaunchError, match=r"to/lib is a link on h1"):
         copy(source, to)
-    said = announce(Agent(), to, [[0, "file", "lib/x", 0o644, 0, 0, NO_HASH]])  # without the folder's own row
+    said = announce(Agent(), to, [row(0, "lib/x")])  # without the folder's own row
     assert said["event"] == "refused" and "a folder of its path is a link or a file there" in said["message"]
-    rows = [[0, "link", "way", 0, 0, 0, str(outside)], [1, "file", "way/x", 0o644, 0, 1, NO_HASH]]
     agent = Agent()
-    announce(agent, to, rows)
-    agent.write(message(do="file", entry=1, bytes=1) + b"x")
+    announce(agent, to, [[0, "link", "way", 0, 0, 0, str(outside)], row(1, "way/x")])
+    agent.write(file(1, b"x"))
     assert agent.last("refused")["code"] == 2
     assert os.listdir(outside) == os.listdir(to / "real") == []
 
@@ -1023,9 +885,7 @@ def test_a_folder_and_a_file_of_one_name_are_refused_before_anything_is_written(
 
 def test_a_destination_that_cannot_be_made_is_refused(source, tmp_path):
     fill(tmp_path, {"file": ""})
-    with pytest.raises(
-        LaunchError, match="cannot create the folder .*file/to on h1 to copy to: Not a directory; choose another"
-    ):
+    with pytest.raises(LaunchError, match="create the folder .*file/to on h1 .* Not a directory"):
         copy(source, tmp_path / "file" / "to")
     with pytest.raises(LaunchError, match="--sync-dst-dir here on h1: expected an absolute path"):
         copy(source, Path("here"))
@@ -1040,19 +900,17 @@ def test_a_destination_in_the_home_folder(source, tmp_path, monkeypatch):
 
 def test_nonsense_is_refused_and_what_follows_it_is_passed_over(tmp_path):
     agent = Agent()
-    announce(agent, tmp_path, [[0, "file", "x", 0o644, 0, 3, NO_HASH]])
-    agent.write(message(do="file", entry=7, bytes=3) + b"abc" + message(do="file", entry=0, bytes=3) + b"abc")
+    announce(agent, tmp_path, [row(0, "x")])
+    agent.write(file(7, b"abc") + file(0, b"abc"))
     assert [event["event"] for event in agent.events] == ["destination", "wanted", "refused"]
     assert agent.last("refused")["code"] == 125
     assert names(tmp_path) == []
     for rows in ([["x"]], [[0, "file", 5, 0, 0, 0, ""]], None):
-        with pytest.raises(ProtocolError, match="field 'entries' of message 'entries' is .*; expected a list of "):
+        with pytest.raises(ProtocolError, match="field 'entries' of message 'entries'"):
             announce(Agent(), tmp_path, rows)
-    for path in ("\ud800", "a\0b"):
-        assert announce(Agent(), tmp_path, [[0, "file", path, 0, 0, 0, ""]])["code"] == 125
     agent = Agent()
-    announce(agent, tmp_path, [[0, "file", "x", 0o644, 0, 3, NO_HASH]])
-    agent.write(message(do="file", entry=0, bytes=4) + b"abcd")
+    announce(agent, tmp_path, [row(0, "x")])
+    agent.write(file(0, b"abcd"))
     assert "more bytes of x than announced" in agent.last("refused")["message"]
 
 
@@ -1070,7 +928,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def test_no_room_is_refused_before_anything_is_written(source, small):
     (source / "big").write_bytes(bytes(3 << 19))  # 1.5 MiB, and 4 small files of a page each
-    with pytest.raises(LaunchError, match=r"not enough space in .*small on h1: 1.5 MiB needed, 1.0 MiB free; ") as said:
+    with pytest.raises(LaunchError, match=r"small on h1: 1.5 MiB needed, 1.0 MiB free; ") as said:
         copy(source, small)
     assert said.value.code == 2
     assert os.listdir(small) == []
@@ -1078,36 +936,34 @@ def test_no_room_is_refused_before_anything_is_written(source, small):
 
 def test_no_room_for_names_is_refused_before_anything_is_written(tmp_path, small):
     subprocess.run(["mount", "-o", "remount,nr_inodes=5", small], check=True)
-    rows = [[number, "file", f"f{number}", 0o644, 0, 0, NO_HASH] for number in range(4)]
+    rows = [row(number, f"f{number}", content=b"") for number in range(4)]
     said = answer(small, rows)  # one of the five is the folder's own, and one the list's
-    assert said["event"] == "refused" and "5 new files (inodes) needed, 4 free; free some there" in said["message"]
+    assert said["event"] == "refused" and "5 new files (inodes) needed, 4 free" in said["message"]
     assert answer(small, rows[:3])["event"] == "wanted"
 
 
-def test_a_file_needs_room_beside_the_one_that_it_replaces(source, small):
-    (source / "big").write_bytes(bytes(600 << 10))
+def test_what_is_replaced_gives_room_afterwards_unless_it_has_another_name(source, small):
+    def write(byte: bytes, one: int = 300 << 10) -> None:
+        (source / "one").write_bytes(byte * one)
+        (source / "two").write_bytes(byte * (300 << 10))
+
+    def refused() -> None:
+        with pytest.raises(LaunchError, match="0.6 MiB needed, 0.4 MiB free"):
+            copy(source, small)
+        assert {(small / name).read_bytes() for name in ("one", "two")} == {b"x" * (300 << 10)}
+
+    write(b"w")
     copy(source, small)
     copy(source, small)  # it has all, and needs no room
-    (source / "big").write_bytes(b"x" * (600 << 10))
-    with pytest.raises(LaunchError, match="0.6 MiB needed, 0.4 MiB free"):
-        copy(source, small)
-    assert (small / "big").read_bytes() == bytes(600 << 10)
-
-
-def test_what_is_replaced_gives_room_unless_it_has_another_name(source, small):
-    for name in ("one", "two"):
-        (source / name).write_bytes(bytes(300 << 10))
-    copy(source, small)
-    for name in ("one", "two"):
-        (source / name).write_bytes(b"x" * (300 << 10))
+    write(b"x")
     copy(source, small)  # 0.4 MiB are free: one after the other they fit
     assert (small / "two").read_bytes() == b"x" * (300 << 10)
+    write(b"x", 600 << 10)
+    refused()
     for name in ("one", "two"):
         os.link(small / name, small / f"kept-{name}")
-        (source / name).write_bytes(b"y" * (300 << 10))
-    with pytest.raises(LaunchError, match="0.6 MiB needed, 0.4 MiB free"):
-        copy(source, small)
-    assert (small / "one").read_bytes() == b"x" * (300 << 10)
+    write(b"y")
+    refused()
 
 
 def test_a_disk_that_fills_up_meanwhile_is_refused(source, small):
@@ -1119,14 +975,14 @@ def test_a_disk_that_fills_up_meanwhile_is_refused(source, small):
     push(found, agent.last("wanted")["entries"], agent.write, lambda count: None)
     said = agent.last("refused")
     assert "no space left on h1 while big in" in said["message"] and said["code"] == 2
-    assert "big" not in os.listdir(small) and not list(small.glob(".dmltrain-sync*"))
+    assert "big" not in os.listdir(small) and not temporary(small)
 
 
 # -- the wire --------------------------------------------------------------------------------------------------------
 
 
 def test_many_entries_are_announced_in_lines_of_64_kib():
-    entries = tuple(Entry(f"some/folder/file-{number}", "file", sha256=NO_HASH) for number in range(5000))
+    entries = tuple(Entry(f"some/folder/file-{number}", "file", sha256="0" * 64) for number in range(5000))
     writes: list[bytes] = []
     offer(Manifest(b"/", entries), range(5000), writes.append)
     assert len(writes) > 5 and max(map(len, writes)) <= LIST_BYTES + 100
@@ -1152,18 +1008,17 @@ def test_every_write_ends_with_a_message(tmp_path):
         while data := os.read(far, dice.randrange(1, 1 << 16)):
             agent.write(data)
 
-    reader = threading.Thread(target=read)
-    reader.start()
-
     def write(data: bytes) -> None:
         sizes.append(len(data))
         for view in (memoryview(data), memoryview(message(do="beat"))):
             while view:
                 view = view[os.write(near, view) :]
 
-    done = sync.copy("h1", str(to), write)
-    os.close(near)
-    reader.join(SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(read)
+        done = sync.copy("h1", str(to), write)
+        os.close(near)
+        reader.result()
     os.close(far)
     assert done == f"301 of 301 files, {sync.progress()[0] / 1e6:.1f} MB sent"
     assert tree(to) == tree(source)
