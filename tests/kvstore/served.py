@@ -5,7 +5,7 @@ import queue
 import socket
 import struct
 import threading
-import time
+
 from dataclasses import replace
 
 import numpy as np
@@ -15,22 +15,23 @@ from dmltrain.env import Environment
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.process import ServerProcess
 from dmltrain.kvstore.server.service import Service, allocator
-from dmltrain.kvstore.transport import handshake, link, message, rendezvous
+from dmltrain.kvstore.transport import handshake, link, message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Declare, Heartbeat, Key, Register, Shutdown
+from dmltrain.kvstore.transport.message import Declare, Heartbeat, Key, Leave, Register, Shutdown
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import NEVER, begun
+from tests.waiting import SECONDS
 
 ENVIRONMENT = Environment(role="server", num_workers=2, num_servers=1, job="job", key=b"key")
 ELASTIC = replace(ENVIRONMENT, num_workers=3, elastic=1)
 FIRST = View(1, 0, ((0,), (1,), (2,)), (0,))
-DEADLINE = 10.0
+DEADLINE = SECONDS
 MEMORY = 1 << 26  # bytes of an arena
 
 
@@ -186,8 +187,22 @@ def push(peer, values, view, shared=False, **fields):
         peer.push(values, **fields)
 
 
-def until(condition):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def expect_sum(peers, view, total, shared=False, clock=1):
+    """All these get the value, and have read it."""
+    for peer in peers:
+        header, value = peer.value()
+        assert (header.view, header.clock, value) == (view, clock, [total] * len(value))
+        if shared:
+            peer.send(Kind.RELEASE, wire.release([(header.key, 0, header.offset)]), view=view)
+
+
+def answered(peer, content, view=0):
+    """Send this message, and wait for its answer."""
+    peer.link.send(message.encode(content, view=view))
+    assert peer.answer()[0].kind == Kind.DONE
+
+
+def leave(peer, done=-1, view=0):
+    """In good order, and close the link."""
+    answered(peer, Leave(done), view)
+    peer.link.close()

@@ -25,8 +25,21 @@ from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.routes import Sharing
 from tests.kvstore.made import start
-from tests.kvstore.served import DEADLINE, ELASTIC, FIRST, Peer, Process, Server, heard, push, until
-from tests.kvstore.whole_job import NEVER
+from tests.kvstore.served import (
+    DEADLINE,
+    ELASTIC,
+    FIRST,
+    Peer,
+    Process,
+    Server,
+    answered,
+    expect_sum,
+    heard,
+    leave,
+    push,
+)
+from tests.kvstore.whole_job import NEVER, begun
+from tests.waiting import wait_for
 
 LOST = Lost(2, "frozen")
 SECOND = FIRST.without([2], base=1, lost=(LOST,))
@@ -77,13 +90,16 @@ def serve(shared):
         each.close()
 
 
-def expect_sum(peers, view, total, shared, clock=1):
-    """All these get the value, and have read it."""
-    for peer in peers:
-        header, value = peer.value()
-        assert (header.view, header.clock, value) == (view, clock, [total] * 4)
-        if shared:
-            peer.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=view)
+def push_sum(peers, view, shared, values=(10, 20, 300), clock=1):
+    """These push these values, and get the sum."""
+    for peer, value in zip(peers, values, strict=False):
+        push(peer, [value] * 4, view, shared, clock=clock)
+    expect_sum(peers, view, sum(values[: len(peers)]), shared, clock)
+
+
+def lost_by(server):
+    """The rank of the worker whose link the server reports as lost."""
+    return server.lost.get(timeout=DEADLINE).peer.index
 
 
 def joined(server, view=THIRD):
@@ -94,14 +110,17 @@ def joined(server, view=THIRD):
     return server.peer(0), server.peer(1), late
 
 
-@pytest.mark.parametrize("views", [[SECOND, THIRD], [AT_ONCE]], ids=["two views", "one view"])
+TWO_VIEWS_OR_ONE = pytest.mark.parametrize("views", [[SECOND, THIRD], [AT_ONCE]], ids=["two views", "one view"])
+
+
+@TWO_VIEWS_OR_ONE
 def test_a_replacement_takes_part_from_its_view_on(serve, shared, views):
     """It connects before the server has the view without the lost one, and is faster than the server."""
     server, last = serve(), views[-1].number
     first, second, third = (server.peer(rank) for rank in range(3))
     push(third, [1] * 4, 1, shared)
     third.link.close()
-    assert server.lost.get(timeout=DEADLINE).peer.index == 2
+    assert lost_by(server) == 2
     late = server.another(2)
     assert heard(late) == []
     declare(late, last, key(0), key(1))
@@ -112,11 +131,9 @@ def test_a_replacement_takes_part_from_its_view_on(serve, shared, views):
     for peer, value in ((first, 10), (second, 20)):
         push(peer, [value] * 4, last, shared)
     expect_sum((first, second, late), last, 330, shared)
-    for peer in (first, second, late):
-        push(peer, [1] * 4, last, shared, clock=2)
-    expect_sum((first, second, late), last, 3, shared, clock=2)
+    push_sum((first, second, late), last, shared, clock=2)
     late.link.close()
-    assert server.lost.get(timeout=DEADLINE).peer.index == 2, "the replacement is missed as any worker"
+    assert lost_by(server) == 2, "the replacement is missed as any worker"
 
 
 MORE = View(2, 1, ((0, 1, 3), (2,)), (0,), joined=(3,))
@@ -126,29 +143,23 @@ def test_a_worker_comes_in_addition(shared):
     """Before the server has a view. With its rank the host of the first two would have its relay."""
     server = Server(environment=replace(ELASTIC, max_workers=4), shared=shared)
     try:
-        for rank in range(3):
-            assert heard(server.peer(rank)) == []
-        late = server.another(3)
-        assert heard(late) == []
-        assert server.another(4).error() == "server 0: cut off worker 4: not a worker of this job, or already connected"
+        peers = [*(server.peer(rank) for rank in range(3)), server.another(3)]
+        assert [heard(peer) for peer in peers] == [[]] * 4
+        assert "cut off worker 4: not a worker of this job" in server.another(4).error()
         server.service.enter(FIRST)
         server.service.enter(MORE)
-        declare(late, 2, key(0))
-        assert late.answer()[0].kind == Kind.DONE
-        peers = [*(server.peer(rank) for rank in range(3)), late]
-        for rank, peer in enumerate(peers):
-            push(peer, [10**rank] * 4, 2, shared)
-        expect_sum(peers, 2, 1111, shared)
+        answered(peers[3], Declare("dist_sync", 0.0, (key(0),)), view=2)
+        push_sum(peers, 2, shared, (1, 10, 100, 1000))
     finally:
         server.close()
 
 
-@pytest.mark.parametrize("views", [[SECOND, THIRD], [AT_ONCE]], ids=["two views", "one view"])
+@TWO_VIEWS_OR_ONE
 def test_a_frozen_process_wakes_up_and_changes_nothing(serve, shared, views):
     """Its frames were in the server's memory already when its replacement joined."""
     blocked = Blocked()
     server, last = serve(other=blocked), views[-1].number
-    first, second, third = (server.peer(rank) for rank in range(3))
+    third = server.peer(2)
     third.send(Kind.PULL, view=1)
     offset, earlier = third.value()[0].offset, server.service._answers.outboxes[2].link
     third.send(Kind.READ_STATE, view=1)
@@ -158,33 +169,29 @@ def test_a_frozen_process_wakes_up_and_changes_nothing(serve, shared, views):
     if shared:
         third.send(Kind.RELEASE, wire.release([(0, 0, offset)]), view=1)
     third.link.send(message.encode(Leave(), view=1))
-    connecting, entered = threading.Event(), []
+    connecting = threading.Event()
 
     def replace():
-        entered.append(server.another(2))
+        late = server.another(2)
         connecting.set()
-        entered.append(heard(entered[0]))
+        assert heard(late) == []
+        return late
 
-    thread = threading.Thread(target=replace)
-    thread.start()
+    replacing = begun(replace)
     assert connecting.wait(DEADLINE)
     for view in views:
         server.service.enter(view)
-    thread.join(DEADLINE)
-    late, answers = entered
-    assert answers == []
+    late = replacing.result(DEADLINE)
     late.send(Kind.PULL, view=last)
     assert late.value()[0].offset == offset, "both read the same value"
     buffer = server.core.slices()[0, 0].value
     blocked.may_go_on.set()
-    until(lambda: earlier.sock.fileno() < 0)
+    wait_for(lambda: earlier.sock.fileno() < 0, "the link of the frozen process is closed")
     assert buffer.readers == (1 if shared else 0), "the replacement's"
     assert list(server.core.slices()) == [(0, 0), (1, 0)] and not server.core.workers.finished
-    for peer, value in ((first, 10), (second, 20), (late, 300)):
-        push(peer, [value] * 4, last, shared)
-    expect_sum((first, second, late), last, 330, shared)
+    push_sum((server.peer(0), server.peer(1), late), last, shared)
     late.link.close()
-    assert server.lost.get(timeout=DEADLINE).peer.index == 2 and server.lost.empty()
+    assert lost_by(server) == 2 and server.lost.empty()
 
 
 def test_a_process_that_is_frozen_while_it_sends_is_cut_off(serve):
@@ -193,9 +200,9 @@ def test_a_process_that_is_frozen_while_it_sends_is_cut_off(serve):
     slice_ = server.core.slices()[0, 0]
     (buffer,) = slice_.spare["value"]
     server.peer(2).link.send(Header(Kind.PUSH, 16, 1, 0, clock=1).pack() + bytes(5))
-    until(lambda: not slice_.spare["value"])
+    wait_for(lambda: not slice_.spare["value"], "the push is received")
     server.service.enter(SECOND)
-    until(lambda: slice_.spare["value"] == [buffer])
+    wait_for(lambda: slice_.spare["value"] == [buffer], "its memory is free")
     with pytest.raises(Closed):
         server.peer(2).link.read_header()
 
@@ -205,24 +212,34 @@ def test_a_second_process_with_the_rank_of_a_member_is_refused(serve, shared, mo
     server = serve()
     said = "server 0: cut off worker 2: not a worker of this job, or already connected"
     assert server.another(2).error() == said
-    for rank in range(3):
-        push(server.peer(rank), [1] * 4, 1, shared)
-    expect_sum([server.peer(rank) for rank in range(3)], 1, 3, shared)
+    push_sum([server.peer(rank) for rank in range(3)], 1, shared)
     server.service.enter(SECOND)
     server.service.enter(THIRD)
     late = server.another(2)
     assert heard(late) == [] and server.another(2).error() == said
 
 
-def test_a_replacement_that_leaves_before_its_view_is_missed_from_then_on(serve):
+def test_a_replacement_that_leaves_before_its_view_is_missed_from_then_on_but_not_if_in_good_order(serve):
     """Also if it has said nothing."""
     server = serve(SECOND)
     late = server.another(2)
-    until(lambda: 2 in server.service._answers.joining)
+    wait_for(lambda: 2 in server.service._answers.joining, "it joins")
     late.link.close()
     assert heard(server.peer(0)) == [] and server.lost.empty()
     server.service.enter(THIRD)
-    assert server.lost.get(timeout=DEADLINE).peer.index == 2
+    assert lost_by(server) == 2
+    server = serve(SECOND)
+    leave(server.another(2))
+    server.service.enter(THIRD)
+    assert heard(server.peer(0)) == [] and server.lost.empty() and not server.core.workers.finished
+
+
+def test_what_a_lost_worker_has_finished_does_not_count_for_its_replacement(serve):
+    server = serve()
+    answered(server.peer(2), Leave(), view=1)
+    assert server.core.workers.finished == {2}
+    server.service.enter(AT_ONCE)
+    assert not server.core.workers.finished
 
 
 def test_a_replacement_can_be_replaced_before_its_view_and_after(serve, shared):
@@ -230,37 +247,15 @@ def test_a_replacement_can_be_replaced_before_its_view_and_after(serve, shared):
     server = serve(SECOND)
     frozen = server.another(2)
     assert heard(frozen) == []
-    first, second, late = joined(server)
+    *_, late = joined(server)
     with pytest.raises(Closed):
         frozen.link.read_header()
     push(late, [9] * 4, 3, shared)
     assert heard(late) == []
     late.link.close()
-    assert server.lost.get(timeout=DEADLINE).peer.index == 2
-    first, second, last = joined(server, FOURTH)
-    for peer in (first, second, last):
-        push(peer, [1] * 4, 4, shared)
-    expect_sum((first, second, last), 4, 3, shared)
+    assert lost_by(server) == 2
+    push_sum(joined(server, FOURTH), 4, shared)
     assert server.lost.empty()
-
-
-def test_a_replacement_that_leaves_in_good_order_before_its_view_has_not_finished(serve):
-    server = serve(SECOND)
-    late = server.another(2)
-    late.link.send(message.encode(Leave()))
-    assert late.answer()[0].kind == Kind.DONE
-    late.link.close()
-    server.service.enter(THIRD)
-    assert heard(server.peer(0)) == [] and server.lost.empty() and not server.core.workers.finished
-
-
-def test_what_a_lost_worker_has_finished_does_not_count_for_its_replacement(serve):
-    server = serve()
-    third = server.peer(2)
-    third.link.send(message.encode(Leave(), view=1))
-    assert third.answer()[0].kind == Kind.DONE and server.core.workers.finished == {2}
-    server.service.enter(AT_ONCE)
-    assert not server.core.workers.finished
 
 
 @pytest.mark.parametrize(
@@ -273,9 +268,9 @@ def test_what_a_lost_worker_has_finished_does_not_count_for_its_replacement(serv
 def test_a_replacement_with_another_network_ends_alone(serve, shared, keys, said):
     """The round of its view is in progress, and nothing that it has declared stays."""
     server = serve(SECOND)
-    first, second, late = joined(server)
-    for peer, value in ((first, 10), (second, 20)):
-        push(peer, [value] * 4, 3, shared)
+    *others, late = joined(server)
+    for peer in others:
+        push(peer, [10] * 4, 3, shared)
         assert heard(peer) == []
     declare(late, 3, *keys)
     error = late.error()
@@ -284,11 +279,8 @@ def test_a_replacement_with_another_network_ends_alone(serve, shared, keys, said
     assert lost.peer.index == 2 and lost.error == error and server.failed.empty()
     assert list(server.core.slices()) == [(0, 0), (1, 0)]
     server.service.enter(View(4, 2, ((0,), (1,)), (0,), lost=(LOST,)))
-    declare(first, 4, key(9, 3, weight=False))
-    assert first.answer()[0].kind == Kind.DONE
-    for peer, value in ((first, 10), (second, 20)):
-        push(peer, [value] * 4, 4, shared)
-    expect_sum((first, second), 4, 30, shared)
+    answered(others[0], Declare("dist_sync", 0.0, (key(9, 3, weight=False),)), view=4)
+    push_sum(others, 4, shared)
 
 
 @pytest.mark.parametrize("shared", [True])
@@ -300,41 +292,28 @@ def test_the_memory_of_a_lost_worker_is_freed(serve, shared):
     push(third, [1] * 4, 1, shared=True)
     assert heard(third) == []
     server.service.enter(SECOND)
-
-    def freed():
-        gc.collect()
-        return mapping() is None
-
-    until(freed)
+    wait_for(lambda: (gc.collect(), mapping() is None)[1], "its memory is unmapped")
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_process_of_an_elastic_job_accepts_replacements(transport):
     process = Process(ELASTIC, transport)
-    address = process.socket_name or process.address
-    shared = transport == "shm"
+    address, shared = process.socket_name or process.address, transport == "shm"
     first, second, third = (Peer(address, rank) for rank in range(3))
     for peer in (first, second, third):
-        declare(peer, 0, key(0))
-        assert peer.answer()[0].kind == Kind.DONE
+        answered(peer, Declare("dist_sync", 0.0, (key(0),)))
     process.send(Enter(FIRST))
     push(third, [1] * 4, 1, shared)
     process.send(Enter(SECOND))
     late = Peer(address, 2)
     assert heard(late) == []
     process.send(Enter(THIRD))
-    declare(late, 3, key(0))
-    assert late.answer()[0].kind == Kind.DONE
-    for peer in (first, second, late):
-        push(peer, [1] * 4, 3, shared)
+    answered(late, Declare("dist_sync", 0.0, (key(0),)), view=3)
+    push_sum((first, second, late), 3, shared)
     for rank, peer in enumerate((first, second, late)):
-        header, value = peer.value()
-        assert (header.view, value) == (3, [3] * 4)
-        peer.link.send(message.encode(Leave(7), view=3))
-        assert peer.answer()[0].kind == Kind.DONE
+        leave(peer, 7, view=3)
         assert process.heard.get(timeout=DEADLINE) == Left(3, rank, 7)
-    for peer in (first, second, third, late):
-        peer.link.close()
+    third.link.close()
     process.close()
     assert process.heard.empty()
 

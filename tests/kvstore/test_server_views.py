@@ -16,19 +16,13 @@ from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import (
-    Declare,
-    Enter,
-    Key,
-    Leave,
-    Left,
-    LinkLost,
-)
+from dmltrain.kvstore.transport.message import Declare, Enter, Key, Leave, Left, LinkLost
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.view import Lost, View
 from tests.kvstore import carrying_out
-from tests.kvstore.served import DEADLINE, ELASTIC, FIRST, Peer, Process, Server, heard, push, until
+from tests.kvstore.served import ELASTIC, FIRST, Peer, Process, Server, answered, expect_sum, heard, leave, push
 from tests.kvstore.whole_job import begun
+from tests.waiting import SECONDS, wait_for
 
 NONE = {"type": "none"}
 SUM = 1 << 31  # number of the first key that is no weight
@@ -51,8 +45,8 @@ def key(number, size=2, weight=True, mean=False):
     return Key(number, f"k{number}", "float32", weight, NONE, ((0, size),), mean)
 
 
-def core_of(workers, *keys):
-    core = ServerCore(workers, allocate=Arena())
+def core_of(workers, *keys, **options):
+    core = ServerCore(workers, allocate=Arena(), **options)
     core.on_hosts([(worker,) for worker in range(workers)])
     for worker in range(workers):
         core.declare(worker, Declare("dist_sync", 0.0, keys))
@@ -77,10 +71,8 @@ def test_what_waits_is_forgotten_and_its_memory_used_again():
     assert slice_.clocks == slice_.applied == {0: 0, 1: 0}
     assert pushed(core, 0, [10, 20]) == []
     replies = pushed(core, 1, [30, 40])
-    assert [(each.worker, each.clock, each.buffer.array.tolist()) for each in replies] == [
-        (0, 1, [40, 60]),
-        (1, 1, [40, 60]),
-    ]
+    assert [(each.worker, each.clock) for each in replies] == [(0, 1), (1, 1)]
+    assert [each.buffer.array.tolist() for each in replies] == [[40, 60]] * 2
     assert len(core.allocate.offsets) == allocated
 
 
@@ -99,7 +91,7 @@ def test_a_removed_worker_is_no_straggler_and_a_finished_one_still_is():
     assert core.overdue(1e9).endswith("worker 2 (DMLTRAIN_WAIT_TIMEOUT)")
 
 
-def test_sums_are_in_the_order_of_the_views_hosts():
+def test_sums_are_in_the_order_of_the_views_hosts_and_means_of_its_members():
     """Float sums show it: 2 + (1e9 - 1e9) is 2, and (2 + 1e9) - 1e9 is 0."""
     values = {0: [1e9], 1: [2.0], 2: [5.0], 3: [-1e9]}
     for hosts, expected in (([(1,), (0, 3)], 2.0), ([(1,), (0,), (3,)], 0.0), ([(0, 3), (1,)], 2.0)):
@@ -107,9 +99,6 @@ def test_sums_are_in_the_order_of_the_views_hosts():
         core.enter(hosts)
         (*_, reply) = [each for worker in (0, 3, 1) for each in pushed(core, worker, values[worker])]
         assert reply.buffer.array.tolist() == [expected]
-
-
-def test_a_mean_is_that_of_the_members():
     core = core_of(4, key(0, mean=True))
     core.enter([(0,), (2,)])
     pushed(core, 0, [1, 2])
@@ -189,18 +178,13 @@ def test_a_view_comes_with_rounds_in_place_of_steps_and_the_next_with_steps_in_p
     assert slice_.value.array.tolist() == [7, 7] and slice_.step.made.tolist() == [2], "the round is taken back"
 
 
-def test_weights_keep_their_values_and_stay_declared():
-    core = core_of(2, key(0))
+def test_weights_keep_their_values_and_other_keys_are_forgotten_so_that_their_numbers_mean_others():
+    core = core_of(2, key(0), key(SUM, 3, weight=False))
     core.initialise(0, 0, 0, np.array([7, 8], np.float32))
     core.enter([(0,)])
     core.initialise(0, 0, 0, np.array([1, 1], np.float32))
     (reply,) = core.pull(0, 0, 0, 0)
     assert reply.buffer.array.tolist() == [7, 8], "it was initialised before"
-
-
-def test_other_keys_are_forgotten_and_their_numbers_mean_others():
-    core = core_of(2, key(0), key(SUM, 3, weight=False))
-    core.enter([(0,)])
     with pytest.raises(Rejected, match=f"key {SUM} slice 0 was not declared"):
         core.buffer(0, SUM, 0, 12, 0)
     core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 5, weight=False),)))
@@ -451,11 +435,10 @@ def test_frames_of_an_older_view_have_no_effect_and_no_answer(serve, shared):
     if shared:
         second.push_shared([1] * 4, key=SUM, clock=9, view=1)
     assert heard(second) == [] and list(server.core.slices()) == [(0, 0), (1, 0)]
+    server.service.enter(FIRST)  # an older view does not come back
     push(second, [20] * 4, 2, shared)
     push(first, [10] * 4, 2, shared)
-    for peer in (first, second):
-        header, value = peer.value()
-        assert (header.view, header.clock, value) == (2, 1, [30] * 4)
+    expect_sum((first, second), 2, 30, shared)
 
 
 def test_headers_that_came_together_are_of_two_views(serve):
@@ -487,14 +470,13 @@ def test_what_is_received_while_the_view_changes_is_dropped(serve, kind, number)
     """Of a weight, and of a sum that is forgotten: its memory is used again."""
     server = serve(shared=True)
     first, second = server.peer(0), server.peer(1)
-    declare = message.encode(Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)), view=1)
-    first.link.send(declare)
-    assert [header.kind for header, _ in heard(first)] == [Kind.DONE]
+    answered(first, Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)), view=1)
+    assert heard(first) == []
     slice_ = server.core.slices()[number, 0]
     (buffer,) = slice_.spare["value"]
     frame = Header(kind, 16, 1, number, clock=1, flags=Flag.PULL).pack() + bytes(16)
     first.link.send(frame[:-5])
-    until(lambda: not slice_.spare["value"])
+    wait_for(lambda: not slice_.spare["value"], "a buffer is taken")
     server.service.enter(SECOND)
     first.link.send(frame[-5:])
     assert heard(first) == []
@@ -505,7 +487,7 @@ def test_what_is_received_while_the_view_changes_is_dropped(serve, kind, number)
     assert buffer.offset in offsets_of(slice_)
     push(first, [1] * 4, 2, key=number)
     push(second, [2] * 4, 2, key=number)
-    assert first.value()[1] == second.value()[1] == [3] * 4
+    expect_sum((first, second), 2, 3)
 
 
 def test_a_view_begins_when_no_work_is_in_progress(serve, monkeypatch):
@@ -513,7 +495,7 @@ def test_a_view_begins_when_no_work_is_in_progress(serve, monkeypatch):
 
     def slowly(work):
         working.set()
-        assert may_go_on.wait(DEADLINE)
+        assert may_go_on.wait(SECONDS)
         run(work)
 
     server = serve()
@@ -521,15 +503,14 @@ def test_a_view_begins_when_no_work_is_in_progress(serve, monkeypatch):
     peers = [server.peer(rank) for rank in range(3)]
     for peer in peers:
         push(peer, [1] * 4, 1)
-    assert working.wait(DEADLINE)
+    assert working.wait(SECONDS)
     entered = begun(server.service.enter, SECOND)
     push(peers[0], [5] * 4, 2)
     may_go_on.set()
-    entered.result(DEADLINE)
+    entered.result(SECONDS)
     push(peers[1], [6] * 4, 2)
-    for peer in peers[:2]:
-        answers = [(header.view, value) for header, value in (peer.value(), peer.value())]
-        assert answers == [(1, [3] * 4), (2, [11] * 4)]
+    expect_sum(peers[:2], 1, 3)
+    expect_sum(peers[:2], 2, 11)
 
 
 def test_a_frame_of_a_newer_view_waits_for_it(serve):
@@ -541,9 +522,7 @@ def test_a_frame_of_a_newer_view_waits_for_it(serve):
     assert heard(second) == heard(third) == [], "the round of view 1 lacks the first worker's push"
     server.service.enter(SECOND)
     push(second, [20] * 4, 2)
-    for peer in (first, second):
-        header, value = peer.value()
-        assert (header.view, value) == (2, [30] * 4)
+    expect_sum((first, second), 2, 30)
 
 
 def test_a_view_that_does_not_come_is_waited_for_until_the_job_ends(serve):
@@ -554,14 +533,6 @@ def test_a_view_that_does_not_come_is_waited_for_until_the_job_ends(serve):
         server.peer(0).link.read_header()
     server.service.enter(SECOND)
     assert server.core.workers.ranks == [0, 1, 2], "a job that has ended enters nothing"
-
-
-def test_an_older_view_does_not_come_back(serve):
-    server = serve(SECOND)
-    server.service.enter(FIRST)
-    push(server.peer(0), [1] * 4, 2)
-    push(server.peer(1), [2] * 4, 2)
-    assert server.peer(0).value()[0].view == 2
 
 
 def test_answers_have_the_view_of_what_they_answer(serve):
@@ -582,8 +553,7 @@ def test_a_value_that_is_read_outlives_its_view(serve):
     peers = [server.peer(rank) for rank in range(3)]
     for peer in peers:
         push(peer, [1] * 4, 1, True)
-    headers = [peer.value()[0] for peer in peers]
-    (offset,) = {header.offset for header in headers}
+    (offset,) = {peer.value()[0].offset for peer in peers}
     seen = peers[0].link.peer_arena.view(offset, 16).view(np.float32)
     buffer = server.core.slices()[0, 0].value
     server.service.enter(SECOND)
@@ -599,28 +569,25 @@ def test_a_value_that_is_read_outlives_its_view(serve):
         assert seen.tolist() == [3] * 4
     peers[0].send(Kind.RELEASE, wire.release([(0, 0, offset)]), view=1)
     assert heard(peers[0]) == heard(peers[1]) == []
-    assert sorted(offsets_of(server.core.slices()[0, 0])) == sorted({offset, *offsets_of(server.core.slices()[0, 0])})
-    assert buffer.readers == 0 and offset in offsets_of(server.core.slices()[0, 0])
+    offsets = offsets_of(server.core.slices()[0, 0])
+    assert buffer.readers == 0 and offset in offsets and len(set(offsets)) == len(offsets)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_values_for_a_dead_worker_are_not_kept(serve, shared):
     """Its link has ended, and its last push completes a round: nobody will read that value."""
     server = serve(shared=shared)
-    first, second, third = (server.peer(rank) for rank in range(3))
-    push(third, [1] * 4, 1, shared)
-    assert heard(third) == []
-    third.link.close()
-    assert server.lost.get(timeout=DEADLINE).peer.index == 2
-    for peer in (first, second):
+    peers = [server.peer(rank) for rank in range(3)]
+    push(peers[2], [1] * 4, 1, shared)
+    assert heard(peers[2]) == []
+    peers[2].link.close()
+    assert server.lost.get(timeout=SECONDS).peer.index == 2
+    for peer in peers[:2]:
         push(peer, [1] * 4, 1, shared)
-    for peer in (first, second):
-        header, _ = peer.value()
-        if shared:
-            peer.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=1)
-            assert heard(peer) == []
+    expect_sum(peers[:2], 1, 3, shared)
+    assert [heard(peer) for peer in peers[:2]] == [[], []]
     server.service.enter(SECOND)
-    until(lambda: server.core.slices()[0, 0].value.readers == 0)
+    wait_for(lambda: server.core.slices()[0, 0].value.readers == 0, "nobody reads the value")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -632,7 +599,7 @@ def test_a_removed_worker_is_cut_off_and_not_missed(serve, shared):
     with pytest.raises(Closed):
         third.link.read_header()
     first.link.close()
-    assert server.lost.get(timeout=DEADLINE).peer.index == 0, "and not the removed one"
+    assert server.lost.get(timeout=SECONDS).peer.index == 0, "and not the removed one"
 
 
 def test_a_worker_that_is_let_go_leaves_in_good_order(serve):
@@ -645,16 +612,15 @@ def test_a_worker_that_is_let_go_leaves_in_good_order(serve):
     buffer = server.core.slices()[0, 0].value
     assert buffer.readers == 1
     third.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=1)
-    third.link.send(message.encode(Leave(), view=1))
-    assert [header.kind for header, _ in heard(third)] == [Kind.DONE] and buffer.readers == 0
+    answered(third, Leave(), view=1)
+    assert heard(third) == [] and buffer.readers == 0
     push(first, [1] * 4, 2, True)
     assert heard(first) == []
     assert server.service.overdue() == server.service.overdue() == ""
     third.link.close()
-    second.send(Kind.PROBE)
-    second.answer()
+    assert heard(second) == []
     second.link.close()
-    assert server.lost.get(timeout=DEADLINE).peer.index == 1, "and nobody before"
+    assert server.lost.get(timeout=SECONDS).peer.index == 1, "and nobody before"
 
 
 @pytest.mark.parametrize("kind", [Kind.GROUP, Kind.PUSH_GROUP, Kind.PULL_GROUP])
@@ -677,26 +643,21 @@ def test_a_job_that_is_not_elastic_has_no_views():
 def test_a_process_goes_on_without_a_lost_worker_and_enters_what_the_scheduler_says(monkeypatch):
     monkeypatch.setattr(Control, "link_lost", pytest.fail)  # it would end this process after some seconds
     process = Process(ELASTIC)
-    first, second, third = (Peer(process.address, rank) for rank in range(3))
-    for peer in (first, second, third):
-        peer.link.send(message.encode(Declare("dist_sync", 0.0, (key(0, 4),))))
-        assert peer.answer()[0].kind == Kind.DONE
+    first, second, third = peers = [Peer(process.address, rank) for rank in range(3)]
+    for peer in peers:
+        answered(peer, Declare("dist_sync", 0.0, (key(0, 4),)))
     process.send(Enter(FIRST))
     push(third, [1] * 4, 1)
     third.link.close()
-    lost = process.heard.get(timeout=DEADLINE)
+    lost = process.heard.get(timeout=SECONDS)
     assert isinstance(lost, LinkLost) and (lost.peer.role, lost.peer.index) == ("worker", 2)
     process.send(Enter(SECOND))
     for peer, value in ((first, 10), (second, 20)):
         push(peer, [value] * 4, 2)
-    for peer in (first, second):
-        header, value = peer.value()
-        assert (header.view, value) == (2, [30] * 4)
-    for rank, peer in ((0, first), (1, second)):
-        peer.link.send(message.encode(Leave(8 + rank), view=2))
-        assert peer.answer()[0].kind == Kind.DONE
-        assert process.heard.get(timeout=DEADLINE) == Left(2, rank, 8 + rank)
-        peer.link.close()
+    expect_sum((first, second), 2, 30)
+    for rank, peer in enumerate((first, second)):
+        leave(peer, 8 + rank, view=2)
+        assert process.heard.get(timeout=SECONDS) == Left(2, rank, 8 + rank)
     process.close()
     assert process.heard.empty(), "nothing but the lost link, and who has left"
 
@@ -710,7 +671,7 @@ def test_a_replacement_that_is_slow_to_start_has_the_workers_of_its_view(monkeyp
 
     def slowly(control):
         found = wait_for_start(control)
-        assert entered.wait(DEADLINE)
+        assert entered.wait(SECONDS)
         return found
 
     monkeypatch.setattr(Service, "enter", begin)
@@ -719,12 +680,9 @@ def test_a_replacement_that_is_slow_to_start_has_the_workers_of_its_view(monkeyp
     process.send(Enter(View(4, 7, ((0,), (2,)), (0,), joined_servers=(0,))))
     peers = Peer(process.address, 0), Peer(process.address, 2)
     for peer in peers:
-        peer.link.send(message.encode(Declare("dist_sync", 0.0, (key(0, 4),)), view=4))
-        assert peer.answer()[0].kind == Kind.DONE
+        answered(peer, Declare("dist_sync", 0.0, (key(0, 4),)), view=4)
         push(peer, [1] * 4, 4)
-    assert [peer.value()[1] for peer in peers] == [[2] * 4] * 2
+    expect_sum(peers, 4, 2)
     for peer in peers:
-        peer.link.send(message.encode(Leave(), view=4))
-        assert peer.answer()[0].kind == Kind.DONE
-        peer.link.close()
+        leave(peer, view=4)
     process.close()

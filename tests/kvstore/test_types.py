@@ -15,16 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_names_of_0_4_keep_their_meaning():
-    names = {
-        "local": "local",
-        "device": "local",
-        "dist_sync": "dist_sync",
-        "dist_device_sync": "dist_sync",
-        "dist_sync_device": "dist_sync",
-        "dist_async": "dist_async",
-        "dist_async_device": "dist_async",
-        "dist_ssp": "dist_ssp",
-    }
+    names = dict.fromkeys(["local", "device"], "local")
+    names |= dict.fromkeys(["dist_sync", "dist_device_sync", "dist_sync_device"], "dist_sync")
+    names |= {"dist_async": "dist_async", "dist_async_device": "dist_async", "dist_ssp": "dist_ssp"}
     assert names.items() <= kvstore.TYPES.items()
 
 
@@ -46,11 +39,8 @@ def test_bound_on_staleness(name, given, bound):
 @pytest.mark.parametrize(
     "name, given, message",
     [
-        ("dist_async", 3, "staleness is an option of kvstore dist_ssp; this is dist_async: use dist_ssp, or leave"),
-        ("dist_ssp", -1, "staleness -1: expected 0 or more clocks"),
-        ("dist_ssp", math.nan, "staleness nan: expected 0 or more clocks"),
-        ("dist_ssp", "4", "staleness '4': expected 0 or more clocks"),
-        ("dist_ssp", True, "staleness True: expected 0 or more clocks"),
+        ("dist_async", 3, "staleness is an option of kvstore dist_ssp; this is dist_async"),
+        *(("dist_ssp", given, f"staleness {given!r}: expected 0 or more") for given in (-1, math.nan, "4", True)),
     ],
 )
 def test_an_invalid_bound_is_explained(name, given, message):
@@ -59,42 +49,22 @@ def test_an_invalid_bound_is_explained(name, given, message):
 
 
 @pytest.mark.parametrize(
-    "name, on_workers, on_servers",
+    "name, on_workers, on_servers, sums, together, factors, elastic",
     [
-        ("local", True, False),
-        ("dist_sync", True, True),
-        ("dist_async", False, True),
-        ("dist_ssp", False, True),
-        ("dist_local", True, False),
+        ("local", True, False, False, True, False, False),
+        ("dist_sync", True, True, True, True, True, True),
+        ("dist_async", False, True, False, False, False, True),
+        ("dist_ssp", False, True, False, False, False, True),
+        ("dist_local", True, False, True, False, False, False),
     ],
 )
-def test_where_the_optimizer_runs(name, on_workers, on_servers):
+def test_where_the_optimizer_runs_and_what_workers_do_together(
+    name, on_workers, on_servers, sums, together, factors, elastic
+):
     kind = types.find(name)
-    assert kind.steps_on_servers(False) is not on_workers
+    assert kind.steps_on_servers(False) is kind.needs_server_optimizer is not on_workers
     assert kind.steps_on_servers(True) is on_servers
-    assert kind.needs_server_optimizer is (not on_workers)
-
-
-@pytest.mark.parametrize(
-    "name, sums",
-    [("local", False), ("dist_sync", True), ("dist_async", False), ("dist_ssp", False), ("dist_local", True)],
-)
-def test_only_synchronous_workers_are_summed_in_their_host(name, sums):
-    assert types.find(name).sums_in_host is sums
-
-
-@pytest.mark.parametrize(
-    "name, together, factors, elastic",
-    [
-        ("local", True, False, False),
-        ("dist_sync", True, True, True),
-        ("dist_async", False, False, True),
-        ("dist_ssp", False, False, True),
-        ("dist_local", False, False, False),
-    ],
-)
-def test_which_workers_make_each_step_together(name, together, factors, elastic):
-    kind = types.find(name)
+    assert kind.sums_in_host is sums, "only synchronous workers are summed in their host"
     assert kind.steps_together is together and kind.takes_factors is factors
     assert kind.can_be_elastic is elastic
 
@@ -109,25 +79,22 @@ def test_averages_have_defaults_of_which_each_can_be_changed():
 
 
 @pytest.mark.parametrize(
-    "name, given, message",
+    "name, option, value, expected",
     [
-        ("dist_sync", {"local_steps": 5}, "local_steps is an option of kvstore dist_local; this is dist_sync"),
-        ("local", {"outer_lr": 1.0}, "outer_lr is an option of kvstore dist_local; this is local"),
-        ("dist_ssp", {"outer_momentum": 0.0}, "outer_momentum is an option of kvstore dist_local; this is dist_ssp"),
-        ("dist_local", {"local_steps": 0}, "local_steps 0: expected a whole number of steps, at least 1"),
-        ("dist_local", {"local_steps": 2.5}, "local_steps 2.5: expected a whole number of steps, at least 1"),
-        ("dist_local", {"local_steps": True}, "local_steps True: expected a whole number of steps, at least 1"),
-        ("dist_local", {"outer_lr": 0.0}, "outer_lr 0.0: expected a number above 0; 1 without momentum is the mean"),
-        ("dist_local", {"outer_lr": math.nan}, "outer_lr nan: expected a number above 0"),
-        ("dist_local", {"outer_lr": math.inf}, "outer_lr inf: expected a number above 0"),
-        ("dist_local", {"outer_momentum": 1.0}, "outer_momentum 1.0: expected a number from 0 to below 1; 0 is none"),
-        ("dist_local", {"outer_momentum": -0.1}, "outer_momentum -0.1: expected a number from 0 to below 1"),
-        ("dist_local", {"outer_momentum": math.nan}, "outer_momentum nan: expected a number from 0 to below 1"),
+        ("dist_sync", "local_steps", 5, None),
+        ("local", "outer_lr", 1.0, None),
+        ("dist_ssp", "outer_momentum", 0.0, None),
+        *(("dist_local", "local_steps", value, "a whole number of steps, at least 1") for value in (0, 2.5, True)),
+        *(("dist_local", "outer_lr", value, "a number above 0") for value in (0.0, math.nan, math.inf)),
+        *(("dist_local", "outer_momentum", value, "a number from 0 to below 1") for value in (1.0, -0.1, math.nan)),
     ],
 )
-def test_averages_that_cannot_be_are_explained(name, given, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        types.find(name).averaging(**given)
+def test_averages_that_cannot_be_are_explained(name, option, value, expected):
+    of_another_type = f"{option} is an option of kvstore dist_local; this is {name}"
+    with pytest.raises(
+        UserError, match=re.escape(f"{option} {value}: expected {expected}" if expected else of_another_type)
+    ):
+        types.find(name).averaging(**{option: value})
 
 
 def test_no_code_compares_the_names_of_types():

@@ -39,6 +39,9 @@ def worker(rank):
     return ("worker", rank)
 
 
+LOST = "worker 1 on h1 was lost: end of stream"
+
+
 def registered(workers=3, servers=1, elastic=1, **settings):
     core = SchedulerCore(workers, servers, elastic=elastic, **settings)
     core.tick(0.0)
@@ -53,6 +56,21 @@ def armed(workers=3, servers=1, elastic=1, replay=(), balance=EQUAL, **settings)
     for rank in range(workers):
         core.handle(worker(rank), Ready(FACTS, replay if rank == 0 else (), balance), 0.0)
     return core
+
+
+def lose(core, rank, now=1.0):
+    return core.lost(worker(rank), "end of stream", now)
+
+
+def without(rank, *words, **settings):
+    """Such an armed core, just after the loss of this worker."""
+    core = armed(*words, **settings)
+    lose(core, rank)
+    return core
+
+
+def bye(core, rank, now=1.0, done=9):
+    return core.handle(worker(rank), Bye(done=done), now)
 
 
 def messages(actions, kind=None):
@@ -74,6 +92,11 @@ def finished(actions):
     return [each.reason for each in actions if isinstance(each, Finish)]
 
 
+def asked(*ranks, view=1, turn=1, op=-1):
+    """To these members: say what you hold, and complete no more than this op."""
+    return [(worker(rank), Flush(view, turn, op)) for rank in ranks]
+
+
 def flushed(core, reports, view=1, turn=1, now=1.0):
     """The last actions after these members' answers, in this order."""
     actions = []
@@ -93,210 +116,139 @@ def test_the_first_view_begins_when_all_workers_are_ready():
 
 def test_a_loss_asks_the_others_and_tells_the_lost_one():
     core = armed()
-    actions = core.lost(worker(1), "end of stream", 1.0)
-    assert isinstance(actions[0], Log) and actions[0].text.startswith(
-        "worker 1 on h1 was lost: end of stream; the job goes"
-    )
-    assert actions[1:] == [
-        Send(worker(1), Abort("removed from the job: worker 1 on h1 was lost: end of stream")),
-        Cut(worker(1)),
-        Send(worker(0), Flush(1, 1, -1)),
-        Send(worker(2), Flush(1, 1, -1)),
-    ]
-    assert core.lost(worker(1), "cut", 1.0) == []
-
-
-def test_all_holding_the_same_op_get_the_next_view_at_once():
-    core = armed()
-    core.lost(worker(1), "end of stream", 1.0)
+    log, *actions = lose(core, 1)
+    assert log.text.startswith(f"{LOST}; the job goes")
+    told = [Send(worker(1), Abort(f"removed from the job: {LOST}")), Cut(worker(1))]
+    assert actions == told + [Send(*each) for each in asked(0, 2)] and lose(core, 1) == []
+    for message in (Abort("late"), Flushed(1, 1, 99), Barrier("a", 1), Bye(done=99), Heartbeat()):
+        assert core.handle(worker(1), message, 1.0) == [], "nothing that a removed worker says counts"
     actions = flushed(core, {2: 7, 0: 7})
-    reason = "worker 1 on h1 was lost: end of stream"
-    assert views(actions) == View(2, 7, ((0,), (2,)), (0,), lost=(Lost(1, reason),))
+    assert views(actions) == View(2, 7, ((0,), (2,)), (0,), lost=(Lost(1, LOST),))
     assert [to for to, _ in messages(actions)] == [("server", 0), worker(0), worker(2)]
 
 
-def test_a_laggard_is_let_finish_what_another_holds():
-    core = armed()
-    core.lost(worker(1), "end of stream", 1.0)
-    assert messages(flushed(core, {0: 7, 2: 6})) == [(worker(2), Flush(1, 1, 7))]
-    assert views(flushed(core, {2: 7})).base == 7
-
-
-def test_each_laggard_is_permitted_once():
-    core = armed(4)
-    core.lost(worker(1), "end of stream", 1.0)
-    assert messages(flushed(core, {0: 7, 2: 6, 3: 6})) == [(worker(2), Flush(1, 1, 7)), (worker(3), Flush(1, 1, 7))]
+def test_each_laggard_is_let_finish_once_what_another_holds():
+    core = without(1, 4)
+    assert messages(flushed(core, {0: 7, 2: 6, 3: 6})) == asked(2, 3, op=7)
     assert flushed(core, {2: 7}) == []
-    assert views(flushed(core, {3: 7})).members == (0, 2, 3)
+    view = views(flushed(core, {3: 7}))
+    assert (view.base, view.members) == (7, (0, 2, 3))
 
 
-def test_a_holder_that_dies_between_turns_takes_its_op_with_it():
-    core = armed(4)
-    core.lost(worker(1), "end of stream", 1.0)
+def test_a_holder_that_dies_between_turns_takes_its_op_with_it_unless_another_has_reached_it():
+    core = without(1, 4)
     flushed(core, {0: 7, 2: 6, 3: 6})
-    assert messages(core.lost(worker(0), "end of stream", 1.0), Flush) == [
-        (worker(2), Flush(1, 2, -1)),
-        (worker(3), Flush(1, 2, -1)),
-    ]
+    other = copy.deepcopy(core)
+    assert messages(lose(core, 0), Flush) == asked(2, 3, turn=2)
     view = views(flushed(core, {2: 6, 3: 6}, turn=2))
     assert (view.base, view.members, [each.member for each in view.lost]) == (6, (2, 3), [1, 0])
-
-
-def test_who_was_permitted_before_the_holder_died_keeps_its_op():
-    core = armed(4)
-    core.lost(worker(1), "end of stream", 1.0)
-    flushed(core, {0: 7, 2: 6, 3: 6})
-    flushed(core, {2: 7})
-    core.lost(worker(0), "end of stream", 1.0)
-    assert messages(flushed(core, {2: 7, 3: 6}, turn=2)) == [(worker(3), Flush(1, 2, 7))]
-    assert views(flushed(core, {3: 7}, turn=2)).base == 7
+    flushed(other, {2: 7})
+    lose(other, 0)
+    assert messages(flushed(other, {2: 7, 3: 6}, turn=2)) == asked(3, turn=2, op=7)
+    assert views(flushed(other, {3: 7}, turn=2)).base == 7
 
 
 @pytest.mark.parametrize("view, turn", [(1, 1), (1, 0), (2, 2), (0, 2)])
 def test_a_report_of_an_earlier_turn_or_another_view_counts_for_nothing(view, turn):
-    core = armed(4)
-    core.lost(worker(1), "end of stream", 1.0)
-    core.lost(worker(0), "end of stream", 1.0)
+    core = without(1, 4)
+    lose(core, 0)
     flushed(core, {2: 6}, turn=2)
     assert flushed(core, {3: 6}, view=view, turn=turn) == []
     assert views(flushed(core, {3: 6}, turn=2))
 
 
-def test_what_a_finished_worker_holds_is_committed():
+def test_what_a_finished_worker_holds_is_committed_whenever_it_finishes():
+    """Before the change, after its answer, or as the last one to answer."""
     core = armed()
-    core.handle(worker(0), Bye(done=9), 1.0)
-    core.lost(worker(1), "end of stream", 1.0)
-    assert messages(flushed(core, {2: 8})) == [(worker(2), Flush(1, 1, 9))]
+    bye(core, 0)
+    lose(core, 1)
+    assert messages(flushed(core, {2: 8})) == asked(2, op=9)
     view = views(flushed(core, {2: 9}))
     assert (view.base, view.members) == (9, (2,))
-
-
-def test_who_finishes_while_the_view_changes_counts_as_having_answered():
-    core = armed()
-    core.lost(worker(1), "end of stream", 1.0)
-    assert flushed(core, {0: 9}) == []
-    core.handle(worker(0), Bye(done=9), 1.0)
-    assert messages(flushed(core, {2: 8})) == [(worker(2), Flush(1, 1, 9))]
-
-
-def test_the_change_goes_on_when_the_last_one_to_answer_finishes():
-    core = armed()
-    core.lost(worker(1), "end of stream", 1.0)
+    core = without(1)
+    assert flushed(core, {0: 9}) == bye(core, 0) == []
+    assert messages(flushed(core, {2: 8})) == asked(2, op=9)
+    core = without(1)
     flushed(core, {2: 8})
-    assert messages(core.handle(worker(0), Bye(done=9), 1.0)) == [(worker(2), Flush(1, 1, 9))]
+    assert messages(bye(core, 0)) == asked(2, op=9)
 
 
-def test_a_loss_before_all_are_ready_ends_the_job():
+def test_a_loss_ends_a_job_that_is_not_elastic_or_whose_workers_are_not_all_ready():
     core = registered()
     core.handle(worker(0), Ready(), 0.0)
-    assert finished(core.lost(worker(1), "end of stream", 1.0)) == ["worker 1 on h1 was lost: end of stream"]
-
-
-def test_a_job_that_is_not_elastic_ends_with_any_loss():
+    assert finished(lose(core, 1)) == [LOST]
     core = registered(elastic=0)
     assert [each.reason for each in core.handle(worker(0), Ready(), 0.0)] == ["ready is not for the scheduler"]
-    assert finished(core.lost(worker(1), "end of stream", 1.0)) == ["worker 1 on h1 was lost: end of stream"]
-
-
-def test_the_loss_of_the_only_server_ends_the_job():
-    core = armed()
-    said = "server 0 on h0 was lost: end of stream; no server is left"
-    assert finished(core.lost(("server", 0), "end of stream", 1.0)) == [said]
+    assert finished(lose(core, 1)) == [LOST]
 
 
 def test_too_few_workers_end_the_job_by_name():
     core = armed(elastic=2)
-    assert not finished(core.lost(worker(1), "end of stream", 1.0))
-    actions = core.lost(worker(2), "end of stream", 1.0)
+    assert not finished(lose(core, 1))
+    actions = lose(core, 2)
     said = "worker 2 on h2 was lost: end of stream; 1 worker is left, and --min-workers is 2"
     assert finished(actions) == [said] and (ALL, Abort(said)) in messages(actions)
-
-
-def test_the_last_worker_ends_the_job():
-    core = armed(2)
-    core.lost(worker(1), "end of stream", 1.0)
     said = "worker 0 on h0 was lost: end of stream; no worker is left, and --min-workers is 1"
-    assert finished(core.lost(worker(0), "end of stream", 1.0)) == [said]
+    assert finished(lose(without(1, 2), 0)) == [said]
 
 
-def test_the_job_has_ended_well_if_the_last_loss_follows_an_end():
-    core = armed(2)
-    core.handle(worker(0), Bye(done=9), 1.0)
-    actions = core.lost(worker(1), "end of stream", 1.0)
-    assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
-
-
-def test_the_job_ends_when_all_that_are_left_have_finished():
-    core = armed()
-    core.lost(worker(1), "end of stream", 1.0)
+def test_the_job_has_ended_well_when_all_that_are_left_have_finished():
+    """Also if the last loss follows an end."""
+    core = without(1)
     flushed(core, {0: 7, 2: 7})
-    assert not finished(core.handle(worker(0), Bye(done=9), 1.0))
-    actions = core.handle(worker(2), Bye(done=9), 1.0)
-    assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
-
-
-def test_nothing_that_a_removed_worker_says_counts():
-    core = armed()
-    core.lost(worker(1), "end of stream", 1.0)
-    for message in (Abort("late"), Flushed(1, 1, 99), Barrier("a", 1), Bye(done=99), Heartbeat()):
-        assert core.handle(worker(1), message, 1.0) == []
-    assert views(flushed(core, {0: 7, 2: 7})).base == 7
+    assert not finished(bye(core, 0))
+    last = armed(2)
+    bye(last, 0)
+    for actions in (bye(core, 2), lose(last, 1)):
+        assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
 
 
 def test_missed_heartbeats_remove_a_worker():
     core = armed()
     for second in range(1, 9):
-        for node in (worker(0), worker(2), ("server", 0)):
-            core.handle(node, Heartbeat(), float(second))
+        beat(core, second)
         assert core.tick(float(second)) == []
     actions = core.tick(8.6)
-    assert messages(actions, Flush) == [(worker(0), Flush(1, 1, -1)), (worker(2), Flush(1, 1, -1))]
+    assert messages(actions, Flush) == asked(0, 2)
     assert "worker 1 on h1 missed heartbeats for 9 s" in actions[0].text
+
+
+def beat(core, now):
+    """All but worker 1 are heard."""
+    for node in (worker(0), worker(2), ("server", 0)):
+        core.handle(node, Heartbeat(), float(now))
 
 
 # -- barriers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_barrier_of_a_view_needs_its_members():
-    core = armed()
-    core.lost(worker(1), "end of stream", 1.0)
-    flushed(core, {0: 7, 2: 7})
-    assert core.handle(worker(0), Barrier("8", 2), 1.0) == []
-    released = messages(core.handle(worker(2), Barrier("8", 2), 1.0))
-    assert released == [(worker(0), Release("8", 2)), (worker(2), Release("8", 2))]
-
-
-def test_a_barrier_that_a_change_interrupts_is_waited_for_again():
+def test_a_barrier_needs_the_members_of_its_view_and_is_waited_for_again_after_a_change():
     core = armed()
     core.handle(worker(0), Barrier("8", 1), 1.0)
-    core.lost(worker(1), "end of stream", 1.0)
+    lose(core, 1)
     assert core.handle(worker(2), Barrier("8", 1), 1.0) == []
     flushed(core, {0: 7, 2: 7})
     assert core.handle(worker(2), Barrier("8", 1), 1.0) == []  # late
     assert core.handle(worker(2), Barrier("8", 2), 1.0) == []
-    assert len(messages(core.handle(worker(0), Barrier("8", 2), 1.0), Release)) == 2
+    released = messages(core.handle(worker(0), Barrier("8", 2), 1.0))
+    assert released == [(worker(0), Release("8", 2)), (worker(2), Release("8", 2))]
 
 
 def test_a_barrier_without_a_finished_member_ends_the_job():
     core = armed()
     core.handle(worker(0), Barrier("8", 1), 1.0)
     said = "barrier '8': worker 1 has finished and will not reach it"
-    assert finished(core.handle(worker(1), Bye(done=7), 1.0)) == [said]
+    assert finished(bye(core, 1)) == [said]
 
 
 def test_a_change_that_does_not_end_names_who_is_silent():
-    core = armed(wait_seconds=5.0)
-    core.lost(worker(1), "end of stream", 1.0)
+    core = without(1, wait_seconds=5.0)
     flushed(core, {0: 7})
-    actions = []
     for second in range(1, 8):
-        for node in (worker(0), worker(2), ("server", 0)):
-            core.handle(node, Heartbeat(), float(second))
+        beat(core, second)
         actions = core.tick(float(second))
-    assert finished(actions) == [
-        "change of view: worker 2 did not answer, or did not complete the op that others have, within 6 s: "
-        "look at its log, or set a longer time (DMLTRAIN_WAIT_TIMEOUT)"
-    ]
+    (said,) = finished(actions)
+    assert "worker 2 did not answer" in said and "within 6 s" in said and "DMLTRAIN_WAIT_TIMEOUT" in said
 
 
 # -- lost links -------------------------------------------------------------------------------------------------------
@@ -317,39 +269,41 @@ def judged(core, reports):
 def test_one_end_of_a_cut_pair_is_removed_once():
     core = armed(3, 2)
     actions = judged(core, [(worker(1), link_lost(1, 0)), (("server", 0), link_lost(1, 0, "server"))])
-    assert messages(actions, Flush) == [(worker(0), Flush(1, 1, -1)), (worker(2), Flush(1, 1, -1))]
+    assert messages(actions, Flush) == asked(0, 2)
     assert "the connection between worker 1 on h1 (a:1) and server 0" in actions[0].text
     assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == []
     assert core.tick(4.0 + 2 * WAIT_SECONDS) == []
+    core = armed(3, 2)
+    core.handle(("server", 0), link_lost(1, 0, "server"), 1.0)
+    lose(core, 1, 1.5)
+    assert not core.tick(1.1 + WAIT_SECONDS), "the worker was removed meanwhile"
 
 
-def test_a_server_cut_from_most_workers_is_removed():
+def test_a_server_cut_from_most_workers_is_removed_and_the_only_one_ends_the_job():
     core = armed(3, 2)
     actions = judged(core, [(worker(1), link_lost(1, 1)), (worker(2), link_lost(2, 1))])
     assert actions[0].text.startswith("the connection between worker 1 on h1") and not finished(actions)
     assert views(flushed(core, {0: 7, 1: 7, 2: 7})).servers == (0,)
-
-
-def test_the_only_server_cut_from_most_workers_ends_the_job():
-    core = armed(3, 1)
-    (said,) = finished(judged(core, [(worker(1), link_lost(1, 0)), (worker(2), link_lost(2, 0))]))
+    (said,) = finished(judged(armed(3, 1), [(worker(1), link_lost(1, 0)), (worker(2), link_lost(2, 0))]))
     assert said.startswith("the connection between worker 1 on h1") and said.endswith("no server is left")
 
 
-def test_a_finished_worker_shows_that_the_server_is_alive():
-    core = armed(2)
-    core.handle(worker(0), Bye(done=9), 1.0)
-    assert finished(judged(core, [(worker(1), link_lost(1, 0))])) == [""], "worker 0 holds everything"
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_finished_worker_shows_that_the_server_is_alive_and_holds_everything(servers):
+    core = armed(2, servers)
+    bye(core, 0)
+    actions = judged(core, [(worker(1), link_lost(1, 0))])
+    assert removed_by(actions) == [worker(1)] and finished(actions) == [""]
 
 
 def test_a_lost_link_of_a_worker_that_has_finished_means_nothing():
     core = armed(3, 2)
-    core.handle(worker(0), Bye(done=9), 1.0)
-    core.handle(worker(2), Bye(done=9), 1.0)
+    bye(core, 0)
+    bye(core, 2)
     assert judged(core, [(("server", 1), link_lost(0, 1, "server"))]) == []
     core = armed(3, 2)
     core.handle(("server", 1), link_lost(0, 1, "server"), 1.0)
-    core.handle(worker(0), Bye(done=9), 1.0)
+    bye(core, 0)
     assert core.tick(1.1 + WAIT_SECONDS) == []
 
 
@@ -368,26 +322,22 @@ def removed_by(actions):
     return [to for to, _ in messages(actions, Abort)]
 
 
+CUT = [(worker(0), link_lost(0, 1))]
+
+
 def test_the_only_worker_with_the_state_is_not_removed_if_a_server_can_be():
-    core = with_newcomers(2)
-    actions = judged(core, [(worker(0), link_lost(0, 1)), (("server", 1), link_lost(2, 1, "server"))])
-    assert removed_by(actions) == [("server", 1)], "2 of 3: as ever"
-    core = with_newcomers(2)
-    assert removed_by(judged(core, [(worker(0), link_lost(0, 1))])) == [("server", 1)]
+    cut = [*CUT, (("server", 1), link_lost(2, 1, "server"))]
+    assert removed_by(judged(with_newcomers(2), cut)) == [("server", 1)], "2 of 3: as ever"
+    assert removed_by(judged(with_newcomers(2), CUT)) == [("server", 1)]
     core = with_newcomers(3)
-    cut = [(worker(0), link_lost(0, 1)), (worker(0), link_lost(0, 2)), (worker(1), link_lost(1, 0))]
+    cut = [*CUT, (worker(0), link_lost(0, 2)), (worker(1), link_lost(1, 0))]
     assert removed_by(judged(core, cut)) == [("server", 1), ("server", 2)]
     assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(1)], "the link that is left is judged then"
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_a_worker_without_any_server_is_removed_whatever_it_has(servers):
-    core = with_newcomers(servers)
-    cut = [(worker(0), link_lost(0, server)) for server in range(servers)]
-    assert removed_by(judged(core, cut)) == [worker(0)]
-
-
-def test_a_newcomer_that_is_cut_off_is_removed():
+def test_a_worker_without_any_server_is_removed_whatever_it_has_and_a_newcomer_without_one():
+    assert removed_by(judged(with_newcomers(1), [(worker(0), link_lost(0, 0))])) == [worker(0)]
+    assert removed_by(judged(with_newcomers(2), [*CUT, (worker(0), link_lost(0, 0))])) == [worker(0)]
     assert removed_by(judged(with_newcomers(2), [(worker(2), link_lost(2, 1))])) == [worker(2)]
 
 
@@ -395,41 +345,30 @@ def test_a_newcomer_that_is_cut_off_is_removed():
 def test_a_newcomer_has_the_state_when_it_says_so(view, removed):
     core = with_newcomers(2)
     assert core.handle(worker(2), HasState(view), 1.0) == []
-    assert removed_by(judged(core, [(worker(0), link_lost(0, 1))])) == [removed]
+    assert removed_by(judged(core, CUT)) == [removed]
 
 
 @pytest.mark.parametrize(("done", "removed"), [(7, ("server", 1)), (8, worker(0))])
 def test_newcomers_have_the_state_when_their_first_view_had_an_op(done, removed):
     core = with_newcomers(2)
-    core.lost(worker(2), "end of stream", 1.0)
+    lose(core, 2)
     assert views(flushed(core, {0: done, 1: done}, view=2)).joined == ()
-    assert removed_by(judged(core, [(worker(0), link_lost(0, 1))])) == [removed]
+    assert removed_by(judged(core, CUT)) == [removed]
 
 
-def test_if_all_workers_are_cut_off_from_different_servers_one_server_is_removed_first():
-    core = armed(2, 2)
-    cut = [(worker(0), link_lost(0, 1)), (worker(1), link_lost(1, 0))]
-    assert removed_by(judged(core, cut)) == [("server", 1)]
-    assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(1)]
-
-
-def test_as_few_servers_as_possible_are_removed_and_as_many_workers_as_possible_saved():
-    core = armed(4, 4)
-    pairs = [(0, 1), (0, 2), (1, 0), (2, 1), (2, 3), (3, 2), (3, 3)]
-    cut = [(worker(rank), link_lost(rank, server)) for rank, server in pairs]
-    assert removed_by(judged(core, cut)) == [("server", 0)]
-    core = armed(4, 4)
-    cut = [(worker(0), link_lost(0, 0)), (worker(0), link_lost(0, 2))]
-    cut += [(worker(rank), link_lost(rank, server)) for rank, server in ((1, 3), (2, 1), (3, 1))]
-    assert removed_by(judged(core, cut)) == [("server", 1)], "saves workers 2 and 3"
-    assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(0), worker(1)]
-
-
-def test_when_a_worker_has_finished_nobody_needs_the_state():
-    core = armed(2, 2)
-    core.handle(worker(0), Bye(done=9), 1.0)
-    actions = judged(core, [(worker(1), link_lost(1, 0))])
-    assert removed_by(actions) == [worker(1)] and finished(actions) == [""]
+@pytest.mark.parametrize(
+    ("processes", "pairs", "server", "then"),  # pairs: worker, server
+    [
+        (2, [(0, 1), (1, 0)], 1, [1]),
+        (4, [(0, 1), (0, 2), (1, 0), (2, 1), (2, 3), (3, 2), (3, 3)], 0, None),
+        (4, [(0, 0), (0, 2), (1, 3), (2, 1), (3, 1)], 1, [0, 1]),  # saves workers 2 and 3
+    ],
+)
+def test_if_all_are_cut_off_few_servers_are_removed_first_and_many_workers_saved(processes, pairs, server, then):
+    core = armed(processes, processes)
+    assert removed_by(judged(core, [(worker(pair[0]), link_lost(*pair)) for pair in pairs])) == [("server", server)]
+    if then:
+        assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(rank) for rank in then]
 
 
 def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
@@ -438,13 +377,6 @@ def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
     views_.resume(Enter(view), {}, {}, Ready(FACTS), (0, 1, 2))
     assert views_.judge([link_lost(0, 1)]) == [("server", 1)]
     assert views_.judge([link_lost(1, 1)]) == [worker(1)]
-
-
-def test_a_lost_link_is_forgotten_when_its_worker_was_removed():
-    core = armed(3, 2)
-    core.handle(("server", 0), link_lost(1, 0, "server"), 1.0)
-    core.lost(worker(1), "end of stream", 1.5)
-    assert not core.tick(1.1 + WAIT_SECONDS)
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
@@ -460,21 +392,17 @@ def test_a_replay_goes_through_its_views():
     actions = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
     assert views(actions) == View(2, 5, ((0,), (2,)), (0,), until=5)
     assert (worker(1), Enter(views(actions))) in messages(actions), "it learns that it is not in this view"
-    assert core.lost(worker(1), "end of stream", 1.0) == []
+    assert lose(core, 1) == []
     assert views(flushed(core, {0: 5, 2: 5}, view=2, turn=0)) == View(3, 5, ((2,),), (0,))
     assert core.handle(worker(0), Bye(done=5), 1.0) == []
-    assert finished(core.handle(worker(2), Bye(done=9), 1.0)) == [""]
+    assert finished(bye(core, 2)) == [""]
 
 
-def test_a_loss_ends_a_replay():
-    core = armed(replay=REPLAY)
-    assert "a replay needs all workers of the replayed job" in finished(core.lost(worker(1), "end of stream", 1.0))[0]
-
-
-def test_a_loss_after_the_last_view_of_a_replay_ends_it_too():
-    core = armed(replay=REPLAY[:2])
-    assert views(flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)).until == -1
-    assert "a replay needs all workers of the replayed job" in finished(core.lost(worker(2), "end of stream", 1.0))[0]
+def test_a_loss_ends_a_replay_also_after_its_last_view():
+    last = armed(replay=REPLAY[:2])
+    assert views(flushed(last, {0: 5, 1: 5, 2: 5}, turn=0)).until == -1
+    for actions in (lose(armed(replay=REPLAY), 1), lose(last, 2)):
+        assert "a replay needs all workers" in finished(actions)[0]
 
 
 # -- replacements -----------------------------------------------------------------------------------------------------
@@ -482,114 +410,87 @@ def test_a_loss_after_the_last_view_of_a_replay_ends_it_too():
 
 def replaced(rank=1, workers=3, facts=FACTS, **settings):
     """A job in view 2 after op 7, and a replacement of this worker that is ready; what followed from that."""
-    core = armed(workers, **settings)
-    core.lost(worker(rank), "end of stream", 1.0)
+    core = without(rank, workers, **settings)
     flushed(core, {each: 7 for each in range(workers) if each != rank})
-    (sent, log) = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", "id 0"), 2.0)
+    (sent, log), ready = come(core, rank, facts=facts, host="id 0")
     assert sent.to == worker(rank) and isinstance(sent.message, Start)
     assert log.text == f"worker {rank} on h9 has come as a replacement"
-    return core, core.handle(worker(rank), Ready(facts), 2.0)
+    return core, ready
 
 
-def test_a_replacement_joins_when_the_leader_is_between_two_rounds():
+def test_a_replacement_joins_when_the_leader_is_between_two_rounds_and_laggards_have_finished():
     core, actions = replaced()
     assert messages(actions) == [(worker(0), Invite((1,)))]
-    asked = messages(core.handle(worker(0), Admit(2), 3.0))
-    assert asked == [(worker(0), Flush(2, 1, -1)), (worker(2), Flush(2, 1, -1))]
+    assert messages(core.handle(worker(0), Admit(2), 3.0)) == asked(0, 2, view=2)
+    other = copy.deepcopy(core)
     view = views(flushed(core, {0: 9, 2: 9}, view=2))
     assert view == View(3, 9, ((0, 1), (2,)), (0,), joined=(1,))
     assert core.handle(worker(0), Admit(2), 3.0) == [], "late"
+    assert messages(flushed(other, {0: 9, 2: 8}, view=2)) == asked(2, view=2, op=9)
+    assert views(flushed(other, {2: 9}, view=2)).joined == (1,)
 
 
 def test_a_replacement_on_a_host_of_its_own_is_summed_last():
-    core = armed()
-    core.lost(worker(0), "end of stream", 1.0)
+    core = without(0)
     flushed(core, {1: 7, 2: 7})
-    core.handle(worker(0), Register("127.0.0.1", 0, "h9", "", "another"), 2.0)
-    assert messages(core.handle(worker(0), Ready(FACTS), 2.0)) == [(worker(1), Invite((0,)))]
-    core.handle(worker(1), Admit(2), 3.0)
-    view = views(flushed(core, {1: 9, 2: 9}, view=2))
+    assert messages(come(core, 0, host="another")[1]) == [(worker(1), Invite((0,)))]
+    view = views(admitted(core, {1: 9, 2: 9}, view=2, leader=1))
     assert (view.hosts, view.joined, view.leader) == (((1,), (2,), (0,)), (0,), 1)
-
-
-def test_a_laggard_finishes_before_a_replacement_joins():
-    core, _ = replaced()
-    core.handle(worker(0), Admit(2), 3.0)
-    assert messages(flushed(core, {0: 9, 2: 8}, view=2)) == [(worker(2), Flush(2, 1, 9))]
-    assert views(flushed(core, {2: 9}, view=2)).joined == (1,)
 
 
 def test_if_the_leader_dies_the_next_one_is_asked():
     """With what it held, the next op of the others may not be a round."""
     core, _ = replaced()
     core.handle(worker(0), Admit(2), 3.0)
-    core.lost(worker(0), "end of stream", 3.0)
+    lose(core, 0, 3.0)
     actions = flushed(core, {2: 8}, view=2, turn=2)
     assert (views(actions).members, views(actions).joined) == ((2,), ())
     assert messages(actions, Invite) == [(worker(2), Invite((1,)))]
-    core.handle(worker(2), Admit(3), 3.0)
-    assert views(flushed(core, {2: 8}, view=3)).joined == (1,)
+    assert views(admitted(core, {2: 8}, view=3, leader=2)).joined == (1,)
 
 
-def test_another_loss_does_not_stop_the_admission():
+def test_another_loss_does_not_stop_the_admission_and_that_of_the_replacement_lets_the_leader_go_on():
     core, _ = replaced(workers=4)
     core.handle(worker(0), Admit(2), 3.0)
-    core.lost(worker(3), "end of stream", 3.0)
+    lose(core, 3, 3.0)
     view = views(flushed(core, {0: 9, 2: 9}, view=2, turn=2))
     assert (view.members, view.joined) == ((0, 1, 2), (1,))
-
-
-def test_the_leader_is_let_go_on_if_the_replacement_dies_first():
     core, _ = replaced()
     core.handle(worker(0), Admit(2), 3.0)
-    log = core.lost(worker(1), "end of stream", 3.0)[0]
-    assert log.text == "worker 1 on h9 was lost: end of stream, before it had joined"
+    assert lose(core, 1, 3.0)[0].text == "worker 1 on h9 was lost: end of stream, before it had joined"
     view = views(flushed(core, {0: 9, 2: 9}, view=2))
     assert (view.members, view.joined, view.number) == ((0, 2), (), 3)
 
 
 def test_a_replacement_that_is_lost_after_it_has_joined_is_removed_like_any_member():
     core, _ = replaced()
-    core.handle(worker(0), Admit(2), 3.0)
-    flushed(core, {0: 9, 2: 9}, view=2)
-    assert len(messages(core.lost(worker(1), "end of stream", 3.0), Flush)) == 2
-    assert views(flushed(core, {0: 9, 2: 9}, view=3)) == View(
-        4, 9, ((0,), (2,)), (0,), lost=(Lost(1, "worker 1 on h9 was lost: end of stream"),)
-    )
+    admitted(core, {0: 9, 2: 9}, view=2)
+    assert len(messages(lose(core, 1, 3.0), Flush)) == 2
+    lost = (Lost(1, "worker 1 on h9 was lost: end of stream"),)
+    assert views(flushed(core, {0: 9, 2: 9}, view=3)) == View(4, 9, ((0,), (2,)), (0,), lost=lost)
 
 
-def test_a_replacement_with_other_facts_is_refused_by_name():
+def test_a_replacement_with_other_facts_or_an_error_of_its_own_ends_alone():
     core, actions = replaced(facts={"network": "mlp", "data": "77aa"})
     said = "did not join the job: worker 1 on h9 is not like the job's other workers: data 77aa (the job: 9c1f)"
     assert actions[1:] == [Send(worker(1), Abort(said)), Cut(worker(1))]
     assert core.lost(worker(1), "cut", 3.0) == []
     assert core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 4.0), "another one may come"
-
-
-def test_an_error_of_a_replacement_is_its_own():
     core, _ = replaced()
     actions = core.handle(worker(1), Abort("no such file"), 3.0)
     assert actions[0].text == "worker 1 on h9: no such file, before it had joined" and not finished(actions)
 
 
-def test_a_second_replacement_is_refused():
-    core, _ = replaced()
-    (refused,) = core.handle(worker(1), Register("127.0.0.1", 0, "h7", "", ""), 2.0)
-    assert refused.reason == "worker 1 is already registered, from host h9"
+def test_a_replacement_of_a_worker_that_is_not_lost_and_a_second_one_are_refused():
+    for core, host in ((armed(), "h1"), (replaced()[0], "h9")):
+        (refused,) = core.handle(worker(1), Register("127.0.0.1", 0, "h7", "", ""), 2.0)
+        assert refused.reason == f"worker 1 is already registered, from host {host}"
 
 
-def test_a_replacement_of_a_worker_that_is_not_lost_is_refused():
-    (refused,) = armed().handle(worker(1), Register("127.0.0.1", 0, "h7", "", ""), 2.0)
-    assert refused.reason == "worker 1 is already registered, from host h1"
-
-
-def test_lost_links_of_the_one_before_mean_nothing_for_a_replacement():
+def test_a_replacement_that_has_lost_a_link_gives_up_but_not_for_links_of_the_one_before():
     core, _ = replaced(servers=2)
     core.handle(("server", 1), link_lost(1, 1, "server"), 2.0)
     assert core.tick(2.1 + WAIT_SECONDS) == []
-
-
-def test_a_replacement_that_has_lost_a_link_gives_up():
     core, _ = replaced(servers=2)
     assert core.handle(worker(1), link_lost(1, 1), 2.0) == [], "the server may be lost"
     actions = core.tick(2.1 + WAIT_SECONDS)
@@ -599,8 +500,8 @@ def test_a_replacement_that_has_lost_a_link_gives_up():
 
 def test_waiting_replacements_hear_of_the_end():
     core, _ = replaced()
-    core.handle(worker(0), Bye(done=9), 3.0)
-    actions = core.handle(worker(2), Bye(done=9), 3.0)
+    bye(core, 0)
+    actions = bye(core, 2)
     assert finished(actions) == [""] and (ALL, Shutdown()) in messages(actions)
 
 
@@ -611,7 +512,7 @@ def test_a_replay_keeps_workers_that_return():
     assert (worker(1), Enter(View(2, 5, ((0,), (2,)), (0,), until=8), returns=True)) in messages(dismissed)
     assert "a replay needs all workers" in finished(copy.deepcopy(core).lost(worker(1), "end of stream", 1.0))[0]
     assert views(flushed(core, {0: 8, 2: 8}, view=2, turn=0)) == View(3, 8, ((0, 1), (2,)), (0,), joined=(1,))
-    assert not finished(core.handle(worker(1), Bye(done=9), 3.0)), "it is a member again"
+    assert not finished(bye(core, 1, 3.0)), "it is a member again"
 
 
 # -- workers that come in addition to those of the start
@@ -630,26 +531,19 @@ def test_workers_come_in_addition():
     assert registering[1].text == "worker 4 on h9 has come to join"
     assert messages(ready) == [(worker(0), Invite((4,)))]
     come(core, 3, host="id 0")
-    core.handle(worker(0), Admit(1), 3.0)
-    view = views(flushed(core, {0: 7, 1: 7, 2: 7}))
+    view = views(admitted(core, {0: 7, 1: 7, 2: 7}))
     assert view == View(2, 7, ((0, 1, 3), (2,), (4,)), (0,), joined=(3, 4))
-    assert not finished(core.lost(worker(4), "end of stream", 4.0))
+    assert not finished(lose(core, 4, 4.0))
     assert views(flushed(core, {0: 8, 1: 8, 2: 8, 3: 8}, view=2)).members == (0, 1, 2, 3)
     assert come(core, 4)[0][1].text == "worker 4 on h9 has come as a replacement"
 
 
-@pytest.mark.parametrize("rank", [3, 4])
-def test_ranks_beyond_the_limit_are_refused(rank):
-    """Without one, all that were not there at the start."""
-    core = armed(max_workers=3 if rank == 3 else 4)
-    (refused,) = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", ""), 2.0)
-    assert refused.reason == f"worker {rank} is not part of this job of 3 workers and 1 servers"
-
-
-def test_a_job_that_is_not_elastic_takes_nobody():
-    core = registered(elastic=0, max_workers=4)
-    (refused,) = core.handle(worker(3), Register("127.0.0.1", 0, "h9", "", ""), 2.0)
-    assert "is not part of this job" in refused.reason
+def test_ranks_beyond_the_limit_are_refused_and_all_by_a_job_that_is_not_elastic():
+    """Without a limit, all that were not there at the start."""
+    jobs = ((3, armed(max_workers=3)), (4, armed(max_workers=4)), (3, registered(elastic=0, max_workers=4)))
+    for rank, core in jobs:
+        (refused,) = core.handle(worker(rank), Register("127.0.0.1", 0, "h9", "", ""), 2.0)
+        assert refused.reason == f"worker {rank} is not part of this job of 3 workers and 1 servers"
 
 
 def test_one_that_comes_before_the_first_view_joins_it_later():
@@ -657,10 +551,14 @@ def test_one_that_comes_before_the_first_view_joins_it_later():
     core = registered(max_workers=5)
     assert come(core, 3)[1] == come(core, 4, facts={"network": "lenet"})[1] == []
     actions = [core.handle(worker(rank), Ready(FACTS), 3.0) for rank in range(3)][-1]
-    view = next(each.message.view for each in actions if isinstance(each, Send) and isinstance(each.message, Enter))
-    assert view.members == (0, 1, 2)
-    assert (worker(0), Invite((3,))) in messages(actions)
-    assert [to for to, _ in messages(actions, Abort)] == [worker(4)]
+    assert [entered.view.members for _, entered in messages(actions, Enter)][0] == (0, 1, 2)
+    assert (worker(0), Invite((3,))) in messages(actions) and removed_by(actions) == [worker(4)]
+    core = registered(max_workers=4)
+    come(core, 3)
+    assert not finished(lose(core, 3, 2.0))
+    actions = [core.handle(worker(rank), Ready(FACTS), 3.0) for rank in range(3)][-1]
+    assert not messages(actions, Invite) and messages(actions, Enter), "the loss has changed nothing"
+    assert come(core, 3)[0][1].text == "worker 3 on h9 has come as a replacement"
 
 
 def test_one_that_comes_before_all_have_registered_starts_with_them():
@@ -671,26 +569,21 @@ def test_one_that_comes_before_all_have_registered_starts_with_them():
     assert [to for to, _ in start] == [ALL] and len(start[0][1].workers) == 1
 
 
-def test_one_that_is_lost_before_the_first_view_changes_nothing():
-    core = registered(max_workers=4)
-    come(core, 3)
-    assert not finished(core.lost(worker(3), "end of stream", 2.0))
-    actions = [core.handle(worker(rank), Ready(FACTS), 3.0) for rank in range(3)][-1]
-    assert not messages(actions, Invite) and messages(actions, Enter)
-    assert come(core, 3)[0][1].text == "worker 3 on h9 has come as a replacement"
-
-
 MORE = (View(1, 0, ((0, 1), (2,)), (0,)), View(2, 5, ((0, 1), (2,), (3,)), (0,), joined=(3,)))
 
 
-def test_a_replay_waits_for_who_joined():
+def test_a_replay_waits_for_who_joined_and_lets_nobody_join_before_its_time():
     core = armed(replay=MORE, max_workers=5)
     (log,) = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
     assert log == Log("the replay waits for worker 3 to join, as in the replayed job")
     come(core, 4)
     view = views(come(core, 3)[1])
     assert (view.members, view.base) == ((0, 1, 2, 3), 5), "and not for another"
-    assert "a replay needs all workers" in finished(core.lost(worker(3), "end of stream", 3.0))[0]
+    early = armed(replay=MORE, max_workers=4)
+    assert come(early, 3)[1] == []
+    for each in (core, copy.deepcopy(early)):
+        assert "a replay needs all workers" in finished(lose(each, 3, 3.0))[0]
+    assert views(flushed(early, {0: 5, 1: 5, 2: 5}, turn=0)).members == (0, 1, 2, 3)
 
 
 def test_a_replay_invites_nobody():
@@ -699,13 +592,6 @@ def test_a_replay_invites_nobody():
     come(core, 3)
     actions = flushed(core, {0: 3, 1: 3, 2: 3}, turn=0)
     assert views(actions).members == (0, 2) and not messages(actions, Invite)
-
-
-def test_a_replay_lets_nobody_join_before_its_time():
-    core = armed(replay=MORE, max_workers=4)
-    assert come(core, 3)[1] == []
-    assert "a replay needs all workers" in finished(copy.deepcopy(core).lost(worker(3), "end of stream", 3.0))[0]
-    assert views(flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)).members == (0, 1, 2, 3)
 
 
 # -- members that leave on purpose, and too few members
@@ -723,12 +609,7 @@ def admitted(core, held, view=1, leader=0, turn=1):
 
 def entered(actions):
     """The message to the members."""
-    (found,) = {
-        id(each.message): each.message
-        for each in actions
-        if isinstance(each, Send) and each.to == worker(0) and isinstance(each.message, Enter)
-    }.values()
-    return found
+    return next(message for to, message in messages(actions, Enter) if to == worker(0))
 
 
 def test_a_notice_is_for_the_next_round_of_the_leader():
@@ -744,7 +625,7 @@ def test_a_notice_is_for_the_next_round_of_the_leader():
     assert [to for to, _ in told] == [("server", 0), worker(0), worker(2), worker(1)]
     assert all(message == Enter(view, departed=(1,)) for _, message in told)
     assert core.handle(worker(1), Heartbeat(), 4.0) == [Send(worker(1), Heartbeat())]
-    assert core.handle(worker(1), Bye(done=7), 4.0) == core.lost(worker(1), "end of stream", 4.0) == []
+    assert core.handle(worker(1), Bye(done=7), 4.0) == lose(core, 1, 4.0) == []
     assert come(core, 1)[0][1].text == "worker 1 on h9 has come as a replacement"
 
 
@@ -757,20 +638,17 @@ def test_one_that_has_left_is_not_missed():
     assert "already registered" in refused.reason
     assert core.handle(worker(1), Abort("too late"), 4.0) == []
     assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == []
-    assert core.lost(worker(1), "end of stream", 4.0) == []
+    assert lose(core, 1, 4.0) == []
     assert core.handle(worker(1), Register("127.0.0.1", 0, "h9", "", ""), 5.0)
 
 
-def test_a_link_that_one_has_lost_before_it_left_means_nothing():
+def test_a_link_that_one_has_lost_before_it_left_means_nothing_and_is_not_the_cause_of_the_jobs_end():
     """Of two members that are left, the other one is no majority against the server."""
     core = armed(workers=2, servers=2)
     notice(core, 1)
     assert core.handle(worker(1), link_lost(1, 1), 3.5) == []
     assert views(admitted(core, {0: 7, 1: 7})).members == (0,)
     assert core.tick(3.6 + WAIT_SECONDS) == []
-
-
-def test_nor_is_it_the_cause_of_the_jobs_end():
     core = armed()
     notice(core, 1)
     assert core.handle(worker(1), link_lost(1, 0), 3.5) == []
@@ -778,50 +656,38 @@ def test_nor_is_it_the_cause_of_the_jobs_end():
     assert finished(core.handle(worker(0), Abort("a mistake"), 3.6)) == ["worker 0 on h0: a mistake"]
 
 
-def test_a_member_that_dies_before_it_could_leave_is_lost():
+def test_a_member_that_dies_before_it_could_leave_is_lost_and_its_replacement_stays():
     core = armed()
     notice(core, 1)
-    core.lost(worker(1), "end of stream", 2.0)
-    view = views(flushed(core, {0: 7, 2: 7}))
-    assert view.left == () and [each.member for each in view.lost] == [1]
-
-
-def test_a_notice_of_the_one_before_is_not_one_of_its_replacement():
-    core = armed()
-    notice(core, 1)
-    core.lost(worker(1), "end of stream", 2.0)
-    assert not messages(flushed(core, {0: 7, 2: 7}), Invite)
+    lose(core, 1, 2.0)
+    actions = flushed(core, {0: 7, 2: 7})
+    view = views(actions)
+    assert view.left == () and [each.member for each in view.lost] == [1] and not messages(actions, Invite)
     come(core, 1)
     actions = admitted(core, {0: 8, 2: 8}, view=2)
     assert views(actions).joined == (1,) and not messages(actions, Invite)
 
 
-def test_a_loss_before_the_leader_is_between_two_rounds_lets_nobody_leave():
+def test_after_a_loss_before_the_leader_is_between_two_rounds_or_its_own_nobody_leaves_yet():
     core = armed(workers=4)
     notice(core, 1)
-    core.lost(worker(2), "end of stream", 2.0)
+    lose(core, 2, 2.0)
     actions = flushed(core, {0: 7, 1: 7, 3: 7})
     assert views(actions).members == (0, 1, 3)
     assert messages(actions, Invite) == [(worker(0), Invite(()))], "it is asked again"
-
-
-def test_if_the_leader_dies_nobody_leaves_yet():
     core = armed()
     notice(core, 1)
     core.handle(worker(0), Admit(1), 3.0)
-    core.lost(worker(0), "end of stream", 3.0)
+    lose(core, 0, 3.0)
     assert views(flushed(core, {1: 7, 2: 7}, turn=2)).members == (1, 2)
 
 
-def test_one_leaves_while_another_joins():
+def test_one_leaves_while_another_joins_or_one_view_later_if_it_alone_has_the_state_of_training():
     core = armed(max_workers=4)
     come(core, 3)
     notice(core, 0)
     view = views(admitted(core, {0: 7, 1: 7, 2: 7}))
     assert (view.members, view.joined, view.leader) == ((1, 2, 3), (3,), 1)
-
-
-def test_who_has_the_state_of_training_leaves_after_another_has_got_it():
     core = armed(workers=1, max_workers=2)
     come(core, 1)
     notice(core, 0)
@@ -847,49 +713,30 @@ def handing(core, *ranks):
 def test_who_has_residuals_leaves_one_view_later_and_hands_them_over_in_this_one():
     core = handing(armed(), 1)
     assert core.tick(4.0) == flushed(core, {0: 8, 2: 8}, view=2, turn=0) == []
+    other, left = copy.deepcopy(core), (Lost(1, "SIGTERM"),)
     view = views(flushed(core, {1: 8}, view=2, turn=0))
-    assert view == View(3, 8, ((0,), (2,)), (0,), left=(Lost(1, "SIGTERM"),))
+    assert view == View(3, 8, ((0,), (2,)), (0,), left=left)
+    assert messages(notice(other, 2, residuals=True)) == []
+    view = views(flushed(other, {1: 8}, view=2, turn=0))
+    assert view == View(3, 8, ((0,), (2,)), (0,), 9, left=left, hands_over=(2,)), "who gives notice meanwhile is next"
+    assert views(flushed(other, {0: 9, 2: 9}, view=3, turn=0)).members == (0,)
 
 
-def test_who_gives_notice_meanwhile_hands_over_next():
-    core = handing(armed(), 1)
-    assert messages(notice(core, 2, residuals=True)) == []
-    view = views(flushed(core, {0: 8, 1: 8, 2: 8}, view=2, turn=0))
-    assert view == View(3, 8, ((0,), (2,)), (0,), 9, left=(Lost(1, "SIGTERM"),), hands_over=(2,))
-    assert views(flushed(core, {0: 9, 2: 9}, view=3, turn=0)).members == (0,)
-
-
-def test_if_the_handing_over_is_aborted_it_begins_again():
+def test_a_loss_during_the_handing_over_makes_it_begin_again_unless_it_was_made():
     """Whoever is lost but for the one that hands over, also the receiver."""
     core = handing(armed(), 1)
-    assert messages(core.lost(worker(0), "end of stream", 4.0), Flush)
+    dies = copy.deepcopy(core)
+    assert messages(lose(core, 0, 4.0), Flush)
+    made = copy.deepcopy(core)
     view = views(flushed(core, {1: 7, 2: 7}, view=2))
     assert (view.members, view.until, view.hands_over, view.receiver) == ((1, 2), 8, (1,), 2)
     assert views(flushed(core, {1: 8, 2: 8}, view=3, turn=0)).members == (2,)
-
-
-def test_if_it_was_made_and_another_is_lost_they_leave():
-    core = handing(armed(workers=3), 1)
-    core.lost(worker(0), "end of stream", 4.0)
-    assert messages(flushed(core, {1: 8, 2: 7}, view=2)) == [(worker(2), Flush(2, 1, 8))]
-    view = views(flushed(core, {2: 8}, view=2))
+    assert messages(flushed(made, {1: 8, 2: 7}, view=2)) == asked(2, view=2, op=8)
+    view = views(flushed(made, {2: 8}, view=2))
     assert (view.members, view.hands_over, [each.member for each in view.left]) == ((2,), (), [1])
-
-
-def test_who_dies_while_it_hands_over_is_lost():
-    core = handing(armed(), 1)
-    core.lost(worker(1), "end of stream", 4.0)
-    view = views(flushed(core, {0: 7, 2: 7}, view=2))
+    lose(dies, 1, 4.0)
+    view = views(flushed(dies, {0: 7, 2: 7}, view=2))
     assert (view.hands_over, view.left, view.until, [each.member for each in view.lost]) == ((), (), NEVER, [1])
-
-
-def test_when_all_leave_nothing_is_handed_over():
-    """The checkpoint has the residuals."""
-    core = armed(workers=2)
-    notice(core, 0, residuals=True)
-    notice(core, 1, residuals=True)
-    actions = admitted(core, {0: 7, 1: 7})
-    assert entered(actions).ends and not entered(actions).view.hands_over
 
 
 def test_who_hands_over_joins_in_a_replay_until_the_next_view():
@@ -966,7 +813,7 @@ def test_if_the_leader_is_lost_after_it_has_asked_the_others_may_be_anywhere():
     core = of_kind("dist_sync")
     ask(core, "dist_async")
     core.handle(worker(0), Admit(1), 3.0)
-    core.lost(worker(0), "end of stream", 3.0)
+    lose(core, 0, 3.0)
     view = views(flushed(core, {1: 7, 2: 7}, turn=2))
     assert (view.members, view.drains) == ((1, 2), False)
     assert views(admitted(core, {1: 8, 2: 8}, view=2, leader=1)).drains
@@ -1005,8 +852,14 @@ def test_a_job_that_cannot_change_says_why():
     assert "change 1 is refused: a replay goes through the views" in logged(ask(core, "dist_async"))[-1]
 
 
-def test_a_replay_knows_no_notices():
-    assert notice(armed(replay=REPLAY), 1) == []
+def test_when_all_leave_nothing_is_handed_over():
+    """The checkpoint has the residuals."""
+    core = armed(workers=2)
+    notice(core, 0, residuals=True)
+    notice(core, 1, residuals=True)
+    actions = admitted(core, {0: 7, 1: 7})
+    assert entered(actions).ends and not entered(actions).view.hands_over
+    assert notice(armed(replay=REPLAY), 1) == [], "a replay knows no notices"
 
 
 def test_when_all_leave_the_job_ends_with_a_last_view():
@@ -1017,23 +870,17 @@ def test_when_all_leave_the_job_ends_with_a_last_view():
     reason = "worker 0 leaves on purpose: SIGTERM; worker 1 leaves on purpose: SIGTERM; no worker is left"
     assert entered(actions) == Enter(View(2, 7, ((0, 1),), (0,)), ends=reason)
     assert Log(f"the job ends: {reason}") in actions and not messages(actions, Invite)
-    assert not finished(core.handle(worker(0), Bye(done=9), 4.0))
-    assert finished(core.handle(worker(1), Bye(done=9), 4.0)) == [reason]
+    assert not finished(bye(core, 0, 4.0))
+    assert finished(bye(core, 1, 4.0)) == [reason]
 
 
-def test_a_notice_below_the_minimum_ends_the_job():
+def test_a_notice_below_the_minimum_ends_the_job_and_a_loss_then_does_not_keep_the_others_from_saving():
     core = armed(elastic=3)
     notice(core, 1)
     actions = admitted(core, {0: 7, 1: 7, 2: 7})
     assert entered(actions).view.members == (0, 1, 2)
     assert entered(actions).ends == "worker 1 leaves on purpose: SIGTERM; 2 workers are left, and --min-workers is 3"
-
-
-def test_a_loss_in_the_last_view_does_not_keep_the_others_from_saving():
-    core = armed(elastic=3)
-    notice(core, 1)
-    admitted(core, {0: 7, 1: 7, 2: 7})
-    assert not finished(core.lost(worker(1), "end of stream", 4.0))
+    assert not finished(lose(core, 1, 4.0))
     actions = flushed(core, {0: 7, 2: 7}, view=2)
     assert views(actions).members == (0, 2) and entered(actions).ends
 
@@ -1044,13 +891,12 @@ FEW = "2 workers are left, and --min-workers is 3"
 def waiting(**settings):
     """A job that had to have 3 workers, waits for more in view 3, and has lost worker 1."""
     core = armed(elastic=3, wait_for_hosts=60.0, max_workers=5, **settings)
-    assert not finished(core.lost(worker(1), "end of stream", 2.0))
+    assert not finished(lose(core, 1, 2.0))
     actions = flushed(core, {0: 7, 2: 7})
     assert Log(f"{FEW}: the job waits up to 60 s for more (--wait-for-hosts)") in actions
     assert messages(actions, Invite) == [(worker(0), Invite(()))]
     actions = admitted(core, {0: 9, 2: 9}, view=2)
-    assert entered(actions) == Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True)
-    assert not messages(actions, Invite)
+    assert entered(actions) == Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True) and not messages(actions, Invite)
     return core
 
 
@@ -1058,26 +904,28 @@ def test_a_job_with_too_few_members_goes_on_when_there_are_enough():
     core = waiting()
     assert messages(come(core, 3)[1], Flush)
     actions = flushed(core, {0: 9, 2: 9}, view=3)
-    assert entered(actions) == Enter(View(4, 9, ((0,), (2,), (3,)), (0,), joined=(3,)))
-    assert not messages(actions, Invite)
-
-
-def test_another_loss_meanwhile_changes_nothing():
-    core = waiting()
-    core.lost(worker(2), "end of stream", 4.0)
-    actions = flushed(core, {0: 9}, view=3)
-    assert entered(actions) == Enter(
-        View(4, 9, ((0,),), (0,), lost=(Lost(2, views(actions).lost[0].reason),)), holds=True
+    assert entered(actions) == Enter(View(4, 9, ((0,), (2,), (3,)), (0,), joined=(3,))) and not messages(
+        actions, Invite
     )
+
+
+def test_another_loss_meanwhile_changes_nothing_but_without_a_worker_that_has_the_state_nobody_waits():
+    core = waiting()
+    lose(core, 2, 4.0)
+    actions = flushed(core, {0: 9}, view=3)
+    lost = (Lost(2, "worker 2 on h2 was lost: end of stream"),)
+    assert entered(actions) == Enter(View(4, 9, ((0,),), (0,), lost=lost), holds=True)
+    other = copy.deepcopy(core)
     assert not messages(come(core, 3)[1], Flush)
     assert messages(come(core, 4)[1], Flush)
     assert views(flushed(core, {0: 9}, view=4)).members == (0, 3, 4)
+    assert finished(lose(other, 0, 4.0))
 
 
 def test_a_replacement_that_comes_before_its_loss_has_ended_joins_one_view_later():
     """So no view has a worker both as lost and as joined."""
     core = waiting()
-    core.lost(worker(2), "end of stream", 4.0)
+    lose(core, 2, 4.0)
     come(core, 2)
     come(core, 1)
     actions = flushed(core, {0: 9}, view=3)
@@ -1092,8 +940,7 @@ def test_a_job_that_has_waited_in_vain_ends():
     core = waiting()
     since = core._views._departures.since
     for second in range(4, 64):
-        for node in [("server", 0), worker(0), worker(2)]:
-            core.handle(node, Heartbeat(), float(second))
+        beat(core, second)
         actions = core.tick(float(second))
         assert bool(messages(actions, Flush)) == (second - since >= 60.0), second
         if actions:
@@ -1109,13 +956,6 @@ def test_a_notice_while_the_job_waits_is_followed_at_once():
     assert (entered(actions).view.members, entered(actions).holds) == ((0,), True)
 
 
-def test_without_a_worker_that_has_the_state_nobody_waits():
-    core = waiting()
-    core.lost(worker(2), "end of stream", 4.0)
-    flushed(core, {0: 9}, view=3)
-    assert finished(core.lost(worker(0), "end of stream", 4.0))
-
-
 # -- samples are divided by speed
 
 
@@ -1128,22 +968,17 @@ def measured(core, speeds, view=1, now=1.0):
 SLOW = {0: 10.0, 1: 5.0, 2: 10.0}
 
 
-def test_samples_are_divided_anew_between_two_rounds_of_the_leader():
+def test_samples_are_divided_anew_between_two_rounds_of_the_leader_if_that_is_wanted():
     core = armed(balance=Balancing(60))
     assert measured(core, SLOW) == [(worker(0), Invite(()))]
     assert measured(core, SLOW) == [], "it waits"
-    core.handle(worker(0), Admit(1), 2.0)
-    view = views(flushed(core, {0: 9, 1: 9, 2: 9}))
+    view = views(admitted(core, {0: 9, 1: 9, 2: 9}))
     assert view == View(2, 9, ((0, 1), (2,)), (0,), shares=(24, 12, 24))
-
-
-def test_without_the_option_speeds_mean_nothing():
     assert measured(armed(), SLOW) == []
 
 
 def test_speeds_of_an_earlier_view_and_of_removed_workers_do_not_count():
-    core = armed(workers=4, balance=Balancing(60))
-    core.lost(worker(3), "end of stream", 1.0)
+    core = without(3, workers=4, balance=Balancing(60))
     flushed(core, {0: 7, 1: 7, 2: 7})
     assert measured(core, SLOW, view=1) == []
     assert measured(core, {0: 10.0, 1: 5.0, 3: 1.0}, view=2) == []
@@ -1153,13 +988,12 @@ def test_speeds_of_an_earlier_view_and_of_removed_workers_do_not_count():
 def test_a_loss_before_the_leader_is_between_two_rounds_divides_at_once():
     core = armed(balance=Balancing(60))
     measured(core, SLOW)
-    core.lost(worker(0), "end of stream", 1.0)
+    lose(core, 0)
     actions = flushed(core, {1: 7, 2: 7})
     assert views(actions).shares == (20, 40) and not messages(actions, Invite)
-    assert core.handle(worker(0), Register("127.0.0.1", 0, "h0", "", "id 0"), 2.0)
-    core.handle(worker(0), Ready(FACTS), 2.0)
-    core.handle(worker(1), Admit(2), 3.0)
-    assert views(flushed(core, {1: 9, 2: 9}, view=2)).shares == (20, 13, 27), "a newcomer gets an equal part"
+    come(core, 0, host="id 0")
+    shares = views(admitted(core, {1: 9, 2: 9}, view=2, leader=1)).shares
+    assert shares == (20, 13, 27), "a newcomer gets an equal part"
 
 
 def test_a_replay_divides_as_the_recorded_job_did():
