@@ -20,6 +20,8 @@ from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.worker_slice import Landing
 from tests.kvstore.made import start
+from tests.kvstore.whole_job import begun
+from tests.waiting import SECONDS, wait_for
 
 ENVIRONMENT = Environment(role="worker", num_workers=3, num_servers=1, job="job", key=b"key")
 HOSTS = ("shared", "shared", "own")
@@ -39,7 +41,7 @@ class Worker:
 
     def __init__(self, rank, start_message, sharing):
         self.routes = Routes(replace(ENVIRONMENT, index=rank), start_message, sharing, lambda reason: None, pytest.fail)
-        self.entries = Entries(self.routes, 3, "dist_sync", 0.0, 10.0)
+        self.entries = Entries(self.routes, 3, "dist_sync", 0.0, SECONDS)
         self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
         for asked in [each.last_request() for each in self.routes.links]:
             if asked:
@@ -50,13 +52,13 @@ class Worker:
         """Push a gradient that was ready so many seconds ago; returns the handle of the value."""
         (way,) = self.entries.find("w").ways
         ready = time.perf_counter() - ready_for
-        handle = Told(1, "w", 10.0)
+        handle = Told(1, "w", SECONDS)
         way.link.expect(Landing(way.slice, self.value, handle, asked=ready), 1)
         way.link.outbox.put_all([way.link.push(way.slice, values, 1, -1.0, 0, Flag.PULL, ready)])
         return handle
 
     def leave(self):
-        for asked in [each.leave(10.0) for each in self.routes.links]:
+        for asked in [each.leave(SECONDS) for each in self.routes.links]:
             asked.wait()
         self.cut()
 
@@ -86,7 +88,7 @@ def workers():
     listening.close()
 
 
-def round_of(workers, ready_for=(0.0, 0.0, 0.0)):
+def round_of(workers, ready_for=(0, 0, 0)):
     """All push their number and wait for the sum. Returns the times of each."""
     handles = [
         worker.pushpull(np.full(SIZE, rank + 1.0, np.float32), ago)
@@ -97,24 +99,24 @@ def round_of(workers, ready_for=(0.0, 0.0, 0.0)):
     return [handle.trip for handle in handles]
 
 
-def test_all_get_the_sum(workers):
-    round_of(workers)
+@pytest.mark.parametrize(
+    "ready_for", [(0, 0, 0), (1000, 0, 0), (0, 1000, 0), (1000, 1000, 0), (0, 1000, 2000), (2000, 1000, 0)]
+)
+def test_a_hosts_sum_is_ready_when_its_last_gradient_is_ready(workers, ready_for):
+    """Each has waited since its own gradient was ready for the last of all, not for its host's first one."""
+    trips = round_of(workers, ready_for)
+    assert [trip.waited for trip in trips] == [pytest.approx(each, abs=SECONDS) for each in ready_for]
     assert [set(worker.value.tolist()) for worker in workers] == [{6.0}] * 3
 
 
-@pytest.mark.parametrize(
-    "ready_for, waited",
-    [
-        ((10, 0, 0), (10, 0, 0)),
-        ((0, 10, 0), (0, 10, 0)),
-        ((10, 10, 0), (10, 10, 0)),
-        ((0, 10, 20), (0, 10, 20)),
-        ((20, 10, 0), (20, 10, 0)),
-    ],
-)
-def test_a_hosts_sum_is_ready_when_its_last_gradient_is_ready(workers, ready_for, waited):
-    """Each has waited since its own gradient was ready for the last of all, not for its host's first one."""
-    assert [trip.waited for trip in round_of(workers, ready_for)] == [pytest.approx(each, abs=3.0) for each in waited]
+class Looks(threading.Event):
+    """The job's end; counts how often the relay has looked whether it has come."""
+
+    count = 0
+
+    def wait(self, timeout=None):
+        self.count += 1
+        return super().wait(timeout)
 
 
 def test_the_relay_stays_until_the_last_worker_of_its_host_has_closed(workers):
@@ -122,16 +124,14 @@ def test_the_relay_stays_until_the_last_worker_of_its_host_has_closed(workers):
     first, second, third = workers
     round_of(workers)
     first.leave()
-    over = threading.Event()
-    leaving = threading.Thread(target=first.routes.relay.leave, args=(over,))
-    leaving.start()
-    leaving.join(0.5)
-    assert leaving.is_alive(), "the second worker is here"
+    over = Looks()
+    leaving = begun(first.routes.relay.leave, over)
+    wait_for(lambda: over.count > 3 or leaving.done(), "the relay looks")
+    assert not leaving.done(), "the second worker is here"
     second.leave()
-    leaving.join(10.0)
-    assert not leaving.is_alive()
+    leaving.result(SECONDS)
     third.cut()
-    assert first.lost.get(timeout=10.0).peer.index == 2, "and nobody before: the relay has left"
+    assert first.lost.get(timeout=SECONDS).peer.index == 2, "and nobody before: the relay has left"
 
 
 def test_the_relay_does_not_outlive_the_job(workers):
@@ -139,10 +139,8 @@ def test_the_relay_does_not_outlive_the_job(workers):
     (upstream,) = workers[0].routes.relay.links.values()
     upstream.echoed = lambda size: echoed.set()
     upstream.outbox.put(Header(Kind.PROBE).pack())
-    assert echoed.wait(10.0), "a link without a frame is not missed"
-    leaving = threading.Thread(target=workers[0].routes.relay.leave, args=(over,))
-    leaving.start()
+    assert echoed.wait(SECONDS), "a link without a frame is not missed"
+    leaving = begun(workers[0].routes.relay.leave, over)
     over.set()
-    leaving.join(10.0)
-    assert not leaving.is_alive()
-    assert workers[0].lost.get(timeout=10.0).peer.role == "relay", "it does not say that no push is missing"
+    leaving.result(SECONDS)
+    assert workers[0].lost.get(timeout=SECONDS).peer.role == "relay", "it does not say that no push is missing"
