@@ -51,15 +51,8 @@ def facts(host: str, address: str = "", **more: object) -> dict:
 
 
 def inspected(version: str) -> dict:
-    return {
-        "inspection": {
-            "missing": [],
-            "local": [],
-            "packages": {"dmltrain": version},
-            "executable": "python",
-            "version": "3.11.7",
-        }
-    }
+    found = {"missing": [], "local": [], "executable": "python", "version": "3.11.7"}
+    return {"inspection": {"packages": {"dmltrain": version}, **found}}
 
 
 class Changing(Job3):
@@ -81,18 +74,10 @@ class Changing(Job3):
         job = Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most)
         hosts = [Host(name, slots=1) for name in "abc"] if servers > 1 else HOSTS
         self.supervisor = ElasticSupervisor(job, hosts, Limits(**limits), LISTED, watched)
-        self.now = 100.0
         self.replies: dict[int, Reply] = {}
-        self.supervisor.begin("the key", "/logs", self.now)
-        self.say(*map(Connected, "abc"), Ready("a", 10, 4), Ready("b", 20, 4), Ready("c", 30, 4))
-        self.say(*(Copied(name, "") for name in "abc" if copy))
-        self.say(*(Probed(name, facts(name, **inspected("0.5"))) for name in "abc" if not local))
-        self.say(Bound("a", {"scheduler": 9000, "master": 9001, "reach": 9002}))
-        self.say(Bound("b", {"reach": 9003}), Bound("c", {"reach": 9004}))
-        for name in "abc":
-            self.say(Reached(name, {peer: {"ms": 0.1} for peer in "abc" if peer != name}))
-        for task in range(4 + servers):
-            self.say(Started(self.host(task), task, 100 + task))
+        prepared = [Copied(name, "") for name in "abc" if copy]
+        prepared += [Probed(name, facts(name, **inspected("0.5"))) for name in "abc" if not local]
+        self.begin(4 + servers, *prepared)
         self.view(1, 0, 1, 2)
 
     def say(self, *events: object) -> list:
@@ -102,11 +87,6 @@ class Changing(Job3):
                 assert each.number not in self.replies, "answered twice"
                 self.replies[each.number] = each
         return [each for each in actions if not isinstance(each, Reply)]
-
-    def end(self) -> None:
-        assert self.supervisor.ending.begun
-        self.say(*(Ended(name, ()) for name in self.supervisor.ending.unanswered(self.supervisor.hosts)))
-        assert self.supervisor.over
 
     def view(self, number: int, *workers: int) -> None:
         assert self.say(Viewed(number, workers)) == []
@@ -127,11 +107,19 @@ class Changing(Job3):
     def texts(self, number: int) -> list[str]:
         return [text for text, _ in self.replies[number].notes]
 
+    def add_to_b(self) -> None:
+        """Worker 3, task 5, is started on b, and has not joined yet."""
+        assert started(self.ask(1, "add", "b")) == [("worker-3", "b", 5)]
+        self.say(Started("b", 5, 205))
+
+    def gone(self, host: str) -> list:
+        """All has ended on a host that was told to stop."""
+        return self.say(Ended(host, ()), Lost(host, "exited with 0", ended=True))
+
     def reach(self, host: str, address: str = "", **more: object) -> list:
         """A new host comes up to the point at which it must reach the others."""
-        assert self.say(Connected(host)) == [
-            Send(host, JobCommand("mark", host, 5.0, 10.0, "the key", "", "/logs", usage=0.0))
-        ]
+        begin = JobCommand("mark", host, 5.0, 10.0, "the key", "", "/logs", usage=0.0)
+        assert self.say(Connected(host)) == [Send(host, begin)]
         (probe,) = self.say(Ready(host, 40, 4))
         assert probe.host == host and isinstance(probe.command, Probe)
         return self.say(Probed(host, facts(host, address, **more)))
@@ -139,21 +127,19 @@ class Changing(Job3):
     def meet(self, host: str, error: str = "") -> list:
         """It reaches the host of scheduler and server, or not."""
         (reach,) = self.say(Bound(host, {"reach": 9008}))
-        assert reach == Send(host, Reach(reach.command.peers)) and [tuple(each) for each in reach.command.peers] == [
-            ("a", "10.0.0.1", 9007)
-        ]
+        assert reach == Send(host, Reach(reach.command.peers))
+        assert [tuple(each) for each in reach.command.peers] == [("a", "10.0.0.1", 9007)]
         return self.say(Reached(host, {"a": {"error": error} if error else {"ms": 0.1}}))
 
     def come(self, host: str) -> list:
         """All of it, until its workers are started."""
-        assert self.reach(host) == [
-            Send(host, Bind(INTERFACES[host], reach=True)),
-            Send("a", Bind("10.0.0.1", reach=True)),
-        ]
+        binds = [Send(host, Bind(INTERFACES[host], reach=True)), Send("a", Bind("10.0.0.1", reach=True))]
+        assert self.reach(host) == binds
         assert self.say(Bound("a", {"reach": 9007})) == []
         return self.meet(host)
 
 
+TOO_FEW = "1 worker would be left, and --min-workers is 2"
 CLOSED = Send("a", Start((), ()))  # nobody comes any more, so a stops listening
 
 
@@ -183,21 +169,12 @@ def test_workers_are_added_to_a_host_of_the_job_and_the_answer_waits_for_the_vie
     assert job.replies == {}
     job.now += 7
     job.view(3, 0, 1, 2, 3, 4)
-    assert job.replies[1] == Reply(
-        1,
-        0,
-        (("worker 3 on b has joined the job in view 2", None), ("worker 4 on b has joined the job in view 3", None)),
-    )
+    said = [f"worker {rank} on b has joined the job in view {rank - 1}" for rank in (3, 4)]
+    assert job.replies[1] == Reply(1, 0, tuple((text, None) for text in said))
     rows = report.record(job.supervisor, "0", Options(), 0.0, None)["processes"]
-    assert [(row["rank"], row.get("joined_after")) for row in rows if row["role"] == WORKER] == [
-        (0, None),
-        (1, None),
-        (2, None),
-        (3, 0.0),
-        (4, 7.0),
-    ]
+    joined = [(row["rank"], row.get("joined_after")) for row in rows if row["role"] == WORKER]
+    assert joined == [(0, None), (1, None), (2, None), (3, 0.0), (4, 7.0)]
     job.finish(WORKER_0, WORKER_1, WORKER_2, 5, 6)
-    assert job.supervisor.exit_code == 0 and job.failure == []
     assert job.last_line == "0 processes left on 3 hosts; joined: worker 3 on b after 0 s, worker 4 on b after 7 s"
 
 
@@ -205,11 +182,11 @@ def test_a_number_goes_to_the_hosts_with_the_fewest_workers_that_have_room():
     job = Changing(local=True)
     job.exit(WORKER_1, 1)
     assert started(job.ask(1, "add", "1")) == [("worker-3", "b", 5)]
-    assert job.refuses("add", "1") == "no host of the job has room for one more worker: name a host"
+    assert "no host of the job has room for one more worker" in job.refuses("add", "1")
     for what in ("0", "5000"):
         assert job.refuses("add", what) == f"{what} workers: expected 1 to 1000"
     for digits in (7, 5000):
-        assert job.refuses("add", "1" * digits) == f"a number of {digits} digits: expected 1 to 1000 workers"
+        assert job.refuses("add", "1" * digits).startswith(f"a number of {digits} digits")
 
 
 def test_a_new_host_is_prepared_as_at_the_start_and_reaches_scheduler_and_servers():
@@ -254,12 +231,10 @@ def test_a_host_that_does_not_answer_is_named_and_nothing_else_changes():
     assert job.say(Unreached("d", "cannot connect to d: timed out", 125)) == []
     assert 1 not in job.replies, "worker 3 is still to join, on b"
     job.view(2, 0, 1, 2, 3)
-    assert (job.replies[1].code, job.texts(1)) == (
-        125,
-        ["d was not added: cannot connect to d: timed out", "worker 3 on b has joined the job in view 2"],
-    )
+    said = ["d was not added: cannot connect to d: timed out", "worker 3 on b has joined the job in view 2"]
+    assert (job.replies[1].code, job.texts(1)) == (125, said)
     job.finish(WORKER_0, WORKER_1, WORKER_2, 5)
-    assert job.supervisor.exit_code == 0 and job.last_line.startswith("0 processes left on 3 hosts; ")
+    assert job.last_line.startswith("0 processes left on 3 hosts; ")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +250,7 @@ def test_a_host_that_does_not_suit_is_given_back(address, more, said):
     job.ask(1, "add", "d")
     assert job.reach("d", address, **more) == [Send("d", Stop(5.0))]
     assert job.replies[1].code and said in job.texts(1)[0]
-    job.say(Ended("d", ()), Lost("d", "exited with 0", ended=True))
+    job.gone("d")
     assert not job.supervisor.ending.begun
     assert job.ask(2, "add", "d") == [Connect("d")], "it can be tried again"
 
@@ -287,15 +262,12 @@ def test_a_host_without_a_way_to_the_scheduler_is_given_back():
     job.say(Bound("a", {"reach": 9007}))
     assert job.meet("d", "no route to host") == [Send("d", Stop(5.0)), CLOSED]
     assert job.texts(1)[0].startswith("d was not added: d: cannot reach a at 10.0.0.1: no route to host; ")
-
-
-def test_a_host_without_an_address_is_told_how_to_choose_one():
-    job = Changing()
-    job.ask(1, "add", "d")
+    job.gone("d")
+    job.ask(2, "add", "d")
     job.say(Connected("d"), Ready("d", 40, 4))
     rows = [{"name": f"eth{n}", "address": f"172.16.{n}.1", "prefix": 24} for n in range(2)]
     assert job.say(Probed("d", {"interfaces": rows})) == [Send("d", Stop(5.0))]
-    assert "the hosts have no common network" in job.texts(1)[0]
+    assert "no common network" in job.texts(2)[0]
 
 
 def test_a_host_that_takes_too_long_is_given_up_and_may_come_too_late():
@@ -303,14 +275,11 @@ def test_a_host_that_takes_too_long_is_given_up_and_may_come_too_late():
     job.ask(1, "add", "d")
     assert job.supervisor.deadline == job.now + 30
     assert job.tick() == [] and job.supervisor.deadline == math.inf
-    assert (job.replies[1].code, job.texts(1)) == (
-        124,
-        ["d was not added: it was not ready within 30 s (--start-timeout)"],
-    )
+    assert job.replies[1].code == 124
+    assert job.texts(1) == ["d was not added: it was not ready within 30 s (--start-timeout)"]
     assert job.say(Connected("d")) == [Send("d", Stop(5.0))]
-    assert job.say(Ready("d", 40, 4), Ended("d", ()), Lost("d", "exited with 0", ended=True)) == []
+    assert job.say(Ready("d", 40, 4)) == job.gone("d") == []
     job.finish(WORKER_0, WORKER_1, WORKER_2)
-    assert job.supervisor.over
 
 
 def test_an_agent_that_is_lost_while_its_host_is_prepared():
@@ -326,22 +295,23 @@ def test_an_agent_that_is_lost_while_its_host_is_prepared():
 @pytest.mark.parametrize("code", [75, 2, -9])
 def test_a_newcomer_that_ends_before_it_joins_is_a_loss_and_not_replaced(code):
     job = Changing(replaced=3)
-    job.ask(1, "add", "b")
-    job.say(Started("b", 5, 205))
+    job.add_to_b()
     assert job.exit(5, code) == []
     reply = job.replies[1]
     assert reply.code == (2 if code == 2 else 125)
     ((text, process),) = reply.notes
-    assert (
-        process == 5 and text.startswith("worker 3 (pid 205 on b) ") and text.endswith(", before it had joined the job")
-    )
+    assert process == 5 and text.startswith("worker 3 (pid 205 on b)") and text.endswith("before it had joined the job")
     lines = report.explained(job.supervisor, reply.notes, lambda task: ["did not join the job: data"], "logs")
     assert lines == [text, "its last lines (logs/worker-3.log):", "    did not join the job: data"]
     assert not any("replace" in each for each in job.notices) and job.supervisor.deadline == math.inf
     assert started(job.ask(2, "add", "b")) == [("worker-4", "b", 6)], "its number is not used again"
 
 
-def test_a_newcomer_that_its_host_cannot_start():
+def test_a_newcomer_that_its_host_cannot_start_or_that_comes_too_late():
+    job = Changing()
+    job.ask(1, "add", "b")
+    job.exit(5, 0)
+    assert job.texts(1) == ["worker 3 on b did not join the job: it ended first"]
     job = Changing()
     job.ask(1, "add", "b")
     assert job.say(Refused("b", "program train not found on b", 127)) == []
@@ -350,22 +320,13 @@ def test_a_newcomer_that_its_host_cannot_start():
 
 def test_a_member_that_came_later_is_replaced_like_others():
     job = Changing(replaced=1)
-    job.ask(1, "add", "b")
-    job.say(Started("b", 5, 205))
+    job.add_to_b()
     job.view(2, 0, 1, 2, 3)
     job.supervisor.take_notices()
     job.exit(5, -9)
-    assert job.notices == [
-        "worker 3 (pid 205 on b) was killed by SIGKILL; 3 workers are left; "
-        "starting the replacement of worker 3 on b in 1 s, 1 of 1"
-    ]
-
-
-def test_a_newcomer_that_comes_too_late_says_so():
-    job = Changing()
-    job.ask(1, "add", "b")
-    job.exit(5, 0)
-    assert job.texts(1) == ["worker 3 on b did not join the job: it ended first"]
+    (notice,) = job.notices
+    assert notice.startswith("worker 3 (pid 205 on b) was killed by SIGKILL; 3 workers are left; ")
+    assert notice.endswith("replacement of worker 3 on b in 1 s, 1 of 1")
 
 
 def test_the_end_of_the_job_answers_all():
@@ -379,23 +340,20 @@ def test_the_end_of_the_job_answers_all():
     assert job.texts(3) == ["the job is ending"]
     job.say(*(Ended(name, ()) for name in job.supervisor.hosts if name != "d"))
     assert job.supervisor.over
+    job = Changing()
+    job.exit(WORKER_0, 0)
+    job.ask(1, "add", "b")
+    assert (job.replies[1].code, job.texts(1)) == (125, ["the job is ending"]), "the first worker is done"
 
 
 def test_what_a_request_may_not_be():
     job = Changing(local=True)
-    assert job.refuses("add", "d").startswith("d: this job runs on this machine only: name localhost, or a number")
+    assert job.refuses("add", "d").startswith("d: this job runs on this machine only")
     assert "a name is missing" in job.refuses("add", "b,,c")
     assert "is given twice" in job.refuses("add", "b,b")
     job = Changing()
     job.ask(1, "add", "d")
-    assert job.refuses("add", "d") == "d is being added already: add more workers when it is there"
-
-
-def test_before_the_start_and_after_a_worker_is_done_nothing_changes():
-    job = Changing()
-    job.exit(WORKER_0, 0)
-    job.ask(1, "add", "b")
-    assert (job.replies[1].code, job.texts(1)) == (125, ["the job is ending"])
+    assert job.refuses("add", "d").startswith("d is being added already")
 
 
 # -- workers leave -----------------------------------------------------------------------------------------------------
@@ -410,29 +368,25 @@ def test_a_host_leaves_when_its_worker_has_left():
     job.now += 30
     assert job.exit(WORKER_1, 0) == [Send("b", Stop(5.0))]
     assert job.notices == ["worker 1 (pid 103 on b) has left the job; 2 workers are left"] and job.replies == {}
-    job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
-    assert (job.replies[1].code, sorted(job.texts(1))) == (
-        0,
-        ["b is not part of the job any more", "worker 1 has left the job"],
-    )
+    job.gone("b")
+    assert job.replies[1].code == 0
+    assert sorted(job.texts(1)) == ["b is not part of the job any more", "worker 1 has left the job"]
     assert job.supervisor.deadline == math.inf, "nobody has to end for it, and it is not replaced"
     assert job.refuses("remove", "b") == "'b' is not a host that the job uses: expected a, c, or worker:N"
     record = report.record(job.supervisor, "0", Options(), 0.0, None)
     assert lost(record) == ["left: worker 1 on b, 30 s after the start"]
     job.finish(WORKER_0, WORKER_2)
-    assert job.supervisor.exit_code == 0 and job.failure == []
-    assert job.last_line == "0 processes left on 3 hosts; left: worker 1 after 30 s"
+    assert job.failure == [] and job.last_line == "0 processes left on 3 hosts; left: worker 1 after 30 s"
 
 
-def test_a_worker_leaves_and_its_host_stays():
+def test_a_worker_leaves_and_its_host_stays_and_all_who_asked_for_it_get_an_answer():
     job = Changing()
-    assert job.ask(1, "remove", "worker:1, worker-2") == [
-        Send("b", Notice((WORKER_1,))),
-        Send("c", Notice((WORKER_2,))),
-    ]
+    asked = [Send("b", Notice((WORKER_1,))), Send("c", Notice((WORKER_2,)))]
+    assert job.ask(1, "remove", "worker:1, worker-2") == asked and job.ask(2, "remove", "worker:1") == []
     assert job.exit(WORKER_1, 0) == job.exit(WORKER_2, 0) == []
     assert job.texts(1) == ["worker 1 has left the job", "worker 2 has left the job"]
-    assert started(job.ask(2, "add", "1")) == [("worker-3", "b", 5)]
+    assert job.texts(2) == job.texts(1)[:1]
+    assert started(job.ask(3, "add", "1")) == [("worker-3", "b", 5)]
 
 
 def test_a_host_leaves_with_its_server_and_the_scheduler():
@@ -444,31 +398,25 @@ def test_a_host_leaves_with_its_server_and_the_scheduler():
     job.supervisor.take_notices()
     job.now += 9
     assert job.exit(server, -15) == []
-    assert job.notices == [
-        "server 0 (pid 101 on a) has ended, because its host leaves the job; 2 workers and 1 server are left"
-    ]
+    ended = "(pid {} on a) has ended, because its host leaves the job; 2 workers"
+    assert job.notices == [f"server 0 {ended.format(101)} and 1 server are left"]
     moved = job.exit(SCHEDULER, -15)
     assert Send("b", Bind("10.0.0.2", scheduler=0)) in moved and Send("a", Stop(5.0)) in moved
-    assert job.notices == [
-        "scheduler 0 (pid 100 on a) has ended, because its host leaves the job; 2 workers are left; "
-        "starting the scheduler again on b, 1 of 3"
-    ]
-    job.say(Ended("a", ()), Lost("a", "exited with 0", ended=True))
+    assert job.notices == [f"scheduler 0 {ended.format(100)} are left; starting the scheduler again on b, 1 of 3"]
+    job.gone("a")
     assert sorted(job.texts(1)) == ["a is not part of the job any more", "worker 0 has left the job"]
     again = 6
     job.say(Bound("b", {"scheduler": 9100}), Started("b", again, 300))
     job.finish(4, 5, again, 2)
-    assert job.supervisor.exit_code == 0 and job.failure == []
+    assert job.failure == []
     assert job.last_line.endswith("left: worker 0 after 0 s, scheduler 0 after 9 s (replaced on b), server 0 after 9 s")
 
 
 def test_a_later_failure_is_not_blamed_on_a_host_that_has_left():
     job = Changing(servers=2, more={"restart_scheduler": 3})
     job.ask(1, "remove", "b")
-    job.exit(4, 0)
-    job.exit(2, -15)
-    job.exit(3, -9)
-    job.exit(5, -9)
+    for task, code in ((4, 0), (2, -15), (3, -9), (5, -9)):
+        job.exit(task, code)
     assert job.failure[0].startswith("worker 0 (pid 103 on a) was killed by SIGKILL")
 
 
@@ -485,23 +433,21 @@ def test_a_host_stays_if_the_job_cannot_go_on_without_its_processes(what, most, 
     assert len(job.supervisor.usable) == 3
 
 
-def test_a_host_that_has_left_can_come_again():
+def test_a_host_that_has_left_or_was_lost_can_come_again():
+    busy = ["b cannot be used now: the job still ends what ran there; try again"]
     job = Changing()
     job.ask(1, "remove", "b")
     job.exit(WORKER_1, 0)
     job.ask(2, "add", "b")
-    assert job.texts(2) == ["b cannot be used now: the job still ends what ran there; try again"]
-    job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
+    assert job.texts(2) == busy
+    job.gone("b")
     assert job.ask(3, "add", "b") == [Connect("b")]
     *begun, closed = job.come("b")
     assert started(begun) == [("worker-3", "b", 5)]
-
-
-def test_a_host_that_was_lost_can_come_again():
     job = Changing()
     job.say(Lost("b", "was killed"))
     job.ask(1, "add", "b")
-    assert job.texts(1) == ["b cannot be used now: the job still ends what ran there; try again"]
+    assert job.texts(1) == busy
     job.say(Unreached("b", "timed out", 125))
     assert job.ask(2, "add", "b") == [Connect("b")]
 
@@ -509,15 +455,12 @@ def test_a_host_that_was_lost_can_come_again():
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        (
-            "a",
-            "no server would be left without a: remove their workers alone (worker:0), or name other hosts",
-        ),
+        ("a", "no server would be left without a"),
         ("d", "'d' is not a host that the job uses: expected a, b, c, or worker:N"),
         ("b,", "'' is not a host that the job uses"),
         ("worker:7", "worker 7 does not run: expected one of worker:0, worker:1, worker:2, or a host"),
-        ("b,c,worker:0", "0 workers would be left, and --min-workers is 2: add others first, or end the job"),
-        ("b,worker:2", "1 worker would be left, and --min-workers is 2"),
+        ("b,c,worker:0", "0 workers would be left, and --min-workers is 2"),
+        ("b,worker:2", TOO_FEW),
     ],
 )
 def test_what_cannot_leave_is_refused_and_stays(what, said):
@@ -527,10 +470,23 @@ def test_what_cannot_leave_is_refused_and_stays(what, said):
     assert len(job.supervisor.usable) == 3
 
 
-def test_those_who_leave_already_do_not_count_as_staying():
+def test_neither_those_who_leave_already_nor_those_whom_the_scheduler_has_removed_count_as_staying():
     job = Changing(elastic=2)
     job.ask(1, "remove", "b")
-    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
+    assert job.refuses("remove", "c").startswith(TOO_FEW)
+    job = Changing(elastic=2)
+    job.freeze(WORKER_1)
+    job.view(2, 0, 2)
+    assert job.refuses("remove", "c").startswith(TOO_FEW)
+
+
+def test_a_newcomer_counts_as_staying_and_can_leave_when_it_has_joined():
+    job = Changing(elastic=3)
+    job.add_to_b()
+    assert job.refuses("remove", "c").startswith("2 workers would be left, and --min-workers is 3")
+    assert job.refuses("remove", "worker:3").startswith("worker 3 (pid 205 on b) has not joined the job yet")
+    job.view(2, 0, 1, 2, 3)
+    assert job.ask(2, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
 
 
 def test_a_replacement_counts_as_staying_when_it_has_joined():
@@ -538,36 +494,13 @@ def test_a_replacement_counts_as_staying_when_it_has_joined():
     job.exit(WORKER_1, -9)
     job.tick()
     job.say(Started("b", 5, 205))
-    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
+    assert job.refuses("remove", "c").startswith(TOO_FEW)
     job.view(2, 0, 2)
-    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
+    assert job.refuses("remove", "c").startswith(TOO_FEW)
     job.view(3, 0, 1, 2)
     ranks = "worker:0, worker:1, worker:2"  # in order, although worker 1 has started last
     assert job.refuses("remove", "worker:7") == f"worker 7 does not run: expected one of {ranks}, or a host"
     assert job.ask(1, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
-
-
-def test_a_worker_that_the_scheduler_has_removed_does_not_count_as_staying():
-    job = Changing(elastic=2)
-    job.freeze(WORKER_1)
-    job.view(2, 0, 2)
-    assert job.refuses("remove", "c").startswith("1 worker would be left, and --min-workers is 2")
-
-
-def test_a_newcomer_counts_as_staying_when_it_has_joined():
-    job = Changing(elastic=3)
-    job.ask(1, "add", "b")
-    job.say(Started("b", 5, 205))
-    assert job.refuses("remove", "c").startswith("2 workers would be left, and --min-workers is 3")
-    job.view(2, 0, 1, 2, 3)
-    assert job.ask(2, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
-
-
-def test_two_who_remove_the_same_worker_both_get_an_answer():
-    job = Changing()
-    assert job.ask(1, "remove", "worker:1") and job.ask(2, "remove", "worker:1") == []
-    job.exit(WORKER_1, 0)
-    assert job.texts(1) == job.texts(2) == ["worker 1 has left the job"]
 
 
 def test_a_worker_that_is_lost_while_it_leaves_is_a_loss_and_not_replaced():
@@ -578,15 +511,6 @@ def test_a_worker_that_is_lost_while_it_leaves_is_a_loss_and_not_replaced():
     assert job.replies[1].code == 125
     assert "worker 1 (pid 103 on b) was killed by SIGKILL, before it had left" in job.texts(1)
     assert job.supervisor.deadline == math.inf and "; 2 workers are left" in job.notices[-1]
-
-
-def test_a_newcomer_cannot_leave_before_it_has_joined():
-    job = Changing()
-    job.ask(1, "add", "b")
-    job.say(Started("b", 5, 205))
-    assert job.refuses("remove", "worker:3") == (
-        "worker 3 (pid 205 on b) has not joined the job yet: remove it when it has"
-    )
 
 
 def test_sigterm_to_an_agent_lets_its_workers_leave_and_gives_its_host_back():
@@ -626,8 +550,8 @@ def test_a_job_whose_last_worker_got_its_notice_in_the_last_epoch_is_done(worker
     for task in (WORKER_0, SCHEDULER) if worker_first else (SCHEDULER, WORKER_0):
         assert job.exit(task, 0) == []
     job.exit(SERVER, 0)
-    job.end()
-    assert job.supervisor.exit_code == 0 and job.failure == []
+    job.end(0)
+    assert job.failure == []
 
 
 def test_a_job_whose_last_worker_has_left_before_its_end_has_failed():
@@ -654,25 +578,21 @@ def test_hosts_that_are_new_in_the_file_come_and_those_that_are_gone_leave():
     job = Changing()
     a, b, c, e = LISTED
     new = Host("d", slots=2)
-    actions = follow(job, new, a, c, e)
-    assert actions == [Connect("d"), Send("b", Notice((WORKER_1,)))]
+    assert follow(job, new, a, c, e) == [Connect("d"), Send("b", Notice((WORKER_1,)))]
     assert "d is new in the hosts file" in job.notices
     *begun, _ = job.come("d")
     assert started(begun) == [("worker-3", "d", 5), ("worker-4", "d", 6)]
     assert job.exit(WORKER_1, 0) == [Send("b", Stop(5.0))]
     assert follow(job, new, a, c, e) == follow(job, new, a, c) == [], "nothing of what the job uses has changed"
     job.finish(WORKER_0, WORKER_2, 5, 6)
-    assert job.supervisor.exit_code == 0
 
 
 def test_a_host_of_the_file_that_the_job_needs_stays():
     job = Changing(elastic=3)
     a, b, c, e = LISTED
     assert follow(job, b, c, e) == []
-    assert job.notices == [
-        "a is not in the hosts file any more, but stays: no server would be left without a: remove their workers "
-        "alone (worker:0), or name other hosts"
-    ]
+    (notice,) = job.notices
+    assert notice.startswith("a is not in the hosts file any more, but stays: no server would be left without a")
     assert follow(job, a, c, e) == []
     assert job.notices[0].startswith("b is not in the hosts file any more, but stays: 2 workers would be left, and ")
 
@@ -689,10 +609,13 @@ def test_a_host_of_the_file_is_exchanged_for_another_one():
     assert job.say(Viewed(3, (0, 2, 3))) == []
 
 
-def test_a_broken_file_is_a_notice_and_changes_nothing():
+def test_a_broken_file_is_a_notice_and_one_that_changes_while_the_job_starts_is_followed_when_all_runs():
     job = Changing()
     assert job.say(Unlisted("hosts:3: slots=x: expected a number")) == []
     assert job.notices == ["hosts:3: slots=x: expected a number; the job goes on with the hosts that it has"]
+    job.supervisor.processes[WORKER_2].pid = 0
+    assert follow(job, *LISTED, Host("d")) == []
+    assert job.say(Started("c", WORKER_2, 104)) == [Connect("d")]
 
 
 def test_a_host_that_comes_and_is_gone_from_the_file_again():
@@ -709,42 +632,37 @@ def test_a_host_that_comes_and_is_gone_from_the_file_again():
     job.end()
 
 
-@pytest.mark.parametrize("connected", [True, False])
-def test_a_host_that_is_listed_again_is_connected_when_its_first_agent_has_gone(connected):
+@pytest.fixture
+def listed_again() -> Changing:
+    """A job whose host d was listed, gone, and is listed again, before the first agent has come."""
     job = Changing()
     follow(job, *LISTED, Host("d"))
     follow(job, *LISTED)
     assert follow(job, *LISTED, Host("d")) == [], "two agents of one host cannot be told apart"
+    return job
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_host_that_is_listed_again_is_connected_when_its_first_agent_has_gone(listed_again, connected):
+    job = listed_again
+    gone = Unreached("d", "timed out", 125)
     if connected:
         assert job.say(Connected("d")) == [Send("d", Stop(5.0))]
         assert job.say(Ended("d", ())) == []
         gone = Lost("d", "exited with 0", ended=True)
-    else:
-        gone = Unreached("d", "timed out", 125)
     assert job.say(gone) == [Connect("d")]
     *begun, _ = job.come("d")
     assert started(begun) == [("worker-3", "d", 5)]
     job.finish(WORKER_0, WORKER_1, WORKER_2, 5)
-    assert job.supervisor.exit_code == 0
 
 
-def test_a_host_that_waits_for_its_first_agent_to_go_does_not_hold_up_the_end():
-    job = Changing()
-    follow(job, *LISTED, Host("d"))
-    follow(job, *LISTED)
-    follow(job, *LISTED, Host("d"))
+def test_a_host_that_waits_for_its_first_agent_to_go_does_not_hold_up_the_end(listed_again):
+    job = listed_again
     job.exit(SERVER, -9)
     assert job.say(Connected("d")) == [Send("d", Stop(5.0))]
     assert job.say(Lost("d", "exited with 0", ended=True)) == []
     job.say(*(Ended(name, ()) for name in "abc"))
     assert job.supervisor.over
-
-
-def test_a_file_that_changes_while_the_job_starts_is_followed_when_all_runs():
-    job = Changing()
-    job.supervisor.processes[WORKER_2].pid = 0
-    assert follow(job, *LISTED, Host("d")) == []
-    assert job.say(Started("c", WORKER_2, 104)) == [Connect("d")]
 
 
 def test_hosts_added_by_hand_are_none_of_the_files():
@@ -758,9 +676,7 @@ def test_hosts_added_by_hand_are_none_of_the_files():
 def test_no_more_workers_than_the_user_has_allowed():
     job = Changing(more={"most_workers": 5})
     assert follow(job, *LISTED, Host("d", gpus=("0", "1", "2"))) == [Connect("d")]
-    assert job.refuses("add", "b") == (
-        "1 workers more: the job has 5 of the 5 that -n N:M allows; add fewer, or remove others first"
-    )
+    assert job.refuses("add", "b").startswith("1 workers more: the job has 5 of the 5 that -n N:M allows")
     *begun, _ = job.come("d")
     assert [name for name, _, _ in started(begun)] == ["worker-3", "worker-4"]
     assert follow(job, *LISTED, Host("d"), Host("f")) == []
@@ -773,10 +689,9 @@ def test_no_more_workers_than_the_user_has_allowed():
 def test_replacements_that_wait_for_their_time_take_room():
     job = Changing(replaced=1, more={"most_workers": 3})
     job.exit(WORKER_1, -9)
-    said = "1 workers more: the job has 3 of the 3 that -n N:M allows; add fewer, or remove others first"
-    assert job.refuses("add", "b") == said
+    assert job.refuses("add", "b").startswith("1 workers more: the job has 3 of the 3 ")
     job.tick()
-    assert job.refuses("add", "b") == said
+    assert job.refuses("add", "b").startswith("1 workers more: the job has 3 of the 3 ")
     job.say(Started("b", 5, 205))
     job.exit(5, -9)
     assert started(job.ask(1, "add", "b")) == [("worker-3", "b", 6)], "this one is not replaced"
@@ -785,28 +700,28 @@ def test_replacements_that_wait_for_their_time_take_room():
 # -- below the minimum -------------------------------------------------------------------------------------------------
 
 
-def test_the_job_waits_for_hosts_as_long_as_its_scheduler_does():
+@pytest.fixture
+def without_workers() -> Changing:
+    """A job that waits for hosts after the loss of all of its workers."""
     job = Changing(more={"wait_for_hosts": 60.0})
     for worker in (WORKER_0, WORKER_1, WORKER_2):
         assert job.exit(worker, -9) == []
     assert job.supervisor.deadline == math.inf and not job.supervisor.ending.begun
-    assert started(job.ask(1, "add", "b")) == [("worker-3", "b", 5)]
-    job.say(Started("b", 5, 205))
-    job.view(2, 3)
-    assert job.replies[1].code == 0
-    job.finish(5)
-    assert job.supervisor.exit_code == 0
+    return job
 
 
-def test_the_end_of_the_wait_is_the_end_of_the_job_with_the_first_loss_as_the_cause():
-    job = Changing(more={"wait_for_hosts": 60.0})
-    for worker in (WORKER_0, WORKER_1, WORKER_2):
-        job.exit(worker, -9)
-    job.exit(SCHEDULER, 75)
-    job.tick()
-    assert job.supervisor.exit_code == 137 and job.failure[0].startswith(
-        "worker 0 (pid 102 on a) was killed by SIGKILL"
-    )
+def test_the_job_waits_for_hosts_as_long_as_its_scheduler_does(without_workers):
+    without_workers.add_to_b()
+    without_workers.view(2, 3)
+    assert without_workers.replies[1].code == 0
+    without_workers.finish(5)
+
+
+def test_the_end_of_the_wait_is_the_end_of_the_job_with_the_first_loss_as_the_cause(without_workers):
+    without_workers.exit(SCHEDULER, 75)
+    without_workers.tick()
+    assert without_workers.supervisor.exit_code == 137
+    assert without_workers.failure[0].startswith("worker 0 (pid 102 on a) was killed by SIGKILL")
 
 
 # -- any order ---------------------------------------------------------------------------------------------------------
@@ -874,31 +789,27 @@ def test_random_changes_and_losses():
 
 
 def test_the_lines_of_the_scheduler_are_read_however_they_are_cut():
-    text = (
-        b"2026-11-25 02:16:31,204 view 1 after op 0: workers 0, 1, 2\n"
-        b"2026-11-25 02:16:31,204 worker 1 on h2 leaves on purpose: SIGTERM\n"
-        b"2026-11-25 02:16:31,204 view 12 after op 97: workers 7\n"
-        b"Node[0] view 3 after op 97: workers 1\n"
-        b"2026-11-25 02:16:31,204 view 3 after op 97: workers\n"
-        b"2026-11-25 02:16:31,204 view x after op 97: workers 1\n"
-        b"2026-11-25 02:16:31,204 change 1 is asked for by dmltrain job set\n"
-        b"2026-11-25 02:16:31,204 change 1 is refused: the job is ending\n"
-        b"2026-11-25 02:16:31,204 change 2 after step 147 of all workers: kv_store=dist_ssp staleness=4\n"
-        b"2026-11-25 02:16:31,204 change 2 after step x of all workers: kv_store=dist_ssp staleness=4\n"
-        b"2026-11-25 02:16:31,204 change 3 from view 9 on: kv_store=dist_async\n"
-        b"2026-11-25 02:16:31,204 change 3 from view 9: kv_store=dist_async\n"
-        b"2026-11-25 02:16:31,204 worker 3 computes 55.0 % longer in a step than the median of 0.2 s\n"
-    )
-    expected = [Viewed(1, (0, 1, 2)), Leaves(1, "SIGTERM"), Viewed(12, (7,)), Told(1, ASKED)]
-    expected += [
-        Told(1, REFUSED, "the job is ending"),
-        Told(2, MADE, "kv_store=dist_ssp staleness=4", "after step 147"),
-    ]
-    expected += [Told(3, MADE, "kv_store=dist_async", "from view 9 on"), Slowest(3, 55.0)]
+    setting = "kv_store=dist_ssp staleness=4"
+    lines: dict[str, Viewed | Leaves | Told | Slowest | None] = {
+        "view 1 after op 0: workers 0, 1, 2": Viewed(1, (0, 1, 2)),
+        "worker 1 on h2 leaves on purpose: SIGTERM": Leaves(1, "SIGTERM"),
+        "view 12 after op 97: workers 7": Viewed(12, (7,)),
+        "view 3 after op 97: workers": None,
+        "view x after op 97: workers 1": None,
+        "change 1 is asked for by dmltrain job set": Told(1, ASKED),
+        "change 1 is refused: the job is ending": Told(1, REFUSED, "the job is ending"),
+        f"change 2 after step 147 of all workers: {setting}": Told(2, MADE, setting, "after step 147"),
+        f"change 2 after step x of all workers: {setting}": None,
+        "change 3 from view 9 on: kv_store=dist_async": Told(3, MADE, "kv_store=dist_async", "from view 9 on"),
+        "change 3 from view 9: kv_store=dist_async": None,
+        "worker 3 computes 55.0 % longer in a step than the median of 0.2 s": Slowest(3, 55.0),
+    }
+    text = "".join(f"2026-11-25 02:16:31,204 {line}\n" for line in lines).encode()
+    text += b"Node[0] view 3 after op 97: workers 1\n"
     for size in (1, 7, 60, len(text)):
         log = SchedulerLog()
         found = [each for at in range(0, len(text), size) for each in log.feed(text[at : at + size])]
-        assert found == expected
+        assert found == [each for each in lines.values() if each]
 
 
 def test_a_line_without_an_end_takes_no_memory():
