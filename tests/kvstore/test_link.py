@@ -4,9 +4,7 @@ import contextlib
 import errno
 import socket
 import struct
-import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -18,10 +16,12 @@ from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 from tests.kvstore.answering import answer, data_listener, memory_listener
+from tests.kvstore.whole_job import begun
+from tests.waiting import SECONDS
 
-DEADLINE = 10.0
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
+PULL, DONE = Header(Kind.PULL), Header(Kind.DONE)
 
 
 def tcp():
@@ -36,25 +36,30 @@ LISTENERS = {"tcp": data_listener, "unix": memory_listener}
 CALLERS = {"tcp": CALLER, "unix": Caller.new("job", b"key", "worker", 3, "server 0", MEMORY)}
 
 
+@pytest.fixture
+def opened():
+    """opened(links) -> the same; they are closed at the end."""
+    every = contextlib.ExitStack()
+    with every:
+        yield lambda links: [every.enter_context(contextlib.closing(each)) for each in links]
+
+
 @pytest.fixture(params=WAYS)
-def ends(request):
+def ends(request, opened):
     """Both ends of a connection after its handshake."""
-    made = [Link(sock) for sock in WAYS[request.param]()]
+    made = opened(map(Link, WAYS[request.param]()))
     for each in made:
         each.settle()
-    yield made
-    for each in made:
-        each.close()
-
-
-def aside(action):
-    thread = threading.Thread(target=action, daemon=True)
-    thread.start()
-    return thread
+    return made
 
 
 def data(size):
     return bytes(range(256)) * (size // 256) + bytes(size % 256)
+
+
+def time_limits(end):
+    """Of its calls, as the kernel has them: for receiving and for sending."""
+    return [end.sock.getsockopt(socket.SOL_SOCKET, option, 16) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
 
 
 @pytest.mark.parametrize(
@@ -67,12 +72,12 @@ def test_frames_arrive_in_order_and_are_counted(ends, sizes):
     pieces = [data(size) for size in sizes]
     counted = []
     sender.window = SimpleNamespace(sent=counted.append)
-    sending = aside(lambda: sender.send(*map(memoryview, pieces)))
+    sending = begun(sender.send, *map(memoryview, pieces))
     for piece in pieces:
         target = bytearray(len(piece))
         receiver.read_into(memoryview(target))
         assert target == piece
-    sending.join(DEADLINE)
+    sending.result(SECONDS)
     assert sender.bytes_sent == sum(counted) == receiver.bytes_received == sum(sizes)
     assert (receiver.bytes_sent, sender.bytes_received) == (0, 0)
 
@@ -82,7 +87,7 @@ def test_an_end_between_frames_differs_from_an_end_inside_a_frame(ends):
     sender.send(Header(Kind.PULL, clock=7).pack(), bytes(3))
     sender.cut()
     assert receiver.read_header() == Header(Kind.PULL, clock=7)
-    with pytest.raises(Closed, match="stream ended after 3 of 68 bytes of a frame"):
+    with pytest.raises(Closed, match="3 of 68 bytes"):
         receiver.read_header()
     with pytest.raises(Closed, match="^end of stream$"):
         receiver.read_header()
@@ -91,75 +96,68 @@ def test_an_end_between_frames_differs_from_an_end_inside_a_frame(ends):
             receiver.send(bytes(1 << 16))
 
 
-def test_cutting_a_link_wakes_its_reader(ends):
+@pytest.mark.parametrize("end", ["cut", "close"])
+def test_the_end_of_a_link_wakes_its_reader_and_may_be_repeated(ends, end):
     reader, _ = ends
-    said = []
-
-    def read():
-        with pytest.raises(Closed) as raised:
-            reader.read_header()
-        said.append(str(raised.value))
-
-    reading = aside(read)
+    reading = begun(reader.read_header)
+    getattr(reader, end)()
+    with pytest.raises(Closed):
+        reading.result(SECONDS)
+    reader.close()
     reader.cut()
-    reading.join(DEADLINE)
-    assert said == ["end of stream"]
+    assert reader.sock.fileno() == -1
 
 
-def test_arrived_headers_are_read_together_up_to_one_with_a_payload():
-    sender, receiver = (Link(sock) for sock in socket.socketpair())
+def test_arrived_headers_are_read_together_up_to_one_with_a_payload(opened):
+    sender, receiver = opened(map(Link, socket.socketpair()))
     receiver.settle()
-    pull, shared = Header(Kind.PULL), Header(Kind.PUSH, 9, flags=Flag.SHARED)
-    followed = Header(Kind.RELEASE, 5)
-    sender.send(*(each.pack() for each in (pull, shared, pull, followed)), b"12345", pull.pack())
-    assert receiver.read_headers(2) == [pull, shared]
-    assert receiver.read_headers(9) == [pull, followed]
+    shared, followed = Header(Kind.PUSH, 9, flags=Flag.SHARED), Header(Kind.RELEASE, 5)
+    sender.send(*(each.pack() for each in (PULL, shared, PULL, followed)), b"12345", PULL.pack(), DONE.pack())
+    assert receiver.read_headers(2) == [PULL, shared]
+    assert receiver.read_headers(9) == [PULL, followed]
     assert receiver.read_payload(followed) == b"12345"
-    assert receiver.read_headers(9) == [pull]
-    assert receiver.bytes_received == 5 * wire.HEADER_SIZE + 5
+    assert receiver.read_headers(9) == [PULL, DONE], "all that has arrived"
+    assert receiver.bytes_received == 6 * wire.HEADER_SIZE + 5
     sender.close()
     with pytest.raises(Closed, match="end of stream"):
         receiver.read_headers(9)
-    receiver.close()
 
 
 def test_a_payload_longer_than_its_limit_is_not_read(ends):
     sender, receiver = ends
     sender.send(b"12345")
-    with pytest.raises(FrameError, match="control frame of 6 bytes, the limit is 5"):
+    with pytest.raises(FrameError, match="6 bytes, the limit is 5"):
         receiver.read_payload(Header(Kind.CONTROL, 6), 5)
     assert receiver.read_payload(Header(Kind.CONTROL, 5), 5) == b"12345"
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("header", [Header(Kind.PUSH, size) for size in (0, 5, 1 << 20, (2 << 20) + 3)])
-def test_a_payload_is_read_and_forgotten(header, sealed):
+def test_a_payload_is_read_and_forgotten(opened, header, sealed):
     """In small pieces; the next frame, and the seals, are as if it had been used."""
-    sender, receiver = (Link(sock) for sock in WAYS["tcp"]())
+    sender, receiver = opened(map(Link, tcp()))
     if sealed:
         keys = Keys(b"1" * 32, b"2" * 32, b"")
         sender.protect(keys, "auth", listens=True, certificate="")
         receiver.protect(keys, "auth", listens=False, certificate="")
-    sending = aside(lambda: sender.send_all([[header.pack(), bytes(header.length)], [Header(Kind.PULL).pack()]]))
-    assert receiver.read_header() == header
-    receiver.discard(header)
-    assert receiver.read_header() == Header(Kind.PULL)
-    receiver.discard(Header(Kind.PULL))
-    sending.join(DEADLINE)
+    sending = begun(sender.send_all, [[header.pack(), bytes(header.length)], [PULL.pack()]])
+    for expected in (header, PULL):
+        assert receiver.read_header() == expected
+        receiver.discard(expected)
+    sending.result(SECONDS)
     assert receiver.bytes_received == sender.bytes_sent
-    for each in (sender, receiver):
-        each.close()
 
 
 def test_nothing_is_read_of_a_payload_in_shared_memory(ends):
     sender, receiver = ends
-    sender.send(Header(Kind.PUSH, 1 << 40, flags=Flag.SHARED).pack(), Header(Kind.PULL).pack())
+    sender.send(Header(Kind.PUSH, 1 << 40, flags=Flag.SHARED).pack(), PULL.pack())
     receiver.discard(receiver.read_header())
-    assert receiver.read_header() == Header(Kind.PULL)
+    receiver.read_into(memoryview(bytearray()))  # nor where a frame has no payload
+    assert receiver.read_header() == PULL
 
 
-def test_a_forgotten_payload_must_be_the_peers():
-    sender, receiver = (Link(sock) for sock in WAYS["tcp"]())
+def test_a_forgotten_payload_must_be_the_peers(opened):
+    sender, receiver = opened(map(Link, tcp()))
     sender.protect(Keys(b"1" * 32, b"2" * 32, b""), "auth", listens=True, certificate="")
     receiver.protect(Keys(b"1" * 32, b"3" * 32, b""), "auth", listens=False, certificate="")
     header = Header(Kind.PUSH, 5)
@@ -167,12 +165,10 @@ def test_a_forgotten_payload_must_be_the_peers():
     receiver.read_header()
     with pytest.raises(FrameError, match="its seal is wrong"):
         receiver.discard(header)
-    for each in (sender, receiver):
-        each.close()
 
 
-def test_a_full_socket_leaves_the_unsent_rest():
-    sender, receiver = (Link(sock) for sock in socket.socketpair())
+def test_a_full_socket_leaves_the_unsent_rest(opened):
+    sender, receiver = opened(map(Link, socket.socketpair()))
     sender.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
     whole = data(1 << 20)
     first = sender.send_now(whole)
@@ -186,22 +182,19 @@ def test_a_full_socket_leaves_the_unsent_rest():
     assert sender.send_now(whole) == len(whole), "the reader gets it"
     with pytest.raises(Closed, match="end of stream"):
         sender.read_header()
-    sender.close()
-    receiver.close()
 
 
-def test_small_frames_are_sent_without_delay():
-    """Nagle's algorithm would delay small frames. Lost peers are detected without traffic."""
-    for sock in tcp():
-        end = Link(sock)
+def test_small_frames_are_sent_without_delay_and_lost_peers_detected_without_traffic(opened):
+    """Nagle's algorithm would delay small frames."""
+    for end in opened(map(Link, tcp())):
         end.settle()
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) and end.window is None
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        end.close()
+        assert end.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) and end.window is None
+        assert end.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
-def test_links_within_a_host_have_large_buffers(ends):
+def test_links_within_a_host_have_large_buffers_and_no_shared_memory_until_arenas_are_exchanged(ends):
     """As large as this system allows."""
+    assert all(each.own_arena is None and each.peer_arena is None for each in ends)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -210,10 +203,6 @@ def test_links_within_a_host_have_large_buffers(ends):
     for each in ends:
         if each.sock.family == socket.AF_INET:
             assert [each.sock.getsockopt(*option) for option in options] == expected
-
-
-def test_a_link_shares_no_memory_until_arenas_are_exchanged(ends):
-    assert all(each.own_arena is None and each.peer_arena is None for each in ends)
 
 
 def test_an_outage_of_the_network_is_survived_within_a_second(ends):
@@ -230,16 +219,13 @@ def addresses():
 
 
 @pytest.mark.parametrize("there, here", [("127.0.0.2", "127.0.0.1"), *[(each, each) for each in addresses()[:1]]])
-def test_peers_at_any_address_of_this_host_are_inside_it(there, here):
+def test_peers_at_any_address_of_this_host_are_inside_it(opened, there, here):
     """They need no send window."""
-    with link.listen(there) as listening, socket.socket() as sock:
-        sock.bind((here, 0))
-        sock.connect(listening.getsockname())
-        other, _ = listening.accept()
-        for each in (Link(sock), Link(other)):
+    with link.listen(there) as listening:
+        sock = socket.create_connection(listening.getsockname(), source_address=(here, 0))
+        for each in opened([Link(sock), Link(listening.accept()[0])]):
             each.settle()
             assert each.window is None
-            each.close()
 
 
 def test_a_link_has_ended_when_all_is_read_and_no_more_can_come(ends):
@@ -253,43 +239,6 @@ def test_a_link_has_ended_when_all_is_read_and_no_more_can_come(ends):
     assert mine.has_ended and target == b"x"
     mine.close()
     assert mine.has_ended
-
-
-def test_nothing_is_read_where_nothing_is_wanted(ends):
-    """A frame may have no payload."""
-    sender, receiver = ends
-    receiver.read_into(memoryview(bytearray()))
-    sender.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
-    assert receiver.read_headers(9)[0] == Header(Kind.PULL)
-
-
-def test_two_headers_that_are_all_that_has_arrived_are_read_together():
-    sender, receiver = (Link(sock) for sock in socket.socketpair())
-    receiver.settle()
-    sender.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
-    assert receiver.read_headers(9) == [Header(Kind.PULL), Header(Kind.DONE)]
-    sender.close()
-    receiver.close()
-
-
-def test_closing_a_link_wakes_its_reader_and_may_be_repeated(ends):
-    reader, _ = ends
-    begun, woken = threading.Event(), threading.Event()
-
-    def read():
-        begun.set()
-        with pytest.raises(Closed):
-            reader.read_header()
-        woken.set()
-
-    aside(read)
-    assert begun.wait(DEADLINE)
-    time.sleep(0.02)
-    reader.close()
-    assert woken.wait(DEADLINE)
-    reader.close()
-    reader.cut()
-    assert reader.sock.fileno() == -1
 
 
 class Refusing:
@@ -320,15 +269,14 @@ def test_on_loopback_nothing_is_paced(known, host, used):
     assert system.used == used
 
 
-def test_both_ends_of_loopback_are_tuned():
+def test_both_ends_of_loopback_are_tuned(opened):
     with link.listen("127.0.0.1") as listening:
-        accepted = []
-        aside(lambda: accepted.append(answer(listening.accept()[0], data_listener())))
-        mine = link.connect(listening.getsockname(), CALLER, DEADLINE)
+        accepted = begun(lambda: answer(listening.accept()[0], data_listener()))
+        (mine,) = opened([link.connect(listening.getsockname(), CALLER, SECONDS)])
         for sock in (listening, mine.sock):
             name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
             assert name in (b"cubic", b"reno")
-        mine.close()
+        opened([accepted.result(SECONDS)])
 
 
 def test_each_listener_has_a_port_of_its_own():
@@ -339,19 +287,14 @@ def test_each_listener_has_a_port_of_its_own():
 
 def test_a_listener_that_accepts_nobody_is_given_up():
     """Its queue is full."""
-    with socket.socket() as listening:
+    with socket.socket() as listening, contextlib.ExitStack() as waiting:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
-        waiting = [socket.socket() for _ in range(3)]
-        for each in waiting:
+        for each in [waiting.enter_context(socket.socket()) for _ in range(3)]:
             each.setblocking(False)
             each.connect_ex(listening.getsockname())
-        since = time.monotonic()
         with pytest.raises(TimeoutError):
             link.connect(listening.getsockname(), CALLER, 0.2)
-        assert time.monotonic() - since < DEADLINE / 2
-        for each in waiting:
-            each.close()
 
 
 def test_a_port_can_be_listened_on_again_at_once():
@@ -373,67 +316,57 @@ def test_a_closed_port_is_an_os_error():
     with link.listen("127.0.0.1") as listening:
         address = listening.getsockname()
     with pytest.raises(ConnectionRefusedError):
-        link.connect(address, CALLER, DEADLINE)
+        link.connect(address, CALLER, SECONDS)
 
 
 # -- the handshake ----------------------------------------------------------------------------------------------------
 
 
-def both_ends(way, level="plain", certificate=""):
+@pytest.fixture
+def both_ends(opened):
     """The links of caller and listener after their handshake."""
-    calling, listening = WAYS[way]()
-    answered = []
-    listener = replace(LISTENERS[way](), wire=level)
-    answering = aside(lambda: answered.append(answer(listening, listener, certificate)))
-    mine = link.greet(calling, replace(CALLERS[way], wire=level), certificate=certificate)
-    answering.join(DEADLINE)
-    return mine, answered[0]
+
+    def make(way):
+        calling, listening = WAYS[way]()
+        answering = begun(answer, listening, LISTENERS[way]())
+        return opened([link.greet(calling, CALLERS[way]), answering.result(SECONDS)])
+
+    return make
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_frames_pass_after_the_handshake(way):
+def test_links_have_the_limit_of_the_handshake_until_they_are_settled_and_none_after(monkeypatch, both_ends, way):
+    """For what follows the handshake, such as the exchange of shared memory."""
+    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", SECONDS + 0.25)
     mine, theirs = both_ends(way)
+    for limit in time_limits(mine):
+        seconds, microseconds = struct.unpack("ll", limit)
+        assert 0.0 < seconds + microseconds / 1e6 <= SECONDS + 0.26  # the kernel rounds to its clock
     mine.settle()
     theirs.settle(answers=True)
-    theirs.send(Header(Kind.PULL).pack())
-    assert mine.read_header() == Header(Kind.PULL)
-    mine.close()
-    theirs.close()
+    assert time_limits(mine) == time_limits(theirs) == [bytes(16)] * 2
+    theirs.send(PULL.pack())
+    assert mine.read_header() == PULL
 
 
-def test_until_a_link_is_settled_its_calls_have_the_limit_of_the_handshake(monkeypatch):
-    """For what follows the handshake, such as the exchange of shared memory."""
-    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 1.25)
-    mine, theirs = both_ends("tcp")
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        seconds, microseconds = struct.unpack("ll", mine.sock.getsockopt(socket.SOL_SOCKET, option, 16))
-        assert 0.0 < seconds + microseconds / 1e6 <= 1.26  # the kernel rounds to its clock
-    mine.close()
-    theirs.close()
-
-
-def test_a_limit_that_is_almost_over_is_not_taken_for_none():
-    one, other = socket.socketpair()
-    Link(one).limit(4e-7)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        assert one.getsockopt(socket.SOL_SOCKET, option, 16) != bytes(16)
-    one.close()
-    other.close()
+def test_a_limit_that_is_almost_over_is_not_taken_for_none(opened):
+    one, _ = opened(map(Link, socket.socketpair()))
+    one.limit(4e-7)
+    assert bytes(16) not in time_limits(one)
 
 
 def test_a_caller_times_out_without_an_answer(monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     calling, listening = tcp()
-    with pytest.raises(Closed, match="silent for 0.2 s during the handshake"):
+    with listening, pytest.raises(Closed, match="silent for 0.2 s"):
         link.greet(calling, CALLER)
     assert calling.fileno() == -1, "closed"
-    listening.close()
 
 
 def test_a_caller_gives_up_in_time_even_if_a_byte_now_and_then_arrives(monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.3)
     calling, listening = tcp()
-    since, sent = time.monotonic(), []
+    sent = []
 
     def drip():
         with contextlib.suppress(OSError):
@@ -442,48 +375,31 @@ def test_a_caller_gives_up_in_time_even_if_a_byte_now_and_then_arrives(monkeypat
                 sent.append(byte)
                 time.sleep(0.05)
 
-    dripping = aside(drip)
+    dripping = begun(drip)
     with pytest.raises(Closed, match="during the handshake"):
         link.greet(calling, CALLER)
-    assert time.monotonic() - since < 2.0 and len(sent) < wire.HEADER_SIZE
-    dripping.join(DEADLINE)
+    dripping.result(SECONDS)
+    assert len(sent) < wire.HEADER_SIZE
     listening.close()
 
 
-def test_sockets_have_no_timeout_after_the_handshake(monkeypatch):
-    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
-    mine, theirs = both_ends("tcp")
-    time.sleep(0.25)
-    for each in (mine, theirs):
-        each.settle()
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            assert each.sock.getsockopt(socket.SOL_SOCKET, option, 16) == bytes(16)
-    theirs.send(Header(Kind.PULL).pack())
-    assert mine.read_header() == Header(Kind.PULL)
-    mine.close()
-    theirs.close()
-
-
-def test_a_caller_that_is_dropped_tries_again_until_it_is_heard():
+def test_a_caller_that_is_dropped_tries_again_until_it_is_heard(opened):
     """A listener that is busy with unauthenticated peers may drop it."""
     with link.listen("127.0.0.1") as listening:
-        nonces, answered = [], []
+        nonces = []
 
         def serve():
             for _ in range(2):
                 dropped, _ = listening.accept()
                 nonces.append(message.decode(Kind.HELLO, dropped.recv(4096)[wire.HEADER_SIZE :]).nonce)
                 dropped.close()
-            answered.append(answer(listening.accept()[0], data_listener()))
+            return answer(listening.accept()[0], data_listener())
 
-        serving = aside(serve)
-        mine = link.connect(listening.getsockname(), CALLER, DEADLINE)
-        serving.join(DEADLINE)
+        serving = begun(serve)
+        mine, theirs = opened([link.connect(listening.getsockname(), CALLER, SECONDS), serving.result(SECONDS)])
         mine.send(message.encode(message.Bye()))
-        assert answered[0].read_header().kind == Kind.CONTROL
+        assert theirs.read_header().kind == Kind.CONTROL
         assert len(set(nonces)) == 2, "a nonce is used once"
-        mine.close()
-        answered[0].close()
 
 
 def test_a_caller_that_is_dropped_each_time_gives_up():
@@ -496,9 +412,9 @@ def test_a_caller_that_is_dropped_each_time_gives_up():
                     listening.accept()[0].close()
                     count.append(1)
 
-        aside(serve)
+        begun(serve)
         since = time.monotonic()
         with pytest.raises((Closed, OSError)):
             link.connect(listening.getsockname(), CALLER, 0.4)
-        assert 0.2 < time.monotonic() - since < DEADLINE / 2 and len(count) > 2
+        assert time.monotonic() - since > 0.2 and len(count) > 2
         listening.shutdown(socket.SHUT_RDWR)
