@@ -1,12 +1,13 @@
 """Fuzzing of parsers with seeded mutations of valid inputs: no crash, no hang, and no more than 64 MiB of memory.
 
 A test module describes a parser as a value `Fuzzed` and calls `survive("tests.data.test_fuzz:CIFAR10", part)`. That
-runs a batch of inputs in a process of its own, which ends with status 1 at the first input that breaks a rule:
+forks a process (tests/forked_job.py) for a batch of inputs, which ends with status 1 at the first that breaks a rule:
 
 - The parser returns, or raises one of the documented `errors`.
 - It takes at most `cpu_seconds` of processor time.
 - The process's peak of resident memory (VmHWM in /proc/self/status, read after each input) grows by at most MAX_GROWTH
-  over its value after all valid inputs were read once. Addresses are limited to 1 GiB more than that (RLIMIT_AS).
+  over what it has after all valid inputs were read once and all free memory was given back, so that no input uses any
+  unseen. Addresses are limited to 1 GiB more than that (RLIMIT_AS).
 
 An input is a function of its number and the valid inputs, so a failure can be repeated:
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import json
@@ -28,14 +30,16 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.forked_job import forker
 
 INPUTS = "DMLTRAIN_TEST_INPUTS"  # how many inputs each parser gets; CI sets 2,000, `make test-all` a million
 PART = 100_000  # inputs of one process at most
@@ -88,14 +92,25 @@ def parts() -> list[int]:
 def survive(name: str, part: int = 0) -> Result:
     """Run one part of the inputs of `name`, "module:NAME" of a Fuzzed. Raises AssertionError with the first failure."""
     count = min(PART, _inputs() - part * PART)
-    command = [sys.executable, "-m", "tests.fuzzing", name, "--first", str(part * PART), "--count", str(count)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, f"{ended.stderr[-6000:]}\nexit status {ended.returncode}"
-    result = Result(**json.loads(ended.stdout.splitlines()[-1]))
+    code, said = command(name, part * PART, count)
+    assert code == 0, f"{said[-6000:]}\nexit status {code}"
+    result = Result(**json.loads(said.splitlines()[-1]))
     assert result.inputs == count
     assert result.accepted, f"{name}: every input was refused: {result}"
     assert result.refused or not find(name).errors, f"{name}: no input was refused: {result}"
     return result
+
+
+def command(name: str, first: int, count: int) -> tuple[int | None, str]:
+    """The exit code and the output of this module's command, in a forked process."""
+    words = [__file__, name, "--first", str(first), "--count", str(count)]
+    with tempfile.NamedTemporaryFile("r") as log:
+        process = forker().fork(words, {**os.environ, "PYTHONPATH": str(ROOT)}, Path(log.name), ROOT)
+        try:
+            return process.wait(), log.read()
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _inputs() -> int:
@@ -220,6 +235,8 @@ def run(fuzzed: Fuzzed, first: int, count: int) -> Result:
     for valid in golden:
         fuzzed.read(valid)  # raises where an input is not valid
     signal.signal(signal.SIGPROF, _too_long)
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
     before = peak()
     refused: Counter[str] = Counter()
     with _addresses(MAX_ADDRESSES):

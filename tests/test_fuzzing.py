@@ -1,8 +1,5 @@
 """The fuzzer finds what it looks for: an undocumented error, a hang, memory; and repeats an input by its number."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests import fuzzing
@@ -67,9 +64,8 @@ def test_an_input_is_a_function_of_its_number() -> None:
 def test_a_failure_is_repeated_by_its_number() -> None:
     fuzzed = find("tests.test_fuzzing:FAULTY")
     number = next(each for each in range(100_000) if mutant(fuzzed, GOLDEN, each)[:1] == b"\x80")
-    command = [sys.executable, "-m", "tests.fuzzing", "tests.test_fuzzing:FAULTY", "--first", str(number)]
-    ended = subprocess.run([*command, "--count", "1"], cwd=fuzzing.ROOT, capture_output=True, text=True)
-    assert ended.returncode == 1 and f"input {number} (" in ended.stderr and "KeyError: 'undocumented'" in ended.stderr
+    code, said = fuzzing.command("tests.test_fuzzing:FAULTY", number, 1)
+    assert code == 1 and f"input {number} (" in said and "KeyError: 'undocumented'" in said
 
 
 def test_parts_share_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
