@@ -7,6 +7,7 @@ from dmltrain import kvstore
 from dmltrain.backends.table import BACKENDS
 from dmltrain.layers import Auxiliary, Dense, Flatten, Network, Tanh, chain
 from dmltrain.options import parse
+from tests.backends import trainers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 CLASSES, SHAPE, RATE = 3, (1, 4, 4), 0.5
@@ -34,8 +35,7 @@ def make(request):
 
 
 def batch(count=8):
-    draw = np.random.default_rng(0)
-    return draw.standard_normal((count, *SHAPE), dtype=np.float32), draw.integers(0, CLASSES, count)
+    return trainers.batch(network(), count)
 
 
 def weights(trainer):
@@ -67,10 +67,13 @@ def gradients(w, images, labels, counts):
 def test_a_step_follows_the_main_and_the_weighted_auxiliary_losses(make, devices):
     trainer = make(line=f"--devices {devices}")
     before = weights(trainer)
+    assert set(before) == {each.name for each in network().parameters()}, "checkpoints hold the classifiers"
     trainer.train_step(*batch(), total=8, learning_rate=RATE)
     after = weights(trainer)
     for name, gradient in gradients(before, *batch(), (0.5, 0.25)).items():
         np.testing.assert_allclose(after[name], before[name] - RATE * gradient, rtol=1e-4, atol=1e-5, err_msg=name)
+    trainer.train_step(*batch(0), total=8, learning_rate=RATE)  # a worker without samples takes part
+    assert all(np.array_equal(each, after[name]) for name, each in weights(trainer).items())
 
 
 def test_metrics_are_of_the_main_output(make):
@@ -96,20 +99,6 @@ def test_a_weight_of_zero_leaves_a_classifier_as_it_was(make):
     after = weights(trainer)
     assert np.array_equal(before["first_fc_weight"], after["first_fc_weight"])
     assert not np.array_equal(before["second_fc_weight"], after["second_fc_weight"])
-
-
-def test_a_worker_without_samples_takes_part(make):
-    trainer = make()
-    before = weights(trainer)
-    trainer.train_step(*batch(0), total=8, learning_rate=RATE)
-    after = weights(trainer)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
-def test_checkpoints_hold_the_classifiers(make):
-    trainer = make()
-    trainer.train_step(*batch(), total=8, learning_rate=RATE)
-    assert set(weights(trainer)) == {each.name for each in network().parameters()}
 
 
 def test_mxnets_graph_has_the_main_output_first():

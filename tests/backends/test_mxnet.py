@@ -1,4 +1,4 @@
-"""The MXNet backend against plain gluon and the torch backend: steps, devices, statistics, state, MXNet's own files."""
+"""The MXNet trainer against plain gluon and the torch trainer: steps, precision, states, MXNet's own files."""
 
 import io
 import os
@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain import kvstore, layers, models
+from dmltrain import kvstore
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 from dmltrain.mxnet_files import weights as weight_files
 from dmltrain.options import parse
+from tests.backends.trainers import MLP, RESNET, batch
 from tests.forked_job import run_forked
 
 mxnet_compat.fit_numpy()
@@ -23,21 +24,11 @@ from dmltrain.backends.mxnet import trainer as backend  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parents[2]
-MLP = models.create("mlp", None, 10, (1, 8, 8))
-RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
-DROPPING = layers.Network(
-    "dropping", layers.chain(layers.Flatten(), layers.Dropout(rate=0.5), layers.Dense("fc", 10)), (1, 8, 8), 10
-)
 
 
 def make(network=MLP, line="", state=None, kind="local") -> backend.MXNetTrainer:
     store = kvstore.create(kind, backend="mxnet")
     return backend.MXNetTrainer(network, parse(["--backend", "mxnet", *line.split()]), store, state)
-
-
-def batch(network=MLP, count=16, seed=0):
-    draw = np.random.default_rng(seed)
-    return draw.standard_normal((count, *network.input_shape), dtype=np.float32), draw.integers(0, 10, count)
 
 
 def arrays(made) -> dict[str, np.ndarray]:
@@ -90,68 +81,6 @@ def test_an_epoch_equals_torchs():
     assert_close(ours, theirs, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["local", "device"])
-@pytest.mark.parametrize("count", [16, 15, 1])
-def test_two_devices_make_the_same_step_as_one(count, kind):
-    """Also with unequal shares, and with none for the second device."""
-    one, two = make(MLP, "--mom 0.9"), make(MLP, "--mom 0.9 --devices cpu:2", kind=kind)
-    for step in range(3):
-        for each in (one, two):
-            each.train_step(*batch(MLP, count, seed=step), total=count, learning_rate=0.1)
-    assert_close(two, one, 1e-5)
-    for name, parameter in two._arrays.items():
-        first, second = (each.asnumpy() for each in parameter.list_data())
-        assert np.array_equal(first, second), name
-    assert one.take_sums().values() == pytest.approx(two.take_sums().values(), rel=1e-6)
-
-
-def test_a_worker_without_samples_takes_part_in_the_step():
-    """Its gradient is zero: only momentum acts."""
-    made = make(MLP, "--mom 0.5 --wd 0")
-    before = arrays(made)
-    made.train_step(*batch(), total=16, learning_rate=0.1)
-    first = arrays(made)
-    made.train_step(*batch(count=0), total=16, learning_rate=0.1)
-    for name, value in arrays(made).items():
-        np.testing.assert_allclose(value - first[name], (first[name] - before[name]) / 2, atol=1e-6)
-    assert made.take_sums().samples == 16
-
-
-def test_counted_losses_and_samples():
-    made = make(MLP, "--top-k 3 --devices cpu:2")
-    images, labels = batch(count=31)
-    made.evaluate(images, labels)
-    logits = made._block(mx.nd.array(images)).asnumpy().astype(np.float64)
-    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    places = (-logits).argsort(1)
-    expected = (
-        31,
-        (places[:, 0] == labels).sum(),
-        (places[:, :3] == labels[:, None]).sum(),
-        -np.log(chances[range(31), labels]).sum(),
-    )
-    assert made.take_sums().values() == pytest.approx(expected, rel=1e-5)
-    assert made.take_sums().values() == (0, 0, 0, 0)
-
-
-def test_evaluation_changes_nothing():
-    made = make(RESNET)
-    before = made.digest()
-    made.evaluate(*batch(RESNET))
-    assert made.digest() == before
-
-
-def test_seed_fixes_dropout():
-    def weights(seed: int) -> bytes:
-        made = make(DROPPING)
-        for step in range(2):
-            made.seed(0, step, seed)
-            made.train_step(*batch(DROPPING), total=16, learning_rate=0.1)
-        return arrays(made)["fc_weight"].tobytes()
-
-    assert weights(1) == weights(1) != weights(2)
-
-
 def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
     if "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX-512, without which MXNet 1.9.1 has no bfloat16")
@@ -173,50 +102,10 @@ def test_bfloat16_where_the_processor_lacks_it_is_refused(tmp_path):
         backend="mxnet",
     )
     assert code == 2 and "Traceback" not in text, text
-    assert "--dtype bfloat16: MXNet 1.9.1 does not support it on cpu(0)" in text
-
-
-# -- statistics -------------------------------------------------------------------------------------------------------
-
-
-def test_statistics_are_merged_by_samples_over_devices_and_workers():
-    made = make(RESNET, "--devices cpu:2")
-    made.train_step(*batch(RESNET, 15), total=15, learning_rate=0.1)  # 8 and 7 samples
-    before = {name: [each.asnumpy() for each in made._arrays[name].list_data()] for name in made._statistics}
-
-    def other_worker(what: str, own: np.ndarray) -> np.ndarray:  # has seen 5 samples, and only ones
-        return own + 5 * np.ones_like(own)
-
-    made.merge_statistics(other_worker, 2)
-    assert len(before) > 6
-    for name, (first, second) in before.items():
-        for each in made._arrays[name].list_data():
-            np.testing.assert_allclose(each.asnumpy(), (8.0 * first + 7.0 * second + 5) / 20, rtol=1e-5)
-        assert not np.array_equal(first, second), name
-
-
-def test_without_samples_statistics_are_unchanged():
-    made = make(RESNET, "--devices cpu:2")
-    before = made.digest()
-    made.merge_statistics(lambda what, own: own, 1)
-    assert made.digest() == before
+    assert "--dtype bfloat16" in text and "cpu(0)" in text
 
 
 # -- state ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", ["", "--optimizer adam", "--devices cpu:2 --optimizer nag"])
-def test_a_state_resumes_bit_exactly_from_its_file(line):
-    whole = make(RESNET, line)
-    whole.train_step(*batch(RESNET), total=16, learning_rate=0.1)
-    whole.merge_statistics(lambda what, own: own, 1)
-    content = mxnet_state.encode({"epoch": 1, "state": whole.state(), "list": [1, 2.5, None, "text"]})
-    found = mxnet_state.decode(content)
-    assert (found["epoch"], found["list"]) == (1, [1, 2.5, None, "text"])
-    resumed = make(RESNET, line, found["state"])
-    for each in (whole, resumed):
-        each.train_step(*batch(RESNET, seed=1), total=16, learning_rate=0.1)
-    assert resumed.digest() == whole.digest()
 
 
 @pytest.mark.parametrize(
@@ -246,17 +135,9 @@ def test_pickled_arrays_in_a_checkpoint_are_not_read(tmp_path, monkeypatch):
     np.save(evil, np.array([Evil()], dtype=object), allow_pickle=True)
     with zipfile.ZipFile(stream, "a") as archive:
         archive.writestr("content.npy", evil.getvalue())  # hides the one before
-    with pytest.raises(UserError, match="not a checkpoint.*bytes of object .* expected"):
+    with pytest.raises(UserError, match="not a checkpoint.*object"):
         mxnet_state.decode(stream.getvalue())
     assert not list(tmp_path.iterdir())
-
-
-def test_states_of_another_network_or_optimizer_place_are_refused():
-    state = make(MLP).state({})
-    with pytest.raises(UserError, match="to another network: .* expected"):
-        make(RESNET, state=state)
-    with pytest.raises(UserError, match="optimizer on the servers, but it now runs on the worker"):
-        make(MLP, state={**state, "optimizer": {"servers": []}})
 
 
 # -- MXNet's own files ------------------------------------------------------------------------------------------------
@@ -312,7 +193,7 @@ def test_weights_of_an_old_job_are_read(trained, tmp_path):
 
 def test_devices_by_name():
     assert backend.find_contexts(("cpu", "cpu")) == [mx.cpu(0), mx.cpu(1)]
-    with pytest.raises(UserError, match="GPU 99 does not exist: this machine has .* cores; choose other --gpus"):
+    with pytest.raises(UserError, match="GPU 99 .*--gpus"):
         backend.find_contexts(("gpu:99",))
 
 
@@ -345,23 +226,19 @@ def test_a_local_store_sums_devices_and_can_run_the_optimizer(kind, tmp_path):
 
 def test_mistakes_with_a_local_store():
     store = kvstore.create("local", backend="mxnet")
-    for mistake in (
-        lambda: store.push("x", mx.nd.zeros(1)),
-        lambda: store.set_learning_rate(0.1),
-        lambda: store.set_optimizer({"name": "lion"}),
-        lambda: store.set_gradient_compression({"type": "2bit"}),
-    ):
-        with pytest.raises(UserError):
-            mistake()
-
-
-def test_the_learning_rate_of_a_local_store_must_be_finite():
-    store = kvstore.create("local", backend="mxnet")
     store.init("a", mx.nd.zeros(1))
-    store.set_optimizer({"name": "sgd", "lr": 0.1})
-    for mistake in (
-        lambda: store.push("a", mx.nd.zeros(1), rate=float("nan")),  # below 0 means: none
-        lambda: store.set_learning_rate(float("inf")),
+    for said, mistake in (
+        ("'x'", lambda: store.push("x", mx.nd.zeros(1))),
+        ("set_optimizer", lambda: store.set_learning_rate(0.1)),
+        ("lion", lambda: store.set_optimizer({"name": "lion"})),
+        ("compress", lambda: store.set_gradient_compression({"type": "2bit"})),
     ):
-        with pytest.raises(UserError, match="the learning rate is (nan|inf), expected a finite number"):
+        with pytest.raises(UserError, match=said):
+            mistake()
+    store.set_optimizer({"name": "sgd", "lr": 0.1})
+    for said, mistake in (
+        ("is nan", lambda: store.push("a", mx.nd.zeros(1), rate=float("nan"))),  # below 0 means: none
+        ("is inf", lambda: store.set_learning_rate(float("inf"))),
+    ):
+        with pytest.raises(UserError, match=f"learning rate {said}"):
             mistake()

@@ -1,4 +1,4 @@
-"""The torch backend against plain torch: steps, seeds, devices, statistics, precision, the loss scale, state."""
+"""The torch trainer against plain torch: steps, seeds, layouts, precision, the loss scale, state."""
 
 import copy
 import math
@@ -16,14 +16,10 @@ from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
 from dmltrain.errors import UserError
 from dmltrain.kvstore.local import LocalKVStore
-from dmltrain.layers import Dense, Dropout, Flatten, Network, chain
 from dmltrain.options import parse
 from tests.backends.served_store import ServedStore
 from tests.backends.trainers import MLP, RESNET, batch
 from tests.backends.trainers import torch_trainer as make
-
-DROPOUT = Network("dropout", chain(Flatten(), Dropout(rate=0.5), Dense("d", 10)), (1, 8, 8), 10)
-NARROW = Network("narrow", chain(Flatten(), Dense("one", 1), Dense("d", 10)), (1, 8, 8), 10)
 
 
 def arrays(made: backend.TorchTrainer) -> dict[str, torch.Tensor]:
@@ -75,65 +71,16 @@ def test_every_optimizer_learns(name):
     assert made.take_sums().cross_entropy / 16 < first.cross_entropy / 320 / 2
 
 
-@pytest.mark.parametrize("network", [RESNET, NARROW], ids=lambda each: each.name)
-def test_a_worker_without_samples_takes_part_with_a_zero_gradient(network):
-    made, before = make(network, "--wd 0"), make(network)
-    made.train_step(*batch(network, 0), 7, 0.1)
-    assert all(parameter.grad is not None for parameter in made._modules[0].parameters())
-    assert made.digest() == before.digest()
-    assert made.take_sums().samples == 0
-
-
 def test_counting():
     logits, labels = torch.tensor([[0.0, 1, 2], [2, 1, 0], [1, 2, 0]]), torch.tensor([2, 1, 2])
     assert backend.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
     assert backend.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
 
 
-def test_evaluation_counts_and_changes_nothing():
-    made = make(RESNET, "--top-k 3")
-    digest = made.digest()
-    images, labels = batch(RESNET, 40)
-    for start in (0, 16, 32):
-        made.evaluate(images[start : start + 16], labels[start : start + 16])
-    sums = made.take_sums()
-    assert sums.samples == 40 and sums.correct <= sums.correct_top_k <= 40 and sums.cross_entropy > 0
-    assert made.digest() == digest
-    assert made.take_sums().samples == 0
-
-
 def test_the_seed_decides():
     assert make(RESNET).digest() == make(RESNET).digest() != make(RESNET, "--seed 1").digest()
     make().seed(1, 2, 3)
     assert torch.initial_seed() == 5014325815932447471, "the seed of a step is the same in every version"
-
-
-def test_dropout_is_decided_by_the_seed_and_by_every_number_of_it():
-    def digest(*numbers):
-        made = make(DROPOUT)
-        made.seed(*numbers)
-        made.train_step(*batch(DROPOUT), 16, 0.1)
-        return made.digest()
-
-    assert digest(1, 2, 3) == digest(1, 2, 3)
-    assert len({digest(1, 2, 3), digest(2, 1, 3), digest(1, 2), digest(1, 2, 4)}) == 4
-
-
-def test_dropout_is_off_in_evaluation_and_on_again_in_training():
-    made = make(DROPOUT)
-    images, labels = batch(DROPOUT)
-    sums = []
-    for number in range(2):
-        made.seed(number)
-        made.evaluate(images, labels)
-        sums.append(made.take_sums().cross_entropy)
-    assert sums[0] == sums[1]
-    losses = []
-    for number in range(2):
-        made.seed(number)
-        made.train_step(images, labels, 16, 0.0)
-        losses.append(made.take_sums().cross_entropy)
-    assert losses[0] != losses[1]
 
 
 def test_who_computes_is_described():
@@ -298,74 +245,6 @@ def test_compiled_is_the_same_network():
     assert_close(made, eager, 1e-5)
 
 
-# -- several devices --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_several_devices_make_the_same_step_as_one(count):
-    several, one = make(line=f"--devices cpu:{count}"), make()
-    for step, size in enumerate([16, 7, 2, 1]):  # shares are unequal, the last ones empty
-        images, labels = batch(count=size, seed=step)
-        for each in (several, one):
-            each.train_step(images, labels, size, 0.05)
-    several.synchronize()
-    assert_close(several, one, 1e-5)
-    for module in several._modules:
-        for own, first in zip(module.parameters(), several._modules[0].parameters(), strict=True):
-            assert torch.equal(own, first)
-    assert several.take_sums().samples == one.take_sums().samples == 26
-
-
-def test_statistics_are_merged_over_devices_and_workers_by_samples():
-    made = make(RESNET, "--devices cpu:2")
-    images, labels = batch(RESNET, 5)  # 3 samples on the first device, 2 on the second
-    made.train_step(images, labels, 5, 0.05)
-    first, second = (backend.statistics(module)[0].clone() for module in made._modules)
-    assert not torch.equal(first, second)
-    other = 15.0  # samples of another worker, whose statistics are all 1
-
-    def all_reduce(name: str, mine: np.ndarray) -> np.ndarray:
-        assert mine[-1] == 5
-        return mine + np.append(np.full(len(mine) - 1, other), other)
-
-    made.merge_statistics(all_reduce, num_workers=2)
-    expected = (3 * first.double() + 2 * second.double() + other) / 20
-    for module in made._modules:
-        torch.testing.assert_close(backend.statistics(module)[0], expected.float())
-
-
-def test_statistics_count_the_samples_since_they_were_merged_last():
-    made, given = make(RESNET), []
-
-    def all_reduce(name, mine):
-        given.append(mine[-1])
-        return mine
-
-    for size in (6, 4):
-        made.train_step(*batch(RESNET, size), size, 0.05)
-    made.merge_statistics(all_reduce, num_workers=2)
-    made.merge_statistics(all_reduce, num_workers=2)
-    made.evaluate(*batch(RESNET))
-    made.train_step(*batch(RESNET, 3), 3, 0.05)
-    made.merge_statistics(all_reduce, num_workers=2)
-    assert given == [10.0, 0.0, 3.0]
-
-
-def test_a_single_device_merges_nothing():
-    made, without_statistics = make(RESNET), make(MLP)
-    made.train_step(*batch(RESNET), 16, 0.05)
-    before, calls = [made.digest(), without_statistics.digest()], []
-
-    def all_reduce(name: str, mine: np.ndarray) -> np.ndarray:
-        calls.append(name)
-        return mine
-
-    made.merge_statistics(all_reduce, num_workers=1)
-    without_statistics.merge_statistics(all_reduce, num_workers=2)
-    assert not calls
-    assert [made.digest(), without_statistics.digest()] == before
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
 def test_a_missing_gpu():
     with pytest.raises(UserError, match="GPU 0 .*--devices cpu"):
@@ -373,24 +252,6 @@ def test_a_missing_gpu():
 
 
 # -- state ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", ["", "--optimizer adam", "--devices cpu:2", "--dtype float16"])
-def test_a_saved_state_continues_bit_for_bit(line):
-    whole = make(RESNET, line)
-    images, labels = batch(RESNET)
-    whole.train_step(images, labels, 16, 0.05)
-    whole.merge_statistics(lambda name, mine: mine, 1)
-    content = torch_state.encode({"state": whole.state()})
-    whole.train_step(images, labels, 16, 0.05)
-    resumed = make(RESNET, line, state=torch_state.decode(content)["state"])
-    resumed.train_step(images, labels, 16, 0.05)
-    assert resumed.digest() == whole.digest()
-
-
-def test_another_networks_state_is_refused():
-    with pytest.raises(UserError, match="another network"):
-        make(RESNET, state=make(MLP).state())
 
 
 class Residuals(LocalKVStore):

@@ -18,4 +18,5 @@ def torch_trainer(network=MLP, line="", store=None, state=None):
 
 def batch(network=MLP, count=16, seed=0):
     draw = np.random.default_rng(seed)
-    return draw.standard_normal((count, *network.input_shape), dtype=np.float32), draw.integers(0, 10, count)
+    images = draw.standard_normal((count, *network.input_shape), dtype=np.float32)
+    return images, draw.integers(0, network.num_classes, count)

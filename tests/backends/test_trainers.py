@@ -1,0 +1,195 @@
+"""What the trainers of both backends do alike: seeds, samples, devices, statistics, metrics and states."""
+
+import numpy as np
+import pytest
+
+from dmltrain import kvstore
+from dmltrain.backends.table import BACKENDS
+from dmltrain.errors import UserError
+from dmltrain.layers import Dense, Dropout, Flatten, Network, chain
+from dmltrain.options import parse
+from tests.backends.trainers import MLP, RESNET, batch
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
+DROPOUT = Network("dropout", chain(Flatten(), Dropout(rate=0.5), Dense("d", 10)), (1, 8, 8), 10)
+NARROW = Network("narrow", chain(Flatten(), Dense("one", 1), Dense("d", 10)), (1, 8, 8), 10)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def make(backend):
+    def made(network=MLP, line="", state=None, kind="local"):
+        settings = parse(["--backend", backend.name, "--kv-store", kind, *line.split()])
+        return backend.trainer(network, settings, kvstore.create(kind, backend=backend.name), state)
+
+    return made
+
+
+def arrays(made):
+    made.synchronize()
+    return {name: np.array(array) for name, array in made.state()["model"].items()}
+
+
+def of_devices(made):
+    """Name -> that array of each device."""
+    made.synchronize()
+    if hasattr(made, "_modules"):  # PyTorch's
+        states = [module.state_dict() for module in made._modules]
+        return {name: [each[name].numpy().copy() for each in states] for name in states[0]}
+    return {name: [each.asnumpy() for each in array.list_data()] for name, array in made._arrays.items()}
+
+
+def test_dropout_is_decided_by_every_number_of_the_seed_and_off_in_evaluation(make):
+    def digest(*numbers):
+        made = make(DROPOUT)
+        made.seed(*numbers)
+        made.train_step(*batch(DROPOUT), 16, 0.1)
+        return made.digest()
+
+    assert digest(1, 2, 3) == digest(1, 2, 3)
+    assert len({digest(1, 2, 3), digest(2, 1, 3), digest(1, 2), digest(1, 2, 4)}) == 4
+    made, losses = make(DROPOUT), {}
+    for step in (made.evaluate, lambda *given: made.train_step(*given, 16, 0.0), made.evaluate):
+        losses = {number: [] for number in range(2)}
+        for number, found in losses.items():
+            made.seed(number)
+            step(*batch(DROPOUT))
+            found.append(made.take_sums().cross_entropy)
+        assert (losses[0] == losses[1]) == (step == made.evaluate)
+
+
+@pytest.mark.parametrize("network", [MLP, NARROW, RESNET], ids=lambda each: each.name)
+def test_a_worker_without_samples_takes_part_with_a_zero_gradient(make, network):
+    """Only momentum acts."""
+    made = make(network, "--mom 0.5 --wd 0")
+    states = [arrays(made)]
+    for count in (16, 0):
+        made.train_step(*batch(network, count), 16, 0.1)
+        states.append(arrays(made))
+    before, first, second = states
+    for each in network.parameters():
+        moved = first[each.name] - before[each.name]
+        np.testing.assert_allclose(second[each.name] - first[each.name], moved / 2, atol=1e-6)
+    assert all(np.array_equal(first[each.name], second[each.name]) for each in network.auxiliary())
+    assert made.take_sums().samples == 16
+
+
+@pytest.mark.parametrize("count, kind", [(2, "local"), (3, "device")])
+def test_several_devices_make_the_same_step_as_one(make, count, kind):
+    several, one = make(line=f"--devices cpu:{count}", kind=kind), make()
+    for step, size in enumerate([16, 15, 7, 2, 1]):  # shares are unequal, the last ones empty
+        for each in (several, one):
+            each.train_step(*batch(count=size, seed=step), size, 0.05)
+    for name, expected in arrays(one).items():
+        np.testing.assert_allclose(arrays(several)[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+    for name, (first, *others) in of_devices(several).items():
+        assert len(others) == count - 1 and all(np.array_equal(first, each) for each in others), name
+    assert several.take_sums().values() == pytest.approx(one.take_sums().values(), rel=1e-6)
+
+
+# -- metrics and statistics -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
+def test_evaluation_counts_losses_and_samples(make, devices):
+    made = make(line=f"--top-k 3 --devices {devices}")
+    images, labels = batch(count=31)
+    w, logits = arrays(made), images.reshape(31, -1).astype(np.float64)
+    for name in ("fc1", "fc2", "fc3"):
+        logits = np.maximum(logits, 0) if name != "fc1" else logits
+        logits = logits @ w[f"{name}_weight"].T + w[f"{name}_bias"]
+    losses = np.log(np.exp(logits).sum(1)) - logits[range(31), labels]
+    places = (-logits).argsort(1)
+    right, near = (places[:, 0] == labels).sum(), (places[:, :3] == labels[:, None]).sum()
+    for part in (slice(0, 16), slice(16, 31)):
+        made.evaluate(images[part], labels[part])
+    assert made.take_sums().values() == pytest.approx((31, right, near, losses.sum()), rel=1e-5)
+    assert made.take_sums().values() == (0, 0, 0, 0)
+
+
+def test_evaluation_changes_nothing(make):
+    made = make(RESNET)
+    before = made.digest()
+    made.evaluate(*batch(RESNET))
+    assert made.digest() == before
+
+
+def test_statistics_are_merged_over_devices_and_workers_by_samples(make):
+    made = make(RESNET, "--devices cpu:2")
+    made.train_step(*batch(RESNET, 5), 5, 0.05)  # 3 samples on the first device, 2 on the second
+    names = {each.name for each in RESNET.auxiliary()}
+    before = {name: each for name, each in of_devices(made).items() if name in names}
+    assert len(before) > 6 and not any(np.array_equal(*each) for each in before.values())
+    made.merge_statistics(lambda name, own: own + 15.0, 2)  # another worker has seen 15 samples, and only ones
+    after = of_devices(made)
+    for name, (first, second) in before.items():
+        for each in after[name]:
+            np.testing.assert_allclose(each, (3.0 * first + 2.0 * second + 15) / 20, rtol=1e-5)
+
+
+def test_statistics_count_the_samples_since_they_were_merged_last(make):
+    made, given = make(RESNET), []
+
+    def all_reduce(name, mine):
+        given.append(mine[-1])
+        return mine
+
+    for counts in ((6, 4), (), (3,)):
+        for count in counts:
+            made.train_step(*batch(RESNET, count), count, 0.05)
+        made.merge_statistics(all_reduce, num_workers=2)
+        made.evaluate(*batch(RESNET))
+    assert given == [10.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize("network, workers", [(RESNET, 1), (MLP, 2)])
+def test_a_single_device_or_a_network_without_statistics_merges_nothing(make, network, workers):
+    made = make(network)
+    made.train_step(*batch(network), 16, 0.05)
+    before = made.digest()
+    made.merge_statistics(lambda name, own: pytest.fail("there is nothing to merge"), workers)
+    assert made.digest() == before
+
+
+def test_without_samples_statistics_are_unchanged(make):
+    made = make(RESNET, "--devices cpu:2")
+    before = made.digest()
+    made.merge_statistics(lambda name, own: own, 1)
+    assert made.digest() == before
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+LINES = ("", "--optimizer adam", "--devices cpu:2 --optimizer nag")
+
+
+@pytest.mark.parametrize(
+    "backend, line",
+    [(name, line) for name in BACKENDS for line in LINES] + [("torch", "--dtype float16")],
+    indirect=["backend"],
+)
+def test_a_saved_state_continues_bit_for_bit(backend, make, line):
+    whole = make(RESNET, line)
+    whole.train_step(*batch(RESNET), 16, 0.05)
+    whole.merge_statistics(lambda name, mine: mine, 1)
+    content = backend.encode({"epoch": 1, "state": whole.state(), "list": [1, 2.5, None, "text"]})
+    found = backend.decode(content)
+    assert (found["epoch"], found["list"]) == (1, [1, 2.5, None, "text"])
+    resumed = make(RESNET, line, found["state"])
+    for each in (whole, resumed):
+        each.train_step(*batch(RESNET, seed=1), 16, 0.05)
+    assert resumed.digest() == whole.digest()
+
+
+def test_states_of_another_network_or_optimizer_place_are_refused(make):
+    state = make().state({})
+    with pytest.raises(UserError, match="another network"):
+        make(RESNET, state=state)
+    with pytest.raises(UserError, match="optimizer on the servers"):
+        make(state={**state, "optimizer": {"servers": []}})
