@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,16 +18,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import engine_faults
+from tests.cluster import engines
 from tests.cluster.conftest import NAME, ROOT
 from tests.cluster.kubernetes import Kubernetes, folder, missing
-from tests.cluster.launching import LONGEST, Front, Launched, way
+from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import wait_for
 
 pytestmark = pytest.mark.timeout(800)  # with the start of the cluster
-DIGEST = re.compile(r"Final weights sha256=(\w{64})")
 GONE_SECONDS = 20.0  # for the end of all processes of a job that is deleted
 TEMPLATE = "pod.yaml"
 GRACE_SECONDS = 4
@@ -122,40 +120,6 @@ def test_a_job_runs_in_pods_and_leaves_nothing(pods: Pods):
     pods.wait_gone("plain")
     again = pods.ask("--ps", job.logs)
     assert again.code == 0 and "the pods of a job go with its launcher: nothing of the job runs" in again.out, again
-
-
-@pytest.mark.thorough
-def test_weights_are_those_over_ssh_bit_for_bit(pods: Pods):
-    program = (ROOT / "examples/train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
-    words = ("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS=1", *program)
-    ssh = pods.start(*way("ssh", "h[1-2]"), *words, logs="ssh")
-    assert ssh.wait(250).code == 0
-    under = pods.job("digits", *words)
-    assert under.wait(250).code == 0
-    digests = {DIGEST.findall(job.log(f"worker-{rank}"))[0] for job in (ssh, under) for rank in (0, 1)}
-    assert len(digests) == 1
-    tables = [table(job.logs) for job in (ssh, under)]
-    assert len(tables[0]) == 3 and tables[0] == tables[1]
-
-
-def table(logs: Path) -> list[str]:
-    """What dmltrain-parse prints for a job, as CSV without times."""
-    argv = [sys.executable, "-m", "dmltrain.report.cli", str(logs), "--format", "csv"]
-    ran = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    rows = [line.split(",") for line in ran.stdout.splitlines()]
-    return [",".join(row[: rows[0].index("time")]) for row in rows]
-
-
-@pytest.mark.thorough
-def test_a_failed_job_ends_as_over_ssh_and_may_be_restarted(pods: Pods):
-    program = pods.script("import os; os._exit(7 * int(os.environ['DMLC_TASK_ID'] == '1'))")
-    over = pods.start(*way("ssh", "h[1-2]"), "-n", 2, "-s", 0, program, logs="ssh").wait()
-    there = pods.job("fails", "-n", 2, "-s", 0, "--max-restarts", 1, program).wait()
-    assert over.code == there.code == 7, (over, there)
-    said = [re.findall(r"worker 1 .*", re.sub(r"pid \d+ on [-\w]+", "pid", done.err)) for done in (over, there)]
-    assert said[0] and said[0] * 2 == said[1], (over, there)
-    assert "restart 1 of 1" in there.err
-    pods.wait_gone("fails")
 
 
 @pytest.mark.thorough
@@ -302,23 +266,29 @@ def of(kubernetes: Kubernetes, name: str, part: str) -> list[str]:
 
 
 @dataclass
-class Engine(engine_faults.Engine):
-    """See `tests.cluster.engine_faults`."""
+class Engine(engines.Engine):
+    """See `tests.cluster.engines`."""
 
     kubernetes: Kubernetes
     pods: Pods
-    job: str
+    job_name: str
     name = "kubernetes"
 
     @property
     def testbed(self) -> Testbed:
         return self.kubernetes.testbed
 
+    def job(self, *arguments: object) -> Launched:
+        return self.pods.job(self.job_name, *arguments)
+
+    def script(self, text: str) -> Path:
+        return self.pods.script(text)
+
     def start(self, fault: str) -> Launched:
-        return self.pods.waiting(self.job)
+        return self.pods.waiting(self.job_name)
 
     def cancel(self) -> None:
-        self.kubernetes.kubectl("delete", f"job/{self.job}", "--wait=false")
+        self.kubernetes.kubectl("delete", f"job/{self.job_name}", "--wait=false")
 
     def keeps(self, record: str) -> bool:
         return record.startswith("pod/")
@@ -326,7 +296,7 @@ class Engine(engine_faults.Engine):
     def name_on(self, node: str) -> str:
         """Of the host's pod there."""
         rows = "custom-columns=N:.spec.nodeName,P:.metadata.name"
-        asked = ("get", "pods", "-o", rows, "--no-headers", "-l", f"dmltrain/job={self.job},dmltrain/part=hosts")
+        asked = ("get", "pods", "-o", rows, "--no-headers", "-l", f"dmltrain/job={self.job_name},dmltrain/part=hosts")
         return dict(map(str.split, self.kubernetes.kubectl(*asked).splitlines())).get(node, "")
 
     def restore(self, node: str) -> None:
@@ -334,12 +304,12 @@ class Engine(engine_faults.Engine):
         self.kubernetes.start_node(node)
 
     def records(self) -> list[str]:
-        return self.kubernetes.objects(self.job)
+        return self.kubernetes.objects(self.job_name)
 
 
-def delete_pod(part: str) -> engine_faults.Strike:
+def delete_pod(part: str) -> engines.Strike:
     def strike(engine: Engine, job: Launched) -> str:
-        pod = of(engine.kubernetes, engine.job, part)[0]
+        pod = of(engine.kubernetes, engine.job_name, part)[0]
         engine.kubernetes.kubectl("delete", pod, "--wait=false")
         return pod.removeprefix("pod/")
 
@@ -348,26 +318,35 @@ def delete_pod(part: str) -> engine_faults.Strike:
 
 def evict(engine: Engine, job: Launched) -> str:
     """As `kubectl drain` does."""
-    pod = of(engine.kubernetes, engine.job, "hosts")[0].removeprefix("pod/")
+    pod = of(engine.kubernetes, engine.job_name, "hosts")[0].removeprefix("pod/")
     eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
     where = f"/api/v1/namespaces/default/pods/{pod}/eviction"
     engine.kubernetes.kubectl("create", "--raw", where, "-f", "-", told=json.dumps(eviction))
     return pod
 
 
+@pytest.fixture
+def engine(pods: Pods, kubernetes: Kubernetes, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made = Engine(kubernetes, pods, re.sub("[^a-z]+", "-", request.node.name.lower()).strip("-")[-40:].strip("-"))
+    yield made
+    pods.wait_gone(made.job_name)
+
+
+class TestContract(engines.Contract):
+    """Of Kubernetes."""
+
+
 FAULTS = {
-    **engine_faults.FAULTS,
-    "launcher's pod deleted": engine_faults.Fault(delete_pod("launcher"), 143),
-    "host's pod deleted": engine_faults.Fault(delete_pod("hosts"), 125, "{host}.* its pod was deleted"),
-    "host's pod evicted": engine_faults.Fault(evict, 125, "{host}.* its pod was deleted"),
+    "launcher's pod deleted": engines.Fault(delete_pod("launcher"), 143),
+    "host's pod deleted": engines.Fault(delete_pod("hosts"), 125, "{host}.* its pod was deleted"),
+    "host's pod evicted": engines.Fault(evict, 125, "{host}.* its pod was deleted"),
 }
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault(pods: Pods, kubernetes: Kubernetes, fault: str):
-    job = re.sub("[^a-z]+", "-", fault.lower())
-    engine_faults.try_fault(Engine(kubernetes, pods, job), fault, FAULTS[fault])
+def test_a_fault_of_its_own(engine: Engine, fault: str):
+    engines.try_fault(engine, fault, FAULTS[fault])
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import engine_faults
+from tests.cluster import engines
 from tests.cluster.conftest import NAME
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN, Settings
@@ -26,8 +26,6 @@ from tests.launch.conftest import ROOT, wait_for
 from tests.launch.test_change_commands import PROGRAM
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # with the start of the cluster
-DIGEST = re.compile(r"Final weights sha256=(\w{64})")
-DIGITS = ROOT / "examples/train_digits.py"
 GONE_SECONDS = 20.0  # for the end of all processes of a job whose launcher or node is lost
 RAY = ("--launcher", "ray", "--connect-timeout", 60)
 SHOWS = """
@@ -73,8 +71,8 @@ def ray(_cluster: RayCluster) -> Iterator[RayCluster]:
 
 def end_jobs(ray: RayCluster) -> None:
     """Those of a test that has failed."""
-    for _, each in engine_faults.ours(ray.testbed):
-        if engine_faults.is_one(each, "launch.cli"):
+    for _, each in engines.ours(ray.testbed):
+        if engines.is_one(each, "launch.cli"):
             send(each.pid, signal.SIGINT)
     for name in ray.submitted():
         ray.job("stop", name)
@@ -84,7 +82,7 @@ def end_jobs(ray: RayCluster) -> None:
 def wait_gone(ray: RayCluster) -> None:
     """Nothing of any job is left, as the hosts and Ray's own listing say."""
     began = time.monotonic()
-    wait_for(lambda: not engine_faults.ours(ray.testbed), "the end of the jobs' processes")
+    wait_for(lambda: not engines.ours(ray.testbed), "the end of the jobs' processes")
     wait_for(lambda: not ray.left(), "the end of placement groups and actors")
     assert time.monotonic() - began < GONE_SECONDS
 
@@ -112,19 +110,6 @@ def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp
     assert sorted(gpus) == [["0", "1"], ["0,1"]]
     assert {each[3] for each in written.values()} == {"hi"}
     assert all(each[4] == [] and each[5] == str(tmp_path) for each in written.values())
-
-
-def test_weights_are_those_of_a_job_without_ray(ray: RayCluster, tmp_path: Path):
-    front = Front(ray.testbed, tmp_path)
-    options = ("-n", 2, "-s", 1, "--env", "OMP_NUM_THREADS=1")
-    program = (DIGITS, "--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
-    digests = set()
-    for logs, way in (("local", ("--launcher", "local")), ("ray", RAY)):
-        job = front.start(*way, *options, *program, logs=logs)
-        assert job.wait(250).code == 0, job.err
-        digests |= {DIGEST.findall(job.log(f"worker-{rank}"))[0] for rank in range(2)}
-    assert len(digests) == 1
-    assert len({row["host"] for row in job.record["processes"]}) == 2
 
 
 def test_who_finds_no_room_is_told(ray: RayCluster, tmp_path: Path):
@@ -261,8 +246,8 @@ def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluste
 
 
 @dataclass
-class Engine(engine_faults.Engine):
-    """See `tests.cluster.engine_faults`."""
+class Engine(engines.Engine):
+    """See `tests.cluster.engines`."""
 
     ray: RayCluster
     folder: Path
@@ -272,9 +257,15 @@ class Engine(engine_faults.Engine):
     def testbed(self) -> Testbed:
         return self.ray.testbed
 
+    def job(self, *arguments: object) -> Launched:
+        return Front(self.testbed, self.folder).start(*RAY, *arguments)
+
+    def script(self, text: str) -> Path:
+        return Front(self.testbed, self.folder).script(text)
+
     def start(self, fault: str) -> Launched:
         front = Front(self.testbed, self.folder)
-        script = front.script(engine_faults.PROGRAM).name
+        script = front.script(engines.PROGRAM).name
         options = ("-n", 2, "-s", 0, script)
         there = inside("--launcher-inside", "yes") if fault == "cancelled" else RAY
         job = front.start(*there, *options)
@@ -297,6 +288,10 @@ class Engine(engine_faults.Engine):
         return [*self.ray.left(), *self.ray.submitted()]
 
 
-@pytest.mark.parametrize("fault", engine_faults.FAULTS)
-def test_a_fault(ray: RayCluster, tmp_path: Path, fault: str):
-    engine_faults.try_fault(Engine(ray, tmp_path), fault, engine_faults.FAULTS[fault])
+@pytest.fixture
+def engine(ray: RayCluster, tmp_path: Path) -> Engine:
+    return Engine(ray, tmp_path)
+
+
+class TestContract(engines.Contract):
+    """Of Ray."""

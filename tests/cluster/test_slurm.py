@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from launch.commands import jobs
-from tests.cluster import engine_faults
+from tests.cluster import engines
 from tests.cluster.conftest import NAME
-from tests.cluster.launching import LONGEST, Front, Launched, Result, way
+from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN, Settings
 from tests.cluster.slurm import Slurm, missing
 from tests.cluster.test_changes import ask
@@ -29,7 +28,6 @@ from tests.launch.conftest import ROOT, wait_for
 from tests.launch.test_change_commands import PROGRAM
 from tests.other_user import USER, as_user
 
-DIGEST = re.compile(r"Final weights sha256=(\w{64})")
 EXAMPLES = ROOT / "examples"
 GONE_SECONDS = 20.0  # for the end of all processes of a job whose launcher or allocation is lost
 SLURM = ("--launcher", "slurm", "--connect-timeout", 60)
@@ -82,7 +80,7 @@ def allocated(slurm: Slurm, folder: Path, *options: str) -> Front:
 def wait_gone(slurm: Slurm) -> None:
     """No node has processes of a job."""
     began = time.monotonic()
-    wait_for(lambda: not engine_faults.on_hosts(slurm.testbed), "the end of the job's processes")
+    wait_for(lambda: not engines.on_hosts(slurm.testbed), "the end of the job's processes")
     assert time.monotonic() - began < GONE_SECONDS
 
 
@@ -155,8 +153,8 @@ def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: 
 
 
 @dataclass
-class Engine(engine_faults.Engine):
-    """See `tests.cluster.engine_faults`."""
+class Engine(engines.Engine):
+    """See `tests.cluster.engines`."""
 
     slurm: Slurm
     folder: Path
@@ -165,6 +163,12 @@ class Engine(engine_faults.Engine):
     @property
     def testbed(self) -> Testbed:
         return self.slurm.testbed
+
+    def job(self, *arguments: object) -> Launched:
+        return allocated(self.slurm, self.folder).start(*SLURM, *arguments)
+
+    def script(self, text: str) -> Path:
+        return Front(self.testbed, self.folder).script(text)
 
     def start(self, fault: str) -> Launched:
         return waiting_job(self.slurm, self.folder)
@@ -185,21 +189,26 @@ class Engine(engine_faults.Engine):
         return self.slurm.queue()
 
 
+@pytest.fixture
+def engine(slurm: Slurm, tmp_path: Path) -> Engine:
+    return Engine(slurm, tmp_path)
+
+
+class TestContract(engines.Contract):
+    """Of Slurm."""
+
+
 def cancel_step(engine: Engine, job: Launched) -> str:
     engine.slurm.on(LOGIN, ["scancel", f"{engine.slurm.number(1)}.0"])
     return ""
 
 
-# Slurm kills the processes of a step one after another, in any order.
-ENDS = r"srun|worker [01] .* was killed by SIGKILL"
-STEP_CANCELLED = engine_faults.Fault(cancel_step, {"slurm": (125, 137, 143)}, ENDS)
-FAULTS = {**engine_faults.FAULTS, "step cancelled": STEP_CANCELLED}
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault(slurm: Slurm, tmp_path: Path, fault: str):
-    engine_faults.try_fault(Engine(slurm, tmp_path), fault, FAULTS[fault])
+def test_a_step_that_is_cancelled(engine: Engine):
+    """Slurm kills the processes of a step one after another, in any order."""
+    ends = r"srun|worker [01] .* was killed by SIGKILL"
+    fault = engines.Fault(cancel_step, {"slurm": (125, 137, 143)}, ends)
+    engines.try_fault(engine, "step cancelled", fault)
 
 
 @pytest.mark.thorough
@@ -225,53 +234,6 @@ def test_a_step_that_has_all_cpus_is_named_with_the_fix(slurm: Slurm, tmp_path: 
     )
     assert ran.returncode == 2, ran.stderr
     assert "Requested nodes are busy" in ran.stderr and "srun --overlap" in ran.stderr
-
-
-def both_ways(slurm: Slurm, folder: Path, *arguments: object) -> list[tuple[Launched, Result]]:
-    """The same job with three workers on h1 to h3: over SSH, and under Slurm."""
-    fronts = {"ssh": Front(slurm.testbed, folder), "slurm": allocated(slurm, folder, "--nodes=3", "--nodelist=h[1-3]")}
-    ways = {"ssh": way("ssh", "h[1-3]"), "slurm": SLURM}
-    jobs = (front.start(*ways[name], "-n", 3, *arguments, logs=name) for name, front in fronts.items())
-    return [(job, job.wait(250)) for job in jobs]  # one after another
-
-
-def columns(logs: Path, *options: str) -> list[str]:
-    """What dmltrain-parse prints for a job, as CSV without times."""
-    argv = [sys.executable, "-m", "dmltrain.report.cli", str(logs), "--format", "csv", *options]
-    ran = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    rows = [line.split(",") for line in ran.stdout.splitlines()]
-    return [",".join(row[: rows[0].index("time")]) for row in rows]
-
-
-def ends(job: Launched) -> list[tuple[object, ...]]:
-    """Which process ran on which host, and how it ended."""
-    return [tuple(row[name] for name in ("role", "rank", "host", "exit_code")) for row in job.record["processes"]]
-
-
-@pytest.mark.thorough
-def test_weights_tables_and_ends_are_those_over_ssh(slurm: Slurm, tmp_path: Path):
-    """Weights bit for bit."""
-    program = (EXAMPLES / "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
-    jobs = both_ways(slurm, tmp_path, "-s", 3, "--env", "OMP_NUM_THREADS=1", *program)
-    for _, done in jobs:
-        assert done.code == 0, done
-    (ssh, _), (under, _) = jobs
-    digests = {DIGEST.findall(job.log(f"worker-{rank}"))[0] for job in (ssh, under) for rank in range(3)}
-    assert len(digests) == 1
-    metrics = ("--metric-names", "accuracy", "cross_entropy", "--aggregate", "all")
-    assert len(columns(ssh.logs, *metrics)) == 3
-    assert columns(under.logs, *metrics) == columns(ssh.logs, *metrics)
-    assert len(ends(ssh)) == 7 and ends(under) == ends(ssh)
-
-
-@pytest.mark.thorough
-def test_a_failed_job_ends_as_over_ssh(slurm: Slurm, tmp_path: Path):
-    program = Front(slurm.testbed, tmp_path).script("import os; os._exit(7 * int(os.environ['DMLC_TASK_ID'] == '1'))")
-    (ssh, over), (under, there) = both_ways(slurm, tmp_path, "-s", 0, program)
-    assert over.code == there.code == 7, (over, there)
-    said = [re.findall(r"worker 1 .*", re.sub(r"pid \d+", "pid", done.err)) for done in (over, there)]
-    assert said[0] and said[0] == said[1], (over, there)
-    assert ends(under)[1] == ends(ssh)[1] == ("worker", 1, "h2", 7)
 
 
 @pytest.mark.thorough

@@ -7,13 +7,13 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import engine_faults
+from tests.cluster import engines
 from tests.cluster.launching import LONGEST, Result
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
@@ -61,6 +61,10 @@ class Followed:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = laptop.start(*words, stdout=out, stderr=err)
 
+    @property
+    def record(self) -> dict:
+        return json.loads((self.logs / "job.json").read_text())
+
     def log(self, name: str) -> str:
         path = self.logs / f"{name}.log"
         return path.read_text() if path.exists() else ""
@@ -73,23 +77,29 @@ class Followed:
 
 
 @dataclass
-class Engine(engine_faults.Engine):
-    """See `tests.cluster.engine_faults`. The launcher's container is on h5."""
+class Engine(engines.Engine):
+    """See `tests.cluster.engines`. The launcher's container is on h5."""
 
     server: Yarn
     bed: Testbed
-    folder: Path
+    laptop: Laptop
     name = "yarn"
 
     @property
     def testbed(self) -> Testbed:
         return self.bed
 
-    def start(self, fault: str) -> Followed:
-        laptop = Laptop(self.server, self.folder)
-        (self.folder / "program.py").write_text(engine_faults.PROGRAM)
+    def job(self, *arguments: object) -> Followed:
         where = ("--launcher", "yarn", "--yarn-url", self.server.url, "--log-dir", "logs", "--connect-timeout", 60)
-        job = Followed(laptop, (*where, "--job", "train", "-n", 2, "-s", 0, "program.py"))
+        return Followed(self.laptop, (*where, "--job", "train", *arguments))
+
+    def script(self, text: str) -> Path:
+        path = self.laptop.folder / "program.py"
+        path.write_text(text)
+        return path
+
+    def start(self, fault: str) -> Followed:
+        job = self.job("-n", 2, "-s", 0, self.script(engines.PROGRAM).name)
         wait_for(lambda: all("up" in job.log(f"worker-{rank}") for rank in (0, 1)), "the workers", LONGEST)
         return job
 
@@ -98,6 +108,9 @@ class Engine(engine_faults.Engine):
         request = urllib.request.Request(f"{self.server.url}{PATH}/train?user.name=me", method="DELETE")
         urllib.request.urlopen(request).close()
 
+    def interrupt(self, job: Followed) -> None:
+        job.process.send_signal(signal.SIGINT)
+
     def restore(self, node: str) -> None:
         self.testbed.boot(node)
 
@@ -105,21 +118,16 @@ class Engine(engine_faults.Engine):
         return list(self.server.services)
 
 
-def interrupt(engine: Engine, job: Followed) -> str:
-    job.process.send_signal(signal.SIGINT)
-    return ""
-
-
-FAULTS = {**engine_faults.FAULTS, "Ctrl-C": engine_faults.Fault(interrupt, 130)}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault(testbed: Testbed, tmp_path: Path, fault: str):
+@pytest.fixture
+def engine(testbed: Testbed, tmp_path: Path) -> Iterator[Engine]:
     def place(component: str, index: int, script: Path) -> list[str]:
         """All processes of a container end with it, as YARN ends them."""
         alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", str(script)]
         return testbed.command("h5" if component == "launcher" else f"h{index + 1}", alone)
 
     with yarn(tmp_path / "nodes", place=place) as server:
-        engine_faults.try_fault(Engine(server, testbed, tmp_path), fault, FAULTS[fault])
+        yield Engine(server, testbed, Laptop(server, tmp_path))
+
+
+class TestContract(engines.Contract):
+    """Of YARN."""

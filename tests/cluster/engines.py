@@ -1,6 +1,7 @@
-"""Faults of a job that an engine (Slurm, Kubernetes, Ray) has placed: what happens, how the command ends, what is left.
+"""What holds for each engine (Slurm, Kubernetes, Ray, YARN) that places a job: its weights, its end, and faults.
 
-Each engine's tests try all of FAULTS, on the cluster that they have. With -rA pytest shows the rows of docs/faults.md.
+The module of an engine's tests makes an `Engine` of the cluster that it has, and inherits `Contract`. With -rA pytest
+shows the rows of docs/faults.md.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from tests.cluster.launching import LONGEST, Launched
+import pytest
+
+from dmltrain.report.cli import main as parse
+from tests.cluster.launching import LONGEST, ROOT, Launched
 from tests.cluster.layout import LOGIN
 from tests.cluster.left import namespace
 from tests.cluster.processes import DEAD, Process, read
@@ -39,6 +44,14 @@ class Engine(ABC):
     def testbed(self) -> Testbed: ...
 
     @abstractmethod
+    def job(self, *arguments: object) -> Launched:
+        """A job with these arguments and the engine's own options, in the working folder."""
+
+    @abstractmethod
+    def script(self, text: str) -> Path:
+        """program.py with this text, in the working folder."""
+
+    @abstractmethod
     def start(self, fault: str) -> Launched:
         """A job whose two workers, on nodes of their own, run PROGRAM and have printed `up`."""
 
@@ -50,6 +63,11 @@ class Engine(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """What the engine's own command does to a job."""
+
+    def interrupt(self, job: Launched) -> None:
+        """Ctrl-C to the command that the user has given, which under salloc is its child."""
+        found = [each.pid for host, each in ours(self.testbed) if host == LOGIN and is_one(each, "launch.cli")]
+        os.kill(max(found), signal.SIGINT)
 
     @abstractmethod
     def restore(self, node: str) -> None:
@@ -118,9 +136,7 @@ def cancel(engine: Engine, job: Launched) -> str:
 
 
 def interrupt(engine: Engine, job: Launched) -> str:
-    """The command that the user has given, which under salloc is its child."""
-    found = [each.pid for host, each in ours(engine.testbed) if host == LOGIN and is_one(each, "launch.cli")]
-    os.kill(max(found), signal.SIGINT)
+    engine.interrupt(job)
     return ""
 
 
@@ -185,3 +201,53 @@ def try_fault(engine: Engine, name: str, fault: Fault) -> None:
     assert done.code in codes, done
     assert re.search(fault.said.format(host=named), done.err) and "Traceback" not in done.err, done
     assert gone < GONE_SECONDS and clean < RECORD_SECONDS, (gone, clean, done)
+
+
+# -- what holds for each engine ----------------------------------------------------------------------------------------
+
+DIGEST = re.compile(r"Final weights sha256=(\w{64})")
+DIGITS = ROOT / "examples/train_digits.py"
+TRAINING = ("--kv-store", "dist_sync", "--num-epochs", 2, "--num-examples", 256)
+FAILS = "import os; os._exit(7 * int(os.environ['DMLC_TASK_ID'] == '1'))"
+
+
+def table(logs: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What dmltrain-parse prints for a job, as CSV without times."""
+    capsys.readouterr()
+    assert not parse(
+        [str(logs), "--format", "csv", "--metric-names", "accuracy", "cross_entropy", "--aggregate", "all"]
+    )
+    rows = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    return [",".join(row[: rows[0].index("time")]) for row in rows]
+
+
+@pytest.mark.thorough
+class Contract:
+    """Tests for a module that has a fixture `engine`."""
+
+    def test_weights_and_tables_are_those_without_it(self, engine: Engine, start_forked, capsys):
+        """Bit for bit."""
+        alone = start_forked(DIGITS, *TRAINING, workers=2, servers=1)
+        placed = engine.job("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS=1", DIGITS, *TRAINING)
+        alone.succeed()
+        done = placed.wait()
+        assert done.code == 0, done
+        logs = [read(f"worker-{rank}") for read in (alone.output, placed.log) for rank in (0, 1)]
+        assert len({DIGEST.findall(log)[0] for log in logs}) == 1
+        tables = [table(folder, capsys) for folder in (alone.folder, placed.logs)]
+        assert len(tables[0]) == 3 and tables[0] == tables[1]
+        processes = [tuple(row[name] for name in ("role", "rank", "exit_code")) for row in placed.record["processes"]]
+        assert processes == [("scheduler", 0, 0), ("server", 0, 0), ("worker", 0, 0), ("worker", 1, 0)]
+        assert len({row["host"] for row in placed.record["processes"]}) == 2
+
+    def test_a_worker_that_fails_ends_the_job_with_its_code(self, engine: Engine):
+        job = engine.job("-n", 2, "-s", 0, "--max-restarts", 1, engine.script(FAILS))
+        done = job.wait()
+        assert done.code == 7, done
+        host = next(row["host"] for row in job.record["processes"] if (row["role"], row["rank"]) == ("worker", 1))
+        ends = re.findall(r"worker 1 \(pid \d+ on ([-\w]+)\) exited with code 7", done.err)
+        assert len(ends) == 2 and ends[-1] == host and "restart 1 of 1" in done.err, done
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_a_fault(self, engine: Engine, fault: str):
+        try_fault(engine, fault, FAULTS[fault])
