@@ -171,7 +171,7 @@ def test_the_oldest_python_is_that_of_the_packaging():
 
 
 def test_a_python_that_does_not_answer_is_a_warning(job):
-    broken = executable(Path(job.workdir) / "python", "#!/bin/sh\necho no libpython >&2; exit 127\n")
+    broken = executable(Path(job.workdir) / "python", "echo no libpython >&2; exit 127")
     problem = only(judge(job, replace(HOST, python=broken)))
     assert not problem.fatal
     assert "did not answer: no libpython" in problem.message

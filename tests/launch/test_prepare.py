@@ -43,28 +43,24 @@ class Course:
 
     def probe(self, **found: dict) -> list[Action]:
         """`found` are facts of hosts by name, besides their addresses."""
-        return self.say(
-            *(Probed(name, facts(number, **found.get(name, {}))) for number, name in enumerate(self.names, 1))
-        )
+        known = ((name, facts(number, **found.get(name, {}))) for number, name in enumerate(self.names, 1))
+        return self.say(*(Probed(name, each) for name, each in known))
 
     def bind(self) -> list[Action]:
         return self.say(*(Bound(name, dict(PORTS)) for name in self.names))
 
     def reach(self, **lost: str) -> list[Action]:
         """Every host reaches every other one, but a the hosts in lost["a"]."""
-        return self.say(
-            *(
-                Reached(
-                    name,
-                    {
-                        peer: {"error": "timed out"} if peer in lost.get(name, "") else {"ms": 0.1}
-                        for peer in self.names
-                        if peer != name
-                    },
-                )
-                for name in self.names
-            )
-        )
+        cut, good = {"error": "timed out"}, {"ms": 0.1}
+        found = {
+            name: {peer: cut if peer in lost.get(name, "") else good for peer in self.names if peer != name}
+            for name in self.names
+        }
+        return self.say(*(Reached(name, peers) for name, peers in found.items()))
+
+    def ready_to_reach(self) -> Course:
+        self.connect(), self.probe(), self.bind()
+        return self
 
     def say(self, *events) -> list[Action]:
         """What the last of them leads to: all others lead to nothing."""
@@ -114,17 +110,15 @@ def test_the_steps_on_hosts_of_a_network_with_a_copy():
     ]
 
 
-def test_this_machine_alone_is_neither_looked_at_nor_reached():
-    course = Course(LOCAL, "a", address="127.0.0.1")
-    assert course.connect() == [Send("a", Bind("127.0.0.1", scheduler=0, master=0))]
-    assert course.bind() == [] and course.preparation.done
-
-
-def test_a_check_looks_at_this_machine_too():
-    course = Course(LOCAL, "a", check=True)
-    assert isinstance(course.connect()[0].command, Probe)
-    assert course.probe() == [Send("a", Bind("127.0.0.1", scheduler=0, master=0))], "and measures nothing"
-    assert course.bind() == [] and course.preparation.done
+@pytest.mark.parametrize("check", [False, True])
+def test_this_machine_alone_is_not_reached_and_only_a_check_looks_at_it(check):
+    course = Course(LOCAL, "a", check=check, address="127.0.0.1")
+    asked = course.connect()
+    if check:
+        assert isinstance(asked[0].command, Probe)
+        asked = course.probe()
+    assert asked == [Send("a", Bind("127.0.0.1", scheduler=0, master=0))]
+    assert course.bind() == [] and course.preparation.done, "and measures nothing"
 
 
 def test_ports_are_held_where_the_first_processes_of_the_roles_are():
@@ -163,18 +157,11 @@ def test_what_agents_have_found_out_is_in_their_hosts():
     course.say(
         Ready("a", 10, 4, "/usr/bin/python3", machine=machine), Ready("b", 10, 1, "/opt/python"), Ready("c", 10, 2)
     )
-    found = course.preparation.hosts
-    assert [(each.cores, each.python, each.machine) for each in found.values()] == [
-        (4, "/usr/bin/python3", Machine("b", (2, 3), (("/", 1.5),))),
-        (1, "/opt/python", None),
-        (2, "", None),
-    ]
-
-
-def test_the_python_that_was_given_for_a_host_is_the_one_that_is_probed():
-    course = Course(names="a", python="/opt/mine")
-    (probe,) = course.connect()
-    assert probe.command.request["python"] == "/opt/mine"
+    found = [(each.cores, each.python, each.machine) for each in course.preparation.hosts.values()]
+    first = (4, "/usr/bin/python3", Machine("b", (2, 3), (("/", 1.5),)))
+    assert found == [first, (1, "/opt/python", None), (2, "", None)]
+    (probe,) = Course(names="a", python="/opt/mine").connect()
+    assert probe.command.request["python"] == "/opt/mine", "what was given for a host is what is probed"
 
 
 # -- what is wrong
@@ -215,8 +202,13 @@ def test_a_clock_that_is_wrong_is_a_warning():
     assert problem.text.startswith("b: its clock is 3.0 s behind")
 
 
+def at(*addresses: str, **more: object) -> list[dict]:
+    """Rows of interfaces."""
+    return [{**facts(1)["interfaces"][0], "address": each, **more} for each in addresses]
+
+
 def test_hosts_without_a_network_in_common_have_no_addresses():
-    apart = Probed("b", {"interfaces": [{**facts(1)["interfaces"][0], "address": "10.9.0.1"}, *facts(2)["interfaces"]]})
+    apart = Probed("b", {"interfaces": [*at("10.9.0.1"), *facts(2)["interfaces"]]})
     course = Course(replace(FAR, subnet="10.9.0.0/24"))
     course.connect()
     with pytest.raises(LaunchError, match="subnet 10.9.0.0/24"):
@@ -229,28 +221,21 @@ def test_hosts_without_a_network_in_common_have_no_addresses():
     assert problem.host == "" and problem.code == 2 and "--subnet 10.9.0.0/24" in problem.message
 
 
-def test_the_address_that_ssh_reached_is_chosen_where_no_network_is_shared():
+def test_the_address_is_the_one_that_ssh_reached_or_of_the_interface_that_was_asked_for():
     course = Course(interface="")
     course.say(Ready("a", 10, 4, reached="10.1.0.1"), Ready("b", 10, 4, reached="10.2.0.1"))
-    rows = [
-        [{**facts(1)["interfaces"][0], "address": address} for address in (f"10.{number}.0.1", f"10.{number}0.0.1")]
-        for number in (1, 2)
-    ]
-    asked = course.say(Probed("a", {"interfaces": rows[0]}), Probed("b", {"interfaces": rows[1]}))
+    asked = course.say(
+        *(Probed("ab"[each - 1], {"interfaces": at(f"10.{each}.0.1", f"10.{each}0.0.1")}) for each in (1, 2))
+    )
     assert [each.command.address for each in asked] == ["10.1.0.1", "10.2.0.1"]
-
-
-def test_an_interface_that_was_asked_for_is_the_one_chosen():
     course = Course(replace(FAR, interface="ib0"), "a")
     course.connect()
-    rows = facts(1)["interfaces"]
-    (asked,) = course.say(Probed("a", {"interfaces": [*rows, {**rows[0], "name": "ib0", "address": "10.7.0.1"}]}))
+    (asked,) = course.say(Probed("a", {"interfaces": [*at("10.0.0.1"), *at("10.7.0.1", name="ib0")]}))
     assert asked.command.address == "10.7.0.1" and course.preparation.hosts["a"].interface == "ib0"
 
 
 def test_hosts_that_do_not_reach_each_other_do_not_start():
-    course = Course(names="abc")
-    course.connect(), course.probe(), course.bind()
+    course = Course(names="abc").ready_to_reach()
     with pytest.raises(LaunchError) as caught:
         course.reach(a="c", b="a")
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["a", "b"]
@@ -291,8 +276,7 @@ def test_a_check_continues_without_a_lost_host():
 
 
 def test_two_hosts_measure_once():
-    course = Course(check=True)
-    course.connect(), course.probe(), course.bind()
+    course = Course(check=True).ready_to_reach()
     (asked,) = course.reach()
     assert asked == Send("a", Measure(Peer("b", "10.0.0.2", 9003)))
     assert course.preparation.waiting == "a (measuring the throughput)"
@@ -301,21 +285,18 @@ def test_two_hosts_measure_once():
     assert course.preparation.throughput == {"a": {"b": {"speed": 5.0}}, "b": {"a": {"speed": 7.0}}}
 
 
-def test_a_path_that_is_cut_in_one_direction_is_not_measured():
-    """In either direction, and also where a host says nothing of a peer."""
-    for way in ("ab", "ba"):
-        course = Course(check=True)
-        course.connect(), course.probe(), course.bind()
-        assert course.reach(**{way[0]: way[1]}) == [] and course.preparation.done
-        course = Course(check=True)
-        course.connect(), course.probe(), course.bind()
-        assert course.say(Reached(way[0], {way[1]: {"ms": 0.1}}), Reached(way[1], {})) == []
-        assert course.preparation.done and not course.preparation.throughput
+@pytest.mark.parametrize("way", ["ab", "ba"])
+def test_a_path_that_is_cut_in_one_direction_is_not_measured(way):
+    """Also where a host says nothing of a peer."""
+    course = Course(check=True).ready_to_reach()
+    assert course.reach(**{way[0]: way[1]}) == [] and course.preparation.done
+    course = Course(check=True).ready_to_reach()
+    assert course.say(Reached(way[0], {way[1]: {"ms": 0.1}}), Reached(way[1], {})) == []
+    assert course.preparation.done and not course.preparation.throughput
 
 
 def test_pairs_that_share_no_host_measure_side_by_side():
-    course = Course(names="abcd", check=True)
-    course.connect(), course.probe(), course.bind()
+    course = Course(names="abcd", check=True).ready_to_reach()
     asked = course.reach()
     seen = []
     while not course.preparation.done and len(seen) < 9:

@@ -16,13 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+import dmltrain
 from launch.agent import inspection
 from launch.agent.interface import interfaces
 from launch.agent.probe import Probe, facts, gpus_of_driver
 from tests.descriptors import descriptors
-from tests.launch.conftest import DEADLINE, ROOT, wait_for
+from tests.launch.conftest import DEADLINE, ROOT
 from tests.pythons import python
 from tests.readable import readable
+from tests.waiting import wait_for
 
 NO_LISTING = ("/nonexistent/nvidia-smi",)
 LISTING = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1f2e)
@@ -48,7 +50,8 @@ def look(listing: tuple[str, ...] = NO_LISTING, **request: object) -> dict:
 
 
 def executable(path: Path, text: str) -> str:
-    path.write_text(text)
+    """A shell script."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
 
@@ -115,23 +118,16 @@ print(json.dumps(rows()))"""
         assert found == [("cable", "10.9.0.1", 20, running), ("cable", "fd00:9::1", 48, running)]
 
 
-def test_free_space_of_a_folder_that_is_yet_to_be_made(tmp_path):
-    found = facts({"workdir": str(tmp_path / "a/b")})
-    assert found["workdir"] == {"path": str(tmp_path / "a/b"), "exists": False, "writable": False}
-    assert found["disk"][str(tmp_path / "a/b")] > 0
-
-
-def test_a_folder_that_is_named_from_nowhere_is_looked_for_at_the_root():
+def test_a_folder_that_is_yet_to_be_made_or_is_a_file_or_is_named_from_nowhere(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (f"{tmp_path}/a/b", f"{tmp_path}/file"):
+        found = facts({"workdir": path})
+        assert found["workdir"] == {"path": path, "exists": False, "writable": False}
+        assert found["disk"][path] > 0
     found = facts({"workdir": "none/deep"})
     root = psutil.disk_usage("/").free >> 20
     assert abs(found["disk"]["none/deep"] - root) < 2000, "others write meanwhile"
     assert type(found["disk"]["none/deep"]) is int and type(found["memory"]) is int
-
-
-def test_a_file_is_no_working_directory(tmp_path):
-    (tmp_path / "file").touch()
-    found = facts({"workdir": str(tmp_path / "file")})["workdir"]
-    assert found == {"path": str(tmp_path / "file"), "exists": False, "writable": False}
 
 
 def test_without_a_working_directory_it_is_the_root():
@@ -149,7 +145,7 @@ def test_without_a_working_directory_it_is_the_root():
 
 
 def test_programs_are_found_as_they_would_be_started(tmp_path):
-    good = executable(tmp_path / "good", "#!/bin/sh\n")
+    good = executable(tmp_path / "good", "")
     (tmp_path / "plain").write_text("")
     (tmp_path / "folder").mkdir()
 
@@ -213,14 +209,8 @@ def test_versions_come_without_an_import(tmp_path, empty_python):
     finally:
         for path in [*site.glob("torch*"), *site.glob("mxnet*"), *site.glob("numpy*")]:
             shutil.rmtree(path)
-    version = subprocess.run(
-        [sys.executable, "-c", "import dmltrain; print(dmltrain.__version__)"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    assert found["packages"] == {"dmltrain": version, "torch": "2.9.1+cpu", "mxnet": "1.9.1", "numpy": "unknown"}
+    own = dmltrain.__version__
+    assert found["packages"] == {"dmltrain": own, "torch": "2.9.1+cpu", "mxnet": "1.9.1", "numpy": "unknown"}
     assert not (tmp_path / "imported").exists()
 
 
@@ -271,31 +261,28 @@ print(json.dumps(probe.poll()))"""
 # -- what goes wrong -----------------------------------------------------------------------------------------------
 
 
-def test_no_such_python(tmp_path):
-    found = look(workdir=str(tmp_path), python="/opt/none/python3")["inspection"]
-    assert found == {"error": "/opt/none/python3 cannot be started: not found"}
-
-
-def test_the_output_of_a_broken_python_is_passed_on(tmp_path):
-    broken = executable(tmp_path / "python", "#!/bin/sh\necho libpython.so: cannot open >&2; exit 127\n")
-    found = look(workdir=str(tmp_path), python=broken)["inspection"]
-    assert found == {"error": f"{broken} did not answer: libpython.so: cannot open"}
-
-
-def test_only_the_end_of_what_a_broken_python_prints_is_shown(tmp_path):
-    talks = executable(tmp_path / "python", "#!/bin/sh\nprintf '%0400d' 7; echo; echo\n")
-    found = look(workdir=str(tmp_path), python=talks)["inspection"]
-    assert found == {"error": f"{talks} did not answer: {'0' * 299}7"}
-    odd = executable(tmp_path / "odd", "#!/bin/sh\nprintf '\\377'\n")
-    assert look(workdir=str(tmp_path), python=odd)["inspection"] == {"error": f"{odd} did not answer: \ufffd"}
-    mute = executable(tmp_path / "mute", "#!/bin/sh\nexit 0\n")
-    assert look(workdir=str(tmp_path), python=mute)["inspection"]["error"].endswith(
-        "did not answer: it printed nothing"
-    )
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (None, "cannot be started: not found"),
+        ("echo libpython.so: cannot open >&2; exit 127", "did not answer: libpython.so: cannot open"),
+        ("printf '%0400d' 7; echo; echo", f"did not answer: {'0' * 299}7"),  # only its end
+        ("printf '\\377'", "did not answer: \ufffd"),
+        ("exit 0", "did not answer: it printed nothing"),
+        ("", "cannot be started: Permission denied"),
+    ],
+)
+def test_what_a_broken_python_says_is_passed_on(tmp_path, script, said):
+    path = tmp_path / "python"
+    if script is not None:
+        executable(path, script)
+        path.chmod(0o755 if script else 0o644)
+    error = look(workdir=str(tmp_path), python=str(path))["inspection"]["error"]
+    assert error.startswith(f"{path} ") and (error == f"{path} {said}" or not script and said[-17:] in error)
 
 
 def test_an_interpreter_has_a_session_of_its_own_and_the_working_directory(tmp_path):
-    says = executable(tmp_path / "python", "#!/bin/sh\necho $(ps -o sid= -p $$) $$ $(pwd)\n")
+    says = executable(tmp_path / "python", "echo $(ps -o sid= -p $$) $$ $(pwd)")
     for workdir, folder in ((tmp_path, tmp_path), (tmp_path / "none", "/")):
         error = look(workdir=str(workdir), python=says)["inspection"]["error"]
         session, pid, cwd = error.removeprefix(f"{says} did not answer: ").split()
@@ -313,18 +300,6 @@ def test_a_name_that_cannot_be_one_of_a_program_is_named_with_the_reason(tmp_pat
     assert error == "a\0b cannot be started: embedded null byte"
 
 
-def test_a_python_that_may_not_be_started_is_named_with_the_reason(tmp_path):
-    (tmp_path / "python").write_text("")
-    found = look(workdir=str(tmp_path), python=str(tmp_path / "python"))["inspection"]
-    assert found["error"].startswith(f"{tmp_path}/python cannot be started: ")
-    assert "Permission denied" in found["error"]
-
-
-def test_where_there_is_no_working_directory_yet_the_python_runs_at_the_root(tmp_path, empty_python):
-    found = look(workdir=str(tmp_path / "none"), python=empty_python, needs=["json", "nonesuch"])["inspection"]
-    assert found["missing"] == ["nonesuch"]
-
-
 def test_versions_are_those_of_the_packages_that_were_asked_for(tmp_path, empty_python):
     (tmp_path / "one.py").write_text("x = 1\n__version__ = '1.5'\n")
     request = {"workdir": str(tmp_path), "python": empty_python, "packages": ["one", "two"]}
@@ -333,8 +308,11 @@ def test_versions_are_those_of_the_packages_that_were_asked_for(tmp_path, empty_
     assert (found["missing"], found["local"]) == (["two"], []), "a package that was asked for is none of the user's"
 
 
+HANGS = "exec sleep 300"
+
+
 def test_a_probe_is_due_at_the_earlier_of_its_deadlines(tmp_path):
-    hung = executable(tmp_path / "hung", "#!/bin/sh\nexec sleep 300\n")
+    hung = executable(tmp_path / "hung", HANGS)
     request = {"workdir": str(tmp_path), "python": hung}
     probe = Probe(request, (hung,), gpu_seconds=50.0, inspection_seconds=70.0)
     assert probe.deadline == probe.began + 50.0
@@ -348,34 +326,28 @@ def test_a_probe_is_due_at_the_earlier_of_its_deadlines(tmp_path):
 
 
 def test_looking_at_a_probe_does_not_wait_and_its_end_leaves_nothing_open(tmp_path):
-    hung = executable(tmp_path / "hung", "#!/bin/sh\nexec sleep 300\n")
-    before, began = descriptors(), time.monotonic()
+    hung = executable(tmp_path / "hung", f"echo $$ >> {tmp_path}/pids; {HANGS}")
+    before = descriptors()
     probe = Probe({"workdir": str(tmp_path), "python": hung}, (hung,))
     assert (probe.listing.deadline, probe.inspection.deadline) == (probe.began + 3.0, probe.began + 20.0)
-    assert all(probe.poll() is None for _ in range(10))
-    assert time.monotonic() - began < 8.0, "not a second each"
+    assert all(probe.poll() is None for _ in range(100)), "not a second each, as it is given up after 20 s"
+    pids = wait_for(lambda: (tmp_path / "pids").exists() and len(pids_in(tmp_path)) == 2 and pids_in(tmp_path), "both")
     probe.close()
     assert descriptors() <= before
+    wait_for(lambda: not any(alive(pid) for pid in pids), "the end of both children")
+
+
+def pids_in(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "pids").read_text().split()]
 
 
 def test_children_that_hang_are_given_up_and_killed(tmp_path):
-    hung = executable(tmp_path / "hung", f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 300\n")
+    hung = executable(tmp_path / "hung", f"echo $$ >> {tmp_path}/pids; {HANGS}")
     request = {"workdir": str(tmp_path), "python": hung}
     found = finish(Probe(request, (hung,), gpu_seconds=0.5, inspection_seconds=1.0))
     assert found["inspection"] == {"error": "no answer in time"}
     assert 1.0 <= found["seconds"] < DEADLINE
-    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 2
-    wait_for(lambda: not any(alive(pid) for pid in pids), "the end of both children")
-
-
-def test_a_probe_given_up_leaves_no_child(tmp_path):
-    hung = executable(tmp_path / "hung", f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 300\n")
-    probe = Probe({"workdir": str(tmp_path), "python": hung}, NO_LISTING)
-    pid = int(wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().strip(), "its pid"))
-    assert probe.poll() is None
-    probe.close()
-    wait_for(lambda: not alive(pid), "the end of the child")
+    wait_for(lambda: not any(alive(pid) for pid in pids_in(tmp_path)), "the end of both children")
 
 
 def alive(pid: int) -> bool:
@@ -386,33 +358,28 @@ def alive(pid: int) -> bool:
 
 
 def test_gpus_are_those_that_nvidia_smi_lists(tmp_path):
-    listing = executable(tmp_path / "nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{LISTING}END\n")
+    listing = executable(tmp_path / "nvidia-smi", f"cat <<'END'\n{LISTING}END")
     assert look(listing=(listing, "-L"), workdir=str(tmp_path))["gpus"] == [
         {"index": 0, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-1f2e"},
         {"index": 1, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-aa00"},
     ]
 
 
-def test_gpus_are_those_of_the_driver_without_nvidia_smi(tmp_path):
-    for slot, uuid in (("0000:65:00.0", "GPU-b"), ("0000:17:00.0", "GPU-a")):
-        (tmp_path / slot).mkdir()
-        (tmp_path / slot / "information").write_text(f"Model: \t\t NVIDIA A40\nIRQ:   \t 5\nGPU UUID: \t {uuid}\n")
-    assert gpus_of_driver(str(tmp_path)) == [
-        {"index": 0, "name": "NVIDIA A40", "uuid": "GPU-a"},
-        {"index": 1, "name": "NVIDIA A40", "uuid": "GPU-b"},
-    ]
-
-
-def test_what_the_driver_does_not_say_of_a_gpu_is_left_empty(tmp_path):
+def test_gpus_are_those_of_the_driver_without_nvidia_smi_and_what_it_does_not_say_is_empty(tmp_path):
     folder = tmp_path / "[gpus]*"  # a name is no pattern
-    (folder / "a").mkdir(parents=True)
+    card = "Model: \t\t NVIDIA A40\nIRQ:   \t 5\nGPU UUID: \t GPU-"
+    said = {"0000:65:00.0": f"{card}b\n", "0000:17:00.0": f"{card}a\n", "c": "GPU UUID: GPU-c\n"}
+    for slot, text in said.items():
+        (folder / slot).mkdir(parents=True)
+        (folder / slot / "information").write_text(text)
+    (folder / "a").mkdir()
     (folder / "a/information").write_bytes(b"Model: \t \xff\nBus: 0000:1\n")
     (folder / "b/information").mkdir(parents=True)
-    (folder / "c").mkdir()
-    (folder / "c/information").write_text("GPU UUID: GPU-c\n")
     assert gpus_of_driver(str(folder)) == [
-        {"index": 0, "name": "\ufffd", "uuid": ""},
-        {"index": 2, "name": "", "uuid": "GPU-c"},
+        {"index": 0, "name": "NVIDIA A40", "uuid": "GPU-a"},
+        {"index": 1, "name": "NVIDIA A40", "uuid": "GPU-b"},
+        {"index": 2, "name": "\ufffd", "uuid": ""},
+        {"index": 4, "name": "", "uuid": "GPU-c"},
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launch.agent import commands, events
@@ -132,25 +132,24 @@ def test_json_of_any_shape_is_a_message_or_a_protocol_error(found):
 
 
 @given(st.binary())
+@example(b"[" * 200_000)
 def test_bytes_of_any_kind_are_a_protocol_error(found):
     with pytest.raises(ProtocolError, match="expected"):
-        decode_command(b"{" + found)
+        decode_command((b"" if found.startswith(b"[[") else b"{") + found)
 
 
-def test_json_without_end_is_a_protocol_error():
-    with pytest.raises(ProtocolError, match="is not JSON"):
-        decode_command(b"[" * 200_000)
+START = b'{"do": "start", "unset": [], "tasks": [{"task": %s, "argv": [], "environment": %s, "workdir": ""}]}'
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         (b"[]", "'[]' is not a message; expected 'do' to be one of job, attach, kept, sync, "),
-        (b'{"do": "leave"}', "is not a message; expected 'do' to be one of job, attach, kept, sync, "),
-        (b'{"do": ["job"]}', "is not a message; expected 'do' to be one of job, attach, kept, sync, "),
+        (b'{"do": "leave"}', "is not a message; expected 'do' to be one of "),
+        (b'{"do": ["job"]}', "is not a message; expected 'do' to be one of "),
         (b'{"do": "stop"}', "message 'stop' lacks the field 'grace': expected a number of seconds, 0 or more"),
         (b'{"do": "stop", "grace": true}', "'grace' of message 'stop' is 'true'; expected a number of seconds"),
-        (b'{"do": "stop", "grace": -1}', "'grace' of message 'stop' is '-1'; expected a number of seconds, 0 or more"),
+        (b'{"do": "stop", "grace": -1}', "'grace' of message 'stop' is '-1'; expected a number of seconds"),
         (b'{"do": "stop", "grace": NaN}', "'grace' of message 'stop' is 'NaN'; expected a number of seconds"),
         (b'{"do": "stop", "grace": 1, "dumps": true}', "unknown field 'dumps'; its fields are: grace, dump"),
         (b'{"do": "same", "x": 1}', "message 'same' has the unknown field 'x'; its fields are: none"),
@@ -167,48 +166,34 @@ def test_json_without_end_is_a_protocol_error():
         (b'{"do": "start", "unset": 3, "tasks": []}', "'unset' of message 'start' is '3'; expected a list of text"),
         (b'{"do": "start", "unset": [3], "tasks": []}', "'unset' of message 'start' is '[3]'; expected a list of text"),
         (
-            b'{"do": "start", "unset": [], "tasks": [{"task": 1, "argv": [], "environment": {"A": 1}, "workdir": ""}]}',
-            "field 'environment' of a process to start is '{\"A\": 1}'; expected an object of text",
+            START % (b"1", b'{"A": 1}'),
+            "'environment' of a process to start is '{\"A\": 1}'; expected an object of text",
         ),
-        (
-            b'{"do": "start", "unset": [], "tasks": [{"task": 65536, "argv": [], "environment": {}, "workdir": ""}]}',
-            "field 'task' of a process to start is '65536'; expected the number of a task, 0 to 65535",
-        ),
+        (START % (b"65536", b"{}"), "field 'task' of a process to start is '65536'; expected the number of a task"),
         (b'{"do": "start", "unset": [], "tasks": [1]}', "'tasks' of message 'start' is '[1]'; expected a list of a"),
         (b'{"do": "entries", "entries": [[0, "f", "a", 0, 0.5, 0, ""]], "last": true}', "expected a list of [number, "),
         (b'{"do": "stop", "host": "h", "grace": 1}', "unknown field 'host'; its fields are: grace, dump"),
-    ],
-)
-def test_an_error_names_what_was_expected(line, said):
-    with pytest.raises(ProtocolError) as error:
-        decode_command(line)
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("payload", "said"),
-    [
         (b'{"event": "ready", "pid": 0.5, "cores": 1}', "'pid' of message 'ready' is '0.5'; expected a whole number"),
-        (
-            b'{"event": "bound", "ports": {"reach": 70000}}',
-            "field 'ports' of message 'bound' is '{\"reach\": 70000}'; expected an object of a port, 0 to 65535",
-        ),
+        (b'{"event": "bound", "ports": {"reach": 70000}}', "'{\"reach\": 70000}'; expected an object of a port, 0 to"),
         (
             b'{"event": "reached", "peers": {"a": {"ms": "1"}}}',
             'of message \'reached\' is \'{"a": {"ms": "1"}}\'; expected an object of {"ms": number} or {"error": text}',
         ),
         (b'{"event": "reached", "peers": {"a": {"error": 1}}}', "expected an object of"),
         (b'{"event": "reached", "peers": {"a": {"ms": 1, "error": ""}}}', "expected an object of"),
+        (b'{"event": "reached", "peers": {"a": {"ns": 1}}}', "expected an object of"),
         (b'{"event": "stopped", "processes": [[1, 2, 3]]}', "expected a list of [pid, task]"),
         (b'{"event": "stopped", "processes": [[1, -1]]}', "expected a list of [pid, task]"),
         (b'{"event": "beat", "host": "x"}', "message 'beat' has the unknown field 'host'; its fields are: filler"),
+        (b'{"event": "ready", "host": "other", "pid": 1, "cores": 1}', "unknown field 'host'"),
         (b'{"event": "ready", "pid": 1}', "message 'ready' lacks the field 'cores': expected a whole number"),
-        (b'{"do": "beat"}', "is not a message; expected 'event' to be one of "),
+        (b'{"sent": "beat"}', "is not a message; expected 'do' to be one of "),
+        (b'{"event": "leave"}', "is not a message; expected 'event' to be one of "),
     ],
 )
-def test_an_error_about_an_event_names_what_was_expected(payload, said):
+def test_an_error_names_what_was_expected(line, said):
     with pytest.raises(ProtocolError) as error:
-        decode_event(payload, "h")
+        decode_event(line, "h") if b'"event"' in line else decode_command(line)
     assert said in str(error.value)
 
 
@@ -223,33 +208,20 @@ def test_a_long_message_is_shown_in_part():
 @pytest.mark.parametrize(
     ("line", "least", "most"),
     [
-        ('{"do": "bind", "address": "a", "master": %d}', 0, 65535),
-        (
-            '{"do": "start", "unset": [], "tasks": [{"task": %d, "argv": [], "environment": {}, "workdir": ""}]}',
-            0,
-            65535,
-        ),
-        ('{"do": "stop", "grace": %d}', 0, 10**9),
-        ('{"do": "file", "entry": %d, "bytes": 0}', 0, 1 << 63),
-        ('{"do": "entries", "entries": [[0, "file", "a", 0, %d, 0, ""]], "last": true}', -(1 << 63), 1 << 63),
-        ('{"do": "bind", "address": "a", "scheduler": %d}', 0, 65535),
+        (b'{"do": "bind", "address": "a", "master": %d}', 0, 65535),
+        (START % (b"%d", b"{}"), 0, 65535),
+        (b'{"do": "stop", "grace": %d}', 0, 10**9),
+        (b'{"do": "file", "entry": %d, "bytes": 0}', 0, 1 << 63),
+        (b'{"do": "entries", "entries": [[0, "file", "a", 0, %d, 0, ""]], "last": true}', -(1 << 63), 1 << 63),
+        (b'{"do": "bind", "address": "a", "scheduler": %d}', 0, 65535),
     ],
 )
 def test_numbers_have_limits(line, least, most):
     for number in (least, most):
-        assert isinstance(decode_command((line % number).encode()), commands.Command)
+        assert isinstance(decode_command(line % number), commands.Command)
     for number in (least - 1, most + 1):
         with pytest.raises(ProtocolError):
-            decode_command((line % number).encode())
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [b'{"event": "ready", "host": "other", "pid": 1, "cores": 1}', b'{"event": "reached", "peers": {"a": {"ns": 1}}}'],
-)
-def test_an_agent_neither_names_its_host_nor_invents_facts(payload):
-    with pytest.raises(ProtocolError):
-        decode_event(payload, "h")
+            decode_command(line % number)
 
 
 def test_every_message_is_in_a_table():
@@ -289,16 +261,12 @@ def test_messages_are_the_same_on_every_python_of_an_agent(version):
         "for line in sys.stdin.buffer: print(protocol.encode_command(protocol.decode_command(line)).decode())\n"
         "print(protocol.encode_event(events.Ready('h', 1, 2)).decode())"
     )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     lines = b"".join(map(encode_command, sent))
-    done = subprocess.run(
-        [python(version), "-c", program],
-        input=lines,
-        capture_output=True,
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ran = subprocess.run(
+        [python(version), "-c", program], input=lines, stdout=-1, check=True, cwd=ROOT, env=environment
     )
-    answers = done.stdout.split(b"\n")
+    answers = ran.stdout.split(b"\n")
     assert [decode_command(line) for line in answers if line.startswith(b'{"do"')] == sent
     assert decode_event(answers[-2], "h") == Ready("h", 1, 2)
 
@@ -324,20 +292,16 @@ class Endless:
         return data
 
 
-@pytest.mark.parametrize("kind, most", [(OUTPUT, 1 << 16), (EVENT, 4 << 20)])
-def test_a_frame_that_is_too_long_is_refused_before_it_is_read(kind, most):
+@pytest.mark.parametrize("kind, most", [(OUTPUT, 1 << 16), (EVENT, 4 << 20), (3, -1)])
+def test_a_frame_that_is_too_long_or_of_an_unknown_kind_is_refused_before_it_is_read(kind, most):
     for length in (most + 1, (1 << 32) - 1):
         agent = Endless(HEADER.pack(kind, 0, length))
-        with pytest.raises(ProtocolError, match=f"a frame of kind {kind} with {length} bytes; expected kind 1 with at"):
+        with pytest.raises(ProtocolError, match=f"kind {kind} with {length} bytes; expected kind 1 with at"):
             next(frames(agent, 1.0))
         assert agent.went == len(HELLO) + HEADER.size
-    agent = Endless(HEADER.pack(kind, 0, most))
-    assert next(frames(agent, 1.0)) == (kind, 0, bytes(most))
-
-
-def test_a_frame_of_an_unknown_kind_is_refused():
-    with pytest.raises(ProtocolError, match="a frame of kind 3 with 0 bytes"):
-        next(frames(Endless(HEADER.pack(3, 0, 0)), 1.0))
+    if most > 0:
+        agent = Endless(HEADER.pack(kind, 0, most))
+        assert next(frames(agent, 1.0)) == (kind, 0, bytes(most))
 
 
 def test_a_line_that_never_ends_takes_little_memory_and_the_next_is_read():

@@ -22,8 +22,12 @@ from launch.agent.reach import SECONDS, Reach, error_text, proof
 from launch.agent.unauthenticated import MAX
 from tests.launch.conftest import DEADLINE, ROOT
 from tests.readable import readable
+from tests.waiting import wait_for
 
 TOKEN = "train-0123"
+
+
+LONG = 600.0  # s; for what does not take long
 
 
 @pytest.fixture
@@ -44,35 +48,49 @@ def other_program() -> Iterator[socket.socket]:
 
 def finish(*agents: Reach) -> list[dict]:
     """The results of all, as the loops of their hosts wait for them."""
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        results = [each.poll() for each in agents]
-        if None not in results:
-            return results
+    while None in (results := [each.poll() for each in agents]):
         due = min(each.deadline for each in agents)
-        readable(agents, max(0.0, min(due, end) - time.monotonic()))
-    pytest.fail("not all have a result")
+        readable(agents, max(0.0, due - time.monotonic()))
+    return results
+
+
+def finish_first(agent: Reach, *others: Reach) -> dict:
+    """The result of `agent`, while the others only answer."""
+    for each in others:
+        each.begin([])
+    return finish(agent, *others)[0]
 
 
 def address(agent: Reach) -> list:
     return list(agent.listener.getsockname())
 
 
-def test_all_reach_all_at_once(agents):
+def reset(connection: socket.socket) -> None:
+    """Close it, and let the other end know that something was lost."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def is_closed(connection: socket.socket, wait: bool = True) -> bool:
+    connection.settimeout(DEADLINE if wait else 0.0)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_all_reach_all_at_once_and_answer_before_and_after_their_own_turn(agents):
+    first, second = agents[:2]
+    second.begin([])
+    assert finish(second) == [{}]
+    first.begin([["h3", *address(second)]])
+    assert "ms" in finish_first(first, second)["h3"]
     names = {each: f"h{number}" for number, each in enumerate(agents, 2)}
     for agent in agents:
         agent.begin([[names[other], *address(other)] for other in agents if other is not agent])
     for agent, result in zip(agents, finish(*agents), strict=True):
         assert result.keys() == {name for other, name in names.items() if other is not agent}
         assert all(0 < path["ms"] < SECONDS * 1000 and "error" not in path for path in result.values()), result
-
-
-def test_an_agent_answers_before_and_after_its_own_turn(agents):
-    first, second = agents[:2]
-    second.begin([])
-    assert finish(second) == [{}]
-    first.begin([["h3", *address(second)]])
-    assert "ms" in finish_first(first, second)["h3"]
 
 
 def test_the_problem_of_each_peer_is_reported(agents, other_program):
@@ -89,7 +107,7 @@ def test_the_problem_of_each_peer_is_reported(agents, other_program):
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["banner", "closes", "echoes"])
 def test_an_unauthenticated_port_is_not_the_peer(agents, other_program, answer):
     first = agents[0]
-    first.begin([["h7", *other_program.getsockname()]], seconds=0.5)
+    first.begin([["h7", *other_program.getsockname()]], TRIED)
     first.poll()
     connection, _ = other_program.accept()
     with connection:
@@ -102,57 +120,33 @@ def test_an_unauthenticated_port_is_not_the_peer(agents, other_program, answer):
 
 def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
     first, second = agents[:2]
-    other = Reach("127.0.0.7", "another job", "h7")
-    try:
-        first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]], DEADLINE)
+    with contextlib.closing(Reach("127.0.0.7", "another job", "h7")) as other:
+        first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]], LONG)
         result = finish_first(first, second, other)
         assert result == dict.fromkeys(["h9", "h7", "itself"], {"error": UNAUTHENTICATED})
-    finally:
-        other.close()
 
 
-def test_an_unauthenticated_caller_learns_nothing_and_blocks_no_other(agents):
-    first, second = agents[:2]
-    with socket.create_connection(address(second)) as nosy, socket.create_connection(address(second)) as mute:
-        nosy.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        first.begin([["h3", *address(second)]])
-        assert "ms" in finish_first(first, second)["h3"]
-        nosy.settimeout(DEADLINE)
-        assert nosy.recv(1000) == b""
-        mute.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            mute.recv(1)
-
-
-def finish_first(agent: Reach, *others: Reach) -> dict:
-    """The result of `agent`, while the others only answer."""
-    for each in others:
-        each.begin([])
-    return finish(agent, *others)[0]
-
-
-def test_a_caller_that_breaks_off_disturbs_no_other(agents):
+def test_an_unauthenticated_caller_learns_nothing_and_blocks_no_other_nor_does_one_that_breaks_off(agents):
     first, second = agents[:2]
     for data in (b"", b"hello"):
         caller = socket.create_connection(address(second))
         caller.sendall(data)
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        caller.close()  # with a reset
-    first.begin([["h3", *address(second)]])
-    assert "ms" in finish_first(first, second)["h3"]
-    assert len(second.selector.get_map()) == 1, "its listener alone"
+        reset(caller)
+    with socket.create_connection(address(second)) as nosy, socket.create_connection(address(second)) as mute:
+        nosy.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        first.begin([["h3", *address(second)]])
+        assert "ms" in finish_first(first, second)["h3"]
+        assert is_closed(nosy) and not is_closed(mute, wait=False)
+        assert len(second.selector.get_map()) == 2, "its listener, and who has said nothing"
 
 
 def test_a_peer_that_was_overrun_is_reached_at_the_next_attempt(agents, other_program):
     """It has closed the first connection: with a reset, and in turn without an answer."""
     first = agents[0]
-    first.begin([["h7", *other_program.getsockname()]], seconds=DEADLINE)
-    for again in range(2):
+    first.begin([["h7", *other_program.getsockname()]], LONG)
+    for end in (socket.socket.close, reset):
         readable([other_program], DEADLINE)
-        connection, _ = other_program.accept()
-        if again:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.close()
+        end(other_program.accept()[0])
         while not readable([other_program], 0):
             assert first.poll() is None
             readable([first], max(0.0, first.deadline - time.monotonic()))
@@ -164,60 +158,42 @@ def test_a_peer_that_was_overrun_is_reached_at_the_next_attempt(agents, other_pr
         assert "ms" in finish(first)[0]["h7"]
 
 
-class Clock:
-    now = 1000.0
+def test_unauthenticated_peers_are_closed_after_some_seconds():
+    now = [1000.0]
+    with contextlib.closing(Reach("127.0.0.7", TOKEN, "h7", lambda: now[0])) as there:
 
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_unauthenticated_peers_are_closed_after_some_seconds(agents):
-    clock = Clock()
-    there = Reach("127.0.0.7", TOKEN, "h7", clock)
-    try:
-        with socket.create_connection(address(there)) as early:
+        def call() -> socket.socket:
+            made = socket.create_connection(address(there))
             readable([there], DEADLINE)
             there.poll()
-            clock.now += 3
-            with socket.create_connection(address(there)) as late:
-                readable([there], DEADLINE)
-                there.poll()
+            return made
+
+        with call() as early:
+            now[0] += 3
+            with call() as late:
                 assert there.deadline == 1004.0
-                clock.now = 1004.0
+                now[0] = 1004.0
                 assert there.poll() is None
-                early.settimeout(DEADLINE)
-                assert early.recv(1) == b""
-                assert there.deadline == 1007.0
-                late.setblocking(False)
-                with pytest.raises(BlockingIOError):
-                    late.recv(1)
-    finally:
-        there.close()
+                assert is_closed(early) and there.deadline == 1007.0
+                assert not is_closed(late, wait=False)
 
 
 def test_many_unauthenticated_peers_take_few_connections_and_keep_nobody_out(agents):
     first, second = agents[:2]
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(socket.create_connection(address(second))) for _ in range(4 * MAX)]
-        end = time.monotonic() + DEADLINE
-        while len(second.unauthenticated.until) < MAX or readable([second], 0):
+
+        def all_are_seen() -> bool:
             second.poll()
-            assert time.monotonic() < end
+            return len(second.unauthenticated.until) >= MAX and not readable([second], 0)
+
+        wait_for(all_are_seen, "all connections")
         assert len(second.selector.get_map()) <= MAX + 1, "and its listener"
         first.begin([["h3", *address(second)]])
         assert "ms" in finish_first(first, second)["h3"]
-        for each in peers:
-            each.setblocking(False)
-        open_ = [number for number, each in enumerate(peers) if not closed(each)]
+        open_ = [number for number, each in enumerate(peers) if not is_closed(each, wait=False)]
         assert len(open_) == MAX or len(open_) == MAX - 1, "one went for the peer, which has gone as well"
         assert open_[0] < MAX and open_[-1] > 3 * MAX, "random ones go, neither the first nor the last alone"
-
-
-def closed(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1) == b""
-    except BlockingIOError:
-        return False
 
 
 def test_a_real_agent_is_not_exhausted_by_idle_connections(talk):
@@ -258,7 +234,7 @@ def test_an_agent_that_has_no_descriptor_left_drops_a_unauthenticated_peer(talk)
 
 def test_names_and_tokens_of_any_text_are_proved():
     here, there = (Reach(f"127.0.0.{number}", "\udcff token", f"h\udce9{number}") for number in (2, 3))
-    here.begin([["h\udce93", *address(there)], ["h\udce94", *address(there)]], DEADLINE)
+    here.begin([["h\udce93", *address(there)], ["h\udce94", *address(there)]], LONG)
     result = finish_first(here, there)
     assert "ms" in result["h\udce93"] and result["h\udce94"] == {"error": UNAUTHENTICATED}
     for each in (here, there):
@@ -270,12 +246,13 @@ def test_a_host_without_a_way_there_is_reported_at_once(agents):
     assert agents[0].poll() == {"far": {"error": NO_ROUTE}}
 
 
+TRIED = 0.5  # s; a peer that is not itself is tried again until the time is over
+
+
 def test_a_connection_that_is_broken_off_is_not_the_peer(agents, other_program):
     first = agents[0]
-    first.begin([["h7", *other_program.getsockname()]], seconds=0.5)
-    connection, _ = other_program.accept()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()  # with a reset
+    first.begin([["h7", *other_program.getsockname()]], TRIED)
+    reset(other_program.accept()[0])
     assert finish(first) == [{"h7": {"error": UNAUTHENTICATED}}]
 
 
@@ -283,8 +260,8 @@ def test_a_result_is_due_when_the_time_is_over_and_then_no_more(agents):
     first = agents[0]
     assert first.deadline == float("inf") and first.poll() is None
     before = time.monotonic()
-    first.begin([["h3", *address(agents[1])]], seconds=50.0)
-    assert before + 50.0 <= first.deadline <= time.monotonic() + 50.0
+    first.begin([["h3", *address(agents[1])]], LONG)
+    assert before + LONG <= first.deadline <= time.monotonic() + LONG
     assert first.poll() is None, "the other has not answered"
     result = finish_first(first, agents[1])
     assert first.deadline == float("inf") and first.poll() == result, "it stays"
@@ -298,13 +275,10 @@ def test_after_close_nobody_listens_and_no_connection_stays(agents):
     there = Reach("127.0.0.7", TOKEN, "h7")
     agents[0].begin([["h7", *address(there)]])
     with socket.create_connection(address(there)) as mute:
-        end = time.monotonic() + DEADLINE
-        while len(there.selector.get_map()) < 3 and time.monotonic() < end:
-            there.poll()
+        wait_for(lambda: there.poll() or len(there.selector.get_map()) == 3, "its two callers")
         gone = address(there)
         there.close()
-        mute.settimeout(DEADLINE)
-        assert mute.recv(1) == b""
+        assert is_closed(mute)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(gone)
 
@@ -328,11 +302,9 @@ def test_ipv6(agents):
         there = Reach("::1", TOKEN, "six")
     except OSError:
         pytest.skip("no IPv6 on this machine")
-    try:
+    with contextlib.closing(there):
         agents[0].begin([["six", "::1", there.port]])
         assert "ms" in finish_first(agents[0], there)["six"]
-    finally:
-        there.close()
 
 
 def test_dropped_packets_and_missing_routes_are_distinguished():

@@ -13,18 +13,17 @@ from collections.abc import Iterator
 import pytest
 
 from launch.agent.commands import Measure
-from launch.agent.events import Bound, Measured, Probed, Reached, Ready
+from launch.agent.events import Event, Measured, Reached
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.agent.reach import PROOF_BYTES, proof
 from launch.agent.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
 from launch.agent.unauthenticated import MAX
-from launch.job.host import Host
-from launch.job.job import Job
 from launch.preflight.pairs import rounds, slowest
 from launch.run.action import Send
-from launch.run.prepare import Preparation
 from tests.launch.conftest import DEADLINE
+from tests.launch.test_prepare import Course
 from tests.readable import readable
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -39,14 +38,9 @@ def agents() -> Iterator[list[Throughput]]:
 def measure(agents: list[Throughput], peer: list) -> dict:
     """What the first measures with `peer`, while the loops of all hosts run."""
     agents[0].begin(*peer)
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        found = [each.poll() for each in agents][0]
-        if found:
-            return found
-        due = min(end, *(each.deadline for each in agents))
-        readable(agents, max(0.0, due - time.monotonic()))
-    pytest.fail("no result")
+    while not (found := [each.poll() for each in agents][0]):
+        readable(agents, max(0.0, min(each.deadline for each in agents) - time.monotonic()))
+    return found
 
 
 def test_both_ways_are_measured_again_and_again(agents):
@@ -79,12 +73,17 @@ def test_an_unauthenticated_peer_and_a_closed_port_are_reported(agents):
     assert measure(agents, ["b", "255.255.255.255", port])["error"] == NO_ROUTE, "refused by this kernel, at once"
 
 
-def test_a_silent_peer_costs_only_the_deadline():
-    hasty = Throughput("127.0.0.4", "token", "hasty", limit=0.2)
-    with contextlib.closing(hasty), socket.create_server(("127.0.0.9", 0)) as mute:
+def test_a_silent_peer_costs_only_the_deadline(hasty):
+    with socket.create_server(("127.0.0.9", 0)) as mute:
         began = time.monotonic()
         assert measure([hasty], ["b", *mute.getsockname()]) == {"peer": "b", "error": SILENT}
         assert 0.2 <= time.monotonic() - began < DEADLINE
+
+
+@pytest.fixture
+def hasty() -> Iterator[Throughput]:
+    with contextlib.closing(Throughput("127.0.0.4", "token", "hasty", limit=0.2)) as made:
+        yield made
 
 
 class Peer:
@@ -113,19 +112,17 @@ class Peer:
         self.listener.close()
 
 
-def test_what_the_peer_has_found_is_the_rate_out_and_what_came_is_the_rate_back(agents):
-    peer = Peer("p", *(b"%20d" % (1000 + each) for each in range(STREAMS)))
+@pytest.mark.parametrize("last", [b"%20d" % (1000 + STREAMS), b"", b"what is this?"])
+def test_what_the_peer_has_found_is_the_rate_out_and_what_came_is_the_rate_back(agents, last):
+    """A peer that ends without a number is not believed."""
+    peer = Peer("p", *(b"%20d" % (1000 + each) for each in range(STREAMS - 1)), last)
     found = measure(agents[:1], ["p", *peer.listener.getsockname()])
     peer.close()
-    assert found == {"peer": "p", "out": 1000 + STREAMS - 1, "back": 0}
-    assert BYTES // 100 < peer.got < BYTES + STREAMS * CHUNK + 1
-
-
-def test_a_peer_that_ends_without_a_number_is_not_believed(agents):
-    for end in (b"", b"what is this?"):
-        peer = Peer("p", *[b"%20d" % 1000] * (STREAMS - 1), end)
-        assert measure(agents[:1], ["p", *peer.listener.getsockname()]) == {"peer": "p", "error": UNAUTHENTICATED}
-        peer.close()
+    if last[-1:].isdigit():
+        assert found == {"peer": "p", "out": 1000 + STREAMS, "back": 0}
+        assert BYTES // 100 < peer.got < BYTES + STREAMS * CHUNK + 1
+    else:
+        assert found == {"peer": "p", "error": UNAUTHENTICATED}
 
 
 def test_a_peer_that_breaks_the_connection_is_reported(agents):
@@ -135,23 +132,15 @@ def test_a_peer_that_breaks_the_connection_is_reported(agents):
             there, _ = listener.accept()
             there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             there.close()  # with a reset
-        end = time.monotonic() + DEADLINE
-        while (found := agents[0].poll()) is None and time.monotonic() < end:
-            readable(agents[:1], 0.1)
-    assert found == {"peer": "p", "error": UNAUTHENTICATED}
+        assert wait_for(agents[0].poll, "the result") == {"peer": "p", "error": UNAUTHENTICATED}
 
 
-def test_a_caller_that_says_nothing_is_dropped_at_the_deadline():
-    hasty = Throughput("127.0.0.4", "token", "hasty", limit=0.2)
-    with contextlib.closing(hasty), socket.create_connection(hasty.listener.getsockname()) as mute:
+def test_a_caller_that_says_nothing_is_dropped_at_the_deadline(hasty):
+    with socket.create_connection(hasty.listener.getsockname()) as mute:
         assert hasty.deadline == float("inf"), "before anybody has called"
-        end = time.monotonic() + DEADLINE
-        while not hasty.streams and time.monotonic() < end:
-            assert hasty.poll() is None
-        assert 0 < hasty.deadline - time.monotonic() <= 0.2
-        while hasty.streams and time.monotonic() < end:
-            readable([hasty], max(0.0, hasty.deadline - time.monotonic()))
-            assert hasty.poll() is None
+        wait_for(lambda: hasty.poll() or hasty.streams, "the call")
+        assert hasty.deadline - time.monotonic() <= 0.2
+        wait_for(lambda: hasty.poll() or not hasty.streams, "the deadline")
         mute.settimeout(DEADLINE)
         assert mute.recv(1) == b"" and hasty.deadline == float("inf")
 
@@ -177,12 +166,9 @@ def test_unauthenticated_peers_are_few_and_have_less_time_than_a_measurement(age
 
 def test_a_caller_without_the_token_is_dropped_at_once(agents):
     with socket.create_connection(agents[1].listener.getsockname()) as nosy:
+        wait_for(lambda: agents[1].poll() or agents[1].streams, "the call")
         nosy.sendall(b"GET / HTTP/1.1\r\n")
-        end = time.monotonic() + DEADLINE
-        seen = False
-        while not (seen and not agents[1].streams) and time.monotonic() < end:
-            agents[1].poll()
-            seen = seen or bool(agents[1].streams)
+        wait_for(lambda: agents[1].poll() or not agents[1].streams, "its end")
         nosy.settimeout(DEADLINE)
         with contextlib.suppress(ConnectionResetError):  # some of what it said was not read
             assert nosy.recv(1) == b""
@@ -208,10 +194,7 @@ def test_few_samples_are_averaged_and_enough_of_them_are_not():
     few, enough = rate(with_a_burst(SAMPLES - 1)), rate(with_a_burst(SAMPLES))
     assert enough == pytest.approx(8 * SAMPLES * 1000 / 0.5, rel=0.1)
     assert few > 10 * enough
-
-
-def test_a_link_so_slow_that_little_comes_in_time_is_measured_by_what_comes_late():
-    assert rate([(0.0, 1000), (2.0, 1000)]) == pytest.approx(8 * 1000 / (0.6 * 2.0), abs=1)
+    assert rate([(0.0, 1000), (2.0, 1000)]) == pytest.approx(8 * 1000 / (0.6 * 2.0), abs=1), "little comes late"
     assert rate([(0.0, 1000), (0.0, 1000)]) == 0, "no time has passed"
 
 
@@ -241,33 +224,24 @@ def test_no_host_is_in_two_pairs_of_a_round(count):
         assert {name: sum(name in pair for pair in measured) for name in names} == dict.fromkeys(names, 2)
 
 
-class Hosts:
+class Hosts(Course):
     """The preparation of a check on three hosts, whose agents all answer."""
 
     def __init__(self):
-        job = Job("j", "mark", ("true",), 3, 3, "/", over_network=True)
-        self.names = ["a", "b", "c"]
-        self.preparation = Preparation(job, [Host(name) for name in self.names], check=True)
-        for name in self.names:
-            self.preparation.handle(Ready(name, 10, 4))
-        for number, name in enumerate(self.names):
-            row = {"name": "eth0", "address": f"10.0.0.{number + 1}", "prefix": 24, "loopback": False, "running": True}
-            self.preparation.handle(Probed(name, {"interfaces": [row]}))
-        for number, name in enumerate(self.names):
-            self.asked = self.preparation.handle(Bound(name, {"reach": 1, "throughput": 100 + number}))
+        super().__init__(names="abc", check=True)
+        self.connect(), self.probe(), self.bind()
 
-    def reach(self, reached: dict[str, dict]) -> list:
-        for name in self.names:
-            self.asked = self.preparation.handle(Reached(name, reached[name]))
-        return self.pairs()
+    def pairs(self, *events: Event) -> list[tuple[str, str]]:
+        """Who measures with whom after that."""
+        asked = self.say(*events)
+        assert all(isinstance(each, Send) and isinstance(each.command, Measure) for each in asked), asked
+        return [(each.host, each.command.peer.name) for each in asked]
 
-    def pairs(self) -> list[tuple[str, str]]:
-        assert all(isinstance(each, Send) and isinstance(each.command, Measure) for each in self.asked), self.asked
-        return [(each.host, each.command.peer.name) for each in self.asked]
+    def reached(self, reached: dict[str, dict]) -> list[tuple[str, str]]:
+        return self.pairs(*(Reached(name, reached[name]) for name in self.names))
 
-    def measured(self, host: str, peer: str, **found: object) -> list:
-        self.asked = self.preparation.handle(Measured(host, peer, **found))
-        return self.pairs()
+    def measured(self, host: str, peer: str, **found: object) -> list[tuple[str, str]]:
+        return self.pairs(Measured(host, peer, **found))
 
 
 ALL = {name: {other: {"ms": 0.1} for other in "abc" if other != name} for name in "abc"}
@@ -275,7 +249,7 @@ ALL = {name: {other: {"ms": 0.1} for other in "abc" if other != name} for name i
 
 def test_a_check_measures_round_after_round_and_the_slowest_pair_once_more():
     hosts = Hosts()
-    (pair,) = hosts.reach(ALL)
+    (pair,) = hosts.reached(ALL)
     seen = [pair]
     for _ in range(2):
         (pair,) = hosts.measured(*pair, out=9000, back=9000)
@@ -292,7 +266,7 @@ def test_a_check_measures_round_after_round_and_the_slowest_pair_once_more():
 
 def test_a_measurement_that_fails_the_second_time_leaves_the_first():
     hosts = Hosts()
-    (slow,) = hosts.reach(ALL)
+    (slow,) = hosts.reached(ALL)
     (pair,) = hosts.measured(*slow, out=100, back=100)
     while frozenset(pair) != frozenset(slow):
         (pair,) = hosts.measured(*pair, out=9000, back=9000)
@@ -303,7 +277,7 @@ def test_a_measurement_that_fails_the_second_time_leaves_the_first():
 def test_hosts_that_do_not_reach_each_other_measure_nothing_together():
     hosts = Hosts()
     cut = {**ALL, "a": {"b": {"error": "refused"}, "c": {"ms": 1.0}}}
-    seen = [*hosts.reach(cut)]
+    seen = [*hosts.reached(cut)]
     while not hosts.preparation.done and len(seen) < 9:
         seen += hosts.measured(*seen[-1], error="timed out") if len(seen) == 1 else hosts.measured(*seen[-1], out=5)
     assert {frozenset(pair) for pair in seen} == {frozenset("ac"), frozenset("bc")}
