@@ -5,7 +5,6 @@ import queue
 import socket
 import struct
 import threading
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,6 @@
 """How two processes of a host set up shared memory, and what happens if one of them cannot."""
 
+import concurrent.futures
 import contextlib
 import os
 import queue
@@ -18,6 +19,8 @@ from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
 from dmltrain.kvstore.transport.wire import Header, Kind
 from tests.kvstore.answering import answer, memory_listener
+from tests.kvstore.whole_job import begun
+from tests.waiting import SECONDS
 
 SIZE = 1 << 20
 NOBODY = 65534
@@ -27,7 +30,6 @@ NOBODY = 65534
 def server():
     """A listener by name, with the result of its first caller: a Link or the exception."""
     sock, name = rendezvous.listen()
-    outcome = []
 
     def serve():
         caller, _ = sock.accept()
@@ -35,15 +37,13 @@ def server():
             connection = answer(caller, memory_listener())
             connection.limit(link.HANDSHAKE_SECONDS)
             rendezvous.exchange(connection, Arena(SIZE))
-            outcome.append(connection)
+            return connection
         except (Closed, ArenaError) as error:
-            outcome.append(error)
             caller.close()
+            return error
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield name, lambda: (thread.join(10.0), outcome[0])[1]
-    thread.join(10.0)
+    serving = begun(serve)
+    yield name, lambda: serving.result(SECONDS)
     sock.close()
 
 
@@ -51,7 +51,14 @@ def caller():
     return Caller.new("job", b"key", "worker", 0, "server 0", MEMORY)
 
 
-def test_both_sides_read_what_the_other_writes(server):
+def called(name):
+    """The link of a caller that has not shared its memory yet."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(f"\0{name}")
+    return link.greet(sock, caller())
+
+
+def test_both_sides_read_what_the_other_writes_and_wait_as_long_as_they_must(server):
     name, outcome = server
     mine = rendezvous.connect(name, caller(), Arena(SIZE))
     theirs = outcome()
@@ -63,6 +70,10 @@ def test_both_sides_read_what_the_other_writes(server):
         memory[0] = 9
         assert seen[0] == 9 and not seen.flags.writeable
         assert writer.own_arena.offset_of(memory) == offset and writer.own_arena.offset_of(np.zeros(5)) is None
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        assert mine.sock.getsockopt(socket.SOL_SOCKET, option, 16) == bytes(16)
+    theirs.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
+    assert mine.read_headers(9) == [Header(Kind.PULL), Header(Kind.DONE)], "read together"
     mine.close()
     theirs.close()
 
@@ -74,9 +85,7 @@ def test_a_missing_listener_is_not_an_error():
 def test_a_caller_that_cannot_map_the_memory_is_forgotten(server):
     """It then connects over TCP: the listener must not take it for a worker that has left."""
     name, outcome = server
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(f"\0{name}")
-    connection = link.greet(sock, caller())
+    connection = called(name)
     rendezvous.give(connection, Arena(SIZE))
     rendezvous.receive(connection)
     connection.close()
@@ -85,11 +94,9 @@ def test_a_caller_that_cannot_map_the_memory_is_forgotten(server):
 
 def test_memory_that_could_shrink_is_refused(server):
     name, outcome = server
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(f"\0{name}")
-    connection = link.greet(sock, caller())
+    connection = called(name)
     descriptor = os.memfd_create("loose")
-    socket.send_fds(sock, [b"A"], [descriptor])
+    socket.send_fds(connection.sock, [b"A"], [descriptor])
     os.close(descriptor)
     assert "could shrink" in str(outcome())
     connection.close()
@@ -97,7 +104,6 @@ def test_memory_that_could_shrink_is_refused(server):
 
 def test_a_server_without_shared_memory_is_left_at_once():
     sock, name = rendezvous.listen()
-    left = []
 
     def serve():
         connection = answer(sock.accept()[0], memory_listener())
@@ -105,14 +111,12 @@ def test_a_server_without_shared_memory_is_left_at_once():
         connection.send(b"A")  # and no descriptor
         with pytest.raises(Closed, match="end of stream"):
             connection.read_header()
-        left.append(True)
 
-    serving = threading.Thread(target=serve)
-    serving.start()
+    serving = begun(serve)
     with pytest.raises(ArenaError, match="the peer shares no memory") as raised:
         rendezvous.connect(name, caller(), Arena(SIZE))
-    serving.join(10.0)
-    assert left and raised, "while the error is still held, and with it all that it knows"
+    serving.result(SECONDS)
+    assert raised, "while the error is still held, and with it all that it knows"
     sock.close()
 
 
@@ -133,13 +137,10 @@ def full():
 def test_a_listener_whose_queue_is_full_is_waited_for(full):
     """Any user can fill it, so that is no reason to do without shared memory."""
     listening, name = full
-    found = []
-    calling = threading.Thread(
-        target=lambda: found.append(rendezvous.connect(name, caller(), Arena(SIZE))), daemon=True
-    )
-    calling.start()
-    calling.join(0.2)
-    assert calling.is_alive() and not found
+
+    calling = begun(rendezvous.connect, name, caller(), Arena(SIZE))
+    with pytest.raises(concurrent.futures.TimeoutError):
+        calling.result(0.2)
     served = queue.Queue()
     environment = Environment(role="server", job="job", key=b"key")
     threading.Thread(
@@ -148,22 +149,16 @@ def test_a_listener_whose_queue_is_full_is_waited_for(full):
         kwargs={"admit": lambda connection: rendezvous.exchange(connection, Arena(SIZE))},
         daemon=True,
     ).start()
-    assert served.get(timeout=10.0)[1:] == ("worker", 0)
-    calling.join(10.0)
-    assert found[0].peer_arena
-    found[0].close()
+    assert served.get(timeout=SECONDS)[1:] == ("worker", 0)
+    found = calling.result(SECONDS)
+    assert found.peer_arena
+    found.close()
 
 
 def test_a_listener_whose_queue_stays_full_is_not_waited_for_forever(full, monkeypatch):
     """TCP is used instead."""
     monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 0.2)
-    found = []
-    calling = threading.Thread(
-        target=lambda: found.append(rendezvous.connect(full[1], caller(), Arena(SIZE))), daemon=True
-    )
-    calling.start()
-    calling.join(10.0)
-    assert found == [None]
+    assert begun(rendezvous.connect, full[1], caller(), Arena(SIZE)).result(SECONDS) is None
 
 
 def test_a_caller_that_is_dropped_tries_again():
@@ -173,34 +168,27 @@ def test_a_caller_that_is_dropped_tries_again():
     def serve():
         for _ in range(2):
             sock.accept()[0].close()
-        connection = answer(sock.accept()[0], memory_listener())
-        rendezvous.exchange(connection, Arena(SIZE))
+        rendezvous.exchange(answer(sock.accept()[0], memory_listener()), Arena(SIZE))
 
-    serving = threading.Thread(target=serve, daemon=True)
-    serving.start()
+    serving = begun(serve)
     rendezvous.connect(name, caller(), Arena(SIZE)).close()
-    serving.join(10.0)
-    assert not serving.is_alive()
+    serving.result(SECONDS)
     sock.close()
 
 
 def test_a_caller_that_shares_nothing_is_not_waited_for_forever(server, monkeypatch):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     name, outcome = server
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(f"\0{name}")
-    connection = link.greet(sock, caller())
+    connection = called(name)
     assert isinstance(outcome(), Closed)
     connection.close()
 
 
 def test_one_memory_is_expected_and_no_more_are_kept(server):
     name, outcome = server
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(f"\0{name}")
-    connection = link.greet(sock, caller())
+    connection = called(name)
     descriptors = [os.memfd_create("dmltrain-two-at-once") for _ in range(2)]
-    socket.send_fds(sock, [b"A"], descriptors)
+    socket.send_fds(connection.sock, [b"A"], descriptors)
     for each in descriptors:
         os.close(each)
     assert isinstance(outcome(), ArenaError)
@@ -212,30 +200,15 @@ def test_one_memory_is_expected_and_no_more_are_kept(server):
     connection.close()
 
 
-def test_a_connected_link_waits_as_long_as_it_must(server):
-    name, outcome = server
-    mine = rendezvous.connect(name, caller(), Arena(SIZE))
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        assert mine.sock.getsockopt(socket.SOL_SOCKET, option, 16) == bytes(16)
-    theirs = outcome()
-    theirs.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
-    assert mine.read_headers(9) == [Header(Kind.PULL), Header(Kind.DONE)], "read together"
-    mine.close()
-    theirs.close()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_only_processes_of_one_user_share_memory():
-    def pair():
-        return socket.socketpair(socket.AF_UNIX)
-
     def all_same(ends):
         return {rendezvous.same_user(each) for each in ends}
 
-    of_root = pair()
+    of_root = socket.socketpair()
     os.seteuid(NOBODY)
     try:
-        of_nobody = pair()
+        of_nobody = socket.socketpair()
         found = [all_same(of_root), all_same(of_nobody)]
     finally:
         os.seteuid(0)
@@ -252,9 +225,7 @@ def test_processes_of_this_user_are_recognized():
 
 
 def test_offsets_outside_the_memory_are_refused():
-    arena = Arena(SIZE)
-    mapping = Mapping(os.dup(arena.descriptor))
+    mapping = Mapping(os.dup(Arena(SIZE).descriptor))
     for offset, size in ((SIZE - 4, 5), (-1, 2), (0, SIZE + 1), (1 << 63, 1), (0, -1)):
         with pytest.raises(ValueError, match="outside the shared memory"):
             mapping.view(offset, size)
-    assert arena.take(SIZE + 1) is None

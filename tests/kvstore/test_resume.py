@@ -62,12 +62,24 @@ def core(**settings):
     return found
 
 
+ALL = [SERVER, *MEMBERS]
+BUT_2, BUT_0 = [SERVER, *MEMBERS[:2]], [*MEMBERS[1:], SERVER]
+
+
 def back(found, views, finished=(), now=1.0):
-    """These come back, in this order: node -> its view. Returns what the last one leads to."""
+    """These come back, in this order: node -> its view, or nodes with the first view. Returns what the last one leads
+    to."""
     actions = []
-    for node, view in views.items():
+    for node, view in (views if isinstance(views, dict) else dict.fromkeys(views, FIRST)).items():
         assert not actions, "it decides only when all are back"
         actions = found.handle(node, rejoin(node, view, finished if node == SERVER else ()), now)
+    return actions
+
+
+def hold(found, view=1, turn=1, now=1.0, **ops):
+    """Members say what they hold, `w0=7`. Returns what the last one leads to."""
+    for name, op in ops.items():
+        actions = found.handle(("worker", int(name[1:])), Flushed(view, turn, op), now)
     return actions
 
 
@@ -81,18 +93,11 @@ def reason(actions):
     return next(action.reason for action in actions if isinstance(action, Finish))
 
 
-def test_when_all_are_back_it_asks_what_they_hold():
-    actions = back(core(), dict.fromkeys([SERVER, *MEMBERS], FIRST))
-    assert sent(actions, Flush) == dict.fromkeys(MEMBERS, Flush(1, 1, -1))
-    assert not sent(actions, Enter)
-
-
-def test_then_the_next_view_begins_although_nobody_was_lost():
+def test_when_all_are_back_it_asks_what_they_hold_and_the_next_view_begins_although_nobody_was_lost():
     found = core()
-    back(found, dict.fromkeys([SERVER, *MEMBERS], FIRST))
-    for node in MEMBERS:
-        actions = found.handle(node, Flushed(1, 1, 7), 1.0)
-    assert sent(actions, Enter)[SERVER].view == View(2, 7, FIRST.hosts, (0,))
+    actions = back(found, ALL)
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS, Flush(1, 1, -1)) and not sent(actions, Enter)
+    assert sent(hold(found, w0=7, w1=7, w2=7), Enter)[SERVER].view == View(2, 7, FIRST.hosts, (0,))
 
 
 def lost_with_the_server(met):
@@ -107,14 +112,9 @@ def lost_with_the_server(met):
     return found.handle(MEMBERS[1], Flushed(1, 2, 7, met), 1.0)
 
 
-def test_who_waits_in_an_ops_barrier_completes_it_without_the_server():
-    assert lost_with_the_server(met=True) == [
-        Send(MEMBERS[1], Release(barrier_of(8), 1)),
-        Send(MEMBERS[1], Flush(1, 2, 8)),
-    ]
-
-
-def test_who_lacks_a_lost_servers_results_gets_the_step_from_another():
+def test_who_waits_in_an_ops_barrier_completes_it_without_the_server_and_others_get_the_step_from_another():
+    told = [Send(MEMBERS[1], Release(barrier_of(8), 1)), Send(MEMBERS[1], Flush(1, 2, 8))]
+    assert lost_with_the_server(met=True) == told
     view = sent(lost_with_the_server(met=False), Enter)[MEMBERS[1]].view
     assert (view.base, view.servers, view.behind) == (8, (0,), (1,))
 
@@ -129,9 +129,7 @@ def waiting(now=1.0):
 
 
 def flushed(found, view, done, now=1.0):
-    for node in MEMBERS[:2]:
-        actions = found.handle(node, Flushed(view, 1, done), now)
-    return sent(actions, Enter)
+    return sent(hold(found, view, now=now, w0=done, w1=done), Enter)
 
 
 def test_those_who_wait_for_hosts_go_on_waiting_and_all_train_when_there_are_enough():
@@ -148,20 +146,18 @@ def test_those_who_wait_for_hosts_do_so_for_as_long_again():
     found = waiting()
     flushed(found, 2, 7)
     for now in (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.9):
-        for node in (SERVER, *MEMBERS[:2]):
+        for node in BUT_2:
             found.handle(node, Heartbeat(), now)
         assert not found.tick(now)
     asked = found.tick(61.1)
     assert sent(asked, Flush) == dict.fromkeys(MEMBERS[:2], Flush(3, 1, -1))
-    assert {each.ends for each in flushed(found, 3, 7, 61.1).values()} == {
-        "2 workers are left, and --min-workers is 3: no more have come within 60 s (--wait-for-hosts)"
-    }
+    (ends,) = {each.ends for each in flushed(found, 3, 7, 61.1).values()}
+    assert "2 workers are left, and --min-workers is 3" in ends and "60 s" in ends
 
 
 def test_a_job_that_was_ending_ends():
     found = core(elastic=3)
-    for node in (SERVER, *MEMBERS[:2]):
-        found.handle(node, replace(rejoin(node), entered=(Enter(SECOND, ends="two are left"),)), 1.0)
+    come_back(found, Enter(SECOND, ends="two are left"))
     assert {each.ends for each in flushed(found, 2, 8).values()} == {"two are left"}
     for node in MEMBERS[:2]:
         actions = found.handle(node, Bye(), 1.0)
@@ -176,36 +172,26 @@ def test_who_lacks_the_highest_view_gets_it():
 
 def test_who_is_behind_gets_the_release_that_the_scheduler_before_may_not_have_sent():
     found = core()
-    back(found, dict.fromkeys([SERVER, *MEMBERS], FIRST))
-    found.handle(MEMBERS[0], Flushed(1, 1, 8), 1.0)
-    found.handle(MEMBERS[1], Flushed(1, 1, 7), 1.0)
-    actions = found.handle(MEMBERS[2], Flushed(1, 1, 8), 1.0)
+    back(found, ALL)
+    actions = hold(found, w0=8, w1=7, w2=8)
     assert actions == [Send(MEMBERS[1], Release(barrier_of(8), 1)), Send(MEMBERS[1], Flush(1, 1, 8))]
 
 
-def test_who_does_not_come_back_is_lost():
+def test_who_does_not_come_back_is_lost_and_refused_if_it_comes_too_late():
     found = core()
-    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    back(found, BUT_2)
     assert found.tick(9.0) == []
     actions = found.tick(9.6)
     assert sent(actions, Flush) == dict.fromkeys(MEMBERS[:2], Flush(1, 1, -1))
-    for node in MEMBERS[:2]:
-        actions = found.handle(node, Flushed(1, 1, 7), 9.7)
-    (lost,) = sent(actions, Enter)[SERVER].view.lost
+    (lost,) = sent(hold(found, now=9.7, w0=7, w1=7), Enter)[SERVER].view.lost
     assert lost == Lost(2, "worker 2 on h2 has not come back to the next scheduler within 8.5 s")
-
-
-def test_who_comes_too_late_is_refused():
-    found = core()
-    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
-    found.tick(9.6)
     (refuse,) = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 9.7)
     assert isinstance(refuse, Refuse) and "removed from the job: worker 2" in refuse.reason
 
 
-def come_back(found, entered, nodes=(SERVER, *MEMBERS[:2])):
-    """All of these were told this view. Returns what the last one leads to."""
-    return [found.handle(node, replace(rejoin(node), entered=(entered,)), 1.0) for node in nodes][-1]
+def come_back(found, entered):
+    """All but worker 2 were told this view. Returns what the last one leads to."""
+    return [found.handle(node, replace(rejoin(node), entered=(entered,)), 1.0) for node in BUT_2][-1]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -219,14 +205,14 @@ def test_who_has_missed_the_view_with_which_it_left_and_those_after_it_leaves(fi
     told = [*before, *actions, *late]
     assert Send(MEMBERS[2], third) in told and not sent(told, Abort) and Cut(MEMBERS[2]) not in told
     assert sent(actions, Flush).keys() == {*MEMBERS[:2]}, "nobody waits for it"
+    later = sent(hold(found, view=3, w0=9, w1=9), Enter).values()
+    assert {(each.view.number, each.departed) for each in later} == {(4, (2,))}, "later views say it, too"
 
 
-def test_later_views_say_who_has_left_on_purpose():
-    found = core()
-    come_back(found, Enter(View(3, 9, ((0,), (1,)), (0,)), departed=(2,)))
-    for node in MEMBERS[:2]:
-        actions = found.handle(node, Flushed(3, 1, 9), 1.0)
-    assert {(each.view.number, each.departed) for each in sent(actions, Enter).values()} == {(4, (2,))}
+def leaves_in_peace(found):
+    """Worker 2, of which everybody knows that it has left."""
+    assert found.handle(MEMBERS[2], Heartbeat(), 3.0) == [Send(MEMBERS[2], Heartbeat())]
+    assert found.handle(MEMBERS[2], Bye(done=7), 3.0) == found.lost(MEMBERS[2], "end of stream", 3.0) == []
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -237,17 +223,15 @@ def test_who_has_left_on_purpose_and_comes_late_leaves(knows):
     assert sent(come_back(found, second), Flush)
     own = replace(rejoin(MEMBERS[2]), entered=(second if knows else Enter(FIRST),))
     assert found.handle(MEMBERS[2], own, 2.0) == ([] if knows else [Send(MEMBERS[2], second)])
-    assert found.handle(MEMBERS[2], Heartbeat(), 3.0) == [Send(MEMBERS[2], Heartbeat())]
-    assert found.handle(MEMBERS[2], Bye(done=7), 3.0) == found.lost(MEMBERS[2], "end of stream", 3.0) == []
+    leaves_in_peace(found)
 
 
 def test_who_has_finished_and_comes_late_is_not_refused():
     """The servers have said that it has finished, so nobody has waited for it."""
     found = core()
-    assert sent(back(found, dict.fromkeys([*MEMBERS[:2], SERVER], FIRST), (Finished(2, 7),)), Flush)
+    assert sent(back(found, [*MEMBERS[:2], SERVER], (Finished(2, 7),)), Flush)
     assert found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 2.0) == []
-    assert found.handle(MEMBERS[2], Heartbeat(), 3.0) == [Send(MEMBERS[2], Heartbeat())]
-    assert found.handle(MEMBERS[2], Bye(done=7), 3.0) == found.lost(MEMBERS[2], "end of stream", 3.0) == []
+    leaves_in_peace(found)
     assert found.tick(3.0) == []
 
 
@@ -268,32 +252,28 @@ def test_a_removed_worker_that_had_joined_in_addition_is_told_so():
     assert sent(actions, Enter) == {SERVER: Enter(fourth)}
 
 
-def test_the_only_server_that_does_not_come_back_ends_the_job():
+def test_the_only_server_or_too_many_workers_that_do_not_come_back_end_the_job():
     found = core()
-    back(found, dict.fromkeys(MEMBERS, FIRST))
+    back(found, MEMBERS)
     said = "server 0 on hs has not come back to the next scheduler within 8.5 s; no server is left"
     assert reason(found.tick(9.6)) == said
+    found = core(elastic=3)
+    back(found, BUT_2)
+    assert reason(found.tick(9.6)).endswith("2 workers are left, and --min-workers is 3")
+    found = core(start_seconds=20.0)
+    assert found.tick(19.0) == [] and "no process of the job has come back" in reason(found.tick(20.5))
 
 
-def test_servers_say_who_has_finished():
-    """What these hold is committed; nobody waits for them."""
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_servers_say_who_has_finished(meanwhile):
+    """What these hold is committed; nobody waits for them. Their Bye went to the scheduler before."""
     found = core()
-    actions = back(found, {MEMBERS[1]: FIRST, MEMBERS[2]: FIRST, SERVER: FIRST}, [Finished(0, 24)])
+    actions = back(found, BUT_0, [] if meanwhile else [Finished(0, 24)])
+    if meanwhile:
+        assert not actions
+        actions = found.handle(SERVER, Left(1, 0, 24), 1.0)
     assert sent(actions, Flush) == dict.fromkeys(MEMBERS[1:], Flush(1, 1, -1))
-    found.handle(MEMBERS[1], Flushed(1, 1, 24), 1.0)
-    actions = found.handle(MEMBERS[2], Flushed(1, 1, 23), 1.0)
-    assert sent(actions, Flush) == {MEMBERS[2]: Flush(1, 1, 24)}
-
-
-def test_servers_say_who_finishes_meanwhile():
-    """Its Bye went to the scheduler before, so it does not come back."""
-    found = core()
-    assert not back(found, {MEMBERS[1]: FIRST, MEMBERS[2]: FIRST, SERVER: FIRST})
-    actions = found.handle(SERVER, Left(1, 0, 24), 1.0)
-    assert sent(actions, Flush) == dict.fromkeys(MEMBERS[1:], Flush(1, 1, -1))
-    found.handle(MEMBERS[1], Flushed(1, 1, 24), 1.0)
-    actions = found.handle(MEMBERS[2], Flushed(1, 1, 23), 1.0)
-    assert sent(actions, Flush) == {MEMBERS[2]: Flush(1, 1, 24)}
+    assert sent(hold(found, w1=24, w2=23), Flush) == {MEMBERS[2]: Flush(1, 1, 24)}
 
 
 REPLACED = View(2, 7, FIRST.hosts, FIRST.servers, joined=(0,))
@@ -302,7 +282,7 @@ REMOVED = View(2, 7, ((1,), (2,)), FIRST.servers, lost=(Lost(0, "end of stream")
 
 def test_who_has_finished_before_its_replacement_joined_does_not_count():
     found = core()
-    assert not back(found, {MEMBERS[1]: REPLACED, MEMBERS[2]: REPLACED, SERVER: REPLACED})
+    assert not back(found, dict.fromkeys(BUT_0, REPLACED))
     assert found.handle(SERVER, Left(1, 0, 24), 1.0) == []
     assert sent(found.handle(SERVER, Left(2, 0, 24), 1.0), Flush).keys() == set(MEMBERS[1:])
 
@@ -326,20 +306,16 @@ def test_a_server_that_does_not_know_the_view_says_nothing_of_whom_it_replaces_o
 
 def test_a_scheduler_that_all_have_hears_of_the_end_from_the_workers():
     found = core()
-    assert sent(back(found, dict.fromkeys([*MEMBERS, SERVER], FIRST)), Flush)
+    assert sent(back(found, ALL), Flush)
     assert found.handle(SERVER, Left(1, 0, 24), 1.0) == []
     assert found.lost(MEMBERS[0], "end of stream", 1.0), "it has not said Bye"
 
 
-def test_if_all_have_finished_the_job_has_ended():
-    actions = back(core(), {SERVER: FIRST}, [Finished(member, 24) for member in range(3)])
+def test_if_all_have_finished_the_job_has_ended_and_one_may_still_say_bye():
+    actions = back(core(), [SERVER], [Finished(member, 24) for member in range(3)])
     assert isinstance(actions[-2].message, Shutdown) and reason(actions) == ""
-
-
-def test_one_that_has_left_the_servers_may_still_say_bye():
     found = core()
-    views = {MEMBERS[0]: FIRST, MEMBERS[1]: FIRST, MEMBERS[2]: FIRST, SERVER: FIRST}
-    actions = back(found, views, [Finished(0, 24)])
+    actions = back(found, [*MEMBERS, SERVER], [Finished(0, 24)])
     assert MEMBERS[0] not in sent(actions, Flush) and not sent(actions, Abort)
     assert found.handle(MEMBERS[0], Bye(done=24), 1.1) == []
     assert found.lost(MEMBERS[0], "end of stream", 1.2) == []
@@ -347,8 +323,9 @@ def test_one_that_has_left_the_servers_may_still_say_bye():
 
 def test_a_process_that_is_lost_again_meanwhile_is_lost():
     found = core()
-    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    back(found, BUT_2)
     assert found.lost(MEMBERS[1], "end of stream", 2.0) == []
+    assert found.handle(SERVER, Heartbeat(), 2.0) == [Send(SERVER, Heartbeat())], "heartbeats are answered meanwhile"
     actions = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 2.0)
     assert sent(actions, Flush).keys() == {MEMBERS[0], MEMBERS[2]}
 
@@ -356,7 +333,7 @@ def test_a_process_that_is_lost_again_meanwhile_is_lost():
 def test_a_replacement_takes_the_place_of_one_that_has_not_come_back():
     found = core()
     assert found.handle(MEMBERS[2], registration(MEMBERS[2]), 0.5) == []
-    actions = back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    actions = back(found, BUT_2)
     assert sent(actions, Flush).keys() == set(MEMBERS[:2])
     assert sent(actions, Start) == {MEMBERS[2]: START}
 
@@ -377,7 +354,7 @@ def test_a_worker_that_was_not_told_that_it_had_joined_joins_again():
 def test_a_second_process_of_a_member_that_is_back_is_not_refused_in_the_place_of_another():
     """A refusal goes to the process whose message was handled last."""
     found = core()
-    back(found, {SERVER: FIRST, MEMBERS[1]: FIRST, MEMBERS[0]: FIRST})
+    back(found, BUT_2)
     assert found.handle(MEMBERS[0], registration(MEMBERS[0]), 1.0) == []
     actions = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 1.0)
     assert not [each for each in actions if isinstance(each, Refuse)]
@@ -387,45 +364,21 @@ def test_a_second_process_of_a_member_that_is_back_is_not_refused_in_the_place_o
 
 def test_nobody_waits_for_a_worker_that_all_servers_have_lost():
     found = core()
-    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
+    back(found, BUT_2)
     ends = LinkEnd("server", 0, "s", "b"), LinkEnd("worker", 2, "h2", "a")
     actions = found.handle(SERVER, LinkLost(*ends, "end of stream", False), 1.0)
     assert sent(actions, Flush).keys() == set(MEMBERS[:2])
     assert Log("worker 2 on h2 was lost: no server has a connection to it; the job goes on without it") in actions
 
 
-def test_before_the_first_view_the_job_ends():
-    assert "before all workers were ready" in reason(back(core(), dict.fromkeys([SERVER, *MEMBERS])))
-
-
-def test_two_views_of_one_number_end_the_job():
+def test_before_the_first_view_or_with_two_views_of_one_number_or_in_a_replay_the_job_ends():
+    assert "before all workers were ready" in reason(back(core(), dict.fromkeys(ALL)))
     other = FIRST.without([1], 7, (Lost(1, "end"),))
     actions = back(core(), {MEMBERS[2]: other, MEMBERS[1]: SECOND, MEMBERS[0]: FIRST, SERVER: FIRST})
     assert "two schedulers" in reason(actions)
-
-
-def test_a_replay_ends():
     found = core()
-    back(found, {SERVER: FIRST, MEMBERS[1]: FIRST, MEMBERS[2]: FIRST})
+    back(found, BUT_0)
     assert "a replay cannot go on" in reason(found.handle(MEMBERS[0], rejoin(MEMBERS[0], replay=(FIRST,)), 1.0))
-
-
-def test_too_few_end_the_job():
-    found = SchedulerCore(3, 1, elastic=3, incarnation=2)
-    found.tick(0.0)
-    back(found, {SERVER: FIRST, MEMBERS[0]: FIRST, MEMBERS[1]: FIRST})
-    assert reason(found.tick(9.6)).endswith("2 workers are left, and --min-workers is 3")
-
-
-def test_if_nobody_comes_back_it_ends():
-    found = core(start_seconds=20.0)
-    assert found.tick(19.0) == [] and "no process of the job has come back" in reason(found.tick(20.5))
-
-
-def test_heartbeats_are_answered_meanwhile():
-    found = core()
-    back(found, {SERVER: FIRST})
-    assert found.handle(SERVER, Heartbeat(), 2.0) == [Send(SERVER, Heartbeat())]
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
@@ -495,40 +448,30 @@ def test_one_whose_host_is_off_is_not_called_for_long(tmp_path):
 
 
 def test_lost_links_are_reported_again_while_they_concern_the_view():
-    found = following("server")
-    ends = {
-        member: LinkLost(LinkEnd("worker", member, "h", "a"), LinkEnd("server", 0, "s", "b"), "", True)
-        for member in range(3)
-    }
-    for each in ends.values():
-        found.say(each)
-    found.say(Abort("disk full"))
-    found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
-    _, *said = found.words(registration(SERVER), START, Standing(Enter(FIRST)))
-    assert said == [ends[0], Abort("disk full")]
-
-
-def test_a_worker_reports_its_own_lost_link_again_also_when_it_has_joined_since():
-    found, lost = following(), LinkLost(LinkEnd("worker", 1, "h", "a"), LinkEnd("server", 0, "s", "b"), "", True)
-    found.say(lost)
-    found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
-    assert found.words(registration(MEMBERS[1]), START, Standing(Enter(FIRST)))[1:] == [lost]
+    """A worker's own also when it has joined since."""
+    server_0 = LinkEnd("server", 0, "s", "b")
+    lost = [LinkLost(LinkEnd("worker", member, "h", "a"), server_0, "", True) for member in range(3)]
+    for role, node, said, again in (
+        ("server", SERVER, [*lost, Abort("disk full")], [lost[0], Abort("disk full")]),
+        ("worker", MEMBERS[1], [lost[1]], [lost[1]]),
+    ):
+        found = following(role)
+        for each in said:
+            found.say(each)
+        found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
+        assert found.words(registration(node), START, Standing(Enter(FIRST)))[1:] == again
 
 
 def test_nobody_waits_for_those_that_are_known_to_be_lost():
     found = core(lost_before=frozenset({MEMBERS[2], ("server", 7)}))
-    assert back(found, dict.fromkeys([SERVER, *MEMBERS[:1]], FIRST)) == [], "worker 1 is to come"
+    assert back(found, [SERVER, MEMBERS[0]]) == [], "worker 1 is to come"
     actions = found.handle(MEMBERS[1], rejoin(MEMBERS[1]), 1.0)
     assert [action.text for action in actions if isinstance(action, Log)][1:] == [
         "worker 2 on h2 was lost before this scheduler began; the job goes on without it"
     ]
     assert sent(actions, Flush) == dict.fromkeys(MEMBERS[:2], Flush(1, 1, -1))
-
-
-def test_one_that_was_taken_for_lost_and_comes_back_in_time_takes_part():
-    found = core(lost_before=frozenset({MEMBERS[1]}))
-    actions = back(found, dict.fromkeys([MEMBERS[1], SERVER, MEMBERS[0], MEMBERS[2]], FIRST))
-    assert sent(actions, Flush) == dict.fromkeys(MEMBERS, Flush(1, 1, -1))
+    actions = back(core(lost_before=frozenset({MEMBERS[1]})), [MEMBERS[1], SERVER, MEMBERS[0], MEMBERS[2]])
+    assert sent(actions, Flush) == dict.fromkeys(MEMBERS, Flush(1, 1, -1)), "it came back in time"
 
 
 def test_a_server_that_is_known_to_be_lost_is_removed_at_once():

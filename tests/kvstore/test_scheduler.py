@@ -28,13 +28,20 @@ from tests.tiers import seed_ranges
 REGISTER = Register("127.0.0.1", 0, "h0", "", "")
 
 
-def started(workers=2, servers=1, **settings):
+NODES = [("server", 0), ("worker", 0), ("worker", 1)]
+
+
+def started(workers=2, servers=1, boot="", **settings):
+    """`boot`: with a name, processes of one index are on one host; else the scheduler does not know hosts."""
     core = SchedulerCore(workers, servers, **settings)
     core.tick(0.0)
-    actions = []
     for node in [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]:
-        actions = core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", ""), 0.0)
-    return core, actions
+        core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", boot and f"{boot} {node[1]}"), 0.0)
+    return core
+
+
+def released(name, *ranks):
+    return [Send(("worker", rank), Release(name)) for rank in ranks]
 
 
 def reason(actions):
@@ -42,17 +49,7 @@ def reason(actions):
     return finish.reason
 
 
-def test_the_job_starts_when_all_processes_have_registered():
-    _, actions = started()
-    assert actions[0] == Send(
-        ALL,
-        Start(
-            (ServerAddress("127.0.0.1", 9, "", "", "h0"),), (WorkerAddress("", "", "h0"), WorkerAddress("", "", "h1"))
-        ),
-    )
-
-
-def test_every_process_gets_all_addresses_and_the_jobs_settings():
+def test_when_all_have_registered_every_process_gets_all_addresses_and_the_jobs_settings():
     core = SchedulerCore(2, 2, facts={"probe": True})
     core.tick(0.0)
     for node in (("worker", 1), ("server", 1), ("worker", 0), ("server", 0)):  # in any order
@@ -78,124 +75,88 @@ def test_missing_processes_are_named_at_the_start():
     assert "not registered after 61 s: server 0, worker 1" in reason(core.tick(61.0))
 
 
-def test_a_barrier_is_a_set_of_workers_not_a_count():
-    core, _ = started()
+def test_a_barrier_is_a_set_of_workers_not_a_count_and_those_of_other_names_are_separate():
+    core = started()
     assert core.handle(("worker", 0), Barrier("a"), 1.0) == []
     assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # repeated
-    released = core.handle(("worker", 1), Barrier("a"), 1.0)
-    assert released == [Send(("worker", w), Release("a")) for w in (0, 1)]
+    assert core.handle(("worker", 1), Barrier("b"), 1.0) == []
+    for name, worker in (("a", 1), ("b", 0)):
+        assert core.handle(("worker", worker), Barrier(name), 1.0) == released(name, 0, 1)
+    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # a name counts anew after its release
 
 
-def test_a_barrier_names_missing_workers():
-    core, _ = started(wait_seconds=30.0)
-    core.handle(("worker", 1), Barrier("a"), 0.0)
-    for second in range(1, 31):
-        assert core.tick(float(second)) == []
-        for node in (("worker", 0), ("worker", 1), ("server", 0)):
-            core.handle(node, Heartbeat(), float(second))
-    assert "worker 0 did not reach it within 31 s" in reason(core.tick(31.0))
-
-
-def test_a_barrier_that_a_finished_worker_missed_ends_the_job():
-    core, _ = started()
-    core.handle(("worker", 1), Bye(), 1.0)
-    assert "worker 1 has finished" in reason(core.handle(("worker", 0), Barrier("a"), 1.0))
-
-
-@pytest.mark.parametrize("silent", [("worker", 0), ("worker", 1), ("server", 0)])
+@pytest.mark.parametrize("silent", NODES)
 def test_a_silent_process_is_named(silent):
-    core, _ = started()
-    ended_at = None
+    core = started()
     for tenth in range(1, 120):
         now = tenth / 10
-        for node in (("worker", 0), ("worker", 1), ("server", 0)):
+        for node in NODES:
             if node != silent:
                 assert core.handle(node, Heartbeat(), now) in ([Send(node, Heartbeat())], [])
-        actions = core.tick(now)
-        if actions:
-            ended_at = now
-            assert f"{silent[0]} {silent[1]} on h{silent[1]} missed heartbeats for 9 s" in reason(actions)
-            assert actions[0].to == ALL
+        if actions := core.tick(now):
             break
-    assert ended_at is not None and 8.5 < ended_at < 9.0
+    assert 8.5 < now < 9.0 and actions[0].to == ALL
+    assert f"{silent[0]} {silent[1]} on h{silent[1]} missed heartbeats for 9 s" in reason(actions)
 
 
 def test_a_scheduler_that_was_stopped_itself_reports_no_loss():
-    core, _ = started()
+    core = started()
     core.tick(1.0)
     assert core.tick(500.0) == []
     assert core.handle(("worker", 0), Heartbeat(), 900.0) != []  # one is heard before it looks at the clock
     assert core.tick(900.1) == []
+    core = started(lost_seconds=8.0)
+    assert core.tick(4.0) == core.tick(8.0) == [], "half the limit between two checks is no such pause: silence counts"
+    assert "missed heartbeats for 12 s" in reason(core.tick(12.0))
 
 
-def test_a_lost_connection_ends_the_job_but_not_after_bye():
-    core, _ = started()
+def test_a_lost_connection_ends_the_job_but_not_after_bye_or_before_the_registration():
+    core = started()
     core.handle(("worker", 0), Bye(), 1.0)
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
     assert "worker 1 on h1 was lost: end of stream" in reason(core.lost(("worker", 1), "end of stream", 1.0))
     assert core.lost(("server", 0), "end of stream", 1.0) == []  # only the first loss is reported
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
-
-
-def test_a_lost_unregistered_connection_is_not_a_loss():
     core = SchedulerCore(2, 1)
     core.tick(0.0)
     assert core.lost(("worker", 0), "end of stream", 1.0) == []
+    assert reason(started().handle(("server", 0), Abort("disk"), 1.0)) == "server 0 on h0: disk"
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_job_ends_after_the_last_bye_and_not_before(first):
     """A server's bye does not count, and nothing after the end has an effect."""
-    core, _ = started()
+    core = started()
     assert core.handle(("worker", first), Bye(), 1.0) == []
     assert core.handle(("worker", first), Bye(), 1.0) == []  # repeated
     assert core.handle(("server", 0), Bye(), 1.0) == []
-    assert core.handle(("worker", 1 - first), Barrier("x"), 1.0)[-1] == Finish(
-        f"barrier 'x': worker {first} has finished and will not reach it"
-    )
+    for second in range(2, 60):  # who has finished may be silent
+        assert core.tick(float(second)) == []
+        for node in (("worker", 1 - first), ("server", 0)):
+            core.handle(node, Heartbeat(), float(second))
+    said = f"barrier 'x': worker {first} has finished and will not reach it"
+    assert core.handle(("worker", 1 - first), Barrier("x"), 60.0)[-1] == Finish(said)
 
-    core, _ = started()
+    core = started()
     core.handle(("worker", first), Bye(), 1.0)
     assert core.handle(("worker", 1 - first), Bye(), 1.0) == [Send(ALL, Shutdown()), Finish()]
     assert core.handle(("worker", first), Heartbeat(), 2.0) == core.tick(100.0) == []
     assert core.lost(("server", 0), "end of stream", 2.0) == []
 
 
-def test_a_worker_that_has_finished_may_be_silent():
-    core, _ = started()
-    core.handle(("worker", 0), Bye(), 0.0)
-    for second in range(1, 60):
-        assert core.tick(float(second)) == []
-        for node in (("worker", 1), ("server", 0)):
-            core.handle(node, Heartbeat(), float(second))
-
-
-def test_a_bye_while_another_waits_at_a_barrier_ends_the_job():
-    core, _ = started(3)
+def test_a_bye_while_another_waits_at_a_barrier_ends_the_job_unless_it_is_a_servers():
+    core = started(3, 2)
     core.handle(("worker", 0), Barrier("a"), 1.0)
-    assert core.handle(("server", 0), Bye(), 1.0) == []
-    assert reason(core.handle(("worker", 2), Bye(), 1.0)) == (
-        "barrier 'a': worker 2 has finished and will not reach it"
-    )
+    assert [core.handle(("server", server), Bye(), 1.0) for server in (0, 1)] == [[], []]
+    said = "barrier 'a': worker 2 has finished and will not reach it"
+    assert reason(core.handle(("worker", 2), Bye(), 1.0)) == said
 
 
-def test_a_worker_may_finish_before_others_reach_a_barrier_that_it_has_passed():
-    """It has already reached the barrier, so the others do not need it."""
-    core, _ = started()
+def test_a_worker_may_finish_before_others_reach_a_barrier_that_it_has_reached():
+    core = started()
     core.handle(("worker", 0), Barrier("a"), 1.0)
     assert core.handle(("worker", 0), Bye(), 1.0) == []
-    released = core.handle(("worker", 1), Barrier("a"), 1.0)
-    assert Send(("worker", 1), Release("a")) in released
-
-
-def test_barriers_with_different_names_are_separate():
-    core, _ = started()
-    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []
-    assert core.handle(("worker", 1), Barrier("b"), 1.0) == []
-    for name, worker in (("a", 1), ("b", 0)):
-        released = core.handle(("worker", worker), Barrier(name), 1.0)
-        assert released == [Send(("worker", w), Release(name)) for w in (0, 1)]
-    assert core.handle(("worker", 0), Barrier("a"), 1.0) == []  # a name counts anew after its release
+    assert released("a", 1)[0] in core.handle(("worker", 1), Barrier("a"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -209,39 +170,19 @@ def test_barriers_with_different_names_are_separate():
     ],
 )
 def test_invalid_messages_are_refused_with_their_sender(node, message, expected):
-    core, _ = started()
-    (action,) = core.handle(node, message, 1.0)
+    (action,) = started().handle(node, message, 1.0)
     assert isinstance(action, Refuse) and expected in action.reason
 
 
-def test_an_abort_names_its_author():
-    core, _ = started()
-    assert reason(core.handle(("server", 0), Abort("disk"), 1.0)) == "server 0 on h0: disk"
-
-
-def test_the_time_of_a_barrier_counts_from_its_first_worker():
-    core, _ = started(wait_seconds=30.0)
+def test_a_barrier_names_missing_workers_and_its_time_counts_from_its_first_worker():
+    core = started(wait_seconds=30.0)
     core.tick(1.0)
     core.handle(("worker", 1), Barrier("a"), 4.0)
     for second in range(5, 35):
         assert core.tick(float(second)) == []
-        for node in (("worker", 0), ("worker", 1), ("server", 0)):
+        for node in NODES:
             core.handle(node, Heartbeat(), float(second))
     assert "worker 0 did not reach it within 31 s" in reason(core.tick(35.0))
-
-
-def test_a_scheduler_that_checks_twice_within_the_limit_was_not_stopped():
-    """Half the limit between two checks is not a pause of the scheduler itself: silence counts."""
-    core, _ = started(lost_seconds=8.0)
-    assert core.tick(4.0) == core.tick(8.0) == []
-    assert "missed heartbeats for 12 s" in reason(core.tick(12.0))
-
-
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_servers_bye_does_not_affect_barriers(others):
-    core, _ = started(2, 2)
-    core.handle(("worker", others), Barrier("a"), 1.0)
-    assert [core.handle(("server", server), Bye(), 1.0) for server in (0, 1)] == [[], []]
 
 
 # -- lost links -------------------------------------------------------------------------------------------------------
@@ -260,21 +201,29 @@ def beats(core, now, without=()):
 
 
 LOST = lost(("worker", 2), ("server", 1))
+
+
+def after_the_link(report=LOST, boot=""):
+    """A core that has been told of this lost link by its end."""
+    core = started(3, 2, boot)
+    assert core.handle(("worker", 2), report, 1.0) == []
+    return core
+
+
 NAMED = (
     "the connection between worker 2 on h2 (10.0.0.2:6) and server 1 on h1 (10.0.0.1:6) was lost: it is cut"  # of LOST
 )
 
 
 def test_a_lost_link_is_named_by_both_its_ends_when_there_is_no_better_cause():
-    core, _ = started(3, 2)
-    assert core.handle(("worker", 2), LOST, 1.0) == []
+    core = after_the_link()
     beats(core, 1.5)
     assert core.tick(2.9) == []
     assert reason(core.tick(3.0)) == NAMED, "two seconds later"
 
 
 def test_a_link_that_both_ends_report_counts_once_and_the_end_that_found_the_cut_says_why():
-    core, _ = started(3, 2)
+    core = started(3, 2)
     core.handle(("server", 1), lost(("server", 1), ("worker", 2), "end of stream", cut=False), 1.0)
     core.handle(("worker", 2), LOST, 2.0)
     core.handle(("server", 1), lost(("server", 1), ("worker", 2), "again", cut=False), 2.5)
@@ -282,7 +231,7 @@ def test_a_link_that_both_ends_report_counts_once_and_the_end_that_found_the_cut
 
 
 def test_of_several_lost_links_the_first_that_is_known_to_be_cut_is_named():
-    core, _ = started(3, 2)
+    core = started(3, 2)
     core.handle(("worker", 0), lost(("worker", 0), ("server", 1), "end of stream", cut=False), 1.0)
     core.handle(("worker", 2), LOST, 1.5)
     core.handle(("worker", 1), lost(("worker", 1), ("server", 1)), 1.6)
@@ -290,21 +239,14 @@ def test_of_several_lost_links_the_first_that_is_known_to_be_cut_is_named():
 
 
 def test_a_relay_is_named_and_stands_for_its_workers_process():
-    core, _ = started(3, 2)
-    core.handle(("worker", 2), lost(("relay", 2), ("server", 1)), 1.0)
-    assert "between the relay of worker 2 on h2 (" in reason(core.tick(9.0))
-    core, _ = started(3, 2)
-    core.handle(("worker", 2), lost(("relay", 2), ("server", 1)), 1.0)
-    assert reason(core.lost(("worker", 2), "end of stream", 1.5)) == "worker 2 on h2 was lost: end of stream"
+    report = lost(("relay", 2), ("server", 1))
+    assert "between the relay of worker 2 on h2 (" in reason(after_the_link(report).tick(9.0))
+    actions = after_the_link(report).lost(("worker", 2), "end of stream", 1.5)
+    assert reason(actions) == "worker 2 on h2 was lost: end of stream"
 
 
 @pytest.mark.parametrize("end", [("worker", 2), ("server", 1)])
 def test_the_end_of_a_process_at_a_lost_link_is_the_better_cause(end):
-    def after_the_link():
-        core, _ = started(3, 2)
-        core.handle(("worker", 2), LOST, 1.0)
-        return core
-
     name = f"{end[0]} {end[1]} on h{end[1]}"
     assert reason(after_the_link().lost(end, "end of stream", 1.5)) == f"{name} was lost: end of stream"
     assert reason(after_the_link().handle(end, Abort("disk"), 1.5)) == f"{name}: disk"
@@ -314,50 +256,33 @@ def test_the_end_of_a_process_at_a_lost_link_is_the_better_cause(end):
     assert reason(core.tick(1.9)).startswith(f"{name} missed heartbeats for 9 s")
 
 
-def test_a_lost_process_on_the_host_of_a_lost_link_is_the_better_cause_but_not_its_complaint():
+def test_a_lost_process_on_the_host_of_a_lost_link_is_the_better_cause_but_no_complaint_is():
     """A host without power loses all its processes, and the scheduler may miss any of them first."""
-
-    def after_the_link():
-        core = SchedulerCore(3, 2)
-        core.tick(0.0)
-        for node in [("server", 0), ("server", 1)] + [("worker", worker) for worker in range(3)]:
-            core.handle(node, Register("127.0.0.1", 9, f"h{node[1]}", "", f"boot {node[1]}"), 0.0)
-        core.handle(("worker", 2), LOST, 1.0)
-        return core
-
-    assert reason(after_the_link().lost(("worker", 1), "reset", 1.5)) == "worker 1 on h1 was lost: reset"
-    assert reason(after_the_link().lost(("worker", 0), "reset", 1.5)) == NAMED
-    assert reason(after_the_link().handle(("worker", 1), Abort("bad"), 1.5)) == NAMED
-
-
-def test_who_has_waited_for_too_long_is_named_but_not_if_a_link_was_lost():
-    core, _ = started(3, 2)
-    assert reason(core.handle(("server", 1), Overdue("round 3"), 1.0)) == "server 1 on h1: round 3"
-    core, _ = started(3, 2)
-    core.handle(("worker", 2), LOST, 1.0)
-    assert reason(core.handle(("server", 1), Overdue("round 3"), 1.5)) == NAMED
+    assert reason(after_the_link(boot="boot").lost(("worker", 1), "reset", 1.5)) == "worker 1 on h1 was lost: reset"
+    assert reason(after_the_link(boot="boot").lost(("worker", 0), "reset", 1.5)) == NAMED
+    assert reason(after_the_link(boot="boot").handle(("worker", 1), Abort("bad"), 1.5)) == NAMED
+    assert reason(after_the_link(boot="boot").handle(("server", 1), Overdue("round 3"), 1.5)) == NAMED
+    assert reason(started(3, 2).handle(("server", 1), Overdue("round 3"), 1.0)) == "server 1 on h1: round 3"
 
 
 def test_a_worker_whose_relay_stays_is_watched_until_that_has_left():
-    core, _ = started()
-    core.handle(("worker", 0), Bye(stays=True), 1.0)
-    assert reason(core.handle(("worker", 1), Barrier("a"), 1.0)).endswith("worker 0 has finished and will not reach it")
-    core, _ = started()
-    core.handle(("worker", 0), Bye(stays=True), 1.0)
+    def stays():
+        core = started()
+        core.handle(("worker", 0), Bye(stays=True), 1.0)
+        return core
+
+    said = "worker 0 has finished and will not reach it"
+    assert reason(stays().handle(("worker", 1), Barrier("a"), 1.0)).endswith(said)
+    core = stays()
     for second in range(2, 10):
         assert core.tick(float(second)) == []
         beats(core, float(second), without=[("worker", 0)])
     assert "worker 0 on h0 missed heartbeats for 9 s" in reason(core.tick(10.0))
-    core, _ = started()
-    core.handle(("worker", 0), Bye(stays=True), 1.0)
-    assert "worker 0 on h0 was lost" in reason(core.lost(("worker", 0), "end of stream", 1.5))
-    core, _ = started()
-    core.handle(("worker", 0), Bye(stays=True), 1.0)
+    assert "worker 0 on h0 was lost" in reason(stays().lost(("worker", 0), "end of stream", 1.5))
+    core = stays()
     core.handle(("worker", 0), Bye(), 1.0)
     assert core.lost(("worker", 0), "end of stream", 1.5) == []
-    core, _ = started()
-    core.handle(("worker", 0), Bye(stays=True), 1.0)
-    assert core.handle(("worker", 1), Bye(), 1.0)[-1] == Finish(), "its own worker has finished"
+    assert stays().handle(("worker", 1), Bye(), 1.0)[-1] == Finish(), "its own worker has finished"
 
 
 @pytest.mark.parametrize("seeds", seed_ranges(3_000, 20_000, 200_000))
@@ -373,7 +298,7 @@ def test_the_first_lost_link_or_the_end_of_its_process_is_named_whatever_follows
 
 def after_a_cut(chance):
     """The core, with `allowed`, what it may say, and what it says: (reason, seconds after the report)."""
-    core, _ = started(4, 2)
+    core = started(4, 2)
     core.tick(1.0)
     ends, now = [("worker", 2), ("server", 1)], 1.0
     own, peer = chance.sample(ends, 2)

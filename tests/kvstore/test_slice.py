@@ -7,7 +7,7 @@ import pytest
 
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.server import optimizer_state
-from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
+from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.carrying_out import push, run
@@ -161,16 +161,6 @@ def test_without_times_an_asynchronous_value_reports_none(leaves):
     assert (reply.waited, reply.worked, reply.priority) == (0.0, 0.0, 0)
 
 
-def test_a_worker_too_many_rounds_ahead_is_refused():
-    core = core_of(2)
-    for clock in range(1, MAX_LAG + 1):
-        push(core, 0, 0, clock, [1] * 5)
-    with pytest.raises(Rejected, match=f"worker 0 has pushed key 0 {MAX_LAG} times more often than other workers"):
-        push(core, 0, 0, MAX_LAG + 1, [1] * 5)
-    push(core, 1, 0, 1, [1] * 5)
-    push(core, 0, 0, MAX_LAG + 1, [1] * 5)
-
-
 def test_a_push_of_another_type_is_named():
     core, number = core_of(1, compression=FP16), codec.make(FP16).number
     with pytest.raises(Rejected, match=f"20 bytes of float32 for key 0 slice 0, expected 10 bytes of comp.* {number}"):
@@ -178,28 +168,6 @@ def test_a_push_of_another_type_is_named():
     for dtype, name in ((1, "float64"), (2, "compression 2")):
         with pytest.raises(Rejected, match=f"worker 0 sent 10 bytes of {name} for"):
             core.buffer(0, 0, 0, 10, dtype)
-
-
-def test_a_wait_of_exactly_the_limit_is_allowed():
-    core = core_of(2, wait_seconds=60.0)
-    push(core, 0, 0, 1, [1] * 5, now=100.0)
-    assert core.overdue(160.0) == "" and "worker 1" in core.overdue(160.5)
-    core = core_of(2, "dist_ssp", 0.0, make_step=stepping(lambda value, gradient, rate: None), wait_seconds=60.0)
-    push(core, 0, 0, 1, [1] * 5)
-    core.pull(0, 0, 0, 1, 100.0)
-    assert core.overdue(160.0) == "" and "worker 1" in core.overdue(160.5)
-
-
-def test_only_workers_beyond_the_bound_are_waited_for():
-    core = core_of(4, "dist_ssp", 1.0, make_step=stepping(lambda value, gradient, rate: None), wait_seconds=60.0)
-    for worker, clocks in enumerate((3, 2, 1, 0)):
-        for clock in range(1, clocks + 1):
-            push(core, worker, 0, clock, [1] * 5)
-    assert core.pull(0, 0, 0, 3, 0.0) == []
-    said = "worker 0 has waited 61 s at clock 3 of key 'w' slice 0 for worker 2, 3 (DMLTRAIN_WAIT_TIMEOUT)"
-    assert core.overdue(61.0) == said
-    core.finish(3)
-    assert core.overdue(61.0) == said.replace("2, 3", "2")
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
