@@ -22,7 +22,6 @@ from mxnet.gluon.model_zoo import vision  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 LARGE = (3, 224, 224)
-BOTTLENECK = (64, 256, 512, 1024, 2048)  # channels of the stem and of each stage
 
 
 def shapes(block, image):
@@ -31,35 +30,28 @@ def shapes(block, image):
     return Counter(each.shape for each in block.collect_params().values() if each.grad_req != "null")
 
 
-def compare(network, block, shortcut):
-    """`shortcut`: channels of the 1x1 shortcut that only our first unit has, 0 where both have it."""
+def imagenet(depth):
+    if depth < 200:
+        return vision.get_resnet(2, depth, classes=1000)
+    units = {200: [3, 24, 36, 3], 269: [3, 30, 48, 8]}[depth]
+    return vision.ResNetV2(vision.BottleneckV2, units, [64, 256, 512, 1024, 2048], classes=1000)
+
+
+def cifar(depth):
+    if depth < 164:
+        return vision.ResNetV2(vision.BasicBlockV2, [(depth - 2) // 6] * 3, [16, 16, 32, 64], 10, True)
+    return vision.ResNetV2(vision.BottleneckV2, [(depth - 2) // 9] * 3, [16, 64, 128, 256], 10, True)
+
+
+SHORTCUTS = {18: 64, 34: 64, 50: 0, 101: 0, 152: 0, 200: 0, 269: 0}  # channels of the 1x1 that only our first unit has
+CASES = [((depth, 1000, LARGE), imagenet, shortcut) for depth, shortcut in SHORTCUTS.items()]
+CASES += [((depth,), cifar, 16 if depth < 164 else 0) for depth in (8, 20, 32, 44, 50, 56, 110, 164, 173)]
+
+
+@pytest.mark.parametrize(("arguments", "zoo", "shortcut"), CASES)
+def test_resnets_are_built_as_in_the_model_zoo(arguments, zoo, shortcut):
+    network = models.create("resnet", *arguments)
     extra = Counter({(3,): 1, **({(shortcut, shortcut, 1, 1): 1} if shortcut else {})})
-    expected = shapes(block, network.input_shape) + extra
+    expected = shapes(zoo(arguments[0]), network.input_shape) + extra
     assert Counter(each.shape for each in network.parameters()) == expected
     assert network.num_parameters == sum(prod(shape) * count for shape, count in expected.items())
-
-
-@pytest.mark.parametrize(("depth", "shortcut"), [(18, 64), (34, 64), (50, 0), (101, 0), (152, 0)])
-def test_imagenet_resnets_equal_the_model_zoos(depth, shortcut):
-    block = vision.get_resnet(2, depth, classes=1000)
-    compare(models.create("resnet", depth, 1000, LARGE), block, shortcut)
-
-
-@pytest.mark.parametrize(("depth", "units"), [(200, [3, 24, 36, 3]), (269, [3, 30, 48, 8])])
-def test_deeper_resnets_are_built_as_in_the_model_zoo(depth, units):
-    block = vision.ResNetV2(vision.BottleneckV2, units, list(BOTTLENECK), classes=1000)
-    compare(models.create("resnet", depth, 1000, LARGE), block, 0)
-
-
-@pytest.mark.parametrize("depth", [8, 20, 32, 44, 50, 56, 110])
-def test_cifar_resnets_are_built_as_in_the_model_zoo(depth):
-    units = [(depth - 2) // 6] * 3
-    block = vision.ResNetV2(vision.BasicBlockV2, units, [16, 16, 32, 64], classes=10, thumbnail=True)
-    compare(models.create("resnet", depth), block, 16)
-
-
-@pytest.mark.parametrize("depth", [164, 173])
-def test_cifar_bottleneck_resnets_are_built_as_in_the_model_zoo(depth):
-    units = [(depth - 2) // 9] * 3
-    block = vision.ResNetV2(vision.BottleneckV2, units, [16, 64, 128, 256], classes=10, thumbnail=True)
-    compare(models.create("resnet", depth), block, 0)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dmltrain import initial, models
-from dmltrain.errors import UserError
 from dmltrain.layers import Conv
 
 LARGE = (3, 64, 64)
@@ -52,23 +51,6 @@ def test_mobilenetv2s_last_convolution_only_grows():
     assert channels(1.0)[-1] == 1280
     assert (channels(0.5)[0], channels(0.5)[-2:]) == (16, [160, 1280])
     assert (channels(1.4)[0], channels(1.4)[-2:]) == (45, [448, 1792])
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "options", "essentials"),
-    [
-        ("mobilenet", LARGE, {"multiplier": 0.3}, ["no multiplier 0.3", "0.25, 0.5, 0.75, 1.0"]),
-        ("mobilenet", (3, 64, 50), {}, ["multiples of 32", "found 64x50"]),
-        ("mobilenetv2", LARGE, {"multiplier": 0.01}, ["multiplier of at least 0.05, found 0.01"]),
-        ("mobilenetv2", LARGE, {"multiplier": float("inf")}, ["found inf"]),
-        ("mlp", (1, 8, 8), {"add_stn": True}, ["network mlp has no option --add-stn", "networks with it: lenet"]),
-    ],
-)
-def test_values_that_a_network_lacks_are_refused(name, shape, options, essentials):
-    with pytest.raises(UserError) as caught:
-        models.create(name, image_shape=shape, **options)
-    for essential in essentials:
-        assert essential in str(caught.value)
 
 
 @pytest.mark.parametrize("name, deviation", [("alexnet", 0.01), ("vgg", (6 / (27 + 9 * 64)) ** 0.5 / 3**0.5)])
