@@ -8,10 +8,7 @@ from dmltrain.errors import UserError
 from dmltrain.mxnet_files import graph
 from tests.mxnet_files.graphs import Written
 
-NODES = [
-    {"op": "null", "name": "data", "inputs": []},
-    {"op": "Flatten", "name": "flat", "inputs": [[0, 0, 0]]},
-]
+NODES = [{"op": "null", "name": "data", "inputs": []}, {"op": "Flatten", "name": "flat", "inputs": [[0, 0, 0]]}]
 
 
 def file(nodes=NODES, heads=((1, 0, 0),)):
@@ -44,23 +41,23 @@ BAD = {
     "no heads": (b'{"nodes": []}', "it has no nodes and heads"),
     "deep": (b"[" * 100_000, "it is nested too deeply"),
     "long number": (b'{"nodes": [' + b"1" * 5000 + b"]}", "Exceeds the limit"),
-    "empty": (file([], []), "it has 0 nodes, expected 1 to 50000"),
-    "too many": (file([0] * 50_001), "it has 50001 nodes, expected 1 to 50000"),
+    "empty": (file([], []), "0 nodes, .* 50000"),
+    "too many": (file([0] * 50_001), "50001 nodes, .* 50000"),
     "no head": (file(heads=()), "it has 0 heads"),
     "too many heads": (file(heads=[[1, 0, 0]] * 3), "it has 3 heads"),
     "a number": (file([1]), "node 0 is not an object"),
     "no op": (file([{"name": "a"}]), "node 0 has no op and name"),
-    "no name": (changed(1, name=""), "node 1 has no op and name of at most 200 characters"),
+    "no name": (changed(1, name=""), "node 1 has no op and name .* 200"),
     "long name": (changed(1, name="a" * 201), "node 1 has no op and name"),
     "inputs": (changed(1, inputs={}), "node 1 'flat': its inputs are not a list"),
     "options": (changed(1, attrs=["a"]), "node 1 'flat': its attrs are not texts"),
     "an option": (changed(1, param={"a": 1}), "node 1 'flat': its param are not texts"),
-    "itself": (changed(1, inputs=[[1, 0, 0]]), "node 1 'flat': an input is node 1, expected 0 to 0"),
+    "itself": (changed(1, inputs=[[1, 0, 0]]), "node 1 'flat': .*node 1, .* 0 to 0"),
     "below": (changed(1, inputs=[[-1, 0, 0]]), "an input is node -1"),
-    "output": (changed(1, inputs=[[0, 1, 0]]), "an input is output 1 of node 0; only first outputs are supported"),
+    "output": (changed(1, inputs=[[0, 1, 0]]), "output 1 of node 0"),
     "triple": (changed(1, inputs=[[0]]), "an input is not .node, output."),
     "texts": (changed(1, inputs=[["0", "0", "0"]]), "an input is not .node, output."),
-    "head": (file(heads=[[2, 0, 0]]), "a head is node 2, expected 0 to 1"),
+    "head": (file(heads=[[2, 0, 0]]), "head is node 2, .* 0 to 1"),
 }
 
 
@@ -68,7 +65,7 @@ BAD = {
 def test_everything_else_is_refused(tmp_path, case):
     content, reason = BAD[case]
     (tmp_path / "m-symbol.json").write_bytes(content)
-    with pytest.raises(UserError, match=f"cannot read the graph in .*m-symbol.json: .*{reason}.*; expected PREFIX-sym"):
+    with pytest.raises(UserError, match=f"m-symbol.json: .*{reason}.*PREFIX-symbol"):
         graph.read(tmp_path / "m-symbol.json")
 
 
@@ -77,5 +74,5 @@ def test_a_missing_and_a_huge_file_are_refused(tmp_path):
         graph.read(tmp_path / "m-symbol.json")
     with (tmp_path / "m-symbol.json").open("wb") as file:
         file.truncate(graph.MAX_BYTES + 1)
-    with pytest.raises(UserError, match="it has 16777217 bytes, the limit is 16777216 bytes"):
+    with pytest.raises(UserError, match="16777217 bytes.* 16777216"):
         graph.read(tmp_path / "m-symbol.json")

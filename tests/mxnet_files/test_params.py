@@ -40,10 +40,8 @@ def mx():
 
 
 def test_every_type_that_mxnet_saves_is_read(mx, tmp_path):
-    saved = {
-        f"arg:{dtype}": mx.nd.array([[0, 1, 2], [3, 4, 5]], dtype=dtype)
-        for dtype in ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
-    }
+    dtypes = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
+    saved = {f"arg:{dtype}": mx.nd.array([[0, 1, 2], [3, 4, 5]], dtype=dtype) for dtype in dtypes}
     saved["aux:one"] = mx.nd.ones((1,))
     mx.nd.save(str(tmp_path / "p"), saved)
     found = params.read((tmp_path / "p").read_bytes())

@@ -22,10 +22,8 @@ OLD = {  # job -> its file, our own network of the same form, accuracy in MXNet
 def images(job, real_data, count):
     """The first images and labels of the validation set, as the job's program prepared them."""
     if job == "lenet":
-        pixels, labels = (
-            gzip.decompress((real_data / "mnist" / f"t10k-{kind}-ubyte.gz").read_bytes())
-            for kind in ("images-idx3", "labels-idx1")
-        )
+        files = (real_data / "mnist" / f"t10k-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
+        pixels, labels = (gzip.decompress(file.read_bytes()) for file in files)
         rows = np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, 1, 28, 28)[:count]
         return rows.astype(np.float32) / 255, np.frombuffer(labels, np.uint8, offset=8)[:count]
     file = real_data / "cifar10" / "test_batch.bin"
@@ -60,8 +58,5 @@ def test_logits_are_mxnets(job, which, mxnet_files, real_data):
 def test_accuracy_is_mxnets(job, count, mxnet_files, real_data):
     module, (x, y) = loaded(job, "graph", mxnet_files), images(job, real_data, count)
     with torch.no_grad():
-        right = sum(
-            int((module(torch.from_numpy(x[at : at + 500])).argmax(1).numpy() == y[at : at + 500]).sum())
-            for at in range(0, count, 500)
-        )
-    assert right / count == pytest.approx(OLD[job][2], abs=0.001)
+        found = [module(part).argmax(1) for part in torch.from_numpy(x).split(500)]
+    assert (torch.cat(found).numpy() == y).mean() == pytest.approx(OLD[job][2], abs=0.001)

@@ -16,13 +16,6 @@ from tests.models.mxnet_graphs import GRAPHS, names_of_a_new_process, table
 from tests.mxnet_files import made
 from tests.mxnet_files.graphs import Written, canonical
 
-ALL = (
-    *("alexnet", "googlenet", "inception-bn", "inception-bn-28", "inception-resnet-v2", "inception-v3", "inception-v4"),
-    *("lenet", "lenet-stn", "mlp", "mobilenet", "mobilenetv2", "resnet-50", "resnet-v1-18", "resnet-v1-20-cifar"),
-    *("resnet-v1-50", "resnext-50", "vgg-11-bn", "vgg-16"),
-)
-
-
 # -- MXNet's own networks ---------------------------------------------------------------------------------------------
 
 
@@ -33,26 +26,20 @@ def of_mxnet(folder, file):
     return rebuild.read(folder / f"{file}-symbol.json", classes, shape), expected
 
 
-@pytest.mark.parametrize("file", ALL)
-def test_arrays_of_mxnets_networks_are_found(mxnet_networks, file):
-    rebuilt, expected = of_mxnet(mxnet_networks, file)
-    network = rebuilt.network
-    assert network.name == file and all(own == other for own, other in rebuilt.names.items())
-    fixed = weights.fixed_gammas(network)
-    assert {each.name: list(each.shape) for each in (*network.parameters(), *fixed)} == expected["arguments"]
-    assert {each.name: list(each.shape) for each in network.auxiliary()} == expected["auxiliary_states"]
-
-
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.file)
-def test_mxnets_networks_are_ours(mxnet_networks, graph):
+def test_mxnets_networks_are_rebuilt_and_are_ours(mxnet_networks, graph):
     """The same layers in the same places: dmltrain/models is held against MXNet's own execution elsewhere."""
-    found = of_mxnet(mxnet_networks, graph.file)[0].network
-    expected = table(mxnet_networks, graph.file)
+    rebuilt, expected = of_mxnet(mxnet_networks, graph.file)
+    found = rebuilt.network
+    assert found.name == graph.file and all(own == other for own, other in rebuilt.names.items())
+    fixed = weights.fixed_gammas(found)
+    assert {each.name: list(each.shape) for each in (*found.parameters(), *fixed)} == expected["arguments"]
+    assert {each.name: list(each.shape) for each in found.auxiliary()} == expected["auxiliary_states"]
     ours = graph.ours(found.num_classes, found.input_shape)
     assert canonical(found.root) == canonical(ours.root)
     names = names_of_a_new_process(each.name for each in found.parameters())
     assert list(names.values()) == [each.name for each in ours.parameters()]
-    assert set(names.values()) <= expected["arguments"].keys()
+    assert set(names.values()) <= table(mxnet_networks, graph.file)["arguments"].keys()
     multipliers = [[(each.lr_mult, each.wd_mult) for each in which.parameters()] for which in (found, ours)]
     assert multipliers[0] == multipliers[1]
 
@@ -179,69 +166,54 @@ def convolved(**options):
 
 
 AFFINE = Written().convolution("a", "data", 1).dense("loc", "data", 6)
+FLAT = Written().node("Flatten", "f", "data").node("Pooling", "p", "f", kernel="(1, 1)", global_pool="1")
+UNEQUAL = Written().convolution("a", "data", 2).node("broadcast_add", "s", "a", "data")
+OTHER = Written().convolution("a", "data", 3).node("elemwise_add", "s", "a", "other")
+
+
+def rule(**attributes):
+    return Written().dense("fc", "data", 10).attributes("fc_weight", **attributes)
+
+
 REFUSED = {
-    "operator": (one("Deconvolution"), r"node 'it' \(Deconvolution\): this operator is not supported; supported: Act"),
-    "activation": (one("Activation", act_type="sigmoid"), "act_type=sigmoid is not supported; supported: relu, tanh"),
-    "no activation": (one("Activation"), "act_type=nothing is not supported; supported: relu, tanh"),
-    "dilated": (convolved(dilate="(2, 2)"), r"node 'it' .*: dilate=\(2,2\) is not supported; supported: \(1,1\)"),
-    "layout": (convolved(layout="NHWC"), "layout=NHWC is not supported; supported: NCHW"),
-    "one dimension": (convolved(kernel="(3,)"), r"kernel is \(3,\), expected \(height, width\)"),
-    "no kernel": (convolved(kernel=""), r"kernel is missing, expected \(height, width\)"),
-    "no number": (convolved(num_group="two"), "num_group is two, expected an integer"),
-    "no channels": (convolved(num_filter="None"), "num_filter is missing, expected an integer"),
-    "flag": (convolved(no_bias="maybe"), "no_bias=maybe is not supported; supported: True, False"),
-    "unknown option": (convolved(precision="high"), "option precision=high is not supported"),
-    "sum": (pooled(pool_type="sum"), "pool_type=sum is not supported; supported: max, avg"),
-    "same": (pooled(pooling_convention="same"), "pooling_convention=same is not supported; supported: valid, full"),
-    "too large": (pooled(kernel="(9, 9)"), r"node 'pool' \(Pooling\): .*kernel 9x9 is larger than the input 3x8x8"),
-    "global of flat": (
-        Written().node("Flatten", "f", "data").node("Pooling", "p", "f", kernel="(1, 1)", global_pool="1"),
-        "node 'p' .*its input is not an image",
-    ),
-    "statistics": (Written().norm("bn", "data", use_global_stats="True"), "use_global_stats=True is not supported"),
-    "axis": (one("Concat", "data", dim="2"), "dim=2 is not supported; supported: 1"),
-    "always": (one("Dropout", mode="always"), "mode=always is not supported; supported: training"),
-    "shape": (one("Reshape", shape="(0, 5)"), r"shape=\(0,5\) is not supported; supported: \(0,-1\)"),
-    "integers": (one("Cast", dtype="int8"), "dtype=int8 is not supported"),
-    "zero": (one("_div_scalar", scalar="0"), "it divides by zero"),
-    "flatten": (Written().dense("fc", "data", 10, flatten="False"), "flatten=False is supported for flat inputs only"),
-    "shapes": (
-        Written().convolution("a", "data", 2).node("broadcast_add", "s", "a", "data"),
-        "node 's' .*branches have different shapes",
-    ),
-    "no input": (Written().node("relu", "r"), "node 'r' .*it has no input"),
-    "arrays": (one("Convolution", "w", kernel="(1, 1)"), "it has 1 arrays, expected 2: weight, bias"),
-    "no statistics": (
-        Written().norm("bn", "data", kinds=("gamma", "beta")),
-        "it has 2 arrays, expected 4: gamma",
-    ),
-    "shared weight": (twice(("w", "b"), ("w", "c")), "node 'two' .*it shares its array 'w' with another node"),
-    "computed weight": (twice(("w", "b"), ("one", "c")), "its input 'one' is computed, expected a learned array"),
-    "second input": (
-        Written().convolution("a", "data", 3).node("elemwise_add", "s", "a", "other"),
-        "node 's' .*its input 'other' is a second input of the network",
-    ),
-    "crossing": (made.crossing(), r"node 'end' .*it shares node 'a' \(Convolution\) with another branch"),
-    "not neighbours": (made.not_neighbours(), r"node 'end' .*it shares node 'stem' \(Convolution\) with another"),
-    "nested": (made.nested(51), "it is the end of more than 50 branches inside of branches"),
-    "transformer": (
-        AFFINE.node("SpatialTransformer", "s", "a", "loc", target_shape="(2, 2)"),
-        "its first input must be what the others are computed from",
-    ),
-    "wrong multiplier": (
-        Written().dense("fc", "data", 10).attributes("fc_weight", __lr_mult__="much"),
-        "its input 'fc_weight': could not convert",
-    ),
-    "negative multiplier": (
-        Written().dense("fc", "data", 10).attributes("fc_weight", __wd_mult__="-1"),
-        "its input 'fc_weight': wd_mult must be a number from 0",
-    ),
-    "classes": (Written().dense("fc", "data", 11), r"output is 11, expected \(10,\), one logit per class"),
-    "no layer": (one("SoftmaxOutput"), "its output, node 'it' .*is computed from no layer"),
-    "nothing": (
-        Written().node("SoftmaxOutput", "softmax"),
-        r"its output, node 'softmax' \(SoftmaxOutput\), is computed from no layer",
-    ),
+    "operator": (one("Deconvolution"), r"node 'it' \(Deconvolution\): .*; supported: Act"),
+    "activation": (one("Activation", act_type="sigmoid"), "act_type=sigmoid .*: relu, tanh"),
+    "no activation": (one("Activation"), "act_type=nothing .*: relu, tanh"),
+    "dilated": (convolved(dilate="(2, 2)"), r"node 'it' .*: dilate=\(2,2\) .*: \(1,1\)"),
+    "layout": (convolved(layout="NHWC"), "layout=NHWC .*: NCHW"),
+    "one dimension": (convolved(kernel="(3,)"), r"kernel is \(3,\)"),
+    "no kernel": (convolved(kernel=""), "kernel is missing"),
+    "no number": (convolved(num_group="two"), "num_group is two"),
+    "no channels": (convolved(num_filter="None"), "num_filter is missing"),
+    "flag": (convolved(no_bias="maybe"), "no_bias=maybe .*: True, False"),
+    "unknown option": (convolved(precision="high"), "precision=high"),
+    "sum": (pooled(pool_type="sum"), "pool_type=sum .*: max, avg"),
+    "same": (pooled(pooling_convention="same"), "pooling_convention=same .*: valid, full"),
+    "too large": (pooled(kernel="(9, 9)"), r"node 'pool' \(Pooling\): .*kernel 9x9 .* input 3x8x8"),
+    "global of flat": (FLAT, "node 'p' .*is not an image"),
+    "statistics": (Written().norm("bn", "data", use_global_stats="True"), "use_global_stats=True"),
+    "axis": (one("Concat", "data", dim="2"), "dim=2 .*: 1"),
+    "always": (one("Dropout", mode="always"), "mode=always .*: training"),
+    "shape": (one("Reshape", shape="(0, 5)"), r"shape=\(0,5\) .*: \(0,-1\)"),
+    "integers": (one("Cast", dtype="int8"), "dtype=int8"),
+    "zero": (one("_div_scalar", scalar="0"), "divides by zero"),
+    "flatten": (Written().dense("fc", "data", 10, flatten="False"), "flatten=False .*flat inputs"),
+    "shapes": (UNEQUAL, "node 's' .*different shapes"),
+    "no input": (Written().node("relu", "r"), "node 'r' .*no input"),
+    "arrays": (one("Convolution", "w", kernel="(1, 1)"), "1 arrays, expected 2: weight, bias"),
+    "no statistics": (Written().norm("bn", "data", kinds=("gamma", "beta")), "2 arrays, expected 4: gamma"),
+    "shared weight": (twice(("w", "b"), ("w", "c")), "node 'two' .*shares its array 'w'"),
+    "computed weight": (twice(("w", "b"), ("one", "c")), "'one' is computed"),
+    "second input": (OTHER, "node 's' .*'other' is a second input"),
+    "crossing": (made.crossing(), r"node 'end' .*shares node 'a' \(Convolution\)"),
+    "not neighbours": (made.not_neighbours(), r"node 'end' .*shares node 'stem' \(Convolution\)"),
+    "nested": (made.nested(51), "more than 50 branches"),
+    "transformer": (AFFINE.node("SpatialTransformer", "s", "a", "loc", target_shape="(2, 2)"), "its first input"),
+    "wrong multiplier": (rule(__lr_mult__="much"), "'fc_weight': could not convert"),
+    "negative multiplier": (rule(__wd_mult__="-1"), "'fc_weight': wd_mult"),
+    "classes": (Written().dense("fc", "data", 11), r"output is 11, expected \(10,\)"),
+    "no layer": (one("SoftmaxOutput"), "its output, node 'it' .*no layer"),
+    "nothing": (Written().node("SoftmaxOutput", "softmax"), r"its output, node 'softmax' \(SoftmaxOutput\).*no layer"),
 }
 
 
@@ -252,39 +224,27 @@ def test_the_first_node_that_cannot_be_said_is_named(case):
         graph.rebuilt()
 
 
-def test_only_the_first_of_several_is_named():
-    with pytest.raises(NotSupported, match="node 'first'"):
-        Written().node("Deconvolution", "first", "data").node("Crop", "second", "first").rebuilt()
-
-
-def test_the_error_names_the_file_and_what_to_do(tmp_path):
+def test_the_error_names_the_file_the_first_of_several_nodes_and_what_to_do(tmp_path):
     path = tmp_path / "m-symbol.json"
-    path.write_bytes(Written().node("Crop", "c", "data").content())
+    path.write_bytes(Written().node("Crop", "first", "data").node("Deconvolution", "second", "first").content())
     with pytest.raises(UserError) as caught:
         rebuild.read(path, 10, (3, 8, 8))
-    for essential in (
-        f"cannot rebuild the network in {path}",
-        "node 'c' (Crop)",
-        "Activation",
-        "under dmltrain-launch",
-    ):
+    for essential in (str(path), "node 'first' (Crop)", "Activation", "dmltrain-launch"):
         assert essential in str(caught.value)
 
 
 def test_images_and_classes_that_do_not_fit_are_an_error_of_their_own(tmp_path):
     path = tmp_path / "m-symbol.json"
     path.write_bytes(pooled(kernel="(3, 3)").content())
-    with pytest.raises(
-        UserError, match=r"does not fit this data set, with images of 3x2x2 .* and 10 classes: node 'poo"
-    ):
+    with pytest.raises(UserError, match="not fit this data set, .*images of 3x2x2 .* 10 classes: node 'pool'"):
         rebuild.read(path, 10, (3, 2, 2))
-    with pytest.raises(UserError, match="does not fit this data set, .* and 9 classes: network m: output is 10, exp"):
+    with pytest.raises(UserError, match="not fit this data set, .* 9 classes: .*output is 10"):
         rebuild.read(path, 9, (3, 8, 8))
 
 
 def test_several_outputs_are_refused():
     content = Written().dense("one", "data", 10).dense("two", "data", 10).content("one", "two")
-    with pytest.raises(NotSupported, match=r"it has 2 outputs: node 'one' \(FullyConnected\), node 'two'"):
+    with pytest.raises(NotSupported, match=r"2 outputs: node 'one' \(FullyConnected\), node 'two'"):
         rebuild.rebuild(graph.parse(content), "net", 10, (3, 8, 8))
 
 
@@ -292,13 +252,10 @@ def test_without_a_number_of_classes_the_network_has_its_own():
     assert Written().dense("fc", "data", 7).rebuilt(num_classes=None).network.num_classes == 7
 
 
-def test_branches_inside_of_branches_are_rebuilt_up_to_a_depth():
+def test_a_deep_and_a_long_network_are_rebuilt_and_a_tangled_one_refused_in_limited_time():
     assert made.nested(50).rebuilt().network.num_parameters == 3 * 64 * 10 + 10
-
-
-def test_a_long_network_is_rebuilt_and_a_tangled_one_refused_in_limited_time():
     start = time.process_time()
     assert made.long(1000).rebuilt().network.num_parameters == 1930
-    with pytest.raises(NotSupported, match="node 'end' .*the graph has too many branches around"):
+    with pytest.raises(NotSupported, match="node 'end' .*too many branches"):
         made.tangled(3000).rebuilt()
     assert time.process_time() - start < 20

@@ -42,29 +42,18 @@ def test_what_does_not_fit_is_named_with_the_options_that_may_be_wrong():
     del found["conv_bias"]
     with pytest.raises(UserError) as caught:
         weights.fitting(SOURCE, found, NETWORK)
-    text = str(caught.value)
-    assert text.startswith(f"the weights in {SOURCE} belong to another network than net: 1 array is missing: conv_bias")
     shapes = "2 arrays are of another shape: fc_weight (expected 3x8, found 10x8), fc_bias (expected 3, found a number)"
-    for essential in (
-        shapes,
-        "1 array is not of this network: other_weight.",
-        "--num-layers",
-        "--network runs/old-symbol.json",
-    ):
-        assert essential in text
-
-
-def test_a_long_list_is_cut():
-    with pytest.raises(
-        UserError, match="11 arrays are missing: conv_weight, conv_bias, fixed_beta, free_gamma and 7 more[.]"
-    ):
+    facts = (f"in {SOURCE} ", "than net: ", "1 array is missing: conv_bias", shapes, "other_weight.")
+    for fact in (*facts, "--num-layers", "--network runs/old-symbol.json"):
+        assert fact in str(caught.value)
+    with pytest.raises(UserError, match="11 .*: conv_weight, conv_bias, fixed_beta, free_gamma and 7 more[.]"):
         weights.fitting(SOURCE, {}, NETWORK)
 
 
 def test_kinds_are_removed_and_names_stay_unique():
     assert set(weights.read(SOURCE, file(array(V2), array(V2), names=(b"arg:a", b"aux:b")))) == {"a", "b"}
     assert set(weights.read(SOURCE, file(array(V2), names=(b"arg:aux:a",)))) == {"aux:a"}
-    with pytest.raises(UserError, match="two arrays of the name a; expected a file from MXNet"):
+    with pytest.raises(UserError, match="two arrays of the name a"):
         weights.read(SOURCE, file(array(V2), array(V2), names=(b"arg:a", b"a")))
 
 
@@ -72,11 +61,7 @@ def test_files_that_hold_no_named_weights_are_refused(tmp_path):
     (tmp_path / "noise").write_bytes(b"noise" * 100)
     (tmp_path / "list").write_bytes(file(array(V2), names=()))
     (tmp_path / "pickle").write_bytes(pickle.dumps({"arg:fc_weight": np.zeros(3)}))
-    for name, essential in (
-        ("noise", "it does not start as a file of arrays"),
-        ("list", "its arrays have no names"),
-        ("pickle", "it does not start as a file of arrays"),
-        ("missing", "No such file"),
-    ):
-        with pytest.raises(UserError, match=f"cannot read the weights in .*{name}: {essential}"):
+    start = "does not start as"
+    for name, fact in {"noise": start, "list": "no names", "pickle": start, "missing": "No such file"}.items():
+        with pytest.raises(UserError, match=f"{name}: .*{fact}"):
             weights.read(tmp_path / name)
