@@ -20,16 +20,19 @@ def stepped(spec, *gradients, key=0, rate=-1.0, value=1.0):
 
 
 @pytest.mark.parametrize(
-    "rescale, expected", [({}, 0.5), ({"rescale": 1.0}, 0.5), ({"rescale": 0.5}, 0.75), ({"rescale": 2}, 0.0)]
+    "spec, rate, expected",
+    [
+        ({"lr": 0.5}, -1.0, 0.5),  # a negative rate means none: that of the spec counts
+        ({"lr": 0.5}, 0.0, 1.0),
+        ({"lr": 0.5}, 0.25, 0.75),
+        ({}, -1.0, 1.0),  # without a learning rate nothing changes
+        ({"lr": 0.5, "rescale": 1.0}, -1.0, 0.5),
+        ({"lr": 0.5, "rescale": 0.5}, -1.0, 0.75),
+        ({"lr": 0.5, "rescale": 2}, -1.0, 0.0),
+    ],
 )
-def test_every_gradient_is_rescaled(rescale, expected):
-    assert stepped({"name": "sgd", "lr": 0.5, **rescale}, 1.0) == [expected] * 3
-
-
-@pytest.mark.parametrize("rate, expected", [(-1.0, 0.5), (0.0, 1.0), (0.25, 0.75)])
-def test_a_pushs_rate_counts_from_zero_on(rate, expected):
-    """A negative rate means none: that of the spec counts."""
-    assert stepped({"name": "sgd", "lr": 0.5}, 1.0, rate=rate) == [expected] * 3
+def test_a_step_has_the_rate_of_its_push_or_of_its_spec_and_rescales_each_gradient(spec, rate, expected):
+    assert stepped({"name": "sgd", **spec}, 1.0, rate=rate) == [expected] * 3
 
 
 def test_a_learning_rate_holds_until_the_next_one():
@@ -38,10 +41,7 @@ def test_a_learning_rate_holds_until_the_next_one():
     for rate in (0.25, -1.0):
         step(values, np.ones(3, np.float32), rate)
     assert values.tolist() == [0.5] * 3
-
-
-def test_without_a_learning_rate_nothing_changes():
-    assert stepped({"name": "sgd"}, 1.0) == [1.0] * 3
+    assert step.state() == {}, "a plain optimizer has none"
 
 
 def test_options_of_a_key_override_those_of_all_keys():
@@ -88,25 +88,18 @@ def test_a_state_that_is_loaded_continues_bit_for_bit(name):
     assert whole.tobytes() == values.tobytes()
 
 
-def test_a_plain_optimizer_has_no_state():
-    values = np.ones(3, np.float32)
-    step = Step({"name": "sgd", "lr": 0.1}, 0, values)
-    step(values, np.ones(3, np.float32), -1.0)
-    assert step.state() == {}
-
-
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ({"name": "sgdm"}, f"unknown optimizer 'sgdm': servers have {', '.join(BY_CLASS)}"),
+        ({"name": "sgdm"}, f"'sgdm'.*{', '.join(BY_CLASS)}"),
         ({}, "unknown optimizer ''"),
-        ({"name": "sgd", "beta": 1}, "optimizer sgd takes lr, momentum, .*; not 'beta'"),
-        ({"name": "sgd", "lr": "fast"}, "optimizer option lr='fast': expected a finite number"),
-        ({"name": "sgd", "rescale": None}, "optimizer option rescale=None: expected a finite number"),
-        ({"name": "sgd", "lr": float("nan")}, "optimizer option lr=nan: expected a finite number"),
-        ({"name": "sgd", "momentum": 10**400}, "optimizer option momentum=10+: expected a finite number"),
-        ({"name": "adam", "betas": [0.9, float("inf")]}, "optimizer option betas=inf: expected a finite number"),
-        ({"name": "adam", "betas": [0.9, "x"]}, "optimizer option betas='x': expected a finite number"),
+        ({"name": "sgd", "beta": 1}, "lr, momentum, .*'beta'"),
+        ({"name": "sgd", "lr": "fast"}, "lr='fast'"),
+        ({"name": "sgd", "rescale": None}, "rescale=None"),
+        ({"name": "sgd", "lr": float("nan")}, "lr=nan"),
+        ({"name": "sgd", "momentum": 10**400}, "momentum=10+"),
+        ({"name": "adam", "betas": [0.9, float("inf")]}, "betas=inf"),
+        ({"name": "adam", "betas": [0.9, "x"]}, "betas='x'"),
     ],
 )
 def test_an_invalid_spec_is_refused_with_its_name(spec, message):
@@ -116,9 +109,8 @@ def test_an_invalid_spec_is_refused_with_its_name(spec, message):
 
 def test_lists_of_numbers_are_accepted():
     """Betas come as a list through JSON."""
-    assert stepped({"name": "adam", "lr": 0.1, "betas": [0.5, 0.5]}, 1.0, -1.0) != stepped(
-        {"name": "adam", "lr": 0.1}, 1.0, -1.0
-    )
+    usual = {"name": "adam", "lr": 0.1}
+    assert stepped({**usual, "betas": [0.5, 0.5]}, 1.0, -1.0) != stepped(usual, 1.0, -1.0)
 
 
 def test_a_spec_is_json_and_makes_the_same_steps_as_its_optimizer():
@@ -126,6 +118,7 @@ def test_a_spec_is_json_and_makes_the_same_steps_as_its_optimizer():
     inner = torch.optim.SGD([weight], lr=0.5, momentum=0.9, weight_decay=0.1)
     spec = make_spec(inner, {4: inner.param_groups[0]}, 0.5)
     assert spec["name"] == "sgd" and spec["rescale"] == 0.5
+    assert "rate_in_momentum" not in spec["keys"]["4"], "scripts have torch's momentum"
     assert json.loads(json.dumps(spec)) == spec and "params" not in spec["keys"]["4"]
     values = np.ones(3, np.float32)
     step = Step(spec, 4, values)
@@ -136,10 +129,14 @@ def test_a_spec_is_json_and_makes_the_same_steps_as_its_optimizer():
     np.testing.assert_allclose(values, weight.detach().numpy(), rtol=1e-6)
 
 
-def test_an_optimizer_that_servers_lack_is_named():
-    inner = torch.optim.RAdam([torch.nn.Parameter(torch.ones(3))])
-    with pytest.raises(UserError, match="optimizer RAdam cannot run on the servers, which have sgd, .*or dist_sync"):
-        make_spec(inner, {}, 1.0)
+class SGD(torch.optim.SGD):
+    """A program's own class of a name that servers have."""
+
+
+@pytest.mark.parametrize("kind", [torch.optim.RAdam, SGD])
+def test_an_optimizer_that_servers_lack_is_named(kind):
+    with pytest.raises(UserError, match=f"{kind.__name__} cannot run.* sgd, .*dist_sync"):
+        make_spec(kind([torch.nn.Parameter(torch.ones(3))], lr=0.1), {}, 1.0)
 
 
 LEFT_TO_SERVERS = {"foreach", "capturable", "differentiable", "fused"}  # how, not what
@@ -205,17 +202,3 @@ def test_a_state_of_04_has_no_rate_and_its_momentum_stays_as_it_is():
     step = Step(FOLLOWING, 0, np.ones(2, np.float32))
     step.load({"momentum_buffer": np.full(2, 4.0, np.float32)})
     assert moved([(0.5, 0.0), (0.25, 0.0)], step)[0] == [0.0, -0.5]  # 1 - 0.5 * 2, and half as far again
-
-
-def test_scripts_have_torchs_momentum():
-    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1, momentum=0.9)
-    assert "rate_in_momentum" not in make_spec(inner, {0: inner.param_groups[0]}, 1.0)["keys"]["0"]
-
-
-class SGD(torch.optim.SGD):
-    """A program's own class of a name that servers have."""
-
-
-def test_a_class_of_the_same_name_is_no_optimizer_of_the_servers():
-    with pytest.raises(UserError, match="optimizer SGD cannot run on the servers"):
-        make_spec(SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1), {}, 1.0)
