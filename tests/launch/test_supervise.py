@@ -24,12 +24,23 @@ HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
 
 
+JOB = Job("name", "mark", ("true",), 2, 2, "/", ())
+
+
+def begun(*events, job: Job = JOB, hosts: list[Host] = HOSTS, check: bool = False, **limits: float) -> Supervisor:
+    """A supervisor at the time 0 that has heard of these events."""
+    supervisor = Supervisor(job, hosts, Limits(**limits), check=check)
+    supervisor.begin("key", None, 0.0)
+    for event in events:
+        supervisor.handle(event, 0.0)
+    return supervisor
+
+
 class Clock:
     """A supervisor in the middle of its job, and the time."""
 
     def __init__(self, started: int = 5, **limits: float):
-        self.job = Job("name", "mark", ("true",), 2, 2, "/", ())
-        self.supervisor = Supervisor(self.job, HOSTS, Limits(**limits))
+        self.supervisor = Supervisor(JOB, HOSTS, Limits(**limits))
         self.now = 0.0
         self.connect = self.supervisor.begin("the key", "/logs", self.now, "the certificate")
         self.first = self.say(Connected("a"), Connected("b"))
@@ -39,17 +50,19 @@ class Clock:
         self.reach = self.say(Bound("b", {"reach": 9003}))
         self.say(Reached("a", {"b": {"ms": 0.1}}))
         self.start = self.say(Reached("b", {"a": {"ms": 0.1}}))
-        for task in range(started):
-            self.say(Started("a", task, 100 + task))
+        self.say(*(Started("a", task, 100 + task) for task in range(started)))
 
     def say(self, *events) -> list:
-        actions = []
-        for event in events:
-            actions += self.supervisor.handle(event, self.now)
-        return actions
+        return [action for event in events for action in self.supervisor.handle(event, self.now)]
 
     def exit(self, task: int, code: int) -> list:
         return self.say(Exited("a", task, code))
+
+    def done(self, *tasks: int) -> list:
+        """What the last of these successful ends leads to: the others lead to nothing."""
+        *others, last = [self.exit(task, 0) for task in tasks]
+        assert not any(others)
+        return last
 
     def tick_at(self, seconds: float) -> list:
         """The launcher wakes at that time, asked for or not."""
@@ -59,12 +72,11 @@ class Clock:
     def tick(self) -> list:
         """The time that the supervisor asked for has come."""
         assert self.supervisor.deadline < math.inf, "nothing is due"
-        self.now = self.supervisor.deadline
-        return self.say(Tick())
+        return self.tick_at(self.supervisor.deadline)
 
-    def end(self) -> Supervisor:
+    def end(self, code: int) -> Supervisor:
         self.say(Ended("a", ()), Ended("b", ()))
-        assert self.supervisor.over
+        assert self.supervisor.over and self.supervisor.exit_code == code
         return self.supervisor
 
 
@@ -94,9 +106,7 @@ def test_the_first_failure_decides():
     assert clock.exit(SERVER_1, -11) == STOP
     assert clock.exit(WORKER_0, 1) == []
     assert clock.exit(WORKER_1, -15) == []
-    supervisor = clock.end()
-    assert supervisor.exit_code == 139
-    assert supervisor.cause.text == "server 1 (pid 102 on b) was killed by SIGSEGV"
+    assert clock.end(139).cause.text == "server 1 (pid 102 on b) was killed by SIGSEGV"
 
 
 def test_a_lost_peer_yields_to_a_failure_soon_after():
@@ -104,9 +114,7 @@ def test_a_lost_peer_yields_to_a_failure_soon_after():
     assert clock.exit(WORKER_0, 75) == []
     assert clock.tick_at(0.5) == []
     assert clock.exit(SERVER_0, -9) == STOP
-    supervisor = clock.end()
-    assert supervisor.exit_code == 137
-    lines = report.failure(supervisor, lambda task: ["last"], "logs")
+    lines = report.failure(clock.end(137), lambda task: ["last"], "logs")
     assert lines[0] == "server 0 (pid 101 on a) was killed by SIGKILL"
     assert lines[3].startswith("before that, worker 0 (pid 103 on a) exited with code 75")
 
@@ -117,15 +125,11 @@ def test_a_lost_peer_alone_is_the_cause():
     assert clock.tick_at(0.5) == [], "the process that was lost may yet be reported"
     assert clock.exit(WORKER_1, 75) == []
     assert clock.tick_at(1.5) == STOP
-    assert clock.end().exit_code == 75
-    assert clock.supervisor.cause.process.task.rank == 0, "the first"
-
-
-def test_the_job_ends_at_once_if_all_have_lost_a_peer():
+    assert clock.end(75).cause.process.task.rank == 0, "the first"
     clock = Clock()
     for task in range(4):
         assert clock.exit(task, 75) == []
-    assert clock.exit(WORKER_1, 75) == STOP
+    assert clock.exit(WORKER_1, 75) == STOP, "at once if it is true of all"
 
 
 def test_after_the_workers_the_rest_has_a_moment():
@@ -138,47 +142,38 @@ def test_after_the_workers_the_rest_has_a_moment():
     assert clock.exit(SERVER_1, 0) == []
     assert clock.tick_at(0.7) == STOP, "the ends of the servers give the scheduler no more time"
     clock.exit(SCHEDULER, -15)
-    assert clock.end().exit_code == 0
-    assert report.failure(clock.supervisor, lambda task: [], "logs") == []
+    assert report.failure(clock.end(0), lambda task: [], "logs") == []
 
 
 def test_a_server_that_lost_a_peer_fails_the_job_though_the_workers_finish():
     clock = Clock()
     clock.exit(SERVER_0, 75)
-    clock.exit(WORKER_0, 0)
-    clock.exit(WORKER_1, 0)
+    clock.done(WORKER_0, WORKER_1)
     assert clock.tick_at(0.75) == [], "whom it lost may yet be heard of"
     assert clock.tick() == STOP
-    assert clock.end().exit_code == 75
+    clock.end(75)
 
 
-def test_the_job_ends_at_once_if_all_are_done():
+def test_the_job_ends_at_once_if_all_are_done_or_one_fails_while_the_rest_finishes():
     clock = Clock()
-    for task in (WORKER_1, SERVER_0, WORKER_0, SCHEDULER):
-        assert clock.exit(task, 0) == []
-    assert clock.exit(SERVER_1, 0) == STOP
-    assert clock.end().exit_code == 0
-
-
-def test_a_failure_while_the_rest_finishes_counts():
+    assert clock.done(WORKER_1, SERVER_0, WORKER_0, SCHEDULER, SERVER_1) == STOP
+    clock.end(0)
     clock = Clock()
-    clock.exit(WORKER_0, 0)
-    clock.exit(WORKER_1, 0)
+    clock.done(WORKER_0, WORKER_1)
     assert clock.exit(SERVER_0, 4) == STOP
-    assert clock.end().exit_code == 4
+    clock.end(4)
 
 
 def test_stopped_processes_are_named():
     clock = Clock()
     clock.exit(WORKER_0, 3)
     clock.say(Stopped("b", ((104, WORKER_1), (999, WORKER_1), (998, None))))
-    lines = report.failure(clock.end(), lambda task: [], "logs")
+    lines = report.failure(clock.end(3), lambda task: [], "logs")
     assert lines[-3:] == [
         "worker 1 (pid 104 on b) is stopped (SIGSTOP?)",
         "a descendant (pid 999) of worker 1 (pid 104 on b) is stopped (SIGSTOP?)",
         "a process (pid 998 on b) is stopped (SIGSTOP?)",
     ]
-    assert clock.supervisor.exit_code == 3
 
 
 def test_a_lost_agent_is_replaced_once():
@@ -206,12 +201,9 @@ def test_a_slow_host_has_time_for_another_agent():
     assert clock.tick_at(RECONNECT_SECONDS + 5.0) == [] and not clock.supervisor.over, "its time begins now"
     clock.say(Ended("b", ()))
     assert report.last_line(clock.supervisor) == "0 processes left on 2 hosts"
-
-
-def test_a_host_that_is_lost_twice_is_not_known():
     clock = Clock()
     clock.say(Lost("b", "said nothing"), Ended("a", ()), Lost("b", "said nothing"))
-    assert clock.supervisor.over
+    assert clock.supervisor.over, "one that is lost twice is not known"
     assert report.last_line(clock.supervisor) == "0 processes left on 1 host: unknown for b"
 
 
@@ -243,28 +235,25 @@ def test_an_agent_that_is_asked_to_hurry_is_waited_for_no_longer_than_that():
 def test_once_the_end_has_begun_nothing_else_falls_due():
     clock = Clock(timeout=60.0)
     clock.now = 59.9
-    for task in range(5):
-        clock.exit(task, 0)
+    clock.done(*range(5))
     assert clock.tick_at(61.0) == [], "the agents have some seconds to say that nothing is left"
     assert clock.say(OutputFailed("cannot write"), Refused("b", "no", 2)) == [], "they were asked already"
     assert clock.supervisor.deadline > 61.0
-    assert clock.end().exit_code == 125, "the log is not whole"
+    clock.end(125)  # the log is not whole
     clock = Clock(timeout=60.0)
-    clock.exit(WORKER_0, 0)
-    clock.exit(WORKER_1, 0)
+    clock.done(WORKER_0, WORKER_1)
     clock.tick_at(59.9)
     clock.tick_at(61.0)
-    assert clock.end().exit_code == 0
+    clock.end(0)
 
 
 def test_a_process_that_was_stopped_and_kept_the_job_from_its_end_is_the_cause():
     clock = Clock()
-    clock.exit(WORKER_0, 0)
-    clock.exit(WORKER_1, 0)
+    clock.done(WORKER_0, WORKER_1)
     clock.tick()
     clock.say(Stopped("a", ((102, SERVER_1),)))
-    assert clock.end().exit_code == 128 + signal.SIGSTOP
-    assert clock.supervisor.cause.text == "server 1 (pid 102 on b) did not end: it is stopped"
+    cause = clock.end(128 + signal.SIGSTOP).cause
+    assert cause.text == "server 1 (pid 102 on b) did not end: it is stopped"
 
 
 def test_the_record_has_how_each_process_ended_and_whether_the_launcher_ended_it():
@@ -274,13 +263,8 @@ def test_the_record_has_how_each_process_ended_and_whether_the_launcher_ended_it
     clock.exit(WORKER_0, -signal.SIGTERM)
     rows = report.record(clock.supervisor, "0", Options(), 0.0, None)["processes"]
     told = [(row["exit_code"], row["signal"], row["ended_by_launcher"]) for row in rows]
-    assert told == [
-        (None, None, False),
-        (0, None, False),
-        (None, None, False),
-        (143, "SIGTERM", True),
-        (139, "SIGSEGV", False),
-    ]
+    still, segv = (None, None, False), (139, "SIGSEGV", False)
+    assert told == [still, (0, None, False), still, (143, "SIGTERM", True), segv]
 
 
 def test_a_long_line_is_cut_in_the_report_of_a_failure():
@@ -293,18 +277,21 @@ def test_a_long_line_is_cut_in_the_report_of_a_failure():
 
 def test_what_is_left_is_an_error():
     clock = Clock()
-    for task in range(5):
-        clock.exit(task, 0)
+    clock.done(*range(5))
     clock.say(Ended("a", (7, 8)), Ended("b", ()))
     assert clock.supervisor.exit_code == 125
     assert report.last_line(clock.supervisor) == "2 processes left on 2 hosts: pid 7 on a, pid 8 on a"
 
 
-def test_interruptions():
+def test_interruptions_a_refusal_and_a_full_disk():
     clock = Clock()
     assert clock.say(Interrupted(2)) == STOP
     assert clock.say(Interrupted(15)) == [Send(host, Stop(0.0)) for host in "ab"]
-    assert clock.end().exit_code == 130
+    clock.end(130)
+    for event, code in ((Refused("b", "program x not found", 127), 127), (OutputFailed("cannot write"), 125)):
+        clock = Clock()
+        assert clock.say(event) == STOP
+        clock.end(code)
 
 
 def test_the_time_is_up():
@@ -312,52 +299,28 @@ def test_the_time_is_up():
     clock.exit(SERVER_0, 0)
     assert clock.tick_at(59.0) == []
     assert clock.tick() == [Send(host, Stop(5.0, dump=True)) for host in "ab"]
-    assert clock.end().exit_code == 124
-    assert "server 0" not in clock.supervisor.cause.text
-    assert "worker 0 (pid 103 on a), worker 1 (pid 104 on b)" in clock.supervisor.cause.text
+    text = clock.end(124).cause.text
+    assert "server 0" not in text and "worker 0 (pid 103 on a), worker 1 (pid 104 on b)" in text
 
 
-def test_a_refusal_and_a_full_disk():
-    for event, code in ((Refused("b", "program x not found", 127), 127), (OutputFailed("cannot write"), 125)):
-        clock = Clock()
-        assert clock.say(event) == STOP
-        assert clock.end().exit_code == code
+HALF = (Connected("a"), Connected("b"), Ready("a", 10, 4))  # both hosts are connected, one of them is ready
 
 
-def before_the_start(**limits: float) -> Supervisor:
-    """Both hosts connected, one of them ready."""
-    supervisor = Supervisor(Clock().job, HOSTS, Limits(**limits))
-    supervisor.begin("key", None, 0.0)
-    for event in (Connected("a"), Connected("b"), Ready("a", 10, 4)):
-        supervisor.handle(event, 0.0)
-    return supervisor
-
-
-def test_nothing_starts_once_the_end_has_begun():
-    supervisor = before_the_start()
+def test_nothing_starts_once_the_end_has_begun_and_the_record_has_all_processes():
+    supervisor = begun(*HALF)
     assert supervisor.handle(Interrupted(2), 0.0) == STOP
     assert supervisor.handle(Ready("b", 20, 2), 0.0) == []
     assert supervisor.handle(Refused("a", "a: no room", 2), 0.0) == []
     assert supervisor.deadline > 2.0, "nobody else is waited for but the agents"
-
-
-def test_a_job_that_never_started_has_all_its_processes_in_its_record():
-    supervisor = before_the_start()
-    supervisor.handle(Interrupted(2), 0.0)
     rows = report.record(supervisor, "0", Options(), 0.0, None)["processes"]
-    assert [(row["role"], row["rank"], row["host"]) for row in rows] == [
-        ("scheduler", 0, "a"),
-        ("server", 0, "a"),
-        ("server", 1, "b"),
-        ("worker", 0, "a"),
-        ("worker", 1, "b"),
-    ]
+    named = [f"{row['role']}-{row['rank']} {row['host']}" for row in rows]
+    assert named == ["scheduler-0 a", "server-0 a", "server-1 b", "worker-0 a", "worker-1 b"]
     assert not any(row["pid"] or row["ended_by_launcher"] for row in rows)
     assert {row["exit_code"] for row in rows} == {None}
 
 
 def test_a_late_start_names_the_hosts_waited_for():
-    supervisor = before_the_start(start=30.0)
+    supervisor = begun(*HALF, start=30.0)
     assert supervisor.deadline == 30.0
     assert supervisor.handle(Tick(), 29.0) == []
     assert supervisor.handle(Tick(), 30.0) == STOP
@@ -376,13 +339,9 @@ def test_the_start_is_late_until_the_last_process_has_started():
 
 
 def test_copying_may_take_as_long_as_it_does_and_the_start_has_its_time_afterwards():
-    job = Job("name", "mark", ("true",), 2, 2, "/", copy_to="/copy")
-    supervisor = Supervisor(job, HOSTS, Limits(start=30.0))
-    supervisor.begin("key", None, 0.0)
-    copies = []
-    for event in (Connected("a"), Connected("b"), Ready("a", 10, 4), Ready("b", 20, 4)):
-        copies += supervisor.handle(event, 1.0)
-    assert copies[-2:] == [Copy("a", "/copy"), Copy("b", "/copy")]
+    supervisor = begun(*HALF[:2], job=replace(JOB, copy_to="/copy"), start=30.0)
+    copies = supervisor.handle(Ready("a", 10, 4), 1.0) + supervisor.handle(Ready("b", 20, 4), 1.0)
+    assert copies == [Copy("a", "/copy"), Copy("b", "/copy")]
     assert supervisor.handle(Tick(), 30.0) == [] and not supervisor.ending.begun
     supervisor.handle(Copied("a", "all"), 99.0)
     supervisor.handle(Copied("b", "all"), 100.0)
@@ -392,18 +351,13 @@ def test_copying_may_take_as_long_as_it_does_and_the_start_has_its_time_afterwar
 
 def test_memory_is_limited_by_role():
     job = Job("name", "mark", ("true",), 1, 1, "/", memory={"server": 100, "worker": 200})
-    supervisor = Supervisor(job, HOSTS[:1])
-    supervisor.begin("key", None, 0.0)
-    for event in (Connected("a"), Ready("a", 10, 4)):
-        supervisor.handle(event, 0.0)
+    supervisor = begun(Connected("a"), Ready("a", 10, 4), job=job, hosts=HOSTS[:1])
     (start,) = supervisor.handle(Bound("a", {"scheduler": 1, "master": 2}), 0.0)
     assert [row.memory for row in start.command.tasks] == [0, 100, 200]
 
 
 def test_a_host_that_was_never_reached_has_nothing_left():
-    supervisor = Supervisor(Clock().job, HOSTS)
-    supervisor.begin("key", None, 0.0)
-    supervisor.handle(Connected("a"), 0.0)
+    supervisor = begun(Connected("a"))
     assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == []
     assert supervisor.handle(Ready("a", 10, 4), 0.0) == STOP[:1]
     supervisor.handle(Ended("a", ()), 0.0)
@@ -412,22 +366,20 @@ def test_a_host_that_was_never_reached_has_nothing_left():
 
 
 def test_every_host_that_cannot_be_reached_is_named_in_the_order_of_the_hosts():
-    supervisor = Supervisor(Clock().job, HOSTS)
-    supervisor.begin("key", None, 0.0)
-    assert supervisor.handle(Unreached("b", "b: no such name", 2), 0.0) == []
+    supervisor = begun(Unreached("b", "b: no such name", 2))
     assert not supervisor.ending.begun, "a is still being connected to"
     supervisor.handle(Unreached("a", "a: no route to host", 125), 3.0)
     assert supervisor.over and supervisor.exit_code == 125
     assert supervisor.cause.text == "a: no route to host\nb: no such name"
+    supervisor = begun(Unreached("b", "b: no such name", 2))
+    supervisor.handle(Interrupted(2), 1.0)
+    assert supervisor.exit_code == 130
+    assert supervisor.cause.text == "the launcher got SIGINT\nb: no such name", "what comes in between hides nothing"
 
 
 def preparing(*names: str) -> Supervisor:
     """All of these hosts have an agent that is still at something."""
-    supervisor = Supervisor(Clock().job, [Host(name, "10.0.0.1", "python3") for name in names])
-    supervisor.begin("key", None, 0.0)
-    for name in names:
-        supervisor.handle(Connected(name), 0.0)
-    return supervisor
+    return begun(*map(Connected, names), hosts=[Host(name, "10.0.0.1", "python3") for name in names])
 
 
 def test_refusals_of_all_hosts_are_reported_together_at_once():
@@ -448,20 +400,8 @@ def test_the_first_refusal_gives_the_others_a_moment_and_the_second_no_more():
     assert supervisor.cause.text == "a: no room\nb: no room"
 
 
-def test_a_cause_that_comes_in_between_hides_no_fault():
-    supervisor = Supervisor(Clock().job, HOSTS)
-    supervisor.begin("key", None, 0.0)
-    supervisor.handle(Unreached("b", "b: no such name", 2), 0.0)
-    supervisor.handle(Interrupted(2), 1.0)
-    assert supervisor.exit_code == 130
-    assert supervisor.cause.text == "the launcher got SIGINT\nb: no such name"
-
-
 def test_an_interrupted_start_does_not_wait_for_a_connection():
-    supervisor = Supervisor(Clock().job, HOSTS)
-    supervisor.begin("key", None, 0.0)
-    supervisor.handle(Connected("a"), 0.0)
-    supervisor.handle(Interrupted(2), 0.0)
+    supervisor = begun(Connected("a"), Interrupted(2))
     assert supervisor.handle(Connected("b"), 0.0) == [], "too late: it gets no job"
     assert supervisor.handle(Lost("b", "exited with 0"), 0.0) == [], "as it had nothing to do"
     supervisor.handle(Ended("a", ()), 0.0)
@@ -469,16 +409,11 @@ def test_an_interrupted_start_does_not_wait_for_a_connection():
 
 
 def test_a_path_that_is_cut_ends_the_start():
-    clock = Clock()
-    supervisor = before_the_start()
-    supervisor.handle(Ready("b", 20, 2), 0.0)
-    supervisor.handle(Bound("a", {"scheduler": 1, "master": 2, "reach": 3}), 0.0)
-    supervisor.handle(Bound("b", {"reach": 4}), 0.0)
-    supervisor.handle(Reached("a", {"b": {"error": "timed out"}}), 0.0)
+    bound = (Bound("a", {"scheduler": 1, "master": 2, "reach": 3}), Bound("b", {"reach": 4}))
+    supervisor = begun(*HALF, Ready("b", 20, 2), *bound, Reached("a", {"b": {"error": "timed out"}}))
     assert supervisor.handle(Reached("b", {"a": {"ms": 1.0}}), 0.0) == STOP
     assert supervisor.exit_code == 2
     assert supervisor.cause.text.startswith("a: cannot reach b at 10.0.0.2: timed out; ")
-    assert clock.supervisor.cause is None
 
 
 def test_a_silent_host_is_the_cause_before_a_process_that_lost_a_peer():
@@ -492,26 +427,23 @@ def test_a_silent_host_is_the_cause_before_a_process_that_lost_a_peer():
     assert report.last_line(clock.supervisor) == "0 processes left on 1 host: unknown for b"
 
 
-def test_the_host_that_has_been_quiet_for_longest_is_to_blame():
+@pytest.mark.parametrize(
+    ("quiet", "cause"),
+    [
+        ([Quiet("a", 3.0), Quiet("b", 7.0)], "no heartbeat from b for 7 s"),  # for the longest time
+        ([Quiet("b", 7.0), Quiet("b", 0.0)], "worker 0 (pid 103 on a) exited with code 75"),  # it speaks again
+    ],
+)
+def test_the_host_that_has_been_quiet_for_longest_is_to_blame(quiet, cause):
     clock = Clock()
-    clock.say(Quiet("a", 3.0), Quiet("b", 7.0))
+    clock.say(*quiet)
     clock.exit(WORKER_0, 75)
     clock.tick()
-    assert clock.supervisor.cause.text.startswith("no heartbeat from b for 7 s")
-
-
-def test_a_host_that_speaks_again_is_not_to_blame():
-    clock = Clock()
-    clock.say(Quiet("b", 7.0), Quiet("b", 0.0))
-    clock.exit(WORKER_0, 75)
-    clock.tick()
-    assert clock.supervisor.cause.process.task.name == "worker-0"
+    assert clock.supervisor.cause.text.startswith(cause)
 
 
 def test_a_check_continues_without_unreachable_hosts():
-    supervisor = Supervisor(Clock().job, HOSTS, check=True)
-    supervisor.begin("key", None, 0.0)
-    supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0)
+    supervisor = begun(Unreached("b", "b: no route to host", 2), check=True)
     (first,) = supervisor.handle(Connected("a"), 0.0)
     assert isinstance(first.command, commands.Job)
     (probe,) = supervisor.handle(Ready("a", 10, 4), 0.0)
@@ -520,45 +452,43 @@ def test_a_check_continues_without_unreachable_hosts():
 
 
 def test_an_interrupted_check_ends_whether_all_hosts_are_reached_or_not():
-    supervisor = Supervisor(Clock().job, HOSTS, check=True)
-    supervisor.begin("key", None, 0.0)
-    supervisor.handle(Interrupted(2), 0.0)
+    supervisor = begun(Interrupted(2), check=True)
     assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == []
     assert supervisor.over and supervisor.exit_code == 130
     assert report.last_line(supervisor) == "0 processes left on 0 hosts: never reached: a, b"
 
 
+FAILED, KILLED = Exited("a", WORKER_0, 1), Lost("b", "was killed")
+
+
 @pytest.mark.parametrize(
-    ("events", "worth"),
+    ("events", "started", "worth"),
     [
-        ([Exited("a", WORKER_0, 1)], True),
-        ([Exited("a", WORKER_0, -9)], True),
-        ([Exited("a", SERVER_0, 1), Lost("b", "x")], True),
-        ([Lost("b", "was killed")], True),
-        ([Frozen("a", WORKER_0, 5)], True),
-        ([Exited("a", WORKER_0, 2)], False),
-        ([Exited("a", WORKER_0, 124)], False),
-        ([Interrupted(2)], False),
-        ([Exited("a", WORKER_0, 1), Interrupted(2)], False),
-        ([Refused("b", "no", 2)], False),
+        ([FAILED], 5, True),
+        ([Exited("a", WORKER_0, -9)], 5, True),
+        ([Exited("a", SERVER_0, 1), KILLED], 5, True),
+        ([KILLED], 5, True),
+        ([Frozen("a", WORKER_0, 5)], 5, True),
+        ([Exited("a", WORKER_0, 2)], 5, False),
+        ([Exited("a", WORKER_0, 124)], 5, False),
+        ([Interrupted(2)], 5, False),
+        ([FAILED, Interrupted(2)], 5, False),
+        ([Refused("b", "no", 2)], 5, False),
+        ([FAILED], 4, False),  # it has not started
+        ([KILLED], 4, False),
     ],
-    ids=lambda value: None if isinstance(value, bool) else ", ".join(repr(each) for each in value),
 )
-def test_only_lost_processes_and_hosts_are_worth_a_restart(events, worth):
+def test_only_lost_processes_and_hosts_are_worth_a_restart(events, started, worth):
     """Neither a wrong option (2), nor a time limit (124), nor a user who has asked for the end."""
-    clock = Clock()
+    clock = Clock(started)
     clock.say(*events)
-    assert clock.end().restartable is worth
+    assert clock.end(clock.supervisor.exit_code).restartable is worth
 
 
-def test_a_job_that_has_not_started_or_took_too_long_is_not_restarted():
-    for event in (Exited("a", WORKER_0, 1), Lost("b", "was killed")):
-        clock = Clock(started=4)
-        clock.say(event)
-        assert not clock.end().restartable, event
+def test_a_job_that_took_too_long_is_not_restarted():
     clock = Clock(timeout=60.0)
     clock.tick()
-    assert not clock.end().restartable
+    assert not clock.end(124).restartable
 
 
 def test_a_launcher_and_an_agent_that_lose_each_other_both_know_within_ten_seconds():
@@ -568,25 +498,15 @@ def test_a_launcher_and_an_agent_that_lose_each_other_both_know_within_ten_secon
 
 def test_hosts_run_the_program_by_their_own_python_or_by_their_agents():
     hosts = [Host("a", "10.0.0.1", "/opt/python"), Host("b", "10.0.0.2", "")]
-    supervisor = Supervisor(Job("name", "mark", ("train.py",), 2, 0, "/"), hosts)
-    supervisor.begin("key", None, 0.0)
-    for name in "ab":
-        supervisor.handle(Connected(name), 0.0)
-    for name in "ab":
-        supervisor.handle(Ready(name, 10, 4, "/usr/bin/python3"), 0.0)
-    supervisor.handle(Bound("a", {"master": 1, "reach": 2}), 0.0)
-    supervisor.handle(Bound("b", {"reach": 3}), 0.0)
-    supervisor.handle(Reached("a", {"b": {"ms": 0.1}}), 0.0)
+    ready = [Ready(name, 10, 4, "/usr/bin/python3") for name in "ab"]
+    bound = [Bound("a", {"master": 1, "reach": 2}), Bound("b", {"reach": 3})]
+    events = [*map(Connected, "ab"), *ready, *bound, Reached("a", {"b": {"ms": 0.1}})]
+    supervisor = begun(*events, job=Job("name", "mark", ("train.py",), 2, 0, "/"), hosts=hosts)
     starts = supervisor.handle(Reached("b", {"a": {"ms": 0.1}}), 0.0)
-    assert [each.task.argv for each in supervisor.processes] == [
-        ("/opt/python", "train.py"),
-        ("/usr/bin/python3", "train.py"),
-    ]
+    programs = [("/opt/python", "train.py"), ("/usr/bin/python3", "train.py")]
+    assert [each.task.argv for each in supervisor.processes] == programs
     rows = [(each.host, row.task, row.argv, row.workdir, row.script) for each in starts for row in each.command.tasks]
-    assert rows == [
-        ("a", 0, ("/opt/python", "train.py"), "/", "train.py"),
-        ("b", 1, ("/usr/bin/python3", "train.py"), "/", "train.py"),
-    ]
+    assert rows == [("a", 0, programs[0], "/", "train.py"), ("b", 1, programs[1], "/", "train.py")]
     assert {each.command.unset for each in starts} == {OWNED}
 
 
