@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from launch.agent.events import Exited, Refused, Started
+from launch.agent.events import Refused, Started
 from launch.cli import launch
 from launch.commands.processes import lost
 from launch.job.host import Host
@@ -23,8 +23,9 @@ from launch.run.event import Interrupted, Lost, Tick
 from launch.run.limit import FINISH_SECONDS, LATE_SECONDS
 from launch.run.process import Processes
 from launch.run.replace import Replacer
-from tests.launch.conftest import go, said, wait_for
+from tests.launch.conftest import go, said
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3
+from tests.waiting import wait_for
 
 FIRST = 5  # the number of the first replacement
 ROOMY = [HOSTS[0], HOSTS[1], replace(HOSTS[2], slots=2)]  # c has room for one more
@@ -69,17 +70,11 @@ def test_a_lost_worker_is_replaced_on_its_host():
     assert (earlier["pid"], earlier["signal"], earlier["lost_after"]) == (103, "SIGKILL", 8.0)
     assert [each for each in found if "earlier" in each] == [row] and len(found) == 5
     job.finish(WORKER_0, WORKER_2, FIRST)
-    assert job.supervisor.exit_code == 0 and job.failure == []
+    assert job.failure == []
     assert job.last_line == "0 processes left on 3 hosts; lost: worker 1 after 8 s (replaced on b)"
 
 
-def test_without_the_option_nobody_is_replaced():
-    job = Job3()
-    job.exit(WORKER_1, -9)
-    assert job.supervisor.deadline == math.inf
-
-
-def test_each_loss_on_a_host_makes_the_next_one_wait_longer():
+def test_each_loss_on_a_host_makes_the_next_one_wait_longer_until_they_are_used_up():
     job = Job3(replaced=4)
     numbers, waits = [WORKER_1], []
     for _ in range(4):
@@ -89,14 +84,15 @@ def test_each_loss_on_a_host_makes_the_next_one_wait_longer():
     assert waits == [1, 2, 4, 8] and numbers == [WORKER_1, 5, 6, 7, 8]
     assert job.notices[-1].endswith("; starting the replacement of worker 1 on b in 8 s, 4 of 4")
     job.exit(8, 1)
-    assert job.notices == [
-        "worker 1 (pid 208 on b) exited with code 1; 2 workers are left; "
-        "worker 1 is not replaced: this would be more than --restart-workers 4"
-    ]
+    (notice,) = job.notices
+    assert notice.startswith("worker 1 (pid 208 on b) exited with code 1; 2 workers are left; ")
+    assert notice.endswith("worker 1 is not replaced: this would be more than --restart-workers 4")
     assert job.supervisor.deadline == math.inf
     assert [each["pid"] for each in rows(job)[WORKER_1]["earlier"]] == [103, 205, 206, 207]
     job.finish(WORKER_0, WORKER_2)
-    assert job.supervisor.exit_code == 0
+    without = Job3()
+    without.exit(WORKER_1, -9)
+    assert without.supervisor.deadline == math.inf, "nobody is replaced without the option"
 
 
 @pytest.mark.parametrize("code", [2, 75, 1, -11])
@@ -110,14 +106,11 @@ def test_a_replacement_that_fails_is_a_loss_and_shows_its_last_lines(code):
     assert lines[0].startswith("worker 1 (on b) ") and lines[0].endswith("more than --restart-workers 1")
     assert lines[1:] == ["its last lines (logs/worker-1.log):", "    last of 5"]
     job.finish(WORKER_0, WORKER_2)
-    assert job.supervisor.exit_code == 0
     assert job.last_line.endswith("; lost: worker 1 after 0 s (replaced on b), worker 1 after 1 s")
-
-
-def test_wrong_usage_at_the_first_start_ends_the_job_as_ever():
-    job = Job3(replaced=1)
-    assert job.exit(WORKER_1, 2) == STOP
-    assert job.supervisor.exit_code == 2
+    if code == 2:
+        job = Job3(replaced=1)
+        assert job.exit(WORKER_1, 2) == STOP, "wrong usage at the first start ends the job as ever"
+        assert job.supervisor.exit_code == 2
 
 
 def test_a_replacement_that_its_host_cannot_start_is_a_loss():
@@ -126,12 +119,10 @@ def test_a_replacement_that_its_host_cannot_start_is_a_loss():
     job.tick()
     job.supervisor.take_notices()
     assert job.say(Refused("b", "program train not found on b", 127)) == []
-    assert job.notices == [
-        "program train not found on b; 2 workers are left; starting the replacement of worker 1 on b in 2 s, 2 of 2"
-    ]
+    (notice,) = job.notices
+    assert notice.startswith("program train not found on b; 2 workers are left; ") and notice.endswith("2 s, 2 of 2")
     assert started(job, job.tick()) == [("b", 6, FIRST)]
     job.finish(WORKER_0, WORKER_2, 6)
-    assert job.supervisor.exit_code == 0
 
 
 def test_another_worker_may_be_lost_while_a_replacement_starts():
@@ -146,9 +137,13 @@ def test_another_worker_may_be_lost_while_a_replacement_starts():
 # -- hosts -------------------------------------------------------------------------------------------------------------
 
 
+LOST_B = Lost("b", "was killed by SIGKILL")
+SHUT_DOWN_B = Refused("b", "the agent on b was ended by SIGTERM", 125)  # which still ends its processes
+
+
 def test_the_worker_of_a_lost_host_goes_to_another_one_with_room():
     job = Job3(replaced=2, hosts=ROOMY)
-    assert job.say(Lost("b", "was killed by SIGKILL"))[0].host == "b"
+    assert job.say(LOST_B)[0].host == "b"
     assert job.notices[0].endswith("; starting the replacement of worker 1 on c in 1 s, 1 of 2")
     assert started(job, job.tick()) == [("c", FIRST, WORKER_1)]
     assert job.exit(WORKER_1, 0) == [] and job.notices == [], "of the process that is lost already"
@@ -156,64 +151,58 @@ def test_the_worker_of_a_lost_host_goes_to_another_one_with_room():
     job.exit(FIRST, -9)
     assert started(job, job.tick()) == [("c", 6, FIRST)], "not back to b"
     job.finish(WORKER_0, WORKER_2, 6)
-    assert job.supervisor.exit_code == 0
     assert "lost: worker 1 after 0 s (replaced on c)" in job.last_line
-
-
-def test_a_host_that_shuts_down_gets_no_replacement():
-    """Its agent has said so, and still ends its processes."""
     job = Job3(replaced=1, hosts=ROOMY)
-    job.say(Refused("b", "the agent on b was ended by SIGTERM", 125))
+    job.say(SHUT_DOWN_B)
     assert job.notices[0].endswith("; starting the replacement of worker 1 on c in 1 s, 1 of 1")
 
 
 def test_on_another_host_it_shares_the_devices_with_the_workers_that_run_there():
     job = Job3(replaced=1, hosts=[*HOSTS[:2], replace(ROOMY[2], gpus=("0", "1"))])
     assert job.supervisor.processes[WORKER_2].task.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
-    job.say(Lost("b", "was killed by SIGKILL"))
+    job.say(LOST_B)
     assert started(job, job.tick()) == [("c", FIRST, WORKER_1)]
     assert job.supervisor.processes[FIRST].task.environment["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize(("placement", "room"), [("pack", True), ("dedicated", False)])
-def test_a_host_that_is_dedicated_to_servers_takes_no_replacement(placement, room):
-    hosts = [Host(name, f"10.0.0.{number}") for number, name in enumerate("ab", 1)]
-    job = Job("name", "mark", ("true",), 1, 1, "/", placement="dedicated", elastic=1, restart_workers=1)
-    tasks, replacer = Processes(job, hosts, Ports()), Replacer(replace(job, placement=placement))
-    worker = tasks.workers[0]
+@pytest.mark.parametrize(("role", "host", "other"), [("worker", "a", "b"), ("server", "b", "a")])
+def test_a_host_that_is_dedicated_to_the_other_role_takes_no_replacement(role, host, other, placement, room):
+    hosts = {name: Host(name, f"10.0.0.{number}") for number, name in enumerate("ab", 1)}
+    most = {"elastic": 1, "restart_workers": 1, "restart_servers": 1}
+    job = Job("name", "mark", ("true",), 1, 1, "/", placement="dedicated", **most)
+    tasks, replacer = Processes(job, list(hosts.values()), Ports()), Replacer(replace(job, placement=placement))
     assert [each.task.host.name for each in tasks.all] == ["b", "b", "a"]
-    worker.lost = True
-    (text,) = replacer.lost([worker], tasks, hosts[1:], 0.0)
-    assert text.startswith("starting the replacement of worker 0 on b") is room
+    lost = getattr(tasks, f"{role}s")[0]
+    assert lost.task.host.name == host
+    lost.lost = True
+    (text,) = replacer.lost([lost], tasks, [hosts[other]], 0.0)
+    assert text.startswith(f"starting the replacement of {role} 0 on {other}") is room
 
 
 def test_if_no_host_has_room_the_job_goes_on_without():
     job = Job3(replaced=2)
-    job.say(Lost("b", "was killed by SIGKILL"))
+    job.say(LOST_B)
     assert job.notices[0].endswith("; worker 1 is not replaced: no host that is left has room for it")
     assert started(job, job.exit(WORKER_2, 1) or job.tick()) == [("c", FIRST, WORKER_2)], "it is the first that counts"
     assert job.notices[0].endswith("1 of 2")
 
 
-def test_what_waits_for_a_host_that_is_lost_goes_elsewhere():
+def test_what_waits_for_or_starts_on_a_host_that_is_lost_goes_elsewhere_and_counts():
     job = Job3(replaced=2, hosts=ROOMY)
     job.exit(WORKER_1, 1)
-    assert isinstance(job.say(Lost("b", "was killed by SIGKILL"))[0], Connect)
+    assert isinstance(job.say(LOST_B)[0], Connect)
     assert job.notices[1:] == [
         "starting the replacement of worker 1 on c in 1 s, 1 of 2",
         "the agent on b (pid 20) was killed by SIGKILL; 2 workers are left",
     ]
     assert started(job, job.tick()) == [("c", FIRST, WORKER_1)]
-
-
-def test_a_replacement_that_starts_on_a_host_that_is_lost_counts():
     job = Job3(replaced=1, hosts=ROOMY)
     job.exit(WORKER_1, 1)
     job.tick()
-    job.say(Refused("b", "the agent on b was ended by SIGTERM", 125))
+    job.say(SHUT_DOWN_B)
     assert job.notices[-1].endswith("; worker 1 is not replaced: this would be more than --restart-workers 1")
     job.finish(WORKER_0, WORKER_2)
-    assert job.supervisor.exit_code == 0
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -226,12 +215,7 @@ def test_the_job_does_not_end_while_the_only_worker_is_to_start():
     assert not job.supervisor.ending.begun
     assert [number for _, number, _ in started(job, job.tick())] == [5, 6, 7]
     assert job.supervisor.deadline == math.inf
-    for number in (5, 6, 7):
-        job.exit(number, 0)
-    job.exit(SERVER, 0)
-    job.exit(SCHEDULER, 0)
-    job.end()
-    assert job.supervisor.exit_code == 0
+    job.finish(5, 6, 7)
 
 
 @pytest.mark.parametrize("code", [75, 0, -9])
@@ -241,8 +225,7 @@ def test_it_does_end_if_the_scheduler_does(code):
         job.exit(task, 3)
     actions = job.exit(SCHEDULER, code)
     assert (actions or job.tick()) == STOP
-    job.end()
-    assert job.supervisor.exit_code == (137 if code == -9 else 3)
+    job.end(137 if code == -9 else 3)
 
 
 def test_when_the_last_replacement_fails_the_first_loss_is_the_cause():
@@ -251,8 +234,7 @@ def test_when_the_last_replacement_fails_the_first_loss_is_the_cause():
         job.exit(task, 3 + task)
     job.tick()
     assert job.exit(FIRST, 9) == STOP
-    job.end()
-    assert job.supervisor.exit_code == 3 + WORKER_0
+    job.end(3 + WORKER_0)
 
 
 def test_once_a_worker_is_done_nobody_is_replaced():
@@ -264,24 +246,22 @@ def test_once_a_worker_is_done_nobody_is_replaced():
     job.exit(WORKER_2, 1)
     assert job.notices == ["worker 2 (pid 104 on c) exited with code 1; 1 worker is left"]
     assert job.tick() == STOP
-    job.end()
-    assert job.supervisor.exit_code == 0
+    job.end(0)
 
 
 def test_a_replacement_that_still_waits_at_the_end_has_a_moment_to_notice():
     job = Job3(replaced=1)
     job.exit(WORKER_1, 1)
     job.tick()
-    for task in (WORKER_0, WORKER_2):
-        job.exit(task, 0)
+    job.exit(WORKER_0, 0)
+    job.exit(WORKER_2, 0)
     assert job.supervisor.deadline == math.inf, "it may take part"
     job.exit(SCHEDULER, 0)
     assert job.supervisor.deadline == job.now + LATE_SECONDS
     job.exit(FIRST, 0)
     assert job.supervisor.deadline == job.now + FINISH_SECONDS, "for the server"
     job.exit(SERVER, 0)
-    job.end()
-    assert job.supervisor.exit_code == 0
+    job.end(0)
 
 
 @pytest.mark.parametrize("code", [75, 0, -15])
@@ -293,8 +273,7 @@ def test_a_replacement_that_notices_nothing_is_no_failure(code):
         job.exit(task, 0)
     assert code == 75 or job.tick() == STOP
     job.exit(FIRST, code)
-    job.end()
-    assert job.supervisor.exit_code == 0
+    job.end(0)
 
 
 def test_nothing_is_started_once_the_job_ends():
@@ -320,17 +299,19 @@ def test_nothing_is_started_once_the_job_ends():
 # -- any order ---------------------------------------------------------------------------------------------------------
 
 
+def living(job: Job3) -> list[int]:
+    """The numbers of the workers that run."""
+    found = enumerate(job.supervisor.processes)
+    return [number for number, each in found if each.task.role == WORKER and each.code is None and not each.lost]
+
+
 def schedule(seed: int) -> Job3:
     """A job in which workers and hosts are lost at random, and then all that are left are done."""
     chance = random.Random(seed)
     most = chance.randrange(5)
     job = Job3(replaced=most, hosts=ROOMY)
     for _ in range(20):
-        running = [
-            number
-            for number, each in enumerate(job.supervisor.processes)
-            if each.task.role == WORKER and each.code is None and not each.lost
-        ]
+        running = living(job)
         what = chance.random()
         if what < 0.4 and running:
             job.exit(chance.choice(running), chance.choice([1, 75, -9]))
@@ -347,15 +328,13 @@ def schedule(seed: int) -> Job3:
 
 
 def check(job: Job3, most: int) -> None:
-    processes = job.supervisor.processes
-    given_up = job.supervisor.ending.given_up
-    assert len(processes) - 5 + len(job.supervisor.replacer.replacements.waiting) <= most
-    running = [each for each in processes if each.task.role == WORKER and each.code is None and not each.lost]
+    waiting = job.supervisor.replacer.replacements.waiting
+    assert len(job.supervisor.processes) - 5 + len(waiting) <= most
+    running = [job.supervisor.processes[number] for number in living(job)]
     assert len({each.task.rank for each in running}) == len(running), "one process of each rank"
-    assert not any(each.task.host.name in given_up for each in running)
+    assert not any(each.task.host.name in job.supervisor.ending.given_up for each in running)
     for host in ROOMY:
         assert sum(each.task.host.name == host.name for each in running) <= host.slots
-    waiting = job.supervisor.replacer.replacements.waiting
     assert job.supervisor.ending.begun or running or waiting or job.supervisor.verdict.suspect
 
 
@@ -369,11 +348,7 @@ def test_random_losses_of_workers_and_hosts():
             continue
         while job.supervisor.replacer.waiting:
             job.tick()
-        for number, each in enumerate(list(job.supervisor.processes)):
-            if each.code is None and not each.lost and number not in (SCHEDULER, SERVER):
-                job.say(Exited(each.task.host.name, number, 0))
-        job.finish()
-        assert job.supervisor.exit_code == 0, seed
+        job.finish(*living(job))
         assert len({(row["role"], row["rank"]) for row in rows(job)}) == len(rows(job)) == 5
     assert replaced > 300 and 20 < ended < 380
 

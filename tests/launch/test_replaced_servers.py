@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
-
 from launch.agent.events import Started
 from launch.job.host import Host
-from launch.job.job import Job, Ports
 from launch.run.action import Continue, Send
 from launch.run.event import Lost
-from launch.run.process import Processes
-from launch.run.replace import Replacer
 from tests.launch.test_losses import HOSTS, SERVER, Job3, job_with_two_servers
 
 
@@ -47,12 +42,6 @@ def test_a_lost_server_is_replaced_on_its_host():
     assert job.last_line == "0 processes left on 3 hosts; lost: server 1 after 0 s (replaced on b)"
 
 
-def test_without_the_option_none_is():
-    job = job_with_two_servers(replaced=3)
-    job.exit(2, -9)
-    assert job.supervisor.deadline == math.inf
-
-
 def test_each_loss_makes_the_next_wait_longer_until_they_are_used_up():
     job = job_with_two_servers(servers_replaced=2)
     number, waits = 2, []
@@ -65,6 +54,9 @@ def test_each_loss_makes_the_next_wait_longer_until_they_are_used_up():
     job.exit(number, 1)
     assert job.notices[-1].endswith("; server 1 is not replaced: this would be more than --restart-servers 2")
     assert job.supervisor.cause is None, "server 0 is left"
+    without = job_with_two_servers(replaced=3)
+    without.exit(2, -9)
+    assert without.supervisor.deadline == math.inf
 
 
 def test_the_only_server_is_replaced():
@@ -80,14 +72,19 @@ def test_the_only_server_is_replaced():
     assert "server 0 (pid 205 on a) was killed by SIGKILL" in job.supervisor.cause.text
 
 
-def test_with_its_host_it_goes_to_another_that_takes_servers():
-    job = job_with_two_servers(servers_replaced=1)
-    job.say(Lost("b", "was killed by SIGKILL"))
-    assert "server 1 is not replaced until a host comes that has room for it" in job.notices[0], "a has slots=1"
+def servers_on_b_and_c() -> Job3:
     hosts = [replace(HOSTS[0], roles=("scheduler", "worker")), Host("b", "10.0.0.2", roles=("server",), slots=1)]
     hosts.append(Host("c", "10.0.0.3", roles=("server", "worker"), slots=2))
     job = Job3(started=6, hosts=hosts, servers=2, servers_replaced=1)
     assert [each.task.host.name for each in job.supervisor.tasks.servers] == ["b", "c"]
+    return job
+
+
+def test_with_its_host_it_goes_to_another_that_takes_servers():
+    job = job_with_two_servers(servers_replaced=1)
+    job.say(Lost("b", "was killed by SIGKILL"))
+    assert "server 1 is not replaced until a host comes that has room for it" in job.notices[0], "a has slots=1"
+    job = servers_on_b_and_c()
     job.say(Lost("b", "was killed by SIGKILL"))
     assert job.notices[0].endswith("; starting the replacement of server 0 on c in 1 s, 1 of 1"), "a takes no servers"
     host, number = started(job, job.tick())
@@ -95,26 +92,20 @@ def test_with_its_host_it_goes_to_another_that_takes_servers():
     assert job.supervisor.processes[number].task.environment["DMLC_NODE_HOST"] == "10.0.0.3"
 
 
+def test_what_waits_for_a_host_that_is_lost_goes_elsewhere():
+    job = servers_on_b_and_c()
+    job.exit(1, -9)
+    assert job.notices[0].endswith("starting the replacement of server 0 on b in 1 s, 1 of 1")
+    job.say(Lost("b", "was killed by SIGKILL"))
+    assert job.notices[0].startswith("starting the replacement of server 0 on c")
+    assert started(job, job.tick())[0] == "c"
+
+
 def test_the_last_server_without_a_host_for_it_ends_the_job():
     job = Job3(servers_replaced=1)
-    server = job.supervisor.tasks.servers[0]
-    assert server.task.host.name == "a"
+    assert job.supervisor.tasks.servers[0].task.host.name == "a"
     job.say(Lost("a", "was killed by SIGKILL"))
     assert job.supervisor.cause is not None
-
-
-@pytest.mark.parametrize("taken", [True, False])
-def test_a_host_that_is_dedicated_to_workers_takes_none(taken):
-    hosts = [Host(name, f"10.0.0.{number}") for number, name in enumerate("ab", 1)]
-    placement = "dedicated" if taken else "pack"
-    job = Job("name", "mark", ("true",), 1, 1, "/", placement="dedicated", elastic=1, restart_servers=1)
-    tasks = Processes(job, hosts, Ports())
-    replacer = Replacer(Job("name", "mark", ("true",), 1, 1, "/", placement=placement, elastic=1, restart_servers=1))
-    server = tasks.servers[0]
-    server.lost = True
-    others = [host for host in hosts if host.name != server.task.host.name]
-    (text,) = replacer.lost([server], tasks, others, 0.0)
-    assert text.startswith("starting the replacement of server 0 on ") is not taken
 
 
 def test_when_a_worker_is_done_no_server_is_replaced():
@@ -142,14 +133,3 @@ def test_a_server_that_leaves_with_its_host_is_not_replaced():
     assert job.notices == []
     job.exit(1, -9)
     assert "starting the replacement of server 0 on a" in job.notices[-1]
-
-
-def test_what_waits_for_a_host_that_is_lost_goes_elsewhere():
-    hosts = [replace(HOSTS[0], roles=("scheduler", "worker")), Host("b", "10.0.0.2", roles=("server",), slots=1)]
-    hosts.append(Host("c", "10.0.0.3", roles=("server", "worker"), slots=2))
-    job = Job3(started=6, hosts=hosts, servers=2, servers_replaced=1)
-    job.exit(1, -9)
-    assert job.notices[0].endswith("starting the replacement of server 0 on b in 1 s, 1 of 1")
-    job.say(Lost("b", "was killed by SIGKILL"))
-    assert job.notices[0].startswith("starting the replacement of server 0 on c")
-    assert started(job, job.tick())[0] == "c"

