@@ -2,6 +2,8 @@
 
 import os
 import struct
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from dmltrain.report import plot, reading, style
 from dmltrain.report.table import table
+from tests.running_job import ROOT
 
 pytest.importorskip("matplotlib")
 LOG = "".join(
@@ -26,13 +29,27 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """`drawn(*logs)`: the two panels, accuracy and seconds, of a plot of these logs."""
+
+    def draw(*logs: Path) -> list:
+        figures: list = []
+        monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
+        plot.save([table(run) for log in logs for run in reading.read(str(log))], "out.png")
+        return figures[0].axes
+
+    return draw
+
+
 @pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_a_plot_is_written(parse: Callable, log: Path, tmp_path: Path, ending: str, start: bytes) -> None:
     picture = tmp_path / f"out.{ending}"
     done = parse(log, log, "--plot", picture, "--aggregate", "all", "--wide")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("| epoch |")  # the table is there all the same
-    assert picture.read_bytes().startswith(start)
+    content = picture.read_bytes()
+    assert content.startswith(start) and (ending != "png" or struct.unpack(">II", content[16:24]) == (1560, 570))
 
 
 def test_the_mean_of_all_values_is_drawn(parse: Callable, log: Path, tmp_path: Path) -> None:
@@ -41,96 +58,75 @@ def test_the_mean_of_all_values_is_drawn(parse: Callable, log: Path, tmp_path: P
     assert (tmp_path / "all.png").read_bytes() == (tmp_path / "mean.png").read_bytes()
 
 
-def test_the_figure_has_the_lines_of_each_run(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_has_the_lines_of_each_run(log: Path, drawn: Callable) -> None:
     """The lines of the figure: the values, by epochs counted from 1, train and validation of a run in one colour."""
-    figures = []
-    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
-    plot.save([table(run) for run in reading.read(str(log)) * 2], str(tmp_path / "out.png"))
-    accuracy, seconds = figures[0].axes
+    accuracy, seconds = drawn(log, log)
     assert [list(line.get_xdata()) for line in seconds.lines] == [[1, 2, 3, 4, 5]] * 2
     assert [list(line.get_ydata()) for line in seconds.lines] == [[10, 11, 12, 13, 14]] * 2
     assert [line.get_label() for line in accuracy.lines] == [r"r\$20_a"] * 2 + [r"r\$20_a (2)"] * 2
     assert list(accuracy.lines[1].get_ydata()) == [0, 0.1, 0.2, 0.3, 0.4]
-    assert accuracy.lines[0].get_color() == accuracy.lines[1].get_color() != accuracy.lines[2].get_color()
+    colours = [line.get_color() for line in accuracy.lines]
+    assert colours[0] == colours[1] != colours[2] and {line.get_color() for line in seconds.lines} == {*colours}
     assert [line.get_linestyle() for line in accuracy.lines] == ["-", "--"] * 2
     assert accuracy.lines[0].get_marker() != accuracy.lines[2].get_marker(), "a print in grey can be read"
-    assert {line.get_color() for line in seconds.lines} == {
-        accuracy.lines[0].get_color(),
-        accuracy.lines[2].get_color(),
-    }
     assert [axes.get_xlabel() for axes in (accuracy, seconds)] == ["epoch"] * 2
     assert accuracy.get_ylabel().startswith("accuracy") and seconds.get_ylabel() == "seconds per epoch"
     assert seconds.get_ylim()[0] == 0 and accuracy.get_ylim()[0] < 0
-    assert figures[0].get_layout_engine() is not None, "labels may not cover each other"
+    assert accuracy.figure.get_layout_engine() is not None, "labels may not cover each other"
     for axes in (accuracy, seconds):
         line = axes.xaxis.get_gridlines()[0]
         assert line.get_visible() and line.get_alpha() == 0.3
 
 
-def test_a_run_has_one_colour_also_beside_one_without_all_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures = []
-    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
+def test_a_run_has_one_colour_also_beside_one_without_all_values(tmp_path: Path, drawn: Callable) -> None:
     (tmp_path / "few.log").write_text("Epoch[0] Train-accuracy=0.5\n")
     (tmp_path / "all.log").write_text(LOG)
-    runs = [run for name in ("few.log", "all.log") for run in reading.read(str(tmp_path / name))]
-    plot.save([table(run) for run in runs], "out.png")
-    (few, *lines), (times,) = (axes.lines for axes in figures[0].axes)
+    (few, *lines), (times,) = (axes.lines for axes in drawn(tmp_path / "few.log", tmp_path / "all.log"))
     assert [line.get_label() for line in lines] == ["all", "all"]
     assert {line.get_color() for line in (*lines, times)} == {style.colour(1)} != {few.get_color()}
 
 
-@pytest.mark.parametrize(("epochs", "every"), [(1, 1), (12, 1), (13, 2), (240, 20)])
-def test_some_points_of_a_long_curve_are_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, every: int
+@pytest.mark.parametrize(("epochs", "every"), [(1, 1), (2, 1), (3, 1), (7, 1), (12, 1), (13, 2), (240, 20), (1000, 84)])
+def test_some_points_of_a_long_curve_are_marked_and_epochs_are_whole_numbers(
+    tmp_path: Path, drawn: Callable, epochs: int, every: int
 ) -> None:
-    figures = []
-    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
     log = tmp_path / "x.log"
     log.write_text("".join(f"Epoch[{epoch}] Train-accuracy=0.5\n" for epoch in range(epochs)))
-    plot.save([table(run) for run in reading.read(str(log))], "out.png")
-    accuracy, seconds = figures[0].axes
+    accuracy, seconds = drawn(log)
     assert [line.get_markevery() for line in accuracy.lines] == [(0, every)]
     assert not seconds.lines, "no line says how long an epoch took"
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 3, 7, 1000])
-def test_epochs_are_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int) -> None:
-    figures = []
-    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
-    log = tmp_path / "x.log"
-    log.write_text("".join(f"Epoch[{epoch}] Train-accuracy=0.5\n" for epoch in range(epochs)))
-    plot.save([table(run) for run in reading.read(str(log))], "out.png")
-    ticks = [tick for tick in figures[0].axes[0].get_xticks() if 1 <= tick <= epochs]
+    ticks = [tick for tick in accuracy.get_xticks() if 1 <= tick <= epochs]
     assert ticks and all(tick == round(tick) for tick in ticks)
 
 
-def test_the_range_of_all_workers_is_shaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = []
-    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
+def test_the_range_of_all_workers_is_shaded(tmp_path: Path, drawn: Callable) -> None:
     for rank, accuracies in enumerate(((0.25, 0.5), (0.5, 1.0))):
         lines = (f"Epoch[{epoch}] Validation-accuracy={accuracy}\n" for epoch, accuracy in enumerate(accuracies))
         (tmp_path / f"worker-{rank}.log").write_text("".join(lines))
-    plot.save([table(run) for run in reading.read(str(tmp_path))], "out.png")
-    accuracy, seconds = figures[0].axes
+    accuracy, seconds = drawn(tmp_path)
     (shaded,) = accuracy.collections
     corners = {tuple(point) for point in shaded.get_paths()[0].vertices}
-    assert {(1, 0.25), (1, 0.5), (2, 0.5), (2, 1.0)} <= corners
-    assert not seconds.collections
+    assert {(1, 0.25), (1, 0.5), (2, 0.5), (2, 1.0)} <= corners and not seconds.collections
 
 
-@pytest.mark.parametrize(
-    "ending", ["svg", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("png", "pdf"))]
-)
-def test_equal_logs_give_equal_files(process: Callable, log: Path, tmp_path: Path, ending: str) -> None:
+ALL_ENDINGS = """
+import sys
+from dmltrain.report import cli
+for ending in ("svg", "png", "pdf"):
+    assert cli.main([sys.argv[1], "--plot", f"{sys.argv[2]}.{ending}"]) == 0
+"""
+
+
+def test_equal_logs_give_equal_files(log: Path, tmp_path: Path) -> None:
     """In two processes, whose hashes of text differ, and with settings of the user."""
-    pictures = [tmp_path / f"{name}.{ending}" for name in ("a", "b")]
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\naxes.grid: True\nsvg.hashsalt: x\n")
-    for seed, picture in enumerate(pictures):
-        assert process(log, "--plot", picture, env={"PYTHONHASHSEED": str(seed)}, cwd=tmp_path).returncode == 0
+    for seed in "12":
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", ALL_ENDINGS, log, seed]
+        subprocess.run(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
         (tmp_path / "matplotlibrc").unlink(missing_ok=True)
-    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    for ending in ("svg", "png", "pdf"):
+        assert (tmp_path / f"1.{ending}").read_bytes() == (tmp_path / f"2.{ending}").read_bytes(), ending
 
 
 def test_the_legend_is_below_all_panels(log: Path, tmp_path: Path) -> None:
@@ -176,12 +172,6 @@ def contrast(colour: str) -> float:
     return 1.05 / (luminance(colour) + 0.05)
 
 
-def test_a_picture_has_1560_by_570_pixels(parse: Callable, log: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "out.png"
-    parse(log, "--plot", picture)
-    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (1560, 570)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -206,33 +196,30 @@ def test_letters_without_a_shape_are_no_reason_for_warnings(parse: Callable, tmp
 
 
 @pytest.mark.parametrize(
-    "name, essential", [("out.xyz", "png"), ("gone/out.png", "No such file or directory"), ("", "cannot be written")]
+    "name, essential", [("out.xyz", "png"), ("gone/out.png", "No such file"), ("folder.png", "cannot be written")]
 )
 def test_a_plot_that_cannot_be_written(parse: Callable, log: Path, tmp_path: Path, name: str, essential: str) -> None:
     (tmp_path / "folder.png").mkdir()
-    done = parse(log, tmp_path / "nothing.log", "--plot", tmp_path / name if name else tmp_path / "folder.png")
+    done = parse(log, tmp_path / "nothing.log", "--plot", tmp_path / name)
     assert done.returncode == 2
     assert "nothing.log: cannot be read" in done.stderr
-    assert "dmltrain-parse: error: --plot " in done.stderr and essential in done.stderr
+    assert "error: --plot " in done.stderr and essential in done.stderr
     assert done.stdout.startswith("| epoch |")
+
+
+def test_nothing_to_draw(parse: Callable, log: Path, tmp_path: Path) -> None:
+    log.write_text("nothing\n")
+    done = parse(log, "--plot", tmp_path / "out.png")
+    assert done.returncode == 2 and "no run has an epoch" in done.stderr
+    assert not (tmp_path / "out.png").exists()
 
 
 def test_without_matplotlib(process: Callable, log: Path, tmp_path: Path) -> None:
     """A module of that name which cannot be imported stands before the real one."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')\n")
-    root = Path(__file__).resolve().parents[2]
-    environment = {"PYTHONPATH": f"{tmp_path / 'broken'}{os.pathsep}{root}"}
+    environment = {"PYTHONPATH": f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"}
     done = process(log, "--plot", tmp_path / "out.png", env=environment)
     assert done.returncode == 2
     assert "pip install 'dmltrain[plot]'" in done.stderr
-    assert done.stdout.startswith("| epoch |")
-    assert process(log, env=environment).returncode == 0  # nothing else needs it
-
-
-def test_nothing_to_draw(parse: Callable, log: Path, tmp_path: Path) -> None:
-    log.write_text("nothing\n")
-    done = parse(log, "--plot", tmp_path / "out.png")
-    assert done.returncode == 2
-    assert "no run has an epoch to plot" in done.stderr
-    assert not (tmp_path / "out.png").exists()
+    assert done.stdout.startswith("| epoch |")  # nothing else needs it

@@ -1,6 +1,7 @@
 """Log formats: text around a record, and the records of other programs and versions."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +18,13 @@ Epoch[1] Train-accuracy=0.350000
 Epoch[1] Time cost=11.500
 Epoch[1] Validation-accuracy=0.400000
 """
-READ = {
-    0: {"train_accuracy": 0.25, "validation_accuracy": 0.3, "seconds": 12.345},
-    1: {"train_accuracy": 0.35, "validation_accuracy": 0.4, "seconds": 11.5},
-}
+
+
+def row(train: float | None = None, validation: float | None = None, seconds: float | None = None, **more) -> dict:
+    return {"train_accuracy": train, "validation_accuracy": validation, "seconds": seconds, **more}
+
+
+READ = {0: row(0.25, 0.3, 12.345), 1: row(0.35, 0.4, 11.5)}
 
 
 def each_line(before: str, after: str = "") -> str:
@@ -76,66 +80,119 @@ def test_text_around_a_record_is_ignored(rows: Callable, name: str, encoding: st
     assert rows(("\ufeff" * bool(mark) + text).encode(encoding, "surrogateescape")) == READ
 
 
-def test_percent_stays_percent(rows: Callable) -> None:
-    read = rows("Epoch[0] Train-accuracy=43.12%\nEpoch[0] Validation-accuracy=41.00 %\n")
-    assert (read[0]["train_accuracy"], read[0]["validation_accuracy"]) == (43.12, 41)
+NUMBERS = {
+    "1.2e-05": 1.2e-05,
+    "1E-3": 0.001,
+    "nan": math.nan,
+    "-nan": math.nan,
+    "inf": math.inf,
+    "0": 0,
+    "1": 1,
+    ".5": 0.5,
+}
 
 
-@pytest.mark.parametrize(
-    "written, value",
-    [
-        ("1.2e-05", 1.2e-05),
-        ("1E-3", 0.001),
-        ("nan", math.nan),
-        ("-nan", math.nan),
-        ("inf", math.inf),
-        ("0", 0),
-        ("1", 1),
-        (".5", 0.5),
-    ],
-)
+@pytest.mark.parametrize("written, value", NUMBERS.items())
 def test_numbers(rows: Callable, written: str, value: float) -> None:
     read = rows(f"Epoch[0] Train-accuracy={written}\nEpoch[0] Validation-accuracy={written} \n")[0]
-    for key in ("train_accuracy", "validation_accuracy"):
-        assert read[key] == value or math.isnan(read[key]) and math.isnan(value)
+    assert [read["train_accuracy"], read["validation_accuracy"]] == [pytest.approx(value, nan_ok=True)] * 2
 
 
 # ---- records of others ----------------------------------------------------------------------------------------------
 
 
-def test_gluoncv(rows: Callable) -> None:
-    read = rows(
+WRITTEN = {  # logs, and their rows
+    "percent stays percent": (
+        "Epoch[0] Train-accuracy=43.12%\nEpoch[0] Validation-accuracy=41.00 %\n",
+        {0: row(43.12, 41)},
+    ),
+    "gluoncv": (
         "Epoch[0] Batch [49]\tSpeed: 1899.5 samples/sec\taccuracy=0.883496\tlr=0.003133\n"
         "[Epoch 0] training: accuracy=0.751063 loss=1.5\n"
         "[Epoch 0] speed: 4809 samples/sec\ttime cost: 275.770618\n"
-        "[Epoch 0] validation: err-top1=0.25 err-top5=0.0625 loss=0.9\n"
-    )
-    assert read == {
-        0: {
-            "train_accuracy": 0.751063,
-            "validation_accuracy": 0.75,
-            "seconds": 275.770618,
-            "train_loss": 1.5,
-            "speed": 4809,
-            "validation_err_top1": 0.25,
-            "validation_err_top5": 0.0625,
-            "validation_top_k_accuracy_5": 0.9375,
-            "validation_loss": 0.9,
-        }
-    }
+        "[Epoch 0] validation: err-top1=0.25 err-top5=0.0625 loss=0.9\n",
+        {
+            0: row(0.751063, 0.75, 275.770618, train_loss=1.5, speed=4809, validation_loss=0.9)
+            | {"validation_err_top1": 0.25, "validation_err_top5": 0.0625, "validation_top_k_accuracy_5": 0.9375}
+        },
+    ),
+    "mixup has no train accuracy": (
+        "Epoch[0] Batch [49]\tSpeed: 1899.5 samples/sec\trmse=0.020000\tlr=0.1\n"
+        "[Epoch 0] training: rmse=0.019000\n[Epoch 0] validation: err-top1=0.25\n",
+        {0: row(None, 0.75, train_rmse=0.019, validation_err_top1=0.25)},
+    ),
+    "Gluon's examples": (
+        "[Epoch 3 Batch 100] Training: accuracy=0.111\n[Epoch 3] Training: accuracy=0.5\n"
+        "[Epoch 3] Validation: accuracy=0.625, top_k_accuracy_5=0.875\n[Epoch 3] time cost: 12.5\n",
+        {3: row(0.5, 0.625, 12.5, validation_top_k_accuracy_5=0.875)},
+    ),
+    "a batch of Gluon's estimator replaces a missing training metric": (
+        "[Epoch 0][Batch 5][Samples 160] accuracy=0.25\n[Epoch 0] time cost: 1.5\n",
+        {0: row(0.25, None, 1.5)},
+    ),
+    # as MXNet 1.9.1 prints it; validation comes first, and calls every epoch 0
+    "Gluon's estimator": (
+        "[Epoch 0] Begin, current learning rate: 0.0010\nValidation Begin\n"
+        "[Epoch 0] Finished in 0.020s, validation accuracy: 0.0938\n"
+        "[Epoch 0] Finished in 0.141s, training accuracy: 0.1875\n"
+        "[Epoch 1] Begin, current learning rate: 0.0010\nValidation Begin\n"
+        "[Epoch 1][Batch 4][Samples 160] time/interval: 0.004s\n"
+        "[Epoch 0] Finished in 0.006s, validation accuracy: 0.25\n"
+        "[Epoch 1] Finished in 0.042s, training accuracy: 0.5\n"
+        "[Epoch 2] Finished in 0.022s\nTrain finished using total 0s with 3 epochs. training accuracy: 0.5\n",
+        {0: row(0.1875, 0.0938, 0.141), 1: row(0.5, 0.25, 0.042), 2: row(None, None, 0.022)},
+    ),
+    "two metrics of Gluon's estimator": (
+        "[Epoch 0] Finished in 0.141s, training accuracy: 0.1875, training softmaxcrossentropyloss: 2.3125\n",
+        {0: row(0.1875, None, 0.141, train_softmaxcrossentropyloss=2.3125)},
+    ),
+    "several metrics in a line": (
+        "Epoch[0] Train-accuracy=0.5 Train-top_k_accuracy_5=0.75\tTime cost=1.5\n",
+        {0: row(0.5, None, 1.5, train_top_k_accuracy_5=0.75)},
+    ),
+    "R": (
+        "Batch [100] Train-accuracy=0.6563\n[1] Train-accuracy=0.859832935560859\n[1] Validation-accuracy=0.9\n"
+        'Batch [100] Train-accuracy=0.9529\n[1] "[2] Train-accuracy=0.9583"\n',
+        {1: row(0.859832935560859, 0.9), 2: row(0.9583)},
+    ),
+    "the last batch line replaces a missing training metric": (
+        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.1\n"
+        "Epoch[0] Batch [100]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.2\tTrain-top_k_accuracy_5=0.7\n"
+        "Epoch[0] Batch [150]\tSpeed: 9.5 samples/sec\nEpoch[0] Resetting Data Iterator\nEpoch[0] Time cost=7.5\n",
+        {0: row(0.2, None, 7.5, train_top_k_accuracy_5=0.7)},
+    ),
+    "batch lines replace only metrics that are not printed per epoch": (
+        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.1\trmse=0.9\n"
+        "Epoch[0] Train-rmse=0.7\nEpoch[1] Train-accuracy=0.3\n"
+        "Epoch[1] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.2\n",
+        {0: row(0.1, train_rmse=0.7), 1: row(0.3, train_rmse=None)},
+    ),
+    "a batch line with a metric is found before long ones without": (
+        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.25\n"
+        + 10 * f"Epoch[0] Batch [60]\tSpeed: 9.5 samples/sec {'x' * 900}\n",
+        {0: row(0.25)},
+    ),
+    # neither number counts if they cannot be told apart; the rest of the line counts for its epoch
+    "two processes in one line": (
+        "INFO:root:Epoch[0] Train-accuracy=0.345INFO:root:Epoch[1] Train-accuracy=0.5\n\nEpoch[0] Time cost=1.5\n",
+        {0: row(None, None, 1.5), 1: row(0.5)},
+    ),
+}
 
 
-def test_errors_in_percent(rows: Callable) -> None:
-    read = rows("[Epoch 0] validation: err-top1=22.5 err-top5=6.5\n[Epoch 1] validation: err-top1=0.5 err-top5=0.25\n")
-    assert [row["validation_accuracy"] for row in read.values()] == [77.5, 99.5]
+@pytest.mark.parametrize("name", WRITTEN)
+def test_records_of_other_programs(rows: Callable, name: str) -> None:
+    text, expected = WRITTEN[name]
+    assert rows(text) == expected
 
 
 @pytest.mark.parametrize(
-    "errors, accuracies", [((1.0, 0.25), [0.0, 0.75]), ((1.5, 0.25), [98.5, 99.75]), ((0.0, 0.0), [1.0, 1.0])]
+    "errors, accuracies",
+    [((1.0, 0.25), [0.0, 0.75]), ((1.5, 0.25), [98.5, 99.75]), ((0.0, 0.0), [1.0, 1.0]), ((22.5, 0.5), [77.5, 99.5])],
 )
 def test_errors_above_one_are_percent(rows: Callable, errors: tuple[float, ...], accuracies: list[float]) -> None:
-    read = rows("".join(f"[Epoch {epoch}] validation: err-top1={each}\n" for epoch, each in enumerate(errors)))
-    assert [row["validation_accuracy"] for row in read.values()] == accuracies
+    text = (f"[Epoch {epoch}] validation: err-top1={each} err-top5=0.25\n" for epoch, each in enumerate(errors))
+    assert [row["validation_accuracy"] for row in rows("".join(text)).values()] == accuracies
 
 
 def test_records_of_another_program_beside_lines_without_values(rows: Callable) -> None:
@@ -143,60 +200,6 @@ def test_records_of_another_program_beside_lines_without_values(rows: Callable) 
     for line in ("Epoch[0] Resetting Data Iterator", "[Epoch 0] Begin", "Epoch[3] Batch [20] Speed: 5 samples/sec"):
         read = rows(f"{line}\nEpoch 1/5\n12s - loss: 0.7 - acc: 0.5\n")
         assert [(row["train_accuracy"], row["seconds"]) for row in read.values()] == [(0.5, 12)], line
-
-
-def test_mixup_has_no_train_accuracy(rows: Callable) -> None:
-    read = rows(
-        "Epoch[0] Batch [49]\tSpeed: 1899.5 samples/sec\trmse=0.020000\tlr=0.1\n"
-        "[Epoch 0] training: rmse=0.019000\n[Epoch 0] validation: err-top1=0.25 err-top5=0.05\n"
-    )
-    assert (read[0]["train_accuracy"], read[0]["train_rmse"], read[0]["validation_accuracy"]) == (None, 0.019, 0.75)
-
-
-def test_gluons_examples(rows: Callable) -> None:
-    read = rows(
-        "[Epoch 3 Batch 100] Training: accuracy=0.111\n[Epoch 3] Training: accuracy=0.5\n"
-        "[Epoch 3] Validation: accuracy=0.625, top_k_accuracy_5=0.875\n[Epoch 3] time cost: 12.5\n"
-    )
-    assert read == {
-        3: {"train_accuracy": 0.5, "validation_accuracy": 0.625, "seconds": 12.5, "validation_top_k_accuracy_5": 0.875}
-    }
-
-
-def test_a_batch_of_gluons_estimator_replaces_a_missing_training_metric(rows: Callable) -> None:
-    read = rows("[Epoch 0][Batch 5][Samples 160] accuracy=0.25\n[Epoch 0] time cost: 1.5\n")
-    assert (read[0]["train_accuracy"], read[0]["seconds"]) == (0.25, 1.5)
-
-
-def test_gluons_estimator(rows: Callable) -> None:
-    """As MXNet 1.9.1 prints it; validation comes first, and calls every epoch 0."""
-    text = (
-        "[Epoch 0] Begin, current learning rate: 0.0010\nValidation Begin\n"
-        "[Epoch 0] Finished in 0.020s, validation accuracy: 0.0938\n"
-        "[Epoch 0] Finished in 0.141s, training accuracy: 0.1875, training softmaxcrossentropyloss: 2.3125\n"
-        "[Epoch 1] Begin, current learning rate: 0.0010\nValidation Begin\n"
-        "[Epoch 1][Batch 4][Samples 160] time/interval: 0.004s\n"
-        "[Epoch 0] Finished in 0.006s, validation accuracy: 0.25\n"
-        "[Epoch 1] Finished in 0.042s, training accuracy: 0.5\n"
-        "[Epoch 2] Finished in 0.022s\nTrain finished using total 0s with 3 epochs. training accuracy: 0.5\n"
-    )
-    read = rows(text)
-    assert [(row["train_accuracy"], row["validation_accuracy"], row["seconds"]) for row in read.values()] == [
-        (0.1875, 0.0938, 0.141),
-        (0.5, 0.25, 0.042),
-        (None, None, 0.022),
-    ]
-    assert read[0]["train_softmaxcrossentropyloss"] == 2.3125
-
-
-def test_several_metrics_in_a_line(rows: Callable) -> None:
-    read = rows("Epoch[0] Train-accuracy=0.5 Train-top_k_accuracy_5=0.75\tTime cost=1.5\n")
-    assert read[0] == {
-        "train_accuracy": 0.5,
-        "validation_accuracy": None,
-        "seconds": 1.5,
-        "train_top_k_accuracy_5": 0.75,
-    }
 
 
 def test_our_own_facts(rows: Callable) -> None:
@@ -210,40 +213,13 @@ def test_our_own_facts(rows: Callable) -> None:
         + record.usage(1, dict(zip(record.USAGE, (1.83, 0.95, 512.0, 0.31, 0.87, 8012.0), strict=True)))
         + "\n"
     )
+    used = {"usage_cpu": 1.83, "usage_host_cpu": 0.95, "usage_memory": 512, "usage_host_memory": 0.31}
     assert read[1] == {
-        **READ[1],
-        "speed": 1733.12,
-        "memory": 512.3,
-        "device_memory": 99.5,
-        "sent": 123456789012,
-        "received": 0,
-        "learning_rate": 0.1,
-        "staleness": 1,
-        "bound": 0.842,
-        "compute": 9.12,
-        "own_host": 0,
-        "wire": 2.9,
-        "server": 0.1,
-        "straggler": 0.4,
-        "usage_cpu": 1.83,
-        "usage_host_cpu": 0.95,
-        "usage_memory": 512,  # beside "memory", which is the peak
-        "usage_host_memory": 0.31,
-        "usage_gpu": 0.87,
-        "usage_gpu_memory": 8012,
-    }
+        **{**READ[1], "speed": 1733.12, "memory": 512.3, "device_memory": 99.5, "sent": 123456789012, "received": 0},
+        **{"learning_rate": 0.1, "staleness": 1, "bound": 0.842, "compute": 9.12, "own_host": 0, "wire": 2.9},
+        **{"server": 0.1, "straggler": 0.4, **used, "usage_gpu": 0.87, "usage_gpu_memory": 8012},
+    }  # "memory" is the peak
     assert read[0]["sent"] is None
-
-
-def test_r(rows: Callable) -> None:
-    read = rows(
-        "Batch [100] Train-accuracy=0.6563\n[1] Train-accuracy=0.859832935560859\n[1] Validation-accuracy=0.9\n"
-        'Batch [100] Train-accuracy=0.9529\n[1] "[2] Train-accuracy=0.9583"\n'
-    )
-    assert read == {
-        1: {"train_accuracy": 0.859832935560859, "validation_accuracy": 0.9, "seconds": None},
-        2: {"train_accuracy": 0.9583, "validation_accuracy": None, "seconds": None},
-    }
 
 
 KERAS = {
@@ -304,20 +280,8 @@ def test_caffe_with_two_test_nets_and_new_iteration_lines(rows: Callable) -> Non
         f"{prefix}    Test net output #1: loss = 1.5 (* 1 = 1.5 loss)\n"
     )
     assert read == {
-        0: {
-            "train_accuracy": None,
-            "validation_accuracy": 0.1,
-            "seconds": None,
-            "validation_loss": None,
-            "train_loss": None,
-        },
-        500: {
-            "train_accuracy": 0.25,
-            "validation_accuracy": 0.5,
-            "seconds": None,
-            "validation_loss": 1.5,
-            "train_loss": 2.5,
-        },
+        0: row(None, 0.1, validation_loss=None, train_loss=None),
+        500: row(0.25, 0.5, validation_loss=1.5, train_loss=2.5),
     }
 
 
@@ -333,32 +297,6 @@ def test_workers_without_tags_at_different_epochs(rows: Callable) -> None:
         how: [row["train_accuracy"] for row in rows(text, how).values()] for how in ("mean", "max", "last", "all")
     } == {"mean": [pytest.approx(0.2), 0.5], "max": [0.3, 0.6], "last": [0.3, 0.6], "all": [[0.1, 0.3], [0.4, 0.6]]}
     assert [row["seconds"] for row in rows(text, "all").values()] == [[5], []]
-
-
-def test_the_last_batch_line_replaces_a_missing_training_metric(rows: Callable) -> None:
-    text = (
-        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.1\n"
-        "Epoch[0] Batch [100]\tSpeed: 9.5 samples/sec\tTrain-accuracy=0.2\tTrain-top_k_accuracy_5=0.7\n"
-        "Epoch[0] Batch [150]\tSpeed: 9.5 samples/sec\nEpoch[0] Resetting Data Iterator\nEpoch[0] Time cost=7.5\n"
-    )
-    assert rows(text) == {
-        0: {"train_accuracy": 0.2, "validation_accuracy": None, "seconds": 7.5, "train_top_k_accuracy_5": 0.7}
-    }
-
-
-def test_a_batch_line_with_a_metric_is_found_before_long_ones_without(rows: Callable) -> None:
-    long = f"Epoch[0] Batch [60]\tSpeed: 9.5 samples/sec {'x' * 900}\n"
-    text = "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.25\n" + 10 * long
-    assert rows(text)[0]["train_accuracy"] == 0.25
-
-
-def test_batch_lines_replace_only_metrics_that_are_not_printed_per_epoch(rows: Callable) -> None:
-    text = (
-        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.1\trmse=0.9\tlr=0.5\n"
-        "Epoch[0] Train-rmse=0.7\nEpoch[1] Train-accuracy=0.3\n"
-        "Epoch[1] Batch [50]\tSpeed: 9.5 samples/sec\taccuracy=0.2\n"
-    )
-    assert [(row["train_accuracy"], row["train_rmse"]) for row in rows(text).values()] == [(0.1, 0.7), (0.3, None)]
 
 
 @pytest.mark.parametrize("epochs", [3, 40])  # few and many epochs in a block are searched in two ways
@@ -408,18 +346,7 @@ def test_a_number_that_continues_after_a_thousand_bytes_is_ignored(rows: Callabl
     values = " Train-accuracy=0.5 "
     noise = "x" * (1000 - digits - len(values) - len(" Train-loss="))
     read = rows(f"Epoch[0]{values}{noise} Train-loss=1.234567 Train-top_k_accuracy_5=0.75\n")
-    assert read == {0: {"train_accuracy": 0.5, "validation_accuracy": None, "seconds": None}}
-
-
-def test_two_processes_in_one_line(rows: Callable) -> None:
-    """Neither number counts if they cannot be told apart; the rest of the line counts for its epoch."""
-    read = rows(
-        "INFO:root:Epoch[0] Train-accuracy=0.345INFO:root:Epoch[1] Train-accuracy=0.5\n\nEpoch[0] Time cost=1.5\n"
-    )
-    assert read == {
-        0: {"train_accuracy": None, "validation_accuracy": None, "seconds": 1.5},
-        1: {"train_accuracy": 0.5, "validation_accuracy": None, "seconds": None},
-    }
+    assert read == {0: row(0.5)}
 
 
 @pytest.mark.parametrize(("second", "repeated"), [(1, False), (0, True)])
@@ -436,4 +363,4 @@ def test_a_second_worker_far_behind_the_first_is_not_a_restart(
     log.write_text("".join(lines))
     done = parse(log)
     assert done.returncode == 0
-    assert ("appears more than once for a worker, as after a restart (30 such epochs)" in done.stderr) == repeated
+    assert bool(re.search(r"more than once.*\(30 ", done.stderr)) == repeated
