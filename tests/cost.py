@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.5
 TICK = os.sysconf("SC_CLK_TCK")
 KINDS = {  # of processes, by their command lines; the first that matches
-    "pytest": r"pytest|exec\(eval\(sys\.stdin",
+    "pytest": r"-m pytest|exec\(eval\(sys\.stdin",
     "forked job": r"tests\.forked_job",
     "agent": r"dmltrain-agent|launch/agent",
     "launcher": r"launch\.cli|dmltrain-launch|dmltrain-job|dmltrain-check|dmltrain job",
@@ -58,6 +58,7 @@ class Group:
         (self._path / "cgroup.procs").write_text(str(os.getpid()))
         self._kinds: dict[tuple[int, str], tuple[str, float]] = {}  # by process; and its seconds
         self._frameworks: dict[tuple[int, str], str] = {}
+        self._searched: dict[tuple[int, str], float] = {}  # seconds of a process when its libraries were looked at
         threading.Thread(target=self._look_on, daemon=True).start()
 
     def seconds(self) -> float:
@@ -88,7 +89,10 @@ class Group:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         name = kind(words or Path(f"/proc/{pid}/comm").read_text())
         self._kinds[process] = name, seconds
-        if process not in self._frameworks and "python" in words and name != "forked job" and 0.3 < seconds < 20:
+        if process in self._frameworks or "python" not in words or name in ("forked job", "pytest"):
+            return
+        if seconds > 2 * self._searched.get(process, 0.25):  # a look at all libraries takes a while
+            self._searched[process] = seconds
             maps = Path(f"/proc/{pid}/maps").read_text()
             for library, framework in (("libtorch_python", "torch"), ("libmxnet", "mxnet")):
                 if library in maps:
@@ -158,7 +162,7 @@ def table(found: list[dict[str, Any]], longest: int = 60) -> str:
     kinds: Counter[str] = Counter()
     for row in ends:
         kinds.update(row["kinds"])
-    total = sum(row["cpu"] for row in ends)
+    total = sum(row["cpu"] for row in ends) or 1.0
     kinds["short-lived"] = total - sum(kinds.values())
     lines.append(f"\n{total:.0f} s of processors, {sum(row['seconds'] for row in tests):.0f} s of {len(tests)} tests")
     lines += [f"{seconds:8.1f} | {100 * seconds / total:4.1f} % | {name}" for name, seconds in kinds.most_common()]

@@ -21,4 +21,4 @@ def wait_for(condition: Callable[[], Found], what: str | Callable[[], str], seco
             return found
         if began > end:
             pytest.fail(f"not within {seconds:.0f} s: {what() if callable(what) else what}")
-        time.sleep(max(0.005, 2 * (time.monotonic() - began)))  # a look at all processes takes CPU from them
+        time.sleep(min(max(0.005, 5 * (time.monotonic() - began)), 1.0))  # a look at all processes takes CPU from them

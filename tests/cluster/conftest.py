@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.layout import BASE, LOGIN, Settings
+from tests.cluster.layout import LOGIN, Settings
 from tests.cluster.testbed import Testbed, missing
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,6 @@ def needs_testbed() -> None:
 
 @pytest.fixture(scope="session")
 def _testbed(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    remove_orphans()
     data = [os.environ[name] for name in DATA if os.path.isdir(os.environ.get(name, ""))]
     share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp()), *data]
     bed = Testbed(f"{NAME}{os.getpid()}")
@@ -61,7 +60,8 @@ def _testbed(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> I
 def testbed(_testbed: Testbed) -> Iterator[Testbed]:
     """Hosts login and h1 to h5, whole and idle. What a test leaves there is killed at once, and repaired before the
     next one, whose `up` also thaws."""
-    _testbed.up()
+    if not _testbed.settled():
+        _testbed.up()
     yield _testbed
     _testbed.sweep()
 
@@ -78,11 +78,3 @@ def other(needs_testbed: None) -> Iterator[Testbed]:
     bed = Testbed(f"other{os.getpid()}")
     yield bed
     bed.down()
-
-
-def remove_orphans() -> None:
-    """Test beds of a pytest that was killed."""
-    for path in BASE.glob(f"{NAME}*"):
-        pid = path.name.removeprefix(NAME).partition("_")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            Testbed(path.name).down()

@@ -90,9 +90,9 @@ def ours(testbed: Testbed) -> list[tuple[str, Process]]:
     """The processes of jobs, agents, bridges and launchers, with their hosts; also those in pods, which share the
     network of their host."""
     hosts = {namespace(testbed.pid_1(host), "net"): host for host in testbed.hosts}
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    found = [(hosts.get(namespace(pid, "net")), read(pid)) for pid in pids]
-    return [(host, each) for host, each in found if host and each and any(is_one(each, word) for word in OURS)]
+    places = [(hosts.get(namespace(int(name), "net")), int(name)) for name in os.listdir("/proc") if name.isdigit()]
+    found = [(host, read(pid)) for host, pid in places if host]
+    return [(host, each) for host, each in found if each and any(is_one(each, word) for word in OURS)]
 
 
 def on_hosts(testbed: Testbed) -> list[tuple[str, Process]]:

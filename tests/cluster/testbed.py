@@ -40,6 +40,7 @@ class Testbed:
     def __init__(self, name: str = "default"):
         self.layout = Layout(name)
         self._outside: list[subprocess.Popen[bytes]] = []  # the parents of the hosts' PID 1s, to be reaped
+        self._as_made: dict[str, int] = {}  # the files of ~/.ssh after `up`, until a fault is made
 
     # --- up and down ---
 
@@ -65,6 +66,15 @@ class Testbed:
             ssh_files.write(self.layout, new)
             network.make_switch(self.layout)
             self._repair(new)
+            self._as_made = self._files()
+
+    def settled(self) -> bool:
+        """Whether `up` would find nothing to do: no fault since its last call here, hosts alive, ~/.ssh as it was."""
+        own = self._as_made and self._as_made == self._files()
+        return bool(own) and all(self.pid_1(host) and sshd.listener(self.layout, host) for host in self.hosts)
+
+    def _files(self) -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in self.dot_ssh.iterdir()}
 
     def _repair(self, settings: Settings) -> None:
         names, ports = host_names(settings), network.ports(self.layout)
@@ -248,7 +258,7 @@ class Testbed:
 
     def sweep(self, *names: str) -> None:
         """Kill what `processes` lists, and sessions of sshd, on these hosts or all."""
-        with self._change(names):
+        with self._change(names, fault=False):
             for name in names or self.hosts:
                 processes.kill(functools.partial(self._not_the_hosts_own, name), name)
 
@@ -272,8 +282,9 @@ class Testbed:
     # --- one change at a time ---
 
     @contextlib.contextmanager
-    def _change(self, names: Sequence[str] = ()) -> Iterator[None]:
+    def _change(self, names: Sequence[str] = (), fault: bool = True) -> Iterator[None]:
         """One change of this test bed at a time, to hosts that exist."""
+        self._as_made = {} if fault else self._as_made
         if os.geteuid() != 0:
             raise TestbedError("needs root: namespaces, mounts and links are its business")
         BASE.mkdir(parents=True, exist_ok=True)
