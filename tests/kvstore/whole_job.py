@@ -17,8 +17,8 @@ from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.message import Abort, Register, Shutdown, Start, encode
 from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.worker.store import DistKVStore
+from tests.waiting import SECONDS
 
-SECONDS = 30.0
 NEVER = 3600.0  # s: a process of a lost job ends itself then
 
 
@@ -52,7 +52,7 @@ class FarServer:
         self._service = Service(name, environment, self.core, None, self.failed.append, self._other)
         self._listening = link.listen("127.0.0.1")
         caller = Caller.new(environment.job, environment.key, "server", environment.index, "scheduler 0", CONTROL)
-        self._control = link.connect((environment.root_host, environment.root_port), caller, 5.0)
+        self._control = link.connect((environment.root_host, environment.root_port), caller, SECONDS)
         register = Register("127.0.0.1", self._listening.getsockname()[1], "", "", "elsewhere")
         self._control.send(encode(register))
 
@@ -128,7 +128,7 @@ class WholeJob:
         calls = [begun(call, store) for store in self.stores]
         for each in wait(calls, SECONDS, FIRST_EXCEPTION).done:
             each.result()
-        return [each.result(0) for each in calls]
+        return [each.result(SECONDS) for each in calls]
 
     def at_once(self, call, rank):
         """That on one worker, to be awaited by `result`."""
