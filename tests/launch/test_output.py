@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,6 +16,7 @@ from launch.terminal.live import duration, row
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.output import ENDING_BYTES, WAITING_BYTES, Output, tag, write_all
 from launch.terminal.progress import Progress
+from tests.waiting import wait_for
 
 PREFIX = b"2026-11-20 12:00:00,123 Node[0] "
 
@@ -28,7 +30,7 @@ class Kept:
         self.let.set()
 
     def show(self, task, lines):
-        self.let.wait(30)
+        self.let.wait()
         self.shown.append((task, lines))
 
     def close(self):
@@ -68,24 +70,25 @@ def test_a_slow_display_holds_the_writer_until_the_job_ends(tmp_path):
     display.let.clear()
     output = Output(LogFolder(tmp_path), ["worker-0"], display)
     chunk, count = b"x" * 99_999 + b"\n", 2 * ENDING_BYTES // 100_000
-    written = threading.Semaphore(0)
+    written, stood = [], []
 
     def write() -> None:
         for _ in range(count):
             output.write(0, chunk)
-            written.release()
+            written.append(1)
+
+    def stands_still() -> bool:
+        stood.append(len(written))
+        return len(stood) > 100 and len(set(stood[-100:])) == 1 and len(written) >= WAITING_BYTES / 100_000
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
-    some = 0
-    while written.acquire(timeout=1):
-        some += 1
-    assert WAITING_BYTES / 100_000 <= some < count / 10
+    wait_for(stands_still, "the writer waits")
+    assert WAITING_BYTES / 100_000 <= len(written) < count / 10
     output.hurry()
-    thread.join(30)
-    assert not thread.is_alive(), "writes do not block any more"
+    thread.join()  # writes do not block any more
     display.let.set()
-    output.close(30)
+    output.close(120.0)
     shown = sum(len(lines) for _, lines in display.shown)
     assert ENDING_BYTES <= shown < ENDING_BYTES + 300_000, "what fits is shown"
     assert (tmp_path / "worker-0.log").stat().st_size == count * 100_000, "the log has all"
@@ -116,13 +119,13 @@ def test_a_non_blocking_terminal_gets_all_lines(others):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     data = bytes(range(256)) * 4096  # a pipe holds 64 KiB
-    writer = threading.Thread(target=write_all, args=(writing, data))
-    writer.start()
-    received = b""
-    while len(received) < len(data):
-        received += os.read(reading, 1 << 16)
-    writer.join(30)
-    assert received == data and not writer.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write_all, writing, data)
+        received = b""
+        while len(received) < len(data):
+            received += os.read(reading, 1 << 16)
+        writer.result()
+    assert received == data
     os.close(reading)
     with pytest.raises(BrokenPipeError):
         write_all(writing, data)
@@ -130,9 +133,10 @@ def test_a_non_blocking_terminal_gets_all_lines(others):
         os.close(descriptor)
 
 
-def test_tags():
+def test_tags_and_durations():
     assert tag("worker-0", None) == b"[worker-0] "
     assert tag("worker-0", 1) == b"\x1b[32m[worker-0] \x1b[0m"
+    assert [duration(seconds) for seconds in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
 
 
 def test_progress_of_our_lines():
@@ -167,10 +171,6 @@ def test_other_lines_do_no_harm(line):
     progress = Progress()
     progress.read(line, 0.0)
     assert row(progress, 1.0)[2:] == ("-", "-", "-"), "no speed, no accuracy, no time left"
-
-
-def test_durations():
-    assert [duration(seconds) for seconds in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
 
 
 def test_a_line_of_the_launcher_is_written_in_one_piece():
