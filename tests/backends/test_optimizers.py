@@ -112,20 +112,17 @@ def assert_close(found, expected, tolerance=2e-6):
         np.testing.assert_allclose(found[name], expected[name], rtol=tolerance, atol=tolerance / 4, err_msg=name)
 
 
+LAYERWISE = ("lbsgd", {"warmup_strategy": "lars"})  # with rates of layers
+
+
 @pytest.mark.parametrize("mom", [0.9, 0.0])
-@pytest.mark.parametrize("name", LIKE_MXNET)
-def test_steps_are_those_of_mxnets_class(name, mom):
-    module, optimizer = torch_side(name, f"--mom {mom}")
+@pytest.mark.parametrize("name, more", [*((name, {}) for name in LIKE_MXNET), LAYERWISE])
+def test_steps_are_those_of_mxnets_class(name, more, mom):
+    module, optimizer = torch_side(name, f"--mom {mom}", **more)
     first = first_weights(module)
     found = torch_steps(module, optimizer)
-    assert_close(found, mxnet_steps(of_mxnet(name, f"--mom {mom}"), first))
+    assert_close(found, mxnet_steps(of_mxnet(name, f"--mom {mom}", **more), first))
     assert all(not np.array_equal(found[each], first[each]) for each in found)
-
-
-def test_lbsgd_with_rates_of_layers_is_mxnets():
-    module, optimizer = torch_side("lbsgd", warmup_strategy="lars")
-    expected = mxnet_steps(of_mxnet("lbsgd", warmup_strategy="lars"), first_weights(module))
-    assert_close(torch_steps(module, optimizer), expected)
 
 
 @pytest.mark.parametrize("mom", [0.9, 0.0])
@@ -147,20 +144,16 @@ def test_dcasgd_compensates_as_in_mxnet(mom):
     assert_close(first_weights(module), expected)
     plain = torch_side("sgd", f"--mom {mom}")
     assert not np.allclose(torch_steps(*plain)["fc_weight"], expected["fc_weight"], rtol=1e-4)
+    if mom:  # the reason for a class of our own
+        theirs, weight = mx.optimizer.DCASGD(momentum=mom), mx.nd.ones(2)
+        with pytest.raises(ValueError, match="truth value"):
+            theirs.update(0, weight, weight, theirs.create_state(0, weight))
 
 
 def _own_dcasgd(optimizer, mom):
     made = optimizers.BY_NAME["dcasgd"].mxnet.own(mx)(momentum=mom, wd=optimizer.wd)
     made.set_wd_mult(optimizer.wd_mult), made.set_lr_mult(optimizer.lr_mult)
     return made
-
-
-def test_mxnets_dcasgd_fails_with_a_momentum():
-    """The reason for a class of our own."""
-    theirs = mx.optimizer.DCASGD(momentum=0.9)
-    weight = mx.nd.ones(2)
-    with pytest.raises(ValueError, match="truth value"):
-        theirs.update(0, weight, weight, theirs.create_state(0, weight))
 
 
 def mxnet_backend_steps(name, weights, **more):
@@ -175,20 +168,14 @@ def mxnet_backend_steps(name, weights, **more):
     return {name: value.asnumpy() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in optimizers.NAMES if name != "dcasgd"])
-def test_both_backends_make_the_same_steps(name):
-    module, optimizer = torch_side(name)
-    expected = mxnet_backend_steps(name, first_weights(module))
+@pytest.mark.parametrize("name, more", [*((name, {}) for name in optimizers.NAMES if name != "dcasgd"), LAYERWISE])
+def test_both_backends_make_the_same_steps(name, more):
+    module, optimizer = torch_side(name, **more)
+    expected = mxnet_backend_steps(name, first_weights(module), **more)
     assert_close(torch_steps(module, optimizer), expected)
-
-
-def test_both_backends_have_rates_of_layers_for_lbsgd():
-    more = {"warmup_strategy": "lars"}
-    module, optimizer = torch_side("lbsgd", **more)
-    expected = mxnet_backend_steps("lbsgd", first_weights(module), **more)
-    assert_close(torch_steps(module, optimizer), expected)
-    plain = torch_side("lbsgd")
-    assert not np.allclose(torch_steps(*plain)["fc_weight"], expected["fc_weight"], rtol=1e-2)
+    if more:
+        plain = torch_steps(*torch_side(name))
+        assert not np.allclose(plain["fc_weight"], expected["fc_weight"], rtol=1e-2)
 
 
 def test_adam_is_mxnets_where_gradients_are_small_up_to_epsilon():
@@ -234,19 +221,17 @@ OPTIONS = [
     ("ftrl", {"lamda1": 0.5, "beta": 0.3}),
     ("adadelta", {"rho": 0.5, "epsilon": 0.1}),
     ("rmsprop", {"gamma1": 0.5, "epsilon": 0.1}),
+    ("adagrad", {"epsilon": 0.5}),
 ]
+THEIRS = {"adagrad": {"eps": 0.5}}  # the option has another name in MXNet
 
 
 @pytest.mark.parametrize("name, given", OPTIONS)
 def test_options_mean_what_they_mean_in_mxnet(name, given):
-    found, expected = both(name, given)
+    found, expected = both(name, given, THEIRS.get(name))
     assert_close(found, expected)
     usual, _ = both(name, {})
     assert not np.allclose(found["found"], usual["found"], rtol=1e-4)
-
-
-def test_adagrads_epsilon_has_another_name_in_mxnet():
-    assert_close(*both("adagrad", {"epsilon": 0.5}, {"eps": 0.5}))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e4])
@@ -272,7 +257,7 @@ def test_so_they_have_with_our_lars_on_mxnet(weight, scale):
 
 
 @pytest.mark.parametrize("name", ["lars", "dcasgd"])
-def test_our_classes_on_mxnet_clip_gradients_as_mxnets_do(name):
+def test_our_classes_on_mxnet_clip_gradients(name):
     row, values = optimizers.BY_NAME[name].mxnet, [mx.nd.ones(50), mx.nd.ones(50)]
     words = {"learning_rate": 0.02, "wd": DECAY, "clip_gradient": 0.5, "rescale_grad": 0.3}
     for kind, value in zip((row.own(mx), getattr(mx.optimizer, row.name)), values, strict=True):
@@ -301,7 +286,7 @@ def test_a_class_of_our_own_is_a_torch_optimizer():
 
     assert optimizer.step(closure) == 4.0
     assert weight.tolist() == [0.5, 0.5] and other.tolist() == [1.0, 1.0]
-    with pytest.raises(TypeError, match="Signum has no option 'nesterov'"):
+    with pytest.raises(TypeError, match="Signum .*'nesterov'"):
         class_of("signum")([weight], nesterov=True)
 
 
@@ -333,38 +318,32 @@ def test_noise_depends_on_seed_array_and_step_alone():
 
 # -- arrays that do not learn -----------------------------------------------------------------------------------------
 
-FROZEN = Network(
-    "half-frozen",
-    chain(Flatten(), Dense("kept", 3, bias=False, weight_rule=Rule(lr_mult=0.0)), Dense("fc", 2)),
-    (1, 2, 2),
-    2,
-)
+KEPT = Dense("kept", 3, bias=False, weight_rule=Rule(lr_mult=0.0))
+FROZEN = Network("half-frozen", chain(Flatten(), KEPT, Dense("fc", 2)), (1, 2, 2), 2)
+ONE_LAYER = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)
 
 
 @pytest.mark.parametrize("backend", ["torch", "mxnet"])
 @pytest.mark.parametrize("name", optimizers.NAMES)
 def test_a_multiplier_of_0_keeps_an_array_as_it_is(name, backend):
     weights = {each.name: np.full(each.shape, 0.5, np.float32) for each in FROZEN.parameters()}
-    given = {each.name: np.full(each.shape, -1.0, np.float32) for each in FROZEN.parameters()}
     if backend == "mxnet":
-        learned = [Learned(each.name, number, [], []) for number, each in enumerate(FROZEN.parameters())]
+        learned = [Learned(each, number, [], []) for number, each in enumerate(weights)]
         updater = mxnet_optimizer.Updater(optimizer_spec(settings(name), FROZEN, learned))
         values = {each: mx.nd.array(weights[each]) for each in weights}
-        for number, each in enumerate(weights):
-            for _ in range(2):
-                updater(number, mx.nd.array(given[each]), values[each])
+        for number, value in [*enumerate(values.values())] * 2:
+            updater(number, mx.nd.full(value.shape, -1.0), value)
         found = {each: value.asnumpy() for each, value in values.items()}
     else:
         module = torch_layers.build(FROZEN)
-        named = dict(module.named_parameters())
         optimizer = make_optimizer(module, FROZEN, settings(name))
-        for each, parameter in named.items():
+        for parameter in module.parameters():
             parameter.data.fill_(0.5)
-            parameter.grad = torch.from_numpy(given[each])
+            parameter.grad = torch.full_like(parameter, -1.0)
         for rate in (0.02, 0.01):
             set_rate(optimizer, rate)
             optimizer.step()
-        found = {each: parameter.detach().numpy() for each, parameter in named.items()}
+        found = first_weights(module)
     assert np.array_equal(found["kept_weight"], weights["kept_weight"])
     assert not np.array_equal(found["fc_weight"], weights["fc_weight"]) and np.isfinite(found["fc_weight"]).all()
 
@@ -404,8 +383,7 @@ OF_04 = {  # what torch.optim's classes had in the groups and states of 0.4
 def test_a_state_of_04_continues(name):
     """These three were torch.optim's classes; their arrays serve, and this version's options hold."""
     kind, options = OF_04[name]
-    network = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)
-    made = torch_trainer.TorchTrainer(network, settings(name), kvstore.create("local"))
+    made = torch_trainer.TorchTrainer(ONE_LAYER, settings(name), kvstore.create("local"))
     module = made._modules[0]
     groups = [
         {"params": [each], "weight_decay": decay} for each, decay in zip(module.parameters(), (DECAY, 0.0), strict=True)
@@ -415,7 +393,7 @@ def test_a_state_of_04_continues(name):
         each.grad = torch.ones_like(each)
     old.step()
     state = {**made.state(), "optimizer": old.state_dict()}
-    again = torch_trainer.TorchTrainer(network, settings(name), kvstore.create("local"), state)
+    again = torch_trainer.TorchTrainer(ONE_LAYER, settings(name), kvstore.create("local"), state)
     before = again.state()["optimizer"]
     own = made.state()["optimizer"]["param_groups"]
     assert [{*group} for group in before["param_groups"]] == [{*group} for group in own]
@@ -430,9 +408,8 @@ def test_a_state_of_04_continues(name):
 @pytest.mark.parametrize("name", ["nag", "lamb", "ftrl"])
 def test_classes_of_our_own_take_a_loss_scale(name):
     """They divide gradients by it, and skip a step that overflows."""
-    network = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)
-    scaled = torch_trainer.TorchTrainer(network, settings(name, "--dtype float16"), kvstore.create("local"))
-    plain = torch_trainer.TorchTrainer(network, settings(name), kvstore.create("local"))
+    scaled = torch_trainer.TorchTrainer(ONE_LAYER, settings(name, "--dtype float16"), kvstore.create("local"))
+    plain = torch_trainer.TorchTrainer(ONE_LAYER, settings(name), kvstore.create("local"))
     images, labels = np.ones((2, 1, 2, 2), np.float32), np.array([0, 1])
     for made in (scaled, plain):
         made.train_step(images, labels, 2, 0.01)

@@ -38,37 +38,36 @@ def weights(model):
     return [each.detach().clone() for each in model.parameters()]
 
 
-def trained_by(job, factors, **options):
-    """The weights of both workers after three steps."""
+def joined(store, model, lr=0.01, **options):
+    return distribute(model, torch.optim.SGD(model.parameters(), lr=lr), store, **options)
 
-    def one(store):
-        model = Net(store.rank)
-        inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        optimizer = distribute(model, inner, store, factors=factors, **options)
-        for step in range(len(SHARES)):
-            optimizer.zero_grad()
-            loss_of(model, *share(store, step)).backward()
-            optimizer.step()
-        optimizer.synchronize()
-        return weights(model), store.bytes_sent
 
-    return job.all(one)
+BOTH = ["first.weight", "last.weight"]
 
 
 @pytest.mark.parametrize("defer", [False, True])
 @pytest.mark.parametrize("average", [False, True])
 def test_weights_equal_those_without_factors_up_to_rounding(job, average, defer):
     """Workers have different numbers of samples, in one step none."""
+
+    def one(store):
+        model = Net(store.rank)
+        inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        made = distribute(model, inner, store, factors=2 * ROWS, average=average, defer=defer, factored=BOTH)
+        for step in range(len(SHARES)):
+            made.zero_grad()
+            loss_of(model, *share(store, step)).backward()
+            made.step()
+        made.synchronize()
+        return weights(model)
+
     alone = Net(0)
     plain = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
     for step, counts in enumerate(SHARES):
         plain.zero_grad()
         (loss_of(alone, *batch(sum(counts), step)) / (2 if average else 1)).backward()
         plain.step()
-    (found, _), (other, _) = trained_by(
-        job, 2 * ROWS, average=average, defer=defer, factored=["first.weight", "last.weight"]
-    )
-    for mine, its, expected in zip(found, other, weights(alone), strict=True):
+    for mine, its, expected in zip(*job.all(one), weights(alone), strict=True):
         assert torch.equal(mine, its), "workers never drift apart"
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
@@ -92,7 +91,7 @@ def test_gradients_can_be_read_clipped_and_accumulated(job):
             optimizer.step()
         return weights(model), norms
 
-    results = [job.all(lambda store, names=names: one(store, names)) for names in (["first.weight", "last.weight"], [])]
+    results = [job.all(lambda store, names=names: one(store, names)) for names in (BOTH, [])]
     for (found, norms), (expected, others) in zip(*results, strict=True):
         assert norms == pytest.approx(others, rel=1e-5)
         for mine, its in zip(found, expected, strict=True):
@@ -102,9 +101,7 @@ def test_gradients_can_be_read_clipped_and_accumulated(job):
 def test_evaluation_and_copies_send_nothing(job):
     def one(store):
         model = Net(store.rank)
-        optimizer = distribute(
-            model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=ROWS * 2, factored=["first.weight"]
-        )
+        optimizer = joined(store, model, factors=ROWS * 2, factored=["first.weight"])
         copied = copy.deepcopy(model)
         for step in range(2):
             with torch.no_grad():
@@ -117,12 +114,43 @@ def test_evaluation_and_copies_send_nothing(job):
     assert not same and torch.equal(found, other)
 
 
-def refused(job, change, said, rows=2 * ROWS, factored=("first.weight",), **options):
+def plainly(model, x, y):
+    loss_of(model, x, y).backward()
+
+
+def penalised(model, x, y):
+    (loss_of(model, x, y) + model.first.weight.square().sum()).backward()
+
+
+def in_bfloat16(model, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model, x, y)
+    loss.backward()
+
+
+def compiled(model, x, y):
+    torch.compile(model, backend="eager")(x)
+
+
+def clipped(model, x, y):
+    loss_of(model, x, y).backward()
+    nn.utils.clip_grad_norm_([model.first.weight], 1e-3)
+
+
+@pytest.mark.parametrize(
+    "change, rows, said",
+    [
+        (plainly, 9, "more than 9 samples"),
+        (penalised, 2 * ROWS, r"weight of \(40, 7\) .* outside"),  # it is used elsewhere, too
+        (in_bfloat16, 2 * ROWS, "float32.*torch.bfloat16"),
+        (compiled, 2 * ROWS, "torch.compile"),
+        (clipped, 2 * ROWS, "between backward.. and step"),
+    ],
+)
+def test_what_factors_cannot_stand_for_is_refused(job, change, rows, said):
     def one(store):
         model = Net(store.rank)
-        optimizer = distribute(
-            model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=rows, factored=factored, **options
-        )
+        optimizer = joined(store, model, factors=rows, factored=["first.weight"])
         with pytest.raises(UserError, match=said):
             change(model, *batch(5, store.rank))
             optimizer.step()
@@ -130,75 +158,24 @@ def refused(job, change, said, rows=2 * ROWS, factored=("first.weight",), **opti
     job.all(one)
 
 
-def test_more_samples_than_declared_are_refused(job):
-    refused(
-        job, lambda model, x, y: loss_of(model, x, y).backward(), "more than 9 samples for the dense layer of", rows=9
-    )
-
-
-def test_a_weight_that_is_also_used_elsewhere_is_refused(job):
-    def penalised(model, x, y):
-        (loss_of(model, x, y) + model.first.weight.square().sum()).backward()
-
-    refused(job, penalised, r"weight of \(40, 7\) whose gradient is sent as factors has a gradient from outside of its")
-
-
-def test_factors_of_lower_precision_are_refused(job):
-    def cast(model, x, y):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(model, x, y)
-        loss.backward()
-
-    refused(job, cast, "factors must be float32, these are torch.bfloat16")
-
-
-def test_compiled_code_is_refused(job):
-    def compiled(model, x, y):
-        torch.compile(model, backend="eager")(x)
-
-    refused(job, compiled, "factors are not kept in code of torch.compile")
-
-
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"factored": ["tied.weight"]}, "tied.weight is no float32 weight of a dense layer that is used once; those"),
-        ({"factors": -1}, "factors=-1: expected the largest number of samples"),
-        (
-            {"update_on_kvstore": True},
-            "factors need the optimizer on the workers, and kvstore dist_sync runs it on the s",
-        ),
+        (lambda rank: {"factored": ["tied.weight"]}, "tied.weight .*used once"),
+        (lambda rank: {"factors": -1}, "factors=-1"),
+        (lambda rank: {"update_on_kvstore": True}, "dist_sync runs it on the servers"),
+        (lambda rank: {"factors": 4 + rank}, "factors=4, 5"),
     ],
 )
 def test_wrong_uses_are_refused(job, options, said):
     def one(store):
-        model = Net()
         with pytest.raises(UserError, match=said):
-            distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, **{"factors": 4, **options})
+            joined(store, Net(store.rank), **{"factors": 4, **options(store.rank)})
 
     job.all(one)
 
 
 # -- gradients that programs discard, or compute for something else ---------------------------------------------------
-
-
-def as_without_factors(job, train):
-    """Each worker trains its model twice, with factors and without: `train(model, optimizer, x, y)` in three steps."""
-
-    def one(store, factored):
-        model = Net(store.rank)
-        inner = torch.optim.SGD((each for each in model.parameters()), lr=0.01, momentum=0.9)
-        optimizer = distribute(model, inner, store, factors=8 * ROWS, factored=factored)
-        for step in range(len(SHARES)):
-            train(model, optimizer, *share(store, step))
-        optimizer.settle()
-        return weights(model)
-
-    found, expected = (
-        job.all(lambda store, names=names: one(store, names)) for names in (["first.weight", "last.weight"], [])
-    )
-    for mine, its in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
 def discards(model, optimizer, x, y, zero_grad=None):
@@ -253,17 +230,25 @@ def uses_keywords(model, optimizer, x, y):
 @pytest.mark.parametrize(
     "train",
     [
-        discards,
-        discards_by_the_model,
-        discards_everything,
-        asks_for_gradients_of_inputs,
-        freezes_a_layer,
-        calls_a_layer_twice,
-        uses_keywords,
+        *(discards, discards_by_the_model, discards_everything, asks_for_gradients_of_inputs),
+        *(freezes_a_layer, calls_a_layer_twice, uses_keywords),
     ],
 )
 def test_factors_follow_what_the_program_does_with_gradients(job, train):
-    as_without_factors(job, train)
+    """Each worker trains its model twice, with factors and without: `train(model, optimizer, x, y)` in three steps."""
+
+    def one(store, factored):
+        model = Net(store.rank)
+        inner = torch.optim.SGD((each for each in model.parameters()), lr=0.01, momentum=0.9)
+        optimizer = distribute(model, inner, store, factors=8 * ROWS, factored=factored)
+        for step in range(len(SHARES)):
+            train(model, optimizer, *share(store, step))
+        optimizer.settle()
+        return weights(model)
+
+    found, expected = (job.all(lambda store, names=names: one(store, names)) for names in (BOTH, []))
+    for mine, its in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
 def test_a_recomputed_forward_is_an_error_and_no_wrong_gradient(job):
@@ -273,27 +258,17 @@ def test_a_recomputed_forward_is_an_error_and_no_wrong_gradient(job):
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
         forward = model.forward
         model.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
-        distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=8, factored=["0.weight"])
+        joined(store, model, factors=8, factored=["0.weight"])
         with pytest.raises((CheckpointError, UserError)):
             model(torch.ones(2, 4, requires_grad=True)).sum().backward()
 
     job.all(one)
 
 
-def test_gradients_clipped_without_reduce_gradients_are_refused(job):
-    def clipped(model, x, y):
-        loss_of(model, x, y).backward()
-        nn.utils.clip_grad_norm_([model.first.weight], 1e-3)
-
-    refused(job, clipped, "gradients were changed between backward.. and step.., after they had been sent")
-
-
 def test_training_inside_compiler_disable_is_not_taken_for_compiled_code(job):
     def one(store):
         model = Net(store.rank)
-        optimizer = distribute(
-            model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=2 * ROWS, factored=["first.weight"]
-        )
+        optimizer = joined(store, model, factors=2 * ROWS, factored=["first.weight"])
 
         @torch.compiler.disable
         def step():
@@ -312,16 +287,7 @@ def test_copies_of_straight_line_models_can_be_made(job):
         network = models.create("mlp", None, 10, (1, 4, 4))
         model = layers.build(network)
         layers.initialise(model, network, 0)
-        distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=4, factored=["fc1_weight"])
+        joined(store, model, factors=4, factored=["fc1_weight"])
         return copy.deepcopy(model)(torch.ones(2, 1, 4, 4)).shape
 
     assert set(job.all(one)) == {(2, 10)}
-
-
-def test_workers_that_name_different_numbers_of_rows_are_told(job):
-    def one(store):
-        model = Net(store.rank)
-        with pytest.raises(UserError, match="the workers gave factors=4, 5: give all the largest number of samples"):
-            distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), store, factors=4 + store.rank)
-
-    job.all(one)
