@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests import leftovers
 from tests.forked_job import start_forked  # noqa: F401  (a fixture of all tests)
 from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
 from tests.tiers import examples
@@ -18,6 +20,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: many 
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and SIGINT in the background: the programs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # under test would inherit that
+os.environ[leftovers.OWNER] = leftovers.identity()
+
+
+def _interrupted(*_: object, _of: int = os.getpid()) -> None:
+    if os.getpid() == _of:
+        raise KeyboardInterrupt  # so that fixtures are torn down
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in a child that a test has forked
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+signal.signal(signal.SIGTERM, _interrupted)
 
 QUICK = {
     "tests": "checkpoint covering env initial layers messages metric options record schedule system_packages tiers",
@@ -31,6 +44,21 @@ QUICK = {
 }
 ROOT = Path(__file__).parents[1]
 QUICK_FILES = {ROOT / folder / f"test_{name}.py" for folder, names in QUICK.items() for name in names.split()}
+
+
+def _remove_leftovers(config: pytest.Config) -> None:
+    """Of killed and interrupted runs, and at the end of this one, those of its own interrupted workers."""
+    if not hasattr(config, "workerinput"):
+        for each in leftovers.remove():
+            print(f"Removed what a dead test run has left: {each}", file=sys.stderr)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    _remove_leftovers(session.config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _remove_leftovers(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

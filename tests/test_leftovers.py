@@ -1,0 +1,174 @@
+"""What a killed pytest leaves, the next one removes; an interrupted pytest leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests import control_groups, leftovers
+from tests.cluster.command import namespaces
+from tests.cluster.requirements import missing
+from tests.cluster.testbed import Testbed, locked
+from tests.running_job import ROOT
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that is no more."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_killed_once_its_pytest_is_gone(dead):
+    for owner, killed in ((leftovers.identity(), False), (f"{dead}:1.0", True), (f"{os.getpid()}:1.0", True)):
+        with subprocess.Popen(["sleep", "1000"], env={**os.environ, leftovers.OWNER: owner}) as process:
+            wait_for(lambda pid=process.pid: leftovers.environments().get(pid), "its environment")
+            leftovers.remove()
+            if not killed:
+                assert process.poll() is None
+                process.kill()
+            assert process.wait() == -signal.SIGKILL
+
+
+def test_what_starts_inherits_the_mark_of_this_pytest(sleeping):
+    mark = f"{leftovers.OWNER}={leftovers.identity()}"
+    wait_for(lambda: mark in leftovers.environments().get(sleeping.pid, ()), "the mark")
+
+
+def test_a_control_group_is_removed_with_its_frozen_processes(dead, sleeping):
+    top, why = control_groups.freezer(os.geteuid())
+    if not top:
+        pytest.skip(f"no control group that freezes: missing is {why}")
+    group, of_this = top / f"dmltrain-test-{dead}", top / f"dmltrain-cost-{os.getpid()}"
+    try:
+        of_this.mkdir(exist_ok=True)
+        (group / "frozen").mkdir(parents=True)
+        control_groups.enter(group / "frozen", sleeping.pid)
+        control_groups.set_frozen(group / "frozen", True)
+        leftovers.remove()
+        assert not group.exists() and sleeping.wait() == -signal.SIGKILL
+        assert of_this.exists()
+    finally:
+        with contextlib.suppress(OSError):  # that of --cost is in use
+            of_this.rmdir()
+
+
+def test_private_folders_of_jobs_that_are_over_are_removed(dead, sleeping):
+    running = f"test-{dead}-{uuid.uuid4().int % 10**9}"
+    process = subprocess.Popen(["sleep", "1000"], env={**os.environ, "DMLTRAIN_JOB": running})
+    wait_for(lambda: f"DMLTRAIN_JOB={running}" in leftovers.environments()[process.pid], "its environment")
+    marks = {f"ssh-{dead}-12": False, f"ssh-{os.getpid()}-12": True, "train-12ab": True, "train-34cd": False}
+    folders = {
+        Path(tempfile.mkdtemp(prefix=f"dmltrain-{mark}.")): stays for mark, stays in {**marks, running: True}.items()
+    }
+    old = next(folder for folder in folders if "34cd" in folder.name)
+    os.utime(old, (0, 0))
+    try:
+        leftovers.remove()
+        assert {folder: folder.exists() for folder in folders} == folders
+    finally:
+        process.kill()
+        process.wait()
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def test_another_process_with_its_number_is_not_the_owner(dead, sleeping):
+    wait_for(lambda: b"sleep" in Path(f"/proc/{sleeping.pid}/cmdline").read_bytes(), "sleep runs")
+    dead_ones = {pid: leftovers.is_dead(pid) for pid in (os.getpid(), sleeping.pid, dead)}
+    assert dead_ones == {os.getpid(): False, sleeping.pid: True, dead: True}
+
+
+# -- whole runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path) -> Iterator[subprocess.Popen[bytes]]:
+    """pytest with two workers, each of which has a test bed. After SIGTERM, which comes to the first process only, the
+    workers do not end and are killed."""
+    if lacking := missing():
+        pytest.skip(f"no test bed: it needs {lacking}")
+    words = f"-m pytest -q -n 2 --basetemp {tmp_path / 'of-it'} tests/cluster/programs/stays.py".split()
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    leftovers.remove()
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def beds_of(process: subprocess.Popen[bytes]) -> list[str]:
+    """Names of the test beds of both of its workers, once they are there."""
+
+    def booted() -> list[str]:
+        names = [f"pytest{pid}" for pid in children(process.pid)]
+        there = [name for name in names if Testbed(name).stored() and Testbed(name).pid_1("h5")]
+        return there if len(there) == 2 else []
+
+    return wait_for(booted, "the test beds of two workers")
+
+
+def left_of(beds: list[str]) -> list[str]:
+    return [name for name in namespaces() for bed in beds if name.startswith(f"testbed-{bed}-")]
+
+
+@pytest.mark.parametrize(
+    "next_run",
+    [
+        pytest.param("-m tests.leftovers", marks=pytest.mark.thorough, id="by hand"),
+        pytest.param("-m pytest --collect-only -q tests/test_tiers.py", id="pytest"),
+    ],
+)
+def test_the_next_run_removes_what_a_killed_one_has_left(run, next_run):
+    beds = beds_of(run)
+    with ExitStack() as stack:
+        for bed in beds:  # nobody else removes it meanwhile
+            stack.enter_context(locked(f"bed-{bed}"))
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        assert len(left_of(beds)) >= 2 * 6
+    subprocess.run([sys.executable, *next_run.split()], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    assert left_of(beds) == [] and not any(Testbed(bed).folder.exists() for bed in beds)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing(run, number):
+    beds = beds_of(run)
+    workers = children(run.pid)
+    if number == signal.SIGINT:  # as at a terminal
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
+    run.wait()
+    assert left_of(beds) == [] and not any(Testbed(bed).folder.exists() for bed in beds)
+    started = [
+        each
+        for each in leftovers.environments().values()
+        if any(f"{leftovers.OWNER}={pid}:" in "\0".join(each) for pid in workers)
+    ]
+    assert not started
