@@ -14,3 +14,10 @@ def executable(path: Path, source: str, flags: str = "") -> Path:
     path.write_text(f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} {flags} \"$0\" \"$@\"\n' '''\n{source}")
     path.chmod(0o755)
     return path
+
+
+def shell_script(path: Path, text: str) -> Path:
+    """Make `path` an executable script of the shell."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,18 +38,26 @@ from launch.run.session import EVENTS_AT_ONCE, Session
 from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.output import Output, Silent
-from tests.scripts import executable
+from tests.scripts import executable, shell_script
 from tests.waiting import SECONDS, wait_for
 
-SILENCE = 20.0  # s; the channel's, for tests that are about something else
+SILENCE = 60.0  # s; the channel's, for tests that are about something else
 
 
 class Conversation:
-    """An agent with a job on a host "here"."""
+    """An agent with a job on a host "here". `channel`: to an agent of the job `mark`; without it, one is started."""
 
-    def __init__(self, folder: Path, python: str = sys.executable, silence: float = SILENCE, **job: object):
-        self.mark = f"test-{os.getpid()}-{random.randrange(10**9)}"
-        self.channel = LocalChannel(Host("here", "127.0.0.1", python), self.mark)
+    def __init__(
+        self,
+        folder: Path,
+        python: str = sys.executable,
+        silence: float = SILENCE,
+        channel: Any = None,
+        mark: str = "",
+        **job: object,
+    ):
+        self.mark = mark or f"test-{os.getpid()}-{random.randrange(10**9)}"
+        self.channel = channel or LocalChannel(Host("here", "127.0.0.1", python), self.mark)
         self.folder = folder
         self.printed: dict[int, bytes] = {}
         self.heard = self._hear()
@@ -613,10 +622,7 @@ def test_a_host_that_sends_other_data():
 
 
 def test_an_agent_that_cannot_start_is_lost_with_its_reason(tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 9\n")
-    python.chmod(0o755)
-    supervisor = run_session(tmp_path, python)
+    supervisor = run_session(tmp_path, shell_script(tmp_path / "python", "echo 'out of luck' >&2; exit 9"))
     assert supervisor.exit_code == 125
     assert "the agent on here exited with 9: out of luck" in supervisor.cause.text
 

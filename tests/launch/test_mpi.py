@@ -9,35 +9,27 @@ import random
 import shutil
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launch import LaunchError
-from launch.agent import protocol
-from launch.channels import frames
 from launch.channels.bridges.bridge import VARIABLE
-from launch.channels.bridges.channel import BridgeChannel
 from launch.clusters.mpi import Cluster
 from launch.job.host import Host
 from launch.job.options import Options
+from tests.launch.conftest import DEADLINE
+from tests.launch.test_agent import Conversation
+from tests.scripts import shell_script
+from tests.waiting import wait_for
 
 MARK = "DMLTRAIN_TEST_OF_MPI"  # in the environment of every process that a test starts
-DEADLINE = 60.0  # s; for what takes a fraction of a second on an idle machine
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 ROOT = os.geteuid() == 0
 AWKWARD = ["two words", "it's", 'say "hi"', "$HOME `id` $(id)", "a;b&c|d", "line\nline", "tab\t", "é 漢 🎉", "*", ""]
-
-
-def wait_for(condition: Callable[[], object], what: str) -> object:
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"not within {DEADLINE} s: {what}"
-        time.sleep(0.01)
-    return found
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -52,44 +44,23 @@ def living() -> list[int]:
     return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
 
 
-class Conversation:
+class Remote(Conversation):
     """An agent behind a channel, with a job of its own."""
 
-    def __init__(self, channel: BridgeChannel, mark: str, folder: Path):
-        self.channel, self.folder, self.mark = channel, folder, mark
-        self.printed: dict[int, bytes] = {}
-        self.heard = self._hear()
-        self.send(do="job", mark=mark, host="here", key="feed", grace=0.5, silence=30.0, log_folder=str(folder))
-        self.ready = self.until("ready")
-
-    def send(self, **message: object) -> None:
-        self.channel.write(json.dumps(message).encode() + b"\n")
-
-    def _hear(self) -> Iterator[dict]:
-        for kind, task, payload in frames(self.channel, DEADLINE):
-            if kind == protocol.OUTPUT:
-                self.printed[task] = self.printed.get(task, b"") + payload
-            else:
-                yield json.loads(payload)
-
-    def until(self, event: str) -> dict:
-        return next(each for each in self.heard if each["event"] == event)
-
-    def start(self, *argv: str, **variables: str) -> int:
+    def run(self, *argv: str, **variables: str) -> int:
         """Start task 0; its pid."""
-        task = {
-            "task": 0,
-            "argv": argv,
-            "workdir": str(self.folder),
-            "environment": {"DMLTRAIN_JOB": self.mark, **variables},
-        }
+        named = {"DMLTRAIN_JOB": self.mark, **variables}
+        task = {"task": 0, "argv": argv, "workdir": str(self.folder), "environment": named}
         self.send(do="start", unset=[], tasks=[task])
         return self.until("started")["pid"]
 
-    def stop(self) -> str:
+    def finish(self) -> str:
         """End it all properly; how the channel says that the agent ended."""
-        self.send(do="stop", grace=0.2)
-        assert self.until("ended")["left"] == []
+        assert self.stop()["left"] == []
+        return self.lost()
+
+    def lost(self) -> str:
+        """What the channel says when it has ended."""
         assert list(self.heard) == []
         return self.channel.close()
 
@@ -110,10 +81,10 @@ class Mpi:
         self.clusters[-1].hosts = list(hosts) or [Host("localhost", python=sys.executable)]
         return self.clusters[-1]
 
-    def talk(self, cluster: Cluster, index: int = 0) -> Conversation:
+    def talk(self, cluster: Cluster, index: int = 0) -> Remote:
         """With a job for each host: they are one machine, and an agent ends all of its job there."""
-        channel = cluster.connect(cluster.hosts[index], f"{self.mark}-{index}")
-        return Conversation(channel, f"{self.mark}-{index}", self.folder)
+        mark = f"{self.mark}-{index}"
+        return Remote(self.folder, channel=cluster.connect(cluster.hosts[index], mark), mark=mark)
 
     @property
     def mpiruns(self) -> list[int]:
@@ -156,96 +127,68 @@ def mpi(request, tmp_path) -> Iterator[Mpi]:
 
 def test_an_agent_runs_its_commands_and_ends(mpi):
     talk = mpi.talk(mpi.cluster())
-    talk.start(sys.executable, "-c", "import os; print(os.getcwd(), end='')")
+    talk.run(sys.executable, "-c", "import os; os.write(1, bytes(5_000_000)); print(os.getcwd(), end='')")
     assert talk.until("exited")["code"] == 0
-    assert talk.printed[0] == str(mpi.folder).encode()
-    assert talk.stop() == "exited with 0"
+    assert talk.printed[0] == bytes(5_000_000) + str(mpi.folder).encode()
+    assert talk.finish() == "exited with 0"
 
 
 def test_two_hosts_share_one_mpirun_and_connect_at_once(mpi):
     cluster = mpi.cluster(Host("localhost"), Host("127.0.0.1"))
-    talks: list[Conversation] = []
-    threads = [threading.Thread(target=lambda i=i: talks.append(mpi.talk(cluster, i))) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert len(talks) == 2
+    with ThreadPoolExecutor(2) as pool:
+        talks = list(pool.map(lambda index: mpi.talk(cluster, index), range(2)))
     wait_for(lambda: len(mpi.mpiruns) == 1, "one mpirun")  # /proc may leave one out while another process ends
     assert len(mpi.bridges()) == 2
     assert talks[0].ready["pid"] != talks[1].ready["pid"]
-    assert talks[0].stop() == "exited with 0"
+    assert talks[0].finish() == "exited with 0"
     talks[1].send(do="beat")
     talks[1].until("beat")  # the end of one is not that of the other
-    assert talks[1].stop() == "exited with 0"
+    assert talks[1].finish() == "exited with 0"
 
 
-def test_arguments_and_environment_values_arrive_unchanged(mpi):
+def test_arguments_and_environment_arrive_unchanged_and_with_all_cores_and_nothing_of_mpirun(mpi):
     talk = mpi.talk(mpi.cluster())
     names = [f"AWKWARD_{index}" for index in range(len(AWKWARD))]
-    show = f"import json, os, sys; print(json.dumps([sys.argv[1:], [os.environ[name] for name in {names}]]))"
-    talk.start(sys.executable, "-c", show, *AWKWARD, **dict(zip(names, AWKWARD, strict=True)))
+    show = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), sorted(os.sched_getaffinity(0))]))"
+    talk.run(sys.executable, "-c", show, *AWKWARD, **dict(zip(names, AWKWARD, strict=True)))
     assert talk.until("exited")["code"] == 0
-    assert json.loads(talk.printed[0]) == [AWKWARD, AWKWARD]
-    talk.stop()
-
-
-def test_five_megabytes_come_back(mpi):
-    talk = mpi.talk(mpi.cluster())
-    talk.start(sys.executable, "-c", "import os; os.write(1, bytes(5_000_000))")
-    talk.until("exited")
-    talk.stop()
-    assert talk.printed[0] == bytes(5_000_000)
-
-
-def test_processes_see_all_cores_and_nothing_of_mpirun(mpi):
-    talk = mpi.talk(mpi.cluster())
-    show = "import json, os; print(json.dumps([sorted(os.sched_getaffinity(0)), list(os.environ)]))"
-    talk.start(sys.executable, "-c", show)
-    talk.until("exited")
-    cores, names = json.loads(talk.printed[0])
+    arguments, variables, cores = json.loads(talk.printed[0])
+    assert arguments == [variables[name] for name in names] == AWKWARD
+    assert not [name for name in variables if name.startswith(("OMPI_", "PMIX_", "PMI_", "HYD", VARIABLE))]
     assert cores == sorted(os.sched_getaffinity(0))
-    assert not [name for name in names if name.startswith(("OMPI_", "PMIX_", "PMI_", "HYD", VARIABLE))]
-    talk.stop()
+    talk.finish()
 
 
 def test_no_secret_is_in_any_command_line_or_in_mpiruns_output(mpi):
-    cluster = mpi.cluster()
-    talk = mpi.talk(cluster)
-    talk.start(sys.executable, "-c", "import time; time.sleep(60)", PASSWORD="hush-hush")
+    talk = mpi.talk(mpi.cluster())
+    talk.run(*SLEEP, PASSWORD="hush-hush")
     token = json.loads(environment(mpi.bridges()[0])[VARIABLE])["token"]
     lines = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            lines.append((folder / "cmdline").read_bytes())
-        except OSError:
-            continue
+    for pid in living():
+        with contextlib.suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes())
     assert any(b"dmltrain-bridge" in line for line in lines)
     assert not [line for line in lines if token.encode() in line or b"hush-hush" in line]
     os.kill(mpi.bridges()[0], signal.SIGKILL)
-    assert list(talk.heard) == []
-    assert token not in talk.channel.close(), "the message has the output of mpirun"
+    assert token not in talk.lost(), "the message has the output of mpirun"
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-def busy(mpi: Mpi) -> tuple[Cluster, Conversation, int]:
+def busy(mpi: Mpi) -> tuple[Cluster, Remote, int]:
     """An agent with a process that would run for long."""
     cluster = mpi.cluster()
     talk = mpi.talk(cluster)
-    return cluster, talk, talk.start(sys.executable, "-c", "import time; time.sleep(600)")
+    return cluster, talk, talk.run(*SLEEP)
 
 
 def test_mpirun_is_killed_and_the_agent_ends_everything(mpi):
     cluster, talk, pid = busy(mpi)
     (mpirun,) = mpi.mpiruns
-    began = time.monotonic()
     os.kill(mpirun, signal.SIGKILL)
-    assert list(talk.heard) == []
-    assert "mpirun was killed by SIGKILL" in talk.channel.close()
+    assert "mpirun was killed by SIGKILL" in talk.lost()
     wait_for(lambda: not mpi.left(), "the end of every process")
-    assert time.monotonic() - began < 15
     with pytest.raises(OSError):
         talk.channel.write(b"x")
 
@@ -253,12 +196,11 @@ def test_mpirun_is_killed_and_the_agent_ends_everything(mpi):
 def test_the_bridge_is_killed_and_another_is_reached_by_an_mpirun_of_its_own(mpi):
     cluster, talk, pid = busy(mpi)
     os.kill(mpi.bridges()[0], signal.SIGKILL)
-    assert list(talk.heard) == []
-    assert talk.channel.close().startswith("lost its bridge (pid ")
+    assert talk.lost().startswith("lost its bridge (pid ")
     first = mpi.mpiruns
     again = mpi.talk(cluster)
     assert set(mpi.mpiruns) - set(first), "another mpirun"
-    assert again.stop() == "exited with 0"
+    assert again.finish() == "exited with 0"
     wait_for(lambda: not mpi.left(), "the end of every process")
 
 
@@ -266,28 +208,23 @@ def test_a_killed_bridge_leaves_the_other_hosts_alone(mpi):
     cluster = mpi.cluster(Host("localhost"), Host("127.0.0.1"))
     talks = [mpi.talk(cluster, index) for index in range(2)]
     os.kill(mpi.bridges()[0], signal.SIGKILL)
-    assert list(talks[0].heard) == []
-    talks[0].channel.close()
-    talks[1].start(sys.executable, "-c", "import time; time.sleep(0.5); print('done')")
+    talks[0].lost()
+    talks[1].run(sys.executable, "-c", "import time; time.sleep(0.5); print('done')")
     assert talks[1].until("exited")["code"] == 0
-    assert talks[1].stop() == "exited with 0"
+    assert talks[1].finish() == "exited with 0"
 
 
 def test_the_agent_is_killed(mpi):
     cluster, talk, pid = busy(mpi)
     os.kill(talk.ready["pid"], signal.SIGKILL)
-    assert list(talk.heard) == []
-    assert talk.channel.close() == "was killed by SIGKILL"
-    again = mpi.talk(cluster)
-    again.stop()  # the new one ends what the old one has left
+    assert talk.lost() == "was killed by SIGKILL"
+    mpi.talk(cluster).finish()  # the new one ends what the old one has left
     assert pid not in mpi.left()
 
 
 def test_close_ends_everything_that_still_runs(mpi):
     cluster, talk, pid = busy(mpi)
-    began = time.monotonic()
     cluster.close()
-    assert time.monotonic() - began < 5
     wait_for(lambda: not mpi.left(), "the end of every process")
 
 
@@ -301,11 +238,9 @@ def refusal(mpi: Mpi, cluster: Cluster) -> LaunchError:
 
 
 def test_a_host_without_that_python_is_named_at_once(mpi):
-    began = time.monotonic()
-    error = refusal(mpi, mpi.cluster(Host("localhost", python="/no/such/python")))
-    assert "localhost was not reached: mpirun exited with 127 and printed" in str(error)
+    error = refusal(mpi, mpi.cluster(Host("localhost", python="/no/such/python"), connect_timeout=1000.0))
+    assert "localhost was not reached: mpirun exited with 127" in str(error)
     assert "/no/such/python: not found" in str(error)
-    assert time.monotonic() - began < DEADLINE
 
 
 def test_an_unknown_host_name(mpi):
@@ -326,26 +261,15 @@ def test_open_mpi_refuses_root_and_the_fix_is_printed(tmp_path):
     error = refusal(mpi, cluster)
     cluster.close()
     assert error.code == 2
-    assert "You can override this protection by adding the --allow-run-as-root option" in str(error)
     assert "--mpirun-args=--allow-run-as-root" in str(error)
 
 
 def test_an_mpirun_that_hangs_is_not_waited_for(tmp_path):
-    hangs = tmp_path / "mpirun"
-    hangs.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "(Open MPI) 4" && exit\necho trying; exec sleep 60\n')
-    hangs.chmod(0o755)
-    mpi = Mpi(str(hangs), tmp_path)
+    hangs = '[ "$1" = --version ] && echo "(Open MPI) 4" && exit\necho trying; exec sleep 600'
+    mpi = Mpi(str(shell_script(tmp_path / "mpirun", hangs)), tmp_path)
     cluster = mpi.cluster(connect_timeout=0.5)
-    began = time.monotonic()
     error = refusal(mpi, cluster)
-    assert "localhost was not reached by mpirun within 0.5 s (--connect-timeout); mpirun printed\ntrying" in str(error)
+    assert "within 0.5 s (--connect-timeout); mpirun printed\ntrying" in str(error)
     assert error.code == 125
     cluster.close()
-    assert time.monotonic() - began < 10
     assert not mpi.mpiruns
-
-
-def test_no_mpirun_here(tmp_path):
-    with pytest.raises(LaunchError, match="no-such-mpirun is not installed here") as caught:
-        Mpi("no-such-mpirun", tmp_path).cluster()
-    assert caught.value.code == 127

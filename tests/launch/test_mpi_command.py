@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from launch.clusters.mpi import MPICH, OPEN_MPI, check, command, kind
 from launch.job.host import Host
 from launch.job.hosts.allocation import allocation
 from launch.job.options import Options
+from tests.scripts import shell_script
+from tests.waiting import SECONDS, wait_for
 
 HOSTS = [Host(f"node{index:02}") for index in range(64)]
 
@@ -83,9 +84,8 @@ def test_the_python_of_a_host_may_have_any_name():
     text = bridge_command(choice(Host("a", python="/opt/my python/it's"), 3))[2]
     assert text.startswith("i=3; p='/opt/my python/it'\"'\"'s'; \"$p\" -I")
     assert "python3" not in text, "a Python that was asked for is not replaced by another"
-    assert bridge_command(choice(Host("a"), 3))[2].startswith(
-        f'i=3; p={sys.executable}; command -v "$p" >/dev/null 2>&1 || p=python3; "$p" -I'
-    )
+    text = bridge_command(choice(Host("a"), 3))[2]
+    assert text.startswith(f'i=3; p={sys.executable}; command -v "$p" >/dev/null 2>&1 || p=python3; "$p" -I')
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_python_of_a_host_may_have_any_name():
         (Host("a", user="ann", where="hosts:3"), ["hosts:3", "~/.ssh/config", "Host a", "User ann"]),
         (Host("a", hostname="10.0.0.1", port=2222), ["Host 10.0.0.1", "Port 2222"]),
         (Host("fd00::1"), ["fd00::1", "IPv4"]),
-        (Host("-oProxyCommand=x"), ["-oProxyCommand=x"]),
+        (Host("-oProxyCommand=x", where="hosts:3"), ["hosts:3: ", "'-oProxyCommand=x'"]),
         (Host("a,b"), ["a,b"]),
         (Host("a b"), ["a b"]),
     ],
@@ -108,12 +108,9 @@ def test_attributes_that_mpirun_does_not_support_are_refused_with_a_fix(host, wo
 def test_the_fix_for_a_user_and_a_port_is_a_block_of_the_ssh_configuration():
     with pytest.raises(LaunchError) as caught:
         check([Host("a", user="ann", port=2222)])
-    assert str(caught.value) == (
-        "mpirun takes no user and no port for a: remove them there, and add to ~/.ssh/config\n"
-        "    Host a\n        User ann\n        Port 2222"
-    )
-    with pytest.raises(LaunchError, match="^hosts:3: mpirun does not accept the host '-x': use a name"):
-        check([Host("-x", where="hosts:3")])
+    first, _, block = str(caught.value).partition("\n")
+    assert "no user and no port for a" in first and "~/.ssh/config" in first
+    assert block == "    Host a\n        User ann\n        Port 2222"
 
 
 def test_no_mpirun():
@@ -123,38 +120,29 @@ def test_no_mpirun():
 
 
 def program(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
+    return str(shell_script(path, text))
 
 
 @pytest.mark.parametrize(
-    ("says", "expected"),
+    ("script", "expected"),
     [
-        ("mpirun (Open MPI) 4.1.6", OPEN_MPI),
-        ("mpirun.openmpi (OpenRTE) 4.1.4", OPEN_MPI),
-        ("mpirun (PRRTE) 3.0.2", OPEN_MPI),
-        ("HYDRA build details:", MPICH),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", MPICH),
+        ("echo 'mpirun (Open MPI) 4.1.6'", OPEN_MPI),
+        ("echo 'mpirun.openmpi (OpenRTE) 4.1.4'", OPEN_MPI),
+        ("echo 'mpirun (PRRTE) 3.0.2'", OPEN_MPI),
+        ("echo 'HYDRA build details:'", MPICH),
+        ("echo 'Intel(R) MPI Library for Linux* OS, Version 2021.9'", MPICH),
+        ("printf '\\377 Open MPI'", OPEN_MPI),
+        ("echo HYDRA >&2; exit 1", MPICH),
     ],
 )
-def test_the_mpi_is_recognized_by_its_version(tmp_path, says, expected):
-    assert kind(program(tmp_path / "mpirun", f"echo '{says}'")) == expected
+def test_the_mpi_is_recognized_by_its_version(tmp_path, script, expected):
+    assert kind(program(tmp_path / "mpirun", script)) == expected
 
 
-def test_a_version_that_is_no_text_or_comes_by_standard_error_counts_too(tmp_path):
-    assert kind(program(tmp_path / "mpirun", "printf '\\377 Open MPI'")) == OPEN_MPI
-    assert kind(program(tmp_path / "mpirun", "echo HYDRA >&2; exit 1")) == MPICH
-
-
-def test_an_mpirun_of_another_kind(tmp_path):
-    with pytest.raises(LaunchError, match="'LAM 7.1': expected Open MPI or MPICH"):
-        kind(program(tmp_path / "mpirun", "echo LAM 7.1"))
-
-
-def test_an_mpirun_that_says_nothing_of_its_version(tmp_path):
-    with pytest.raises(LaunchError, match="--version printed 'nothing': expected Open MPI or MPICH"):
-        kind(program(tmp_path / "mpirun", "exit 0"))
+@pytest.mark.parametrize(("script", "said"), [("echo LAM 7.1", "'LAM 7.1'"), ("exit 0", "'nothing'")])
+def test_an_mpirun_of_another_kind_or_that_says_nothing_of_its_version(tmp_path, script, said):
+    with pytest.raises(LaunchError, match=f"{said}: expected Open MPI or MPICH"):
+        kind(program(tmp_path / "mpirun", script))
 
 
 def test_mpirun_reads_nothing_of_what_is_typed_for_the_launcher(tmp_path):
@@ -175,17 +163,8 @@ def test_a_program_that_is_no_mpirun(tmp_path):
 
 
 def test_an_agent_does_not_take_itself_for_a_process_of_mpirun():
-    told = [
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_MCA_ess",
-        "PMIX_RANK",
-        "PMI_FD",
-        "PMI_RANK",
-        "MPI_LOCALNRANKS",
-        "HYDI_X",
-        "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
-    ]
-    assert all(ENGINES_OWN.match(name) for name in told)
+    told = "OMPI_COMM_WORLD_RANK OMPI_MCA_ess PMIX_RANK PMI_FD PMI_RANK MPI_LOCALNRANKS HYDI_X"
+    assert all(ENGINES_OWN.match(name) for name in [*told.split(), "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"])
     assert not any(ENGINES_OWN.match(name) for name in ["PATH", "MPI_HOME", "MPICC", "PMIXED", "OMP_NUM_THREADS"])
 
 
@@ -196,9 +175,6 @@ def test_the_hosts_of_a_pbs_job_are_each_taken_once(tmp_path):
     (tmp_path / "nodes").write_text("n2\nn2\nn1\n")
     where = f"PBS_NODEFILE {tmp_path}/nodes"  # what errors about a host name
     assert allocation({"PBS_NODEFILE": f"{tmp_path}/nodes"}) == [Host("n2", where=where), Host("n1", where=where)]
-
-
-def test_a_pbs_file_that_is_not_there(tmp_path):
     with pytest.raises(LaunchError, match="PBS_NODEFILE .*none: No such file"):
         allocation({"PBS_NODEFILE": str(tmp_path / "none")})
 
@@ -211,7 +187,11 @@ def test_a_slurm_job_is_asked_for_its_hosts(tmp_path, monkeypatch):
     assert allocation({}) == [], "outside of such a job"
 
 
-def test_the_output_of_scontrol_is_in_the_error(tmp_path, monkeypatch):
+def test_the_output_of_scontrol_is_in_the_error_and_that_it_is_missing(tmp_path, monkeypatch):
+    with monkeypatch.context() as alone:
+        alone.setenv("PATH", str(tmp_path))
+        with pytest.raises(LaunchError, match="SLURM_JOB_NODELIST.*scontrol.*--hosts"):
+            allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for script, said in (("echo 'no such node' >&2; echo n1; exit 1", "'no such node'"), ("echo; exit 0", "''")):
         program(tmp_path / "scontrol", script)
@@ -219,32 +199,19 @@ def test_the_output_of_scontrol_is_in_the_error(tmp_path, monkeypatch):
             allocation({"SLURM_JOB_NODELIST": "n1"})
 
 
-def test_a_slurm_job_without_scontrol(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match="SLURM_JOB_NODELIST.*scontrol.*--hosts"):
-        allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
-
-
-def test_some_hosts_of_an_allocation(tmp_path, monkeypatch):
+def test_some_hosts_of_an_allocation_or_this_machine_without_one(tmp_path, monkeypatch):
     (tmp_path / "nodes").write_text("n1\nn2\nn3\n")
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
     assert [host.name for host in mpi.hosts_of(replace(Options(), exclude="n2"))] == ["n1", "n3"]
-
-
-def test_without_hosts_and_without_a_batch_job_it_is_this_machine(monkeypatch):
-    for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PBS_NODEFILE")
     assert [host.name for host in mpi.hosts_of(Options())] == ["localhost"]
     with pytest.raises(LaunchError, match="--exclude"):
         mpi.hosts_of(replace(Options(), exclude="a"))
 
 
-def test_local_bridges_connect_over_loopback_and_no_other_host_can():
-    assert addresses([Host("localhost"), Host("127.0.0.2")], "") == ["127.0.0.1"]
-
-
-def test_remote_bridges_get_every_address_but_loopback():
+def test_local_bridges_connect_over_loopback_and_remote_ones_get_every_other_address():
+    assert addresses([Host("localhost"), Host("127.0.0.2")], "") == ["127.0.0.1"], "no other host can connect"
     told = addresses([Host("localhost"), Host("192.0.2.99")], "")
     assert not any(each.startswith(("127.", "fe80")) or each == "::1" for each in told)
     assert addresses([Host("192.0.2.99")], "10.1.2.3") == ["10.1.2.3"]
@@ -254,7 +221,7 @@ def test_the_last_output_has_no_rulers_and_harmless_warnings(tmp_path):
     race = "[login:00184] plm:rsh: Warning: setpgid(191,191) failed in parent with errno=Permission denied(13)"
     words = f"echo -----; echo; echo one; echo '{race}'; echo two >&2; exit 3"
     ended = started([program(tmp_path / "m", words)])
-    assert ended.fate(10) == "mpirun exited with 3"
+    assert ended.fate(SECONDS) == "mpirun exited with 3"
     assert ended.output == "one\ntwo"
     assert ended.complaint() == "mpirun exited with 3 and printed\none\ntwo"
 
@@ -262,7 +229,7 @@ def test_the_last_output_has_no_rulers_and_harmless_warnings(tmp_path):
 def test_what_an_mpirun_printed_is_passed_on_with_a_fix_for_root(tmp_path):
     def said(words: str) -> str:
         ended = started([program(tmp_path / "m", f"{words}; exit 1")])
-        ended.fate(10)
+        ended.fate(SECONDS)
         return ended.complaint()
 
     assert said("true") == "mpirun exited with 1 and printed nothing"
@@ -275,12 +242,11 @@ def test_what_an_mpirun_printed_is_passed_on_with_a_fix_for_root(tmp_path):
 
 def test_the_end_of_an_mpirun_is_noticed_while_a_process_that_it_has_left_holds_its_output(tmp_path):
     codes: list[int] = []
-    left = started([program(tmp_path / "m", "sleep 60 & echo $!; exit 3")], codes.append)
+    left = started([program(tmp_path / "m", "sleep 600 & echo $!; exit 3")], codes.append)
     assert left.fate() in ("", "mpirun exited with 3"), "it does not wait"
-    assert left.fate(10) == "mpirun exited with 3"
+    assert left.fate(SECONDS) == "mpirun exited with 3"
     os.kill(int(left.output), signal.SIGKILL)
-    while not codes:
-        time.sleep(0.01)
+    wait_for(lambda: codes, "the report of the end")
     assert codes == [3]
 
 
@@ -293,7 +259,7 @@ def test_an_mpirun_has_a_session_of_its_own_and_no_input(tmp_path):
     assert len(threads) == 2 and all(each.daemon for each in threads), "the launcher may end before it"
     assert ended.fate() == "" and not ended.output
     (tmp_path / "go").touch()
-    ended.fate(10)
+    ended.fate(SECONDS)
     session, stdin, pid = ended.output.split()
     assert (session, stdin) == (pid, "/dev/null")
 
@@ -301,23 +267,20 @@ def test_an_mpirun_has_a_session_of_its_own_and_no_input(tmp_path):
 def test_the_settings_of_every_mpi_are_in_the_environment_but_the_users_own_count(tmp_path, monkeypatch):
     monkeypatch.setenv("PRTE_MCA_plm_ssh_no_tree_spawn", "0")
     script = f"tr '\\0' '\\n' < /proc/$$/environ > {tmp_path}/seen"
-    started(["/bin/sh", "-c", script]).fate(10)
+    started(["/bin/sh", "-c", script]).fate(SECONDS)
     lines = (tmp_path / "seen").read_text().splitlines()
     assert lines[0] == "DMLTRAIN_BRIDGE=settings", "MPICH 4.0 does not pass on the last variable"
-    assert {
-        "OMPI_MCA_plm_rsh_no_tree_spawn=1",
-        "OMPI_MCA_orte_keep_fqdn_hostnames=1",
-        "PRTE_MCA_plm_ssh_no_tree_spawn=0",
-        "PRTE_MCA_prte_keep_fqdn_hostnames=1",
-    } <= set(lines)
-    with pytest.raises(LaunchError, match=r"^cannot start .*/none: No such file or directory$") as caught:
+    expected = "OMPI_MCA_plm_rsh_no_tree_spawn=1 OMPI_MCA_orte_keep_fqdn_hostnames=1 "
+    expected += "PRTE_MCA_plm_ssh_no_tree_spawn=0 PRTE_MCA_prte_keep_fqdn_hostnames=1"
+    assert {*expected.split()} <= {*lines}
+    with pytest.raises(LaunchError, match="cannot start .*/none: No such file") as caught:
         started([str(tmp_path / "none")], print)
     assert caught.value.code == 126
 
 
 def test_a_talkative_mpirun_is_remembered_in_part(tmp_path):
     ended = started([program(tmp_path / "m", "yes | head -c 10000000; echo last")])
-    assert ended.fate(30) == "mpirun exited with 0"
+    assert ended.fate(SECONDS) == "mpirun exited with 0"
     assert ended.output.splitlines() == ["y"] * 29 + ["last"]
     assert len(ended.output) < OUTPUT_BYTES
 
@@ -338,8 +301,7 @@ def test_an_mpirun_that_does_not_reach_a_host_is_killed_without_waiting(tmp_path
     cluster = mpi.Cluster(options, [Host("far")])
     with pytest.raises(LaunchError, match=r"far was not reached by mpirun within 0\.5 s"):
         cluster.connect(Host("far"), "mark", 0.5)
-    while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""):
-        time.sleep(0.01)
+    written = tmp_path / "pid"
+    pid = wait_for(lambda: written.exists() and written.read_text().strip(), "its pid")
     cluster.close()
-    assert not Path(f"/proc/{pid.strip()}").exists()
-    assert not (tmp_path / "term").exists()
+    assert not Path(f"/proc/{pid}").exists() and not (tmp_path / "term").exists()
