@@ -92,21 +92,20 @@ def test_every_optimizer_steps_on_the_mean_in_the_servers_memory(job, kind, opti
 
     def one(store):
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-        optimizer = distribute(model, kind(model.parameters(), lr=0.1, **options), store)
         plain = copy.deepcopy(model)
+        optimizer = distribute(model, kind(model.parameters(), lr=0.1, **options), store)
         alone = kind(plain.parameters(), lr=0.1, **options)
-        for _ in range(2):
-            model(batch(0)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            plain(batch(0)).sum().backward()
-            alone.step()
-            alone.zero_grad()
-        return [each.detach().clone() for each in (*model.parameters(), *plain.parameters())]
+        copied = list(zip(model.parameters(), plain.parameters(), strict=True))
+        for mine, its in copied:
+            its.data.copy_(mine.data)  # rank 0's
+        for network, made in [(model, optimizer), (plain, alone)] * 2:
+            network(batch(0)).sum().backward()
+            made.step()
+            made.zero_grad()
+        return [(mine.detach().clone(), its.detach()) for mine, its in copied]
 
     for found in job.all(one):
-        half = len(found) // 2
-        for mine, its in zip(found[:half], found[half:], strict=True):
+        for mine, its in found:
             torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
@@ -167,23 +166,18 @@ def test_mistakes_with_gradients_under_way_are_explained(job):
     def one(store):
         model = Net(store.rank)
         optimizer = distribute(model, sgd(model), store)
-        said = []
         gradients(model, store.rank)
         optimizer.push_gradients()  # the unused layer's, too
-        for wrong in (lambda: gradients(model, store.rank), lambda: optimizer.add_param_group({"params": []})):
-            with pytest.raises(UserError) as raised:
-                wrong()
-            said.append(str(raised.value))
+        with pytest.raises(UserError, match=r"backward\(\) ran twice .*optimizer.accumulate\(\)"):
+            gradients(model, store.rank)
+        with pytest.raises(UserError, match="before dmltrain.distribute"):
+            optimizer.add_param_group({"params": []})
         model.second.weight.grad.mul_(2.0)
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(UserError, match=r"after they had been sent.*optimizer.reduce_gradients\(\)"):
             optimizer.step()
         optimizer._wait(optimizer._buckets)
-        return [*said, str(raised.value)]
 
-    for twice, groups, changed in job.all(one):
-        assert "backward() ran twice before step()" in twice and "optimizer.accumulate()" in twice
-        assert "before dmltrain.distribute" in groups
-        assert "after they had been sent" in changed and "optimizer.reduce_gradients()" in changed
+    job.all(one)
 
 
 def test_a_closure_is_called_once_with_gradients_and_its_loss_returned(job):
@@ -244,9 +238,8 @@ def test_buckets_are_of_a_mebibyte_and_one_kind_in_the_models_order():
     assert lengths(made) == [sizes[:3], [1], [8 * quarter], [3]]
     assert [bucket.name for bucket in made] == ["b.0", "b.1", "b.2", "b.3"]
     assert [bucket.priority for bucket in made] == [4, 3, 2, 1], "what the next forward reads first comes first"
-    model = nn.ParameterList(
-        [nn.Parameter(torch.zeros(3 + n, dtype=(torch.float32, torch.float64)[n % 2])) for n in range(4)]
-    )
+    dtypes = (torch.float32, torch.float64) * 2
+    model = nn.ParameterList([nn.Parameter(torch.zeros(3 + n, dtype=dtype)) for n, dtype in enumerate(dtypes)])
     model[2].requires_grad = False
     made = layout.make_buckets(model, torch.optim.SGD(list(model), lr=1.0), "b")
     assert lengths(made) == [[3], [4, 6]]
@@ -257,9 +250,9 @@ def test_buckets_are_of_a_mebibyte_and_one_kind_in_the_models_order():
 
 def test_weights_that_cannot_be_in_buckets_are_named():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())
-    with pytest.raises(UserError, match=r"parameter 1.weight is torch.float16, expected float32 or float64"):
+    with pytest.raises(UserError, match="1.weight is torch.float16"):
         layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
-    with pytest.raises(UserError, match="the optimizer has 2 parameters that are not the model's"):
+    with pytest.raises(UserError, match="2 parameters .* not the model's"):
         layout.make_buckets(model[0], torch.optim.SGD(model.parameters(), lr=1.0), "b")
 
 

@@ -35,6 +35,7 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(1)
         self.embedding = nn.Embedding(700, WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
         self.never_read = nn.Linear(WIDTH, WIDTH)
@@ -45,16 +46,12 @@ class Attention(nn.Module):
         return nn.functional.linear(x, self.embedding.weight)
 
 
-def attention() -> nn.Module:
-    torch.manual_seed(1)
-    return Attention()
-
-
 class ByName(nn.Module):
     """Gives weights to operators by name, and several in one list."""
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(1)
         self.first, self.second, self.third = (nn.Parameter(0.05 * torch.randn(WIDTH, WIDTH)) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,12 +59,7 @@ class ByName(nn.Module):
         return torch.linalg.multi_dot([x, self.second]) + torch.addmm(mat1=x, mat2=self.third, input=x)
 
 
-def by_name() -> nn.Module:
-    torch.manual_seed(1)
-    return ByName()
-
-
-MODELS = {"modules": sequential, "straight line": straight_line, "attention": attention, "by name": by_name}
+MODELS = {"modules": sequential, "straight line": straight_line, "attention": Attention, "by name": ByName}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, fused=True),
     "nag": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -89,14 +81,31 @@ def backward(model, optimizer, seed=0):
     model(images).pow(2).mean().backward()
 
 
+def rates(optimizer, step):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.02 / (step + 1)
+
+
+def flat(model):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
 def train(model, optimizer, steps=4):
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.02 / (step + 1)
+        rates(optimizer, step)
         backward(model, optimizer, step)
         optimizer.step()
     optimizer.synchronize()
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return flat(model)
+
+
+def deferred(make=None, **options):
+    """A model with its optimizer after a step whose sums nobody has awaited."""
+    model = (make or sequential)()
+    optimizer = joined(model, defer=True, **options)
+    backward(model, optimizer)
+    optimizer.step()
+    return model, optimizer
 
 
 # -- when -------------------------------------------------------------------------------------------------------------
@@ -120,10 +129,7 @@ class Operators(TorchFunctionMode):
 @pytest.mark.parametrize("make", [sequential, straight_line])
 def test_the_first_layer_starts_before_the_last_buckets_sum_has_arrived(make):
     store = LateStore(comes_when_awaited=False)  # who waits for a sum that has not come gets JobLost after 5 s
-    model = make()
-    optimizer = joined(model, store=store, defer=True)
-    backward(model, optimizer)
-    optimizer.step()  # returns though no sum is there
+    model, optimizer = deferred(make, store=store)  # whose step returns though no sum is there
     handles = [store.handles[bucket.name] for bucket in optimizer._buckets]
     handles[0].arrive()
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -133,27 +139,20 @@ def test_the_first_layer_starts_before_the_last_buckets_sum_has_arrived(make):
     assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_without_deferring_the_step_waits_for_all_sums():
-    store = LateStore()
-    model = sequential()
-    optimizer = joined(model, store=store)
-    backward(model, optimizer)
-    optimizer.step()
-    assert sorted(store.waited) == sorted(store.handles)
-
-
 @pytest.mark.parametrize("defer", [False, True])
 def test_arrived_buckets_are_stepped_while_the_next_is_awaited(defer):
-    store = LateStore()
-    model = sequential()
+    """Without deferring the step waits for all sums."""
+    store, model = LateStore(), sequential()
     optimizer = joined(model, store=store, defer=defer)
     backward(model, optimizer)
     first, middle, last = [bucket.name for bucket in optimizer._buckets]
     store.handles[middle].arrive()
     optimizer.step()
+    waited = len(store.waited)
     with torch.no_grad():
         model(torch.ones(1, WIDTH))
     assert store.waited == ([middle, first, last] if defer else [middle, last, first])  # else in order of departure
+    assert defer or waited == 3
 
 
 # -- the same numbers -------------------------------------------------------------------------------------------------
@@ -162,14 +161,13 @@ def test_arrived_buckets_are_stepped_while_the_next_is_awaited(defer):
 def train_plainly(model, optimizer):
     """No kvstore at all: the mean of two equal gradients is the gradient."""
     for step in range(4):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.02 / (step + 1)
+        rates(optimizer, step)
         backward(model, optimizer, step)
         for parameter in model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return flat(model)
 
 
 @pytest.mark.parametrize("defer", [False, True])
@@ -203,8 +201,7 @@ def test_weights_are_finished_for_other_ways_of_reading_them():
         optimizer = joined(model, defer=True)
         train(model, optimizer, 3)
         backward(model, optimizer, 3)
-        for group in optimizer.param_groups:
-            group["lr"] = 0.02 / 4
+        rates(optimizer, 3)
         optimizer.step()
         assert not torch.equal(model[0].weight[0, :5], expected), name
         read(model, optimizer)
@@ -219,8 +216,7 @@ def test_an_evaluation_in_inference_mode_may_come_first(kind, evaluated):
     expected = train_plainly(plain, OPTIMIZERS[kind](plain.parameters()))
     optimizer = joined(model, kind, defer=True)
     for step in range(4):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.02 / (step + 1)
+        rates(optimizer, step)
         backward(model, optimizer, step)
         optimizer.step()
         if step in evaluated:
@@ -228,16 +224,13 @@ def test_an_evaluation_in_inference_mode_may_come_first(kind, evaluated):
                 model(torch.ones(1, WIDTH))
     optimizer.settle()
     assert not any(item.is_inference() for state in optimizer.state.values() for item in state.values())
-    assert torch.equal(expected, torch.cat([each.detach().reshape(-1) for each in model.parameters()]))
+    assert torch.equal(expected, flat(model))
 
 
 def test_the_learning_rate_of_a_deferred_step_is_that_of_its_call():
     results = []
     for later in (0.1, 9.0):
-        model = sequential()
-        optimizer = joined(model, defer=True)
-        backward(model, optimizer)
-        optimizer.step()
+        model, optimizer = deferred()
         optimizer.param_groups[0]["lr"] = later
         optimizer.settle()
         results.append(model[0].weight.detach().clone())
@@ -252,7 +245,7 @@ def test_a_compiled_model_finds_its_weights(make):
     expected = train_plainly(plain, OPTIMIZERS["sgd"](plain.parameters()))
     optimizer = joined(model, defer=True)
     train(torch.compile(model, backend="eager"), optimizer)
-    torch.testing.assert_close(expected, torch.cat([each.detach().reshape(-1) for each in model.parameters()]))
+    torch.testing.assert_close(expected, flat(model))
     torch.compiler.reset()
 
 
@@ -272,9 +265,8 @@ def test_a_copy_of_the_model_is_independent_of_the_original(make):
 
 
 def test_hooks_see_whole_steps():
-    model = sequential()
+    model, calls = sequential(), []
     optimizer = joined(model, defer=True)
-    calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(model[0].weight[0, 0].item()))
     before = model[0].weight[0, 0].item()
     backward(model, optimizer)
@@ -347,30 +339,21 @@ def test_a_fused_optimizer_stays_fused():
 
 
 def test_weights_read_outside_the_forward_are_detected_in_backward():
-    model = sequential()
-    optimizer = joined(model, defer=True)
-    backward(model, optimizer)
-    optimizer.step()
-    with pytest.raises(UserError, match=r"outside the model's forward; call optimizer.settle\(\)"):
+    model, _ = deferred()
+    with pytest.raises(UserError, match=r"outside the model's forward.*optimizer.settle\(\)"):
         model[1](torch.ones(1, WIDTH)).sum().backward()
 
 
 def test_zeroing_gradients_in_place_while_they_are_sent_is_refused():
-    model = sequential()
-    optimizer = joined(model, defer=True)
-    backward(model, optimizer)
-    optimizer.step()
+    model, _ = deferred()
     model.zero_grad(set_to_none=False)
     with pytest.raises(UserError, match="before their sum had arrived"):
         model(torch.ones(1, WIDTH))
 
 
 def test_a_lost_job_ends_the_forward_that_waits_for_it():
-    model = sequential()
     store = LateStore(comes_when_awaited=False)
-    optimizer = joined(model, store=store, defer=True)
-    backward(model, optimizer)
-    optimizer.step()
+    model, _ = deferred(store=store)
     for handle in store.handles.values():
         handle.fail("server 0 was lost")
     with pytest.raises(JobLost, match="server 0 was lost"):
