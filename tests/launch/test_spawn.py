@@ -19,10 +19,13 @@ from launch.agent.spawn import HeldPorts, RunFolder, environment_here, reached_a
 from tests.launch.test_agent import Conversation
 
 
-def refusal(talk: Conversation, **task: object) -> tuple[int, str]:
+def task(folder: Path | str, *argv: str, number: int = 0, **more: object) -> dict:
+    return {"task": number, "argv": argv, "environment": {}, "workdir": str(folder), **more}
+
+
+def refusal(talk: Conversation, *argv: str, **more: object) -> tuple[int, str]:
     """Why the agent does not start this task."""
-    row = {"task": 0, "environment": {}, "workdir": str(talk.folder), **task}
-    talk.send(do="start", unset=[], tasks=[row])
+    talk.send(do="start", unset=[], tasks=[task(talk.folder, *argv, **more)])
     refused = talk.until("refused")
     return refused["code"], refused["message"]
 
@@ -37,35 +40,24 @@ def executable(path: Path, text: str) -> None:
 
 def test_a_process_has_its_environment_and_folder_and_nothing_on_its_standard_input(talk):
     said = 'echo "$ADDED|$HOME|$DMLC_ROLE|$PWD"; readlink /proc/self/fd/0; cat "$DMLTRAIN_KEY_FILE"; exit 4'
-    row = {
-        "task": 5,
-        "argv": ["sh", "-c", said],
-        "environment": {"ADDED": "a b", "DMLTRAIN_JOB": talk.mark},
-        "workdir": str(talk.folder),
-    }
-    talk.send(do="start", unset=["HOME", "DMLC_ROLE"], tasks=[row])
+    environment = {"ADDED": "a b", "DMLTRAIN_JOB": talk.mark}
+    rows = [task(talk.folder, "sh", "-c", said, number=5, environment=environment)]
+    talk.send(do="start", unset=["HOME", "DMLC_ROLE"], tasks=rows)
     assert talk.until("started")["task"] == 5
     assert talk.until("exited") == {"event": "exited", "task": 5, "code": 4}
     assert talk.printed[5].decode() == f"a b|||{talk.folder}\n/dev/null\n00"
+    talk.send(do="start", unset=[], tasks=[task("~", "pwd", number=6)])
+    talk.until("exited")
+    assert talk.printed[6].decode().strip() == os.path.realpath(os.path.expanduser("~"))
 
 
 def test_a_process_leads_a_session_and_has_the_limit_on_memory_that_was_asked_for(talk):
-    rows = [
-        {"task": task, "argv": ["sleep", "120"], "environment": {}, "workdir": "/", "memory": memory}
-        for task, memory in enumerate((0, 300))
-    ]
+    rows = [task("/", "sleep", "300", number=number, memory=memory) for number, memory in enumerate((0, 300))]
     talk.send(do="start", unset=[], tasks=rows)
     free, limited = (talk.until("started")["pid"] for _ in rows)
     assert os.getsid(free) == free and os.getsid(limited) == limited
     assert resource.prlimit(limited, resource.RLIMIT_DATA) == (300 << 20, 300 << 20)
     assert resource.prlimit(free, resource.RLIMIT_DATA) == resource.prlimit(0, resource.RLIMIT_DATA)
-
-
-def test_the_folder_of_a_process_may_be_named_by_the_home_of_its_user(talk):
-    rows = [{"task": 0, "argv": ["pwd"], "environment": {}, "workdir": "~"}]
-    talk.send(do="start", unset=[], tasks=rows)
-    talk.until("exited")
-    assert talk.printed[0].decode().strip() == os.path.realpath(os.path.expanduser("~"))
 
 
 def test_the_programs_of_a_virtual_environment_come_first(tmp_path, monkeypatch):
@@ -101,58 +93,41 @@ def test_the_address_that_ssh_reached_comes_from_sshd(monkeypatch, said, address
 CANNOT_START = {
     "no-such-program": (127, "program no-such-program not found in PATH on here (working directory {folder})"),
     "./gone": (127, "program ./gone not found on here (working directory {folder})"),
-    "python9": (
-        127,
-        "program python9 not found in PATH on here (working directory {folder}); "
-        "a bare script.py is run by the launcher's own Python",
-    ),
+    "python9": (127, "program python9 not found in PATH on here (working directory {folder}); a bare script.py is"),
     "./folder": (126, "./folder is a folder on here, not a program"),
     "./plain": (126, "program ./plain is not executable on here: chmod +x ./plain"),
     "./lost": (127, "the interpreter in the first line (#!) of ./lost was not found on here"),
-    "./bare": (
-        126,
-        "program ./bare cannot be run on here: Exec format error; does its first line lack #! and an interpreter?",
-    ),
+    "./bare": (126, "program ./bare cannot be run on here: Exec format error; does its first line lack #!"),
     "a\0b": (126, "program a\0b cannot be run on here: embedded null byte"),
 }
 
 
-def test_programs_that_cannot_be_started(talk):
+def test_programs_scripts_and_folders_that_are_not_there_or_cannot_be_started(talk):
     (talk.folder / "folder").mkdir()
     (talk.folder / "plain").write_text("#!/bin/sh\n")
     executable(talk.folder / "lost", "#!/no/such/interpreter\n")
     executable(talk.folder / "bare", "echo x\n")
     for program, (code, message) in CANNOT_START.items():
-        assert refusal(talk, argv=[program]) == (code, message.format(folder=talk.folder))
-
-
-def test_a_script_or_a_folder_that_is_not_there(talk):
-    folder = str(talk.folder)
-    assert refusal(talk, argv=["python3", "train.py"], script="train.py") == (
-        127,
-        f"script train.py not found on here (working directory {folder})",
-    )
-    (talk.folder / "train.py").mkdir()
-    assert refusal(talk, argv=["python3", "train.py"], script="train.py")[0] == 127, "a folder is no script"
-    assert refusal(talk, argv=["true"], workdir="/no/such") == (
-        127,
-        "the working directory /no/such does not exist on here",
-    )
+        found, said = refusal(talk, program)
+        assert found == code and said.startswith(message.format(folder=talk.folder))
+    for script in ("train.py", "folder"):  # a folder is no script
+        gone = (127, f"script {script} not found on here (working directory {talk.folder})")
+        assert refusal(talk, "python3", script, script=script) == gone
+    gone = (127, "the working directory /no/such does not exist on here")
+    assert refusal(talk, "true", workdir="/no/such") == gone
 
 
 def test_permission_errors_of_folder_and_program_are_distinguished():
     closed = PermissionError(errno.EACCES, "Permission denied", "/closed")
-    assert str(spawn_refusal(closed, ["true"], "/closed", "here")) == (
-        "the working directory /closed on here cannot be entered: permission denied"
-    )
+    entered = spawn_refusal(closed, ["true"], "/closed", "here")
+    assert str(entered).startswith("the working directory /closed on here cannot be entered") and entered.code == 126
     assert str(spawn_refusal(closed, ["/closed"], "/", "here")).startswith("program /closed is not executable on here")
-    assert spawn_refusal(closed, ["true"], "/closed", "here").code == 126
 
 
 def test_a_refused_process_closes_its_listening_socket(talk):
     talk.send(do="bind", address="127.0.0.1", scheduler=0)
     port = talk.until("bound")["ports"]["scheduler"]
-    assert refusal(talk, argv=["no-such-program"], listens=True)[0] == 127
+    assert refusal(talk, "no-such-program", listens=True)[0] == 127
     with socket.create_server(("127.0.0.1", port)):
         pass
 
@@ -160,14 +135,22 @@ def test_a_refused_process_closes_its_listening_socket(talk):
 # -- the job's folder --------------------------------------------------------------------------------------------------
 
 
-def test_the_key_is_in_a_private_file_until_the_job_ends(tmp_path):
+def test_key_and_certificate_are_in_private_files_until_the_job_ends(tmp_path, monkeypatch):
     talk = Conversation(tmp_path)
     (folder,) = Path(tempfile.gettempdir()).glob(f"dmltrain-{talk.mark}.*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
     assert (folder / "key").read_text() == "00"
     talk.stop()
     assert not folder.exists()
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "own"))
+    made = RunFolder("job")
+    made.create("secret", "PEM")
+    files = [Path(each) for each in (made.key_file, made.certificate_file)]
+    assert [each.read_text() for each in files] == ["secret", "PEM"]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in files] == [0o600] * 2
+    made.remove()
+    assert not list((tmp_path / "own").iterdir())
 
 
 def test_the_folder_of_a_killed_agent_goes_with_that_of_its_successor(tmp_path, monkeypatch):
@@ -178,24 +161,8 @@ def test_the_folder_of_a_killed_agent_goes_with_that_of_its_successor(tmp_path, 
     second.remove()
     (left,) = tmp_path.iterdir()
     assert str(left / "key") == other.key_file
-
-
-def test_a_certificate_lies_beside_the_key_as_private_as_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = RunFolder("job")
-    folder.create("secret", "PEM")
-    assert [Path(each).read_text() for each in (folder.key_file, folder.certificate_file)] == ["secret", "PEM"]
-    for each in (folder.key_file, folder.certificate_file):
-        assert stat.S_IMODE(os.stat(each).st_mode) == 0o600
-    folder.remove()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_private_folder_that_cannot_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(
-        Refusal, match=r"cannot create the job's private folder in TMPDIR or /tmp: No such file"
-    ) as said:
+    with pytest.raises(Refusal, match="private folder in TMPDIR or /tmp: No such file") as said:
         RunFolder("job").create("secret", "")
     assert said.value.code == 125
 
@@ -226,11 +193,8 @@ def test_a_port_in_use(talk):
         port = taken.getsockname()[1]
         talk.send(do="bind", address="127.0.0.1", scheduler=port)
         refused = talk.until("refused")
-    assert (refused["code"], refused["message"]) == (
-        2,
-        f"port {port} of 127.0.0.1 on here is not available: Address already in use; "
-        "choose another with --port, or remove --port to get a free one",
-    )
+    assert refused["message"].startswith(f"port {port} of 127.0.0.1 on here is not available: Address already in use")
+    assert refused["code"] == 2 and "--port" in refused["message"]
     talk.send(do="bind", address="192.0.2.9", scheduler=0)
     assert talk.until("refused")["message"].startswith("a port of 192.0.2.9 on here is not available: ")
 

@@ -19,7 +19,7 @@ with open(name, "w") as file:
 """
 USES_DMLTRAIN = f"{WRITE}\ndef later():\n    from dmltrain import kvstore\n"
 USES_DDP = f"{WRITE}\ndef later():\n    import torch.distributed as dist\n"
-IDLE = "uses torch.distributed and not dmltrain: its servers have nothing to do; start it with -s 0"
+IDLE = "uses torch.distributed and not dmltrain: its servers have nothing to do"
 
 
 def found(launcher, *arguments: object) -> list[str]:
@@ -59,12 +59,9 @@ def test_a_dry_run_shows_the_same(launcher):
     assert b" RANK=1 " in launcher.run("--dry-run", "-n", 2, "--torch-env", "on", script).out
 
 
-def test_it_is_a_key_of_the_configuration_file(tmp_path):
+def test_it_is_a_key_of_the_configuration_file_and_takes_few_values(tmp_path):
     (tmp_path / "job.yml").write_text("num-workers: 2\ntorch-env: off\nprogram: train.py\n")
     assert parse(["--config", str(tmp_path / "job.yml")], {}).torch_env == "off"
-
-
-def test_another_value_is_refused():
     with pytest.raises(LaunchError, match="--torch-env yes: expected one of auto, on, off"):
         parse(["--torch-env", "yes", "train.py"], {})
 
@@ -81,54 +78,30 @@ def test_servers_that_would_be_idle(launcher, source, servers, warned):
 
 # -- what a script uses --------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import dmltrain",
-        "import dmltrain.kvstore as kv",
-        "from dmltrain import rank",
-        "import os, dmltrain",
-        "if True:\n    import dmltrain",
-        "import sys; sys.path.insert(0, '..')\nfrom dmltrain.fit import fit",
-    ],
-)
-def test_scripts_that_use_dmltrain(source):
-    assert of_source(source) == Script(uses_dmltrain=True)
+DMLTRAIN, DDP, NEITHER = Script(uses_dmltrain=True), Script(uses_torch_distributed=True), Script()
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "uses"),
     [
-        "import torch.distributed as dist",
-        "from torch import distributed",
-        "from torch.distributed import init",
-        "from torch.distributed.elastic import x",
-        "import torch\ntorch.distributed.init_process_group('gloo')",
+        ("import dmltrain", DMLTRAIN),
+        ("import dmltrain.kvstore as kv", DMLTRAIN),
+        ("from dmltrain import rank", DMLTRAIN),
+        ("import os, dmltrain", DMLTRAIN),
+        ("if True:\n    import dmltrain", DMLTRAIN),
+        ("import sys; sys.path.insert(0, '..')\nfrom dmltrain.fit import fit", DMLTRAIN),
+        ("import torch.distributed as dist", DDP),
+        ("from torch import distributed", DDP),
+        ("from torch.distributed import init", DDP),
+        ("from torch.distributed.elastic import x", DDP),
+        ("import torch\ntorch.distributed.init_process_group('gloo')", DDP),
+        *dict.fromkeys(["", "import torch", "import dmltrainer", "from . import dmltrain"], NEITHER).items(),
+        *dict.fromkeys(["from .dmltrain import x", "'import dmltrain'", "# import dmltrain"], NEITHER).items(),
+        *dict.fromkeys(["import torch.distributions", "no python at all", "dmltrain = 3", "\0"], NEITHER).items(),
     ],
 )
-def test_scripts_that_use_torch_distributed(source):
-    assert of_source(source) == Script(uses_torch_distributed=True)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "",
-        "import torch",
-        "import dmltrainer",
-        "from . import dmltrain",
-        "from .dmltrain import x",
-        "'import dmltrain'",
-        "# import dmltrain",
-        "import torch.distributions",
-        "no python at all",
-        "dmltrain = 3",
-        "\0",
-    ],
-)
-def test_scripts_that_use_neither(source):
-    assert of_source(source) == Script()
+def test_what_a_script_uses(source, uses):
+    assert of_source(source) == uses
 
 
 @pytest.mark.parametrize(

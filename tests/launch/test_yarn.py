@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,8 +23,9 @@ from launch.command_line.options import parse
 from launch.job.job import Setting
 from launch.job.options import Options
 from tests.cluster.requirements import missing
-from tests.launch.conftest import ROOT, wait_for
+from tests.launch.conftest import ROOT
 from tests.launch.yarn_server import Yarn, beside, wrong, yarn
+from tests.waiting import wait_for
 
 PROGRAM = """
 import os, pathlib, sys, time
@@ -61,15 +61,14 @@ class Laptop:
         self.server, self.folder = server, folder
         (folder / "program.py").write_text(PROGRAM)
 
-    def start(self, *words: object, **popen: Any) -> subprocess.Popen[str]:
+    def start(self, *words: object) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "launch.cli", *map(str, words)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **popen}
-        return subprocess.Popen(argv, cwd=self.folder, env=environment, **more)
+        return subprocess.Popen(argv, cwd=self.folder, env=environment, stdout=-1, stderr=-1, text=True)
 
     def run(self, *words: object) -> tuple[int, str, str]:
         with self.start(*words) as popen:
-            out, err = popen.communicate(timeout=100)
+            out, err = popen.communicate()
         return popen.returncode, out, err
 
     def job(self, *words: object) -> tuple[object, ...]:
@@ -92,14 +91,14 @@ def test_a_submitted_job_waits_and_is_found_and_ended(server: Yarn, tmp_path: Pa
     server.full = True
     laptop = Laptop(server, tmp_path)
     code, _, err = laptop.run(*laptop.job("--submit", "-n", 1, "-s", 0, "program.py", "wait"))
-    assert code == 0 and "dmltrain job ps logs, and the same with logs and kill, find it from here" in err, err
+    assert code == 0 and "dmltrain job ps logs" in err, err
     code, out, err = laptop.run("--ps", "logs")
     assert out == "YARN's service train is ACCEPTED: 0 of 2 containers run\n", err
     again, _, err = laptop.run(*laptop.job("--submit", "-n", 1, "true"))
     assert again == 2 and "logs: YARN's service train is ACCEPTED" in err and "give another --job" in err
     server.go()
     output = tmp_path / "logs/launcher.out"
-    wait_for(lambda: output.exists() and "worker 0 on n1" in output.read_text(), "the worker", 60)
+    wait_for(lambda: output.exists() and "worker 0 on n1" in output.read_text(), "the worker")
     code, out, err = laptop.run("--kill", "logs")
     assert code == 0 and "has ended, and is removed" in err, err
     assert not server.services
@@ -107,16 +106,20 @@ def test_a_submitted_job_waits_and_is_found_and_ended(server: Yarn, tmp_path: Pa
 
 @pytest.mark.thorough
 def test_a_job_that_gets_no_containers_in_time_is_removed(server: Yarn, tmp_path: Path):
-    """None at all, or none but its launcher's."""
+    """None at all, or none but its launcher's, which may itself come late on a busy machine."""
     laptop = Laptop(server, tmp_path)
     server.full = True
     code, _, err = laptop.run(*laptop.job("--queue-wait", 2, "-n", 1, "-s", 0, "program.py"))
     assert code == 124 and "0 of 2 containers run; gave up after 2 s (--queue-wait)" in err, err
     server.full = False
     server.place = lambda name, index, script: beside(name, index, script) if name == "launcher" else ["sleep", "60"]
-    code, _, err = laptop.run(*laptop.job("--queue-wait", 2, "-n", 1, "-s", 0, "program.py"))
-    assert code == 124 and "waiting: 0 of 1 hosts have called; gave up after 2 s (--queue-wait)" in err, err
-    assert not server.services
+    for seconds in (5, 20, 60):
+        code, _, err = laptop.run(*laptop.job("--queue-wait", seconds, "-n", 1, "-s", 0, "program.py"))
+        assert code == 124 and f"gave up after {seconds} s (--queue-wait)" in err, err
+        assert not server.services
+        if "the launcher has not started" not in err:
+            break
+    assert "waiting: 0 of 1 hosts have called; gave up" in err, err
 
 
 @pytest.mark.thorough
@@ -124,9 +127,9 @@ def test_ctrl_c_ends_the_service(server: Yarn, tmp_path: Path):
     laptop = Laptop(server, tmp_path)
     with laptop.start(*laptop.job("-n", 1, "-s", 0, "program.py", "wait")) as popen:
         log = tmp_path / "logs/worker-0.log"
-        wait_for(lambda: log.exists() and "worker 0" in log.read_text(), "the worker", 60)
+        wait_for(lambda: log.exists() and "worker 0" in log.read_text(), "the worker")
         popen.send_signal(signal.SIGINT)
-        popen.communicate(timeout=60)
+        popen.communicate()
     assert popen.returncode == 130
     assert not server.services
 
