@@ -48,31 +48,57 @@ def refusal(*arguments) -> str:
 @pytest.mark.parametrize("policy", ["dmlc", "pack", "spread"])
 def test_on_one_host_everything_is_there_in_launch_order(policy):
     one = plain(1)
-    assert place(3, 2, one, policy) == [
-        (SCHEDULER, 0, one[0]),
-        (SERVER, 0, one[0]),
-        (SERVER, 1, one[0]),
-        (WORKER, 0, one[0]),
-        (WORKER, 1, one[0]),
-        (WORKER, 2, one[0]),
-    ]
+    order = [(SCHEDULER, 0), (SERVER, 0), (SERVER, 1), (WORKER, 0), (WORKER, 1), (WORKER, 2)]
+    assert place(3, 2, one, policy) == [(*each, one[0]) for each in order]
     assert place(2, 0, one, policy) == [(WORKER, 0, one[0]), (WORKER, 1, one[0])]
 
 
+W, S = {"roles": (WORKER,)}, {"roles": (SERVER,)}
+
+
 @pytest.mark.parametrize(
-    ("workers", "servers", "those", "expected"),
+    ("policy", "workers", "servers", "those", "expected"),
     [
-        (5, 5, plain(5), ("1", "12345", "12345")),
-        (3, 2, plain(2), ("1", "12", "121")),
-        (3, 1, plain(3), ("1", "1", "231")),  # the workers go on where the servers end
-        (4, 0, plain(3), ("", "", "1231")),
-        (5, 3, plain(3, slots=2), ("1", "123", "12312")),
-        (7, 3, hosts({"slots": 1}, {}, {"slots": 2}), ("1", "123", "1232322")),  # 1 is full, then 3
-        (3, 2, hosts({"roles": (WORKER,)}, {"roles": (SERVER,)}, {}), ("3", "23", "131")),
+        # dmlc: one round robin of servers and workers
+        ("dmlc", 5, 5, plain(5), ("1", "12345", "12345")),
+        ("dmlc", 3, 2, plain(2), ("1", "12", "121")),
+        ("dmlc", 3, 1, plain(3), ("1", "1", "231")),  # the workers go on where the servers end
+        ("dmlc", 4, 0, plain(3), ("", "", "1231")),
+        ("dmlc", 5, 3, plain(3, slots=2), ("1", "123", "12312")),
+        ("dmlc", 7, 3, hosts({"slots": 1}, {}, {"slots": 2}), ("1", "123", "1232322")),  # 1 is full, then 3
+        ("dmlc", 3, 2, hosts(W, S, {}), ("3", "23", "131")),
+        # the scheduler goes where roles name it
+        ("dmlc", 1, 1, hosts({}, {"roles": (SCHEDULER,)}), ("2", "1", "1")),
+        ("dmlc", 1, 1, hosts(W, S, {}), ("3", "2", "3")),
+        ("dmlc", 1, 1, hosts(W, S), ("2", "2", "1")),
+        ("dmlc", 1, 1, hosts({"slots": 1}), ("1", "1", "1")),
+        # pack fills a host before the next
+        ("pack", 5, 3, plain(3, slots=2), ("1", "112", "11223")),
+        ("pack", 3, 3, hosts({"gpus": ("0", "1")}, {"cores": 8}), ("1", "112", "112")),
+        ("pack", 6, 1, hosts({"slots": 1, "gpus": ("0", "1")}, {"cores": 8}), ("1", "1", "122222")),
+        ("pack", 3, 2, hosts({"slots": 2, "roles": (WORKER,)}, {"slots": 2}), ("2", "22", "112")),
+        ("pack", 4, 0, hosts({"slots": 4}, {}), ("", "", "1111")),  # what is not needed need not be known
+        ("pack", 9, 9, hosts(S, W), ("1", "1" * 9, "2" * 9)),  # each has one host alone
+        # spread deals each role from the first host
+        ("spread", 2, 2, plain(5), ("1", "12", "12")),
+        ("spread", 3, 1, plain(3), ("1", "1", "123")),
+        ("spread", 5, 4, hosts({"slots": 1}, {}, {"slots": 2}), ("1", "1232", "12323")),
+        ("spread", 3, 3, hosts(W, {}, {}), ("2", "232", "123")),
+        # dedicated gives the servers the last hosts
+        ("dedicated", 4, 1, plain(5), ("5", "5", "1234")),
+        ("dedicated", 2, 2, plain(5), ("4", "45", "12")),
+        ("dedicated", 5, 5, plain(5), ("4", "45454", "12312")),
+        ("dedicated", 8, 2, plain(5), ("5", "55", "12341234")),
+        ("dedicated", 3, 0, plain(2), ("", "", "121")),
+        ("dedicated", 2, 4, plain(3, slots=2), ("2", "2323", "11")),
+        ("dedicated", 2, 2, hosts(S, {}, {}), ("1", "11", "23")),
+        ("dedicated", 2, 4, hosts(S, {}, {}), ("1", "1313", "22")),
+        ("dedicated", 2, 1, hosts(S, {"roles": (SERVER, WORKER)}, {}), ("1", "1", "23")),
+        ("dedicated", 9, 1, hosts(S, W), ("1", "1", "2" * 9)),
     ],
 )
-def test_dmlc_is_one_round_robin_of_servers_and_workers(workers, servers, those, expected):
-    assert split(workers, servers, those, "dmlc") == expected
+def test_where_each_policy_places_the_scheduler_servers_and_workers(policy, workers, servers, those, expected):
+    assert split(workers, servers, those, policy) == expected
 
 
 @given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 9))
@@ -82,60 +108,6 @@ def test_dmlc_without_limits_is_the_formula_of_its_tracker(workers, servers, cou
     assert [host for role, _, host in placed if role != SCHEDULER] == [
         those[index % count] for index in range(servers + workers)
     ]
-
-
-@pytest.mark.parametrize(
-    ("workers", "servers", "those", "expected"),
-    [
-        (5, 3, plain(3, slots=2), ("1", "112", "11223")),
-        (3, 3, hosts({"gpus": ("0", "1")}, {"cores": 8}), ("1", "112", "112")),
-        (6, 1, hosts({"slots": 1, "gpus": ("0", "1")}, {"cores": 8}), ("1", "1", "122222")),
-        (3, 2, hosts({"slots": 2, "roles": (WORKER,)}, {"slots": 2}), ("2", "22", "112")),
-        (4, 0, hosts({"slots": 4}, {}), ("", "", "1111")),  # what is not needed need not be known
-        (9, 9, hosts({"roles": (SERVER,)}, {"roles": (WORKER,)}), ("1", "1" * 9, "2" * 9)),  # each has one host alone
-    ],
-)
-def test_pack_fills_a_host_before_the_next(workers, servers, those, expected):
-    assert split(workers, servers, those, "pack") == expected
-
-
-@pytest.mark.parametrize(
-    ("workers", "servers", "those", "expected"),
-    [
-        (2, 2, plain(5), ("1", "12", "12")),
-        (3, 1, plain(3), ("1", "1", "123")),
-        (5, 4, hosts({"slots": 1}, {}, {"slots": 2}), ("1", "1232", "12323")),
-        (3, 3, hosts({"roles": (WORKER,)}, {}, {}), ("2", "232", "123")),
-    ],
-)
-def test_spread_deals_each_role_from_the_first_host(workers, servers, those, expected):
-    assert split(workers, servers, those, "spread") == expected
-
-
-@pytest.mark.parametrize(
-    ("workers", "servers", "those", "expected"),
-    [
-        (4, 1, plain(5), ("5", "5", "1234")),
-        (2, 2, plain(5), ("4", "45", "12")),
-        (5, 5, plain(5), ("4", "45454", "12312")),
-        (8, 2, plain(5), ("5", "55", "12341234")),
-        (3, 0, plain(2), ("", "", "121")),
-        (2, 4, plain(3, slots=2), ("2", "2323", "11")),
-        (2, 2, hosts({"roles": (SERVER,)}, {}, {}), ("1", "11", "23")),
-        (2, 4, hosts({"roles": (SERVER,)}, {}, {}), ("1", "1313", "22")),
-        (2, 1, hosts({"roles": (SERVER,)}, {"roles": (SERVER, WORKER)}, {}), ("1", "1", "23")),
-        (9, 1, hosts({"roles": (SERVER,)}, {"roles": (WORKER,)}), ("1", "1", "2" * 9)),
-    ],
-)
-def test_dedicated_gives_the_servers_the_last_hosts(workers, servers, those, expected):
-    assert split(workers, servers, those, "dedicated") == expected
-
-
-def test_the_scheduler_goes_where_roles_name_it():
-    assert split(1, 1, hosts({}, {"roles": (SCHEDULER,)}), "dmlc") == ("2", "1", "1")
-    assert split(1, 1, hosts({"roles": (WORKER,)}, {"roles": (SERVER,)}, {}), "dmlc") == ("3", "2", "3")
-    assert split(1, 1, hosts({"roles": (WORKER,)}, {"roles": (SERVER,)}), "dmlc") == ("2", "2", "1")
-    assert split(1, 1, hosts({"slots": 1}), "dmlc") == ("1", "1", "1")
 
 
 def test_the_listing_explains_each_policy():
@@ -148,6 +120,10 @@ def test_the_listing_explains_each_policy():
 # -- what is refused
 
 
+HAVE = "the hosts have slots for"
+PACK = "--placement pack: the number of workers that fill"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -155,22 +131,24 @@ def test_the_listing_explains_each_policy():
         ((1, 1, plain(1), "packed"), f"--placement packed: expected {listing()}"),
         (
             (5, 6, plain(5, slots=1)),
-            "-s 6: the hosts have slots for 5 servers: h1 1, h2 1, h3 1, h4 1, h5 1; increase slots= or reduce -s",
+            f"-s 6: {HAVE} 5 servers: h1 1, h2 1, h3 1, h4 1, h5 1; increase slots= or reduce -s",
         ),
-        ((3, 2, hosts({"slots": 2}, {"roles": (SERVER,)})), "-n 3: the hosts have slots for 2 workers: h1 2, h2 0;"),
-        ((2, 1, plain(1, slots=1)), "-n 2: the hosts have slots for 1 worker: h1 1; increase slots="),
-        ((1, 11, plain(10, slots=1)), "-s 11: the hosts have slots for 10 servers: h1 1, h2 1, h3 1, h4 1, h5 1, h6"),
+        ((3, 2, hosts({"slots": 2}, S)), f"-n 3: {HAVE} 2 workers: h1 2, h2 0;"),
+        ((2, 1, plain(1, slots=1)), f"-n 2: {HAVE} 1 worker: h1 1; increase slots="),
         (
-            (1, 1, plain(2, roles=(WORKER,))),
-            "-s 1: no host takes servers: h1 roles=worker, h2 roles=worker; add server to roles= of one",
+            (1, 11, plain(10, slots=1)),  # a long list is cut
+            f"-s 11: {HAVE} 10 servers: h1 1, h2 1, h3 1, h4 1, h5 1, h6 1, h7 1, h8 1, and 2 more; increase",
         ),
         (
-            (1, 0, plain(2), "pack"),
-            "--placement pack: the number of workers that fill h1 (hosts:1) is unknown; set slots=",
+            (1, 9, plain(8, slots=1)),
+            f"-s 9: {HAVE} 8 servers: h1 1, h2 1, h3 1, h4 1, h5 1, h6 1, h7 1, h8 1; increase",
         ),
+        ((1, 1, plain(2, **W)), "-s 1: no host takes servers: h1 roles=worker, h2 roles=worker; add server to roles="),
+        ((1, 0, plain(2), "pack"), f"{PACK} h1 (hosts:1) is unknown; set slots="),
+        ((1, 0, [Host("h1"), Host("h2")], "pack"), f"{PACK} h1 is unknown; set slots=N or gpus="),  # in no hosts file
         (
             (5, 1, plain(2, gpus=("0", "1")), "pack"),
-            "-n 5 --placement pack: the hosts take at most 4 workers: h1 2, h2 2; set slots= per host",
+            "-n 5 --placement pack: the hosts take at most 4 workers: h1 2, h2 2; set slots=",
         ),
         ((1, 1, plain(1), "dedicated"), "--placement dedicated: 1 host cannot take 1 server on the last hosts"),
         ((5, 5, plain(5, slots=1), "dedicated"), "--placement dedicated: 5 hosts cannot take 5 servers"),
@@ -178,16 +156,6 @@ def test_the_listing_explains_each_policy():
 )
 def test_jobs_that_do_not_fit_are_refused(arguments, message):
     assert refusal(*arguments).startswith(message)
-
-
-def test_a_host_that_no_hosts_file_names_is_called_by_its_name_alone():
-    message = "--placement pack: the number of workers that fill h1 is unknown; set slots=N or gpus="
-    assert refusal(1, 0, [Host("h1"), Host("h2")], "pack") == message
-
-
-def test_a_long_list_of_hosts_is_cut():
-    assert "h8 1, and 2 more; increase" in refusal(1, 11, plain(10, slots=1))
-    assert "h8 1; increase" in refusal(1, 9, plain(8, slots=1)), "all are named"
 
 
 # -- whatever comes
@@ -281,16 +249,9 @@ def test_how_many_more_workers_fit_on_a_host():
     assert free(Host("a", roles=("server",)), 0) == 0
 
 
-@pytest.mark.parametrize(
-    ("taken", "spare"),
-    [
-        ([], ("0", "1", "2", "3")),
-        ([("0", "1")], ("2", "3")),
-        ([("0",), ("1",), ("3",)], ("2",)),
-        ([("0", "1", "2", "3")], ("0", "1")),
-        ([("0",), ("1",), ("2",), ("3",), ("3",)], ("0",)),
-    ],
-)
-def test_a_worker_more_gets_the_devices_that_the_fewest_have(taken, spare):
-    assert spare_gpus(Host("a", gpus=("0", "1", "2", "3")), taken) == spare
-    assert spare_gpus(Host("a"), taken) == ()
+def test_a_worker_more_gets_the_devices_that_the_fewest_have():
+    host = Host("a", gpus=("0", "1", "2", "3"))
+    for taken, spare in (("", "0123"), ("01", "23"), ("0 1 3", "2"), ("0123", "01"), ("0 1 2 3 3", "0")):
+        shares = [tuple(share) for share in taken.split()]
+        assert spare_gpus(host, shares) == tuple(spare)
+        assert spare_gpus(Host("a"), shares) == ()

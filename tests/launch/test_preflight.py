@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from launch.job.host import Host
 from launch.job.job import Job, Setting
 from launch.preflight import OLDEST_PYTHON, Problem, clock_skew, differences, paths, problems, request
 from tests.launch.conftest import ROOT
-from tests.launch.test_probe import executable, look
+from tests.launch.test_probe import empty_python, executable, look  # noqa: F401  a fixture
 from tests.pythons import python
 
 HOST = Host("node03", python=sys.executable)
@@ -56,37 +55,32 @@ def test_the_request_describes_the_processes(job):
 # -- the program ---------------------------------------------------------------------------------------------------
 
 
-def test_no_such_working_directory(job):
-    problem = only(judge(job, replace(HOST, workdir="/nonexistent/run")))
-    assert problem.code == 127
-    assert problem.message == "the working directory /nonexistent/run does not exist"
-    assert problem.fix == "copy it there with --sync-dst-dir DIR, or set another with workdir= in the hosts file"
+NO_FOLDER = {"path": "/work", "exists": True, "writable": False}
+NO_SCRIPT = {"path": "train.py", "exists": True, "readable": False}
 
 
-def test_a_working_directory_that_is_not_writable_is_a_warning(job):
-    state = {"path": job.workdir, "exists": True, "writable": False}
-    problem = only(judge(job, workdir=state))
-    assert not problem.fatal and "checkpoints" in problem.text
-
-
-def test_script_not_found(job):
-    problem = only(judge(replace(job, argv=("other.py",))))
-    assert problem.code == 127
-    assert f"node03: script other.py not found (working directory {job.workdir}); copy it there" in problem.text
-
-
-def test_script_that_cannot_be_read(job):
-    problem = only(judge(job, script={"path": "train.py", "exists": True, "readable": False}))
-    assert problem.code == 126 and problem.fix == "chmod +r train.py"
-
-
-def test_no_such_python(job):
-    problem = only(judge(job, replace(HOST, python="/opt/none/python3")))
-    assert problem.code == 127
-    assert (
-        problem.text == "node03: Python /opt/none/python3 not found; set the host's Python with python= in the "
-        "hosts file"
-    )
+@pytest.mark.parametrize(
+    ("host", "argv", "changes", "code", "text", "fix"),
+    [
+        (
+            {"workdir": "/no/run"},
+            "train.py",
+            {},
+            127,
+            "working directory /no/run does not exist",
+            "--sync-dst-dir DIR|workdir=",
+        ),
+        ({}, "train.py", {"workdir": NO_FOLDER}, 0, "checkpoints", ""),
+        ({}, "other.py", {}, 127, "script other.py not found (working directory {folder})", "copy it there"),
+        ({}, "train.py", {"script": NO_SCRIPT}, 126, "train.py", "chmod +r train.py"),
+        ({"python": "/opt/none/python3"}, "train.py", {}, 127, "Python /opt/none/python3 not found", "python="),
+    ],
+)
+def test_a_folder_script_or_python_that_is_not_as_needed(job, host, argv, changes, code, text, fix):
+    problem = only(judge(replace(job, argv=(argv,)), replace(HOST, **host), **changes))
+    assert problem.code == code if code else not problem.fatal
+    assert problem.text.startswith("node03: ") and text.format(folder=job.workdir) in problem.text
+    assert all(each in problem.fix for each in fix.split("|"))
 
 
 @pytest.mark.parametrize(
@@ -110,35 +104,22 @@ def test_programs_that_cannot_start(job, argv, code, message):
 # -- Python and its modules ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def empty_python(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    return str(folder / "bin/python")
-
-
 @pytest.fixture
-def empty_host(empty_python) -> Host:
+def empty_host(empty_python) -> Host:  # noqa: F811
     """A host whose Python has no modules, whatever PYTHONPATH names here."""
     return replace(HOST, python=empty_python, environment=(("PYTHONPATH", ""),))
 
 
-def test_a_module_that_the_hosts_python_lacks(job, empty_python, empty_host):
+def test_a_module_that_the_hosts_python_lacks(job, empty_python, empty_host):  # noqa: F811
     problem = only(judge(replace(job, needs=("numpy", "yaml", "PIL")), empty_host))
     assert problem.code == 2
-    version = platform.python_version()
-    assert problem.text == (
-        f"node03: {empty_python} ({version}) lacks numpy, yaml, PIL, which the script imports; "
-        f"{empty_python} -m pip install numpy pyyaml pillow, or set another Python with python= in the hosts file"
-    )
-
-
-def test_torch_and_dmltrain_are_installed_as_one(job, empty_python, empty_host):
+    assert f"node03: {empty_python} ({platform.python_version()}) lacks numpy, yaml, PIL" in problem.text
+    assert f"{empty_python} -m pip install numpy pyyaml pillow" in problem.fix and "python=" in problem.fix
     problem = only(judge(replace(job, needs=("dmltrain", "torch")), empty_host))
-    assert problem.fix.startswith(f"{empty_python} -m pip install 'dmltrain[torch]', or")
+    assert problem.fix.startswith(f"{empty_python} -m pip install 'dmltrain[torch]', or"), "as one"
 
 
-def test_dmltrain_with_nothing_to_train_with_is_a_warning(job, empty_python):
+def test_dmltrain_with_nothing_to_train_with_is_a_warning(job, empty_python):  # noqa: F811
     host = replace(HOST, python=empty_python, environment=(("PYTHONPATH", str(ROOT)),))
     problem = only(judge(replace(job, needs=("dmltrain",)), host))
     assert not problem.fatal
@@ -157,12 +138,8 @@ def test_what_a_module_beside_the_script_may_provide_is_a_warning(job, empty_hos
 def test_a_python_too_old_for_dmltrain(job, version):
     path = python(version)
     problem = only(judge(replace(job, needs=("dmltrain",)), replace(HOST, python=path)))
-    assert problem.code == 2
-    assert re.fullmatch(
-        rf"node03: {path} \({version}\.\d+\) is too old for dmltrain, which needs Python 3\.10 or "
-        r"later; set another with python= in the hosts file",
-        problem.text,
-    )
+    assert problem.code == 2 and "python=" in problem.fix
+    assert re.search(rf"node03: {path} \({version}\.\d+\) .*3\.10", problem.text)
 
 
 def test_the_oldest_python_is_that_of_the_packaging():
@@ -183,11 +160,8 @@ def test_hosts_with_different_versions_are_a_warning():
 
     alike, other = facts(torch="2.9.1", dmltrain="0.1", mxnet=None), facts(torch="2.4.0", dmltrain="0.1", mxnet="1.9.1")
     problem = only(differences({"h1": alike, "h2": other, "h3": alike, "h4": {"inspection": {"error": "none"}}}))
-    assert not problem.fatal
-    assert (
-        problem.text
-        == "hosts have different versions of torch: 2.9.1 on h1, h3; 2.4.0 on h2; install the same version on all hosts"
-    )
+    assert not problem.fatal and "torch: 2.9.1 on h1, h3; 2.4.0 on h2;" in problem.text
+    assert "mxnet" not in problem.text and "dmltrain" not in problem.text
 
 
 # -- the machine ---------------------------------------------------------------------------------------------------
@@ -226,32 +200,21 @@ def test_too_few_open_files_are_a_warning(job):
     job = replace(job, num_workers=100, num_servers=100)
     assert judge(job, open_files=[4096, 4096]) == judge(job, open_files=[-1, -1]) == []
     soft = only(judge(job, open_files=[1024, 4096]))
-    assert (
-        not soft.fatal and "1024 files, but one of this job may need 1060" in soft.message and "ulimit -n" in soft.fix
-    )
+    assert not soft.fatal and "1024 files" in soft.message and "1060" in soft.message and "ulimit -n" in soft.fix
     assert "as root" in only(judge(job, open_files=[1024, 1024])).fix
 
 
 def test_disks_nearly_full_are_warnings(job):
     found = judge(job, disk={job.workdir: 499, "/tmp": 99, "/dev/shm": 64})
     assert [each.fatal for each in found] == [False] * 3
-    assert [each.message for each in found] == [
-        f"499 MiB are free at {job.workdir}, expected at least 500",
-        "99 MiB are free at /tmp, expected at least 100",
-        "64 MiB are free at /dev/shm, expected at least 256",
-    ]
+    least = ((job.workdir, 499, 500), ("/tmp", 99, 100), ("/dev/shm", 64, 256))
+    expected = [f"{free} MiB are free at {path}, expected at least {most}" for path, free, most in least]
+    assert [each.message for each in found] == expected
 
 
 def test_what_is_not_known_is_not_wrong(job):
-    unknown = {
-        "workdir": None,
-        "program": None,
-        "script": None,
-        "gpus": None,
-        "inspection": None,
-        "open_files": None,
-        "disk": {"/tmp": None},
-    }
+    names = ("workdir", "program", "script", "gpus", "inspection", "open_files")
+    unknown = {**dict.fromkeys(names), "disk": {"/tmp": None}}
     assert problems(replace(HOST, gpus=("0",)), unknown, request(job, HOST)) == []
     assert problems(HOST, {}, request(job, HOST)) == []
 
