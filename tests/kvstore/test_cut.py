@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,9 @@ from dmltrain.kvstore.transport.cut import Sample, Stall
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch, host_names
 from dmltrain.kvstore.transport.link import Closed, Link
 from tests.kvstore.made import start
+from tests.kvstore.whole_job import begun
 from tests.readable import writable
+from tests.waiting import SECONDS
 
 IDLE = Sample(0, 1000, 65536, 0, True)
 SENT = replace(IDLE, unacknowledged=3)
@@ -112,11 +115,10 @@ def test_a_peer_that_has_stopped_reading_is_not_cut_off(pair, clock, seconds, pa
         time.sleep(pause)
     assert cut.sample(link.sock).window == 0
     assert watch.reason(link) == ""
-    received = threading.Thread(target=lambda: far.recv(1 << 20, socket.MSG_WAITALL))
-    received.start()
+    received = begun(far.recv, 1 << 20, socket.MSG_WAITALL)
     link.send(b"it still carries data")
     far.shutdown(socket.SHUT_RDWR)
-    received.join(10.0)
+    received.result(SECONDS)
 
 
 def test_the_kernels_counters_of_a_socket(pair):
@@ -129,31 +131,36 @@ def test_the_kernels_counters_of_a_socket(pair):
     assert found.window > 0
 
 
-class OldSocket:
-    """A kernel without the counters that are needed."""
+class Counted:
+    """A link, and its socket, with these counters of the kernel: by default it has sent what nobody acknowledges."""
 
-    def getsockopt(self, *words):
-        return bytes(cut._INFO.size - 1)
-
-
-class Counters:
-    """A socket with these counters."""
+    family = socket.AF_INET
 
     def __init__(self, *counters):
-        self.counters = counters
+        self.sock, self.was_cut, self.counters = self, threading.Event(), counters or (0, 3, 0, 5, 1000, 65536)
+        self.cut = self.was_cut.set
+
+    def setsockopt(self, *words):
+        pass
 
     def getsockopt(self, *words):
         return cut._INFO.pack(*self.counters)
+
+    def getsockname(self):
+        return ("10.0.0.2", 40000)
+
+    def getpeername(self):
+        return ("10.0.0.3", 9)
 
 
 @pytest.mark.parametrize("sent, received, answered", [(5, 4, True), (5, 5, True), (5, 6, False)])
 def test_what_is_older_than_the_last_packet_is_no_answer_to_it(sent, received, answered):
     """Both are in milliseconds before now."""
-    assert cut.sample(Counters(1, 2, sent, received, 1000, 500)) == Sample(2, 1000, 500, 1, answered)
+    assert cut.sample(Counted(1, 2, sent, received, 1000, 500)) == Sample(2, 1000, 500, 1, answered)
 
 
 def test_an_old_kernel_has_no_sample():
-    assert cut.sample(OldSocket()) is None
+    assert cut.sample(SimpleNamespace(getsockopt=lambda *words: bytes(cut._INFO.size - 1))) is None
 
 
 @pytest.mark.parametrize(
@@ -171,30 +178,7 @@ def test_an_idle_link_is_probed_for_so_long(pair, seconds, idle, interval, count
 # -- the watch, and the report ----------------------------------------------------------------------------------------
 
 
-class CutLink:
-    """A link whose kernel has sent data that nobody acknowledges."""
-
-    def __init__(self):
-        self.sock, self.was_cut = self, False
-        self.family = socket.AF_INET
-
-    def setsockopt(self, *words):
-        pass
-
-    def getsockopt(self, *words):
-        return cut._INFO.pack(0, 3, 0, 5, 1000, 65536)
-
-    def getsockname(self):
-        return ("10.0.0.2", 40000)
-
-    def getpeername(self):
-        return ("10.0.0.3", 9)
-
-    def cut(self):
-        self.was_cut = True
-
-
-class ClosedLink(CutLink):
+class ClosedLink(Counted):
     def getsockopt(self, *words):
         raise OSError("closed")
 
@@ -220,68 +204,57 @@ def test_a_cut_link_is_lost_before_a_silent_process():
     assert Watch.earlier_than(Environment().lost_seconds).seconds == 8.0
 
 
-def test_a_link_without_progress_is_cut_and_named_by_both_ends(links):
-    link = CutLink()
-    links.add(link, "server", 1)
-    for second in range(9):
-        assert not link.was_cut, second
-        links.clock.now = float(second)
+def look(links, times):
+    for links.clock.now in times:
         links.watch.check()
-    assert link.was_cut
+
+
+def test_a_link_without_progress_is_cut_and_named_by_both_ends(links):
+    link = Counted()
+    links.add(link, "server", 1)
+    look(links, range(8))
+    assert not link.was_cut.is_set()
+    look(links, [8])
+    assert link.was_cut.is_set()
     found = reported(links, link, Closed("end of stream"))
-    assert found.cut and str(found) == (
-        "the connection between worker 2 on h2 (10.0.0.2:40000) and server 1 on h3 (10.0.0.3:9) was lost: "
-        "the other end has acknowledged nothing for 8 s: is the network cut?"
-    )
+    ends = "between worker 2 on h2 (10.0.0.2:40000) and server 1 on h3 (10.0.0.3:9) was lost"
+    assert found.cut and ends in str(found) and "acknowledged nothing for 8 s" in str(found)
 
 
 def test_a_process_that_was_suspended_judges_its_links_anew(links):
-    link = CutLink()
+    link = Counted()
     links.add(link, "server", 1)
-    for now in (0.0, 1.0, 20.0, 21.0, 27.5):
-        links.clock.now = now
-        links.watch.check()
-        assert not link.was_cut
+    look(links, (0.0, 1.0, 20.0, 21.0, 27.5))
+    assert not link.was_cut.is_set()
 
 
 def test_a_closed_link_is_no_longer_watched(links):
-    for link in (ClosedLink(), CutLink()):
+    for link in (ClosedLink(), Counted()):
         links.add(link, "server", 1)
-    for second in range(9):
-        links.clock.now = float(second)
-        links.watch.check()
-    assert link.was_cut and not links.watch._stalls
+    look(links, range(9))
+    assert link.was_cut.is_set() and not links.watch._stalls
 
 
 @pytest.mark.parametrize(
     "number, found_cut",
-    [(errno.ETIMEDOUT, True), (errno.EHOSTUNREACH, True), (errno.ECONNRESET, False), (errno.EPIPE, False)],
+    [(errno.ETIMEDOUT, True), (errno.EHOSTUNREACH, True), (errno.ECONNRESET, False), (errno.EPIPE, False), (0, False)],
 )
 def test_an_error_of_the_network_is_told_from_a_peer_that_has_closed(links, number, found_cut):
-    link, error = CutLink(), Closed("the kernel's words")
+    link, error = Counted(), Closed("the kernel's words")
     links.add(link, "server", 1)
-    error.__cause__ = OSError(number, "the kernel's words")
+    error.__cause__ = OSError(number, "the kernel's words") if number else None
     found = reported(links, link, error)
     assert (found.error, found.cut) == ("the kernel's words", found_cut)
 
 
-def test_the_end_of_a_stream_is_the_peers(links):
-    link = CutLink()
-    links.add(link, "server", 1)
-    assert not reported(links, link, Closed("end of stream")).cut
-
-
-def test_a_unix_socket_is_named_and_needs_no_watch(links):
+def test_sockets_without_addresses_are_named(links):
+    """A unix socket, which needs no watch, and one that has ended before."""
     near, far = socket.socketpair()
-    link = Link(near)
-    links.add(link, "server", 1)
-    far.close()
-    near.close()
-    assert "worker 2 on h2 (by shared memory) and server 1" in str(reported(links, link, Closed("end of stream")))
+    inside, ended = Link(near), Link(socket.socket())
+    links.add(inside, "server", 1)
     assert not links.watch._stalls
-
-
-def test_a_socket_that_has_ended_before_it_is_named(links):
-    with socket.socket() as sock:
-        links.add(Link(sock), "server", 1)
-        assert "already closed" in str(reported(links, next(iter(links._ends)), Closed("end of stream")))
+    links.add(ended, "server", 1)
+    for link, said in ((inside, "worker 2 on h2 (by shared memory) and server 1"), (ended, "already closed")):
+        link.close()
+        assert said in str(reported(links, link, Closed("end of stream")))
+    far.close()
