@@ -41,8 +41,8 @@ def declared(core, slices, number=0):
         core.declare(worker, Declare("dist_async", INFINITY, (key,)))
 
 
-def core_of(make_step=Noting, workers=2, slices=((0, 2),)):
-    core = ServerCore(workers, make_step=make_step)
+def core_of(make_step=Noting, workers=2, slices=((0, 2),), **settings):
+    core = ServerCore(workers, make_step=make_step, **settings)
     declared(core, slices)
     core.initialise(0, 0, 0, np.ones(2, np.float32))
     core.optimize({"name": "noting"})
@@ -67,10 +67,7 @@ def test_a_step_gets_the_value_of_its_workers_last_pull():
     assert pull(core, 1, 2) == [12.0, 12.0]
 
 
-EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40)  # worker, and whether it pulls first
-
-
-@given(EVENTS)
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40))  # worker, and whether it pulls first
 def test_in_any_order_of_pushes_and_pulls(events):
     core = core_of(workers=3)
     step, value = core.slices()[0, 0].step, 1.0
@@ -89,14 +86,7 @@ def test_in_any_order_of_pushes_and_pulls(events):
 def test_values_are_kept_for_as_long_as_they_are_needed():
     """The memory does not grow: a value for each worker, the current one, and one that is being made."""
     sizes = []
-
-    def allocate(size):
-        sizes.append(size)
-        return None, np.empty(size, np.uint8)
-
-    core = ServerCore(2, make_step=Noting, allocate=allocate)
-    declared(core, ((0, 2),))
-    core.optimize({"name": "noting"})
+    core = core_of(allocate=lambda size: (sizes.append(size), (None, np.empty(size, np.uint8)))[1])
     for clock in range(1, 50):
         for worker in (0, 1):
             push(core, worker, 0, clock, [1.0, 1.0])
@@ -105,6 +95,10 @@ def test_values_are_kept_for_as_long_as_they_are_needed():
     slice_ = core.slices()[0, 0]
     kept = [*slice_.pulled.values(), slice_.value]
     assert sum({id(each): each.readers for each in kept}.values()) == 2
+    core.make_step = lambda spec, key, value: lambda value, gradient, rate: None
+    core.optimize({"name": "other"})
+    push(core, 0, 0, 50, [1.0, 1.0])
+    assert slice_.pulled == {} and not any(each.readers for each in (*kept, slice_.value)), "for other optimizers"
 
 
 def test_a_value_is_kept_while_a_step_with_it_runs():
@@ -119,17 +113,6 @@ def test_a_value_is_kept_while_a_step_with_it_runs():
     run(core, [work, *later])
     assert step.seen[1:] == [[1.0, 1.0], [2.0, 2.0]]
     assert pull(core, 0, 1) == [8.0, 8.0]
-
-
-def test_another_optimizer_needs_them_no_more():
-    core = core_of()
-    slice_ = core.slices()[0, 0]
-    push(core, 0, 0, 1, [1.0, 1.0])
-    kept = [*slice_.pulled.values()]
-    core.make_step = lambda spec, key, value: lambda value, gradient, rate: None
-    core.optimize({"name": "other"})
-    push(core, 0, 0, 2, [1.0, 1.0])
-    assert slice_.pulled == {} and [each.readers for each in (*kept, slice_.value)] == [0, 0, 0]
 
 
 def test_after_a_state_was_loaded_all_workers_have_its_values():
@@ -147,24 +130,22 @@ def test_after_a_state_was_loaded_all_workers_have_its_values():
 
 @pytest.mark.parametrize("slices", [((0, 2), (1, 3)), ((1, 3),)])
 def test_a_divided_key_is_refused_where_a_step_needs_a_whole_one(slices):
+    """Also a later one, unless the optimizer is for others."""
     core = ServerCore(1, make_step=Whole)
     declared(core, slices)
-    with pytest.raises(Rejected, match="needs whole keys.*key 'w0' slice . is a part of one; call init with whole=Tr"):
+    with pytest.raises(Rejected, match="needs whole keys.*key 'w0' slice . is a part of one"):
         core.optimize({"name": "whole"})
-
-
-def test_later_keys_are_checked_unless_the_optimizer_is_for_others():
     core = core_of(Whole)
-    with pytest.raises(Rejected, match="key 'w1' slice 0 is a part of one"):
-        declared(core, ((0, 2), (1, 3)), 1)
+    with pytest.raises(Rejected, match="key 'w1' slice . is a part of one"):
+        declared(core, slices, 1)
     core = ServerCore(1, make_step=Whole)
     declared(core, ((0, 2),))
     core.optimize({"name": "whole", "keys": {"0": {}}})
-    declared(core, ((0, 2), (1, 3)), 1)
+    declared(core, slices, 1)
 
 
-def test_whole_keys_are_not_divided(start_stores):
-    store = start_stores(servers=2)
+def test_whole_keys_are_not_divided(begin_job):
+    (store,) = begin_job(workers=1).stores
     size = 1_000_000
     store.init(["divided"], [np.zeros(size, np.float32)])
     store.init(["whole", "small"], [np.zeros(size, np.float32), np.zeros(3, np.float32)], whole=True)
@@ -173,18 +154,3 @@ def test_whole_keys_are_not_divided(start_stores):
     out = np.empty(size, np.float32)
     store.pushpull("whole", np.arange(size, dtype=np.float32), out)
     assert np.array_equal(out, np.arange(size, dtype=np.float32))
-
-
-@pytest.fixture
-def start_stores():
-    from tests.kvstore.whole_job import WholeJob
-
-    jobs = []
-
-    def begin(servers):
-        jobs.append(WholeJob(workers=1, servers=servers))
-        return jobs[-1].stores[0]
-
-    yield begin
-    for each in jobs:
-        each.close()

@@ -18,13 +18,18 @@ def as_mean(made):
     return replace(made, keys=tuple(replace(key, mean=True) for key in made.keys))
 
 
+def core_of(workers, made, **settings):
+    core = ServerCore(workers, **settings)
+    for worker in range(workers):
+        core.declare(worker, made)
+    return core
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [1, 70_001])  # 70,001: several blocks
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_mean_is_the_sum_times_one_over_the_workers_bit_for_bit(workers, size, dtype):
-    core = ServerCore(workers)
-    for worker in range(workers):
-        core.declare(worker, as_mean(declaration(sizes=(size,), dtype=dtype)))
+    core = core_of(workers, as_mean(declaration(sizes=(size,), dtype=dtype)))
     gradients = [np.random.default_rng(worker).standard_normal(size).astype(dtype) for worker in range(workers)]
     replies = []
     for worker, each in enumerate(gradients):
@@ -38,11 +43,9 @@ def test_a_mean_is_the_sum_times_one_over_the_workers_bit_for_bit(workers, size,
     assert len(replies) == workers
     for reply in replies:
         assert reply.buffer.array.tobytes() == (expected * np.dtype(dtype).type(1 / workers)).tobytes()
-    for worker, each in enumerate(gradients):
-        assert each.tobytes() == np.random.default_rng(worker).standard_normal(size).astype(dtype).tobytes()
 
 
-def test_a_mean_of_hosts_sums_is_over_all_workers():
+def test_a_mean_of_hosts_sums_is_over_all_workers_and_an_optimizer_on_the_server_gets_the_sum():
     core = ServerCore(4)
     core.on_hosts([(0, 1, 2), (3,)])
     for number in (relay_number(4, 0), 3):
@@ -51,12 +54,7 @@ def test_a_mean_of_hosts_sums_is_over_all_workers():
     core.pull(3, 0, 0, 1)
     (reply,) = push(core, 3, 0, 1, [1, 2, 3, 4, 5])
     assert reply.buffer.array.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_an_optimizer_on_the_server_gets_the_sum():
-    core = ServerCore(2, make_step=plain_sgd)
-    for worker in range(2):
-        core.declare(worker, as_mean(declaration()))
+    core = core_of(2, as_mean(declaration()), make_step=plain_sgd)
     core.optimize({"name": "sgd"})
     core.pull(0, 0, 0, 1)
     push(core, 0, 0, 1, np.ones(5), 1.0)
@@ -64,17 +62,12 @@ def test_an_optimizer_on_the_server_gets_the_sum():
     assert reply.buffer.array.tolist() == [-2.0] * 5
 
 
-def test_a_mean_of_compressed_pushes_is_refused():
-    with pytest.raises(Rejected, match="key 0: a server takes no mean of compressed pushes, only their sum"):
+def test_a_mean_of_compressed_pushes_or_of_a_part_of_the_workers_is_refused():
+    with pytest.raises(Rejected, match="key 0: a server takes no mean of compressed pushes"):
         ServerCore(2).declare(0, as_mean(declaration(compression={"type": "int8"})))
-
-
-def test_workers_must_agree_on_the_mean():
     core = ServerCore(2)
     core.declare(0, declaration())
-    with pytest.raises(
-        Rejected, match=r"worker 1 declares key 0 as 'k0' \(float32, as a mean, slices .* as 'k0' \(float32, sl"
-    ):
+    with pytest.raises(Rejected, match=r"worker 1 declares key 0 .*\(float32, as a mean, slices .*\(float32, sl"):
         core.declare(1, as_mean(declaration()))
 
 
@@ -87,9 +80,9 @@ def of_one(pusher=1, **changes):
 
 
 def test_a_round_of_one_workers_key_is_its_push():
-    core = ServerCore(3)
-    for worker in range(3):
-        core.declare(worker, of_one())
+    core = core_of(3, of_one())
+    with pytest.raises(Rejected, match="worker 2 pushes key 'k0' slice 0, which only worker 1 may push"):
+        push(core, 2, 0, 1, [1, 2, 3])
     assert run(core, core.pull(0, 0, 0, 1, now=1.0)) == []
     (early,) = push(core, 1, 0, 1, [1, 2, 3], now=5.0)
     (late,) = run(core, core.pull(2, 0, 0, 1, now=7.0))
@@ -136,43 +129,27 @@ def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
 def test_a_relays_waits_are_told_as_before():
     core = ServerCore(4)
     core.on_hosts([(0, 1), (2, 3)])
-    leaders = [relay_number(4, 0), relay_number(4, 2)]
+    first, second = leaders = [relay_number(4, 0), relay_number(4, 2)]
     for number in leaders:
         core.declare(number, declaration())
         core.pull(number, 0, 0, 1)
-    assert not run(core, pushed(core, leaders[0], 0, 1, np.ones(5), now=1.0))
-    actions = pushed(core, leaders[1], 0, 1, np.ones(5), now=5.0)
-    (work,) = actions
+    assert not run(core, pushed(core, first, 0, 1, np.ones(5), now=1.0))
+    (work,) = pushed(core, second, 0, 1, np.ones(5), now=5.0)
     work.run()
     replies = core.done(work, now=5.5)
-    assert [(reply.worker, reply.waited, reply.worked) for reply in replies] == [
-        (leaders[0], 4.0, 0.5),
-        (leaders[1], 0.0, 0.5),
-    ]
+    assert [(each.worker, each.waited, each.worked) for each in replies] == [(first, 4.0, 0.5), (second, 0.0, 0.5)]
 
 
 def test_a_worker_that_has_finished_or_is_late_with_its_key_is_named():
-    core = ServerCore(3, wait_seconds=10.0)
-    for worker in range(3):
-        core.declare(worker, of_one())
+    core = core_of(3, of_one(), wait_seconds=10.0)
     core.pull(0, 0, 0, 1, now=1.0)
     assert core.overdue(5.0) == ""
-    assert (
-        core.overdue(12.0)
-        == "worker 0 has waited 11 s for key 'k0' slice 0, which worker 1 (DMLTRAIN_WAIT_TIMEOUT) pushes"
-    )
+    said = "worker 0 has waited 11 s for key 'k0' slice 0, which worker 1 (DMLTRAIN_WAIT_TIMEOUT) pushes"
+    assert core.overdue(12.0) == said
     core.finish(2)
     core.finish(1)
     core.overdue(2.0)
     assert core.overdue(2.0).startswith("worker 0 waits for key 'k0' slice 0: worker 1 has finished already and will")
-
-
-def test_only_its_worker_may_push_it():
-    core = ServerCore(3)
-    for worker in range(3):
-        core.declare(worker, of_one())
-    with pytest.raises(Rejected, match="worker 2 pushes key 'k0' slice 0, which only worker 1 may push"):
-        push(core, 2, 0, 1, [1, 2, 3])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from dmltrain.kvstore.worker.server_link import ServerLink
 from dmltrain.kvstore.worker.sharding import Slice
 from dmltrain.kvstore.worker.undo import Undo
 from dmltrain.kvstore.worker.worker_slice import Landing, WorkerSlice
+from tests.kvstore.whole_job import begun
+from tests.waiting import SECONDS
 
-DEADLINE = 10.0
 MEMORY = 1 << 26  # bytes of an arena
 LARGE = 4 << 20  # elements: more than sockets hold unread
+VALUES = np.array([1.0, 0.3, 0.2, 0.1], np.float32)
 
 
 class Pair:
@@ -35,7 +38,7 @@ class Pair:
             with socket.create_server(("127.0.0.1", 0)) as listening:
                 mine = socket.create_connection(listening.getsockname())
                 self.sock, _ = listening.accept()
-        self.sock.settimeout(DEADLINE)
+        self.sock.settimeout(SECONDS)
         connection = Link(mine)
         connection.settle()
         if self.arena:
@@ -72,11 +75,11 @@ class Pair:
         there = threading.Event()
         self.link.echoed = lambda size: there.set()
         self.send(Kind.PROBE)
-        assert there.wait(DEADLINE), self.lost
+        assert there.wait(SECONDS), self.lost
 
     def pull(self, clock=1, keep=None):
         """A pull of slice 0, which the server has read: its handle, and where its value will be."""
-        slice_, target, handle = made_slice(), np.zeros(4, np.float32), Handle(1, "pull", DEADLINE)
+        slice_, target, handle = made_slice(), np.zeros(4, np.float32), Handle(1, "pull", SECONDS)
         self.link.expect(Landing(slice_, target, handle, keep), clock)
         self.link.outbox.put_all([self.link.pull(slice_, clock, 0)])
         header, _ = self.frame()
@@ -85,28 +88,8 @@ class Pair:
 
     def close(self):
         self.link.fail("the test is over")
-        self.link.outbox.finish(DEADLINE)
+        self.link.outbox.finish(SECONDS)
         self.sock.close()
-
-
-class Waiting:
-    """Waits for a handle on a thread of its own."""
-
-    def __init__(self, handle):
-        self._handle, self._found = handle, ""
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self):
-        try:
-            self._handle.wait()
-        except Exception as error:
-            self._found = type(error).__name__
-
-    def raised(self):
-        """The name of what its wait has raised; empty while it waits."""
-        self._thread.join(DEADLINE)
-        return self._found
 
 
 @pytest.fixture
@@ -135,6 +118,13 @@ def ones(length=4):
     return np.ones(length, np.float32)
 
 
+def next_release(pair):
+    """The offsets that the worker's next frame releases, and the view of that."""
+    header, payload = pair.frame()
+    assert header.kind == Kind.RELEASE
+    return [offset for _, _, offset in wire.parse_release(payload)], header.view
+
+
 def made(frame):
     """A frame's header and payload, as the sending thread makes them."""
     first, *payload = [bytes(part) for part in frame.views()]
@@ -142,27 +132,19 @@ def made(frame):
 
 
 @each_way
-def test_frames_have_the_view_in_which_they_were_made(pair):
+def test_frames_and_requests_have_the_view_in_which_they_were_made(pair):
     """Also those whose headers are made when they are sent."""
-    slice_, frames = made_slice(), []
+    slice_, link, frames = made_slice(), pair.link, []
     for view in (1, 2):
-        pair.link.enter(view)
-        frames += [
-            pair.link.push(slice_, ones(), 1, 0.5, 0),
-            pair.link.pull(slice_, 1, 0),
-            pair.link.release([(slice_, 64)]),
-        ]
+        link.enter(view)
+        frames += [link.push(slice_, ones(), 1, 0.5, 0), link.pull(slice_, 1, 0), link.release([(slice_, 64)])]
     headers = [made(frame)[0] for frame in frames]
     assert [header.kind for header in headers] == [Kind.PUSH, Kind.PULL, Kind.RELEASE] * 2
     assert [header.view for header in headers] == [1, 1, 1, 2, 2, 2]
-
-
-@each_way
-def test_requests_have_the_view_in_which_they_were_made(pair):
-    pair.link.enter(3)
-    pair.link.initialise(made_slice(), ones(), DEADLINE)
-    assert (pair.frame()[0].kind, pair.link.view) == (Kind.INIT, 3)
-    pair.link.leave(DEADLINE)
+    link.enter(3)
+    link.initialise(slice_, ones(), SECONDS)
+    assert (pair.frame()[0].kind, link.view) == (Kind.INIT, 3)
+    link.leave(SECONDS)
     header, _ = pair.frame()
     assert (header.kind, header.view) == (Kind.LEAVE, 3)
 
@@ -175,13 +157,12 @@ def test_what_waits_to_be_sent_in_an_earlier_view_is_dropped(pair):
     first = Header.unpack(pair._read(HEADER_SIZE))  # the rest waits until it is read
     pair.link.outbox.put_all([pair.link.push(slice_, ones(), 1, 0.5, 0), pair.link.release([(slice_, 64)])])
     pair.link.outbox.put_all([pair.link.pull(slice_, 1, 0)])
-    pair.link.initialise(slice_, ones(), DEADLINE)
+    pair.link.initialise(slice_, ones(), SECONDS)
     pair.link.enter(2)
     pair.link.outbox.put_all([pair.link.push(slice_, 3 * ones(), 1, 0.5, 0)])
     assert (first.kind, first.view) == (Kind.PUSH, 1)
     assert pair._read(first.length) == ones(LARGE).tobytes()
-    header, payload = pair.frame()
-    assert (header.kind, header.view, list(wire.parse_release(payload))) == (Kind.RELEASE, 1, [(0, 0, 64)])
+    assert next_release(pair) == ([64], 1)
     header, payload = pair.frame()
     assert (header.kind, header.view, payload) == (Kind.PUSH, 2, (3 * ones()).tobytes())
 
@@ -197,8 +178,7 @@ def test_a_value_of_an_earlier_view_is_dropped(pair):
     now, new = pair.pull()
     late = pair.send_value([9] * 4, clock=1, view=1)
     if pair.arena:
-        header, payload = pair.frame()
-        assert (header.kind, list(wire.parse_release(payload))) == (Kind.RELEASE, [(0, 0, late)])
+        assert next_release(pair)[0] == [late]
     pair.answered()
     assert not now.done and not old.any() and not new.any()
     pair.send_value([5] * 4, clock=1, view=2)
@@ -210,14 +190,13 @@ def test_a_value_of_an_earlier_view_is_dropped(pair):
 def test_no_value_of_an_earlier_view_is_read_in_place(pair):
     kept = []
     pair.link.enter(1)
-    pair.pull(1, lambda slice_, value, offset: kept.append(offset))
-    pair.pull(2, lambda slice_, value, offset: kept.append(offset))
+    for clock in (1, 2):
+        pair.pull(clock, lambda slice_, value, offset: kept.append(offset))
     read = pair.send_value([1] * 4, clock=1, view=1)
     pair.answered()
     pair.link.enter(2)
     late = pair.send_value([2] * 4, clock=2, view=1)
-    header, payload = pair.frame()
-    assert (header.kind, list(wire.parse_release(payload))) == (Kind.RELEASE, [(0, 0, late)])
+    assert next_release(pair)[0] == [late]
     assert kept == [read], "its key releases it with its next push"
 
 
@@ -229,18 +208,18 @@ def test_a_value_that_nobody_asked_for_in_this_view_ends_the_link(pair):
     ended = threading.Event()
     pair.link.lost = lambda error: (pair.lost.append(error), ended.set())
     pair.send_value([9] * 4, clock=1, view=2)
-    assert ended.wait(DEADLINE) and "unexpected frame" in str(pair.lost[0])
+    assert ended.wait(SECONDS) and "unexpected frame" in str(pair.lost[0])
 
 
 @pytest.mark.parametrize("late", [Kind.DONE, Kind.STATE])
 def test_an_answer_to_a_request_of_an_earlier_view_is_dropped(pair, late):
     pair.link.enter(1)
-    before = pair.link.initialise(made_slice(), ones(), DEADLINE)
+    before = pair.link.initialise(made_slice(), ones(), SECONDS)
     pair.link.enter(2)
     assert pair.link.last_request() is None
     with pytest.raises(ViewChanged):
         before.wait()
-    now = pair.link.initialise(made_slice(), ones(), DEADLINE)
+    now = pair.link.initialise(made_slice(), ones(), SECONDS)
     pair.send(late, b"x" * 100 if late == Kind.STATE else b"", view=1)
     pair.answered()
     assert not now.done
@@ -262,27 +241,22 @@ def test_the_announcement_of_a_view_that_was_entered_meanwhile_interrupts_nothin
 
 @each_way
 def test_an_interrupted_wait_ends_and_its_value_still_comes(pair):
-    """Until this worker enters the next view, servers answer in the present one."""
+    """Until this worker enters the next view, servers answer in the present one, and LEAVE in every view."""
     pair.link.enter(1)
     pulled, target = pair.pull()
-    asked = pair.link.initialise(made_slice(), ones(), DEADLINE)
-    waits = [Waiting(handle) for handle in (pulled, asked)]
+    asked, leaving = pair.link.initialise(made_slice(), ones(), SECONDS), pair.link.leave(SECONDS)
+    waits = [begun(handle.wait) for handle in (pulled, asked)]
     pair.link.interrupt(2)
-    assert [each.raised() for each in waits] == ["ViewChanged"] * 2
+    for each in waits:
+        with pytest.raises(ViewChanged):
+            each.result(SECONDS)
+    assert not leaving.done
     pair.send_value([5] * 4, clock=1, view=1)
     pair.send(Kind.DONE, view=1)
-    pair.answered()
-    assert target.tolist() == [5.0] * 4 and pair.link.last_request() is None and not pair.lost
-
-
-def test_leaving_is_not_interrupted(pair):
-    """Servers answer LEAVE in every view."""
-    pair.link.enter(1)
-    leaving = pair.link.leave(DEADLINE)
-    pair.link.interrupt(2)
-    assert not leaving.done
     pair.send(Kind.DONE, view=1)
     leaving.wait()
+    pair.answered()
+    assert target.tolist() == [5.0] * 4 and pair.link.last_request() is None and not pair.lost
 
 
 @in_shared_memory
@@ -295,7 +269,7 @@ def test_memory_of_a_push_is_written_again_when_the_server_has_answered_in_a_lat
         return header.offset if header.flags & Flag.SHARED else np.frombuffer(payload, np.float32).tolist()
 
     def answer(clock, view, late=False):
-        handle = Handle(1, "pull", DEADLINE)
+        handle = Handle(1, "pull", SECONDS)
         if not late:
             pair.link.expect(Landing(slice_, np.zeros(4, np.float32), handle), clock)
         pair.send_value([0] * 4, clock, view)
@@ -317,27 +291,27 @@ def test_memory_of_a_push_is_written_again_when_the_server_has_answered_in_a_lat
 @each_way
 def test_a_push_of_an_earlier_view_does_not_change_the_residual(pair):
     """Its round was aborted, and what it has left in the residual was taken back."""
-    slice_, values = made_coded_slice(), np.array([1.0, 0.3, 0.2, 0.1], np.float32)
+    slice_, push = made_coded_slice(), partial(pair.link.push, clock=1, rate=-1.0, priority=0)
     pair.link.enter(1)
     pair.link.op = 1
-    late = pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0)
-    made(pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0))
+    late = push(slice_, VALUES)
+    made(push(slice_, VALUES))
     after = slice_.residual.copy()
     assert after.any()
     pair.link.enter(2)
     slice_.undo.back_to(0)
     made(late)
     assert not slice_.residual.any()
-    made(pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0))
+    made(push(slice_, VALUES))
     assert np.array_equal(slice_.residual, after)
 
 
 @each_way
 def test_a_push_to_a_lost_server_is_not_prepared_any_more(pair):
     """Its slice has another link by then."""
-    slice_, values = made_coded_slice(), np.array([1.0, 0.3, 0.2, 0.1], np.float32)
-    late = pair.link.push(slice_, values, clock=1, rate=-1.0, priority=0)
+    slice_ = made_coded_slice()
+    late = pair.link.push(slice_, VALUES, clock=1, rate=-1.0, priority=0)
     pair.link.retire()
-    with pytest.raises(Closed, match="the job goes on without server 0"):
+    with pytest.raises(Closed, match="goes on without server 0"):
         late.views()
     assert slice_.sending is None and not slice_.residual.any()

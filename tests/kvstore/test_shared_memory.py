@@ -20,6 +20,7 @@ def test_an_arena_has_as_many_addresses_as_the_machine_has_memory():
     assert arena.capacity == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert os.fstat(arena.descriptor).st_size == arena.capacity
     assert "memfd:dmltrain" in os.readlink(f"/proc/self/fd/{arena.descriptor}"), "its name in lists of open files"
+    assert not os.get_inheritable(arena.descriptor), "no other program inherits it"
 
 
 def test_memory_is_given_in_order_in_steps_of_a_cache_line_until_none_is_left():
@@ -34,13 +35,11 @@ def test_memory_is_given_in_order_in_steps_of_a_cache_line_until_none_is_left():
 
 def test_only_what_was_taken_has_an_offset():
     arena = Arena(SIZE)
-    _, first = arena.take(64)
-    _, second = arena.take(64)
+    (_, first), (_, second) = arena.take(64), arena.take(64)
     assert arena.offset_of(first) == 0 and arena.offset_of(second) == 64
     assert arena.offset_of(second[60:].view(np.float32)) == 124
     beyond = np.lib.stride_tricks.as_strided(second, (65,))
-    assert arena.offset_of(beyond) is None
-    assert arena.offset_of(np.zeros(5)) is None
+    assert arena.offset_of(beyond) is None and arena.offset_of(np.zeros(5)) is None
     before = np.lib.stride_tricks.as_strided(first[1:], (3,), (-1,))[1:]
     assert arena.offset_of(before) is None or before.ctypes.data >= first.ctypes.data
 
@@ -97,24 +96,17 @@ def test_a_process_that_got_the_descriptor_cannot_write_and_the_owner_can():
     program = [sys.executable, "-c", WRITERS, str(arena.descriptor)]
     ended = subprocess.run(program, pass_fds=[arena.descriptor], capture_output=True, text=True, check=True)
     *ways, read = ended.stdout.splitlines()
-    assert ways == [
-        f"{way} refused"
-        for way in ("map_for_writing", "open_again_and_map", "write", "punch_a_hole", "make_a_mapping_writable")
-    ]
-    assert read == "b'mine'"
+    names = ["map_for_writing", "open_again_and_map", "write", "punch_a_hole", "make_a_mapping_writable"]
+    assert ways == [f"{way} refused" for way in names] and read == "b'mine'"
     _, later = arena.take(4)
     later[:] = memory[:] = list(b"next")
-    assert Mapping(os.dup(arena.descriptor)).view(0, 4).tobytes() == b"next"
-
-
-def test_a_tensor_in_an_arena_is_written_by_its_owner_and_read_by_the_peer():
-    torch = pytest.importorskip("torch")
-    arena = Arena(SIZE)
     mapping = Mapping(os.dup(arena.descriptor))
-    _, memory = arena.take(32)
+    assert mapping.view(0, 4).tobytes() == b"next"
+    torch = pytest.importorskip("torch")
+    offset, memory = arena.take(32)
     tensor = torch.from_numpy(memory.view(np.float32))
     tensor.copy_(torch.arange(8.0)).mul_(2)
-    assert mapping.view(0, 32).view(np.float32).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert mapping.view(offset, 32).view(np.float32).tolist() == [0, 2, 4, 6, 8, 10, 12, 14], "also through a tensor"
 
 
 def test_before_linux_5_1_the_size_is_sealed_and_the_missing_seal_is_logged_once(capsys):
@@ -142,10 +134,6 @@ def test_memory_that_cannot_be_sealed_for_another_reason_is_not_shared():
         Arena(SIZE, add_seals=refused)
 
 
-def test_no_other_program_inherits_an_arena():
-    assert not os.get_inheritable(Arena(SIZE).descriptor)
-
-
 def memfd(seals, size=SIZE):
     descriptor = os.memfd_create("a test's", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
@@ -159,20 +147,20 @@ def is_open(descriptor):
 
 @pytest.mark.parametrize("seals", [0, SEAL, SHRINK | GROW, SEAL | GROW, SEAL | SHRINK])
 def test_memory_whose_size_could_change_is_refused(seals):
-    descriptor = memfd(seals)
-    with pytest.raises(ArenaError, match="the memory that the peer shares could shrink"):
-        Mapping(descriptor)
-    assert not is_open(descriptor)
+    refuses(memfd(seals), "could shrink")
 
 
 def test_what_is_no_memory_is_refused():
     reading, writing = os.pipe()
-    empty = memfd(SEAL | SHRINK | GROW, 0)
-    for descriptor in (reading, empty, 1 << 20):
-        with pytest.raises(ArenaError, match="the memory that the peer shares cannot be read: "):
-            Mapping(descriptor)
-        assert not is_open(descriptor)
+    for descriptor in (reading, memfd(SEAL | SHRINK | GROW, 0), 1 << 20):
+        refuses(descriptor, "cannot be read: ")
     os.close(writing)
+
+
+def refuses(descriptor, said):
+    with pytest.raises(ArenaError, match=f"the memory that the peer shares {said}"):
+        Mapping(descriptor)
+    assert not is_open(descriptor)
 
 
 def test_memory_is_read_as_bytes_up_to_its_end():

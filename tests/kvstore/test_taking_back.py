@@ -36,14 +36,17 @@ class Momentum:
 def core_of(*numbers, first=0.0):
     core = ServerCore(2, make_step=Momentum, allocate=Arena())
     core.on_hosts(HOSTS)
-    keys = [key(number) for number in numbers]
     for worker in (0, 1):
-        core.declare(worker, Declare("dist_sync", 0.0, tuple(keys)))
+        core.declare(worker, Declare("dist_sync", 0.0, tuple(map(key, numbers))))
     for number in numbers:
         core.initialise(0, number, 0, np.full(2, first, np.float32))
     core.optimize({"name": "momentum"})
     core.enter(HOSTS)
     return core
+
+
+def value_of(core):
+    return core.slices()[0, 0].value.array.tolist()
 
 
 def stepped(core, clock, number=0, workers=(0, 1)):
@@ -63,16 +66,13 @@ def test_the_step_after_the_one_that_workers_hold_is_taken_back():
     assert stepped(core, 1) == [3, 3] and stepped(core, 2) == [36, 36]
     core.enter([(0,)])
     core.hold(0, 1)
-    assert core.slices()[0, 0].value.array.tolist() == [3, 3] and state(core)["momentum"].tolist() == [3, 3]
+    assert value_of(core) == [3, 3] and state(core)["momentum"].tolist() == [3, 3]
     assert stepped(core, 2, workers=[0]) == [34, 34]
-
-
-def test_the_first_step_is_taken_back():
     core = core_of(0, first=7.0)
     stepped(core, 1)
     core.enter(HOSTS)
     core.hold(0, 0)
-    assert core.slices()[0, 0].value.array.tolist() == [7, 7] and state(core) == {}
+    assert value_of(core) == [7, 7] and state(core) == {}
     assert stepped(core, 1) == [10, 10]
 
 
@@ -82,7 +82,7 @@ def test_a_step_that_workers_hold_stays_and_only_one_more_can_be_taken_back():
     core.enter(HOSTS)
     core.hold(0, 2)
     core.hold(0, 2)  # each worker says so
-    assert core.slices()[0, 0].value.array.tolist() == [36, 36]
+    assert value_of(core) == [36, 36]
     for step in (0, 3):
         with pytest.raises(Rejected, match=f"'k0' slice 0 has made 2 steps where the workers hold {step}"):
             core.hold(0, step)
@@ -124,28 +124,16 @@ def test_a_plain_server_keeps_nothing():
 # -- other servers ----------------------------------------------------------------------------------------------------
 
 
-def test_states_are_named_by_their_steps():
+def test_states_are_named_by_their_steps_and_kept_before_slices_are_divided_anew():
+    """Also those before the last step."""
     core = core_of(0, 1)
     stepped(core, 1), stepped(core, 2), stepped(core, 1, number=1)
     found = core.states()
-    assert set(found) == {
-        *("0/0/2/steps", "0/0/2/state momentum"),
-        *("1/0/1/steps", "1/0/1/state momentum"),
-    }
+    assert set(found) == {f"{step}/{kind}" for step in ("0/0/2", "1/0/1") for kind in ("steps", "state momentum")}
     assert found["0/0/2/state momentum"].tolist() == [33, 33]
-
-
-def test_before_slices_are_divided_anew_their_states_are_kept_also_those_before_the_last_step():
-    core = core_of(0, 1)
-    stepped(core, 1), stepped(core, 2), stepped(core, 1, number=1)
     core.enter(HOSTS, other_servers=True)
-    kept = core.states()
-    assert {name: kept[f"{name}/value"].tolist() for name in ("0/0/1", "0/0/2", "1/0/0", "1/0/1")} == {
-        "0/0/1": [3, 3],
-        "0/0/2": [36, 36],
-        "1/0/0": [0, 0],
-        "1/0/1": [3, 3],
-    }
+    kept, expected = core.states(), {"0/0/1": [3, 3], "0/0/2": [36, 36], "1/0/0": [0, 0], "1/0/1": [3, 3]}
+    assert {name: kept[f"{name}/value"].tolist() for name in expected} == expected
     core.enter(HOSTS, other_servers=True)  # before anything could be declared
     assert core.states().keys() == kept.keys()
 

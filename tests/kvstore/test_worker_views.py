@@ -24,12 +24,12 @@ from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.transfers import Transfers
 from tests.kvstore.made import start
+from tests.waiting import SECONDS, wait_for
 
 WORKERS = 3
 ENVIRONMENT = Environment(role="worker", num_workers=WORKERS, num_servers=2, job="job", key=b"key", elastic=1)
 LARGE, SMALL = 200_000, 9  # elements; a large key is cut into slices on both servers
 WEIGHTS = {"w": LARGE, "v": SMALL, "u": SMALL}
-DEADLINE = 20.0
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))]
 
 
@@ -61,8 +61,8 @@ class Worker:
         self.sharing = Sharing(environment, sums=False)
         message = start([(host.identity(), "")] * WORKERS, [server.address for server in servers])
         self.routes = Routes(environment, message, self.sharing, lambda lost: None, pytest.fail)
-        self.entries = Entries(self.routes, WORKERS, "dist_sync", 0.0, DEADLINE)
-        self.transfers = Transfers(self, self.entries, self.sharing.arena, True, DEADLINE, groups=False)
+        self.entries = Entries(self.routes, WORKERS, "dist_sync", 0.0, SECONDS)
+        self.transfers = Transfers(self, self.entries, self.sharing.arena, True, SECONDS, groups=False)
 
     def watched(self, handle):
         if self.pending:
@@ -74,11 +74,15 @@ class Worker:
             if each:
                 self.watched(each).wait()
 
-    def init(self, **values):
+    def declare_weights(self):
+        values = {name: np.zeros(size, np.float32) for name, size in WEIGHTS.items()}
         self.entries.declare(list(values), list(values.values()), is_weight=True)
-        for name, value in values.items():
+        return values
+
+    def init(self):
+        for name, value in self.declare_weights().items():
             for server, slice_ in self.routes.direct(self.entries.find(name).slices):
-                server.initialise(slice_, cut(value, slice_), DEADLINE)
+                server.initialise(slice_, cut(value, slice_), SECONDS)
         self.flush()
 
     def announce(self, view):
@@ -94,7 +98,7 @@ class Worker:
     def close(self):
         for each in self.routes.links:
             each.link.cut()
-            each.outbox.finish(5.0)
+            each.outbox.finish(SECONDS)
 
 
 class Job:
@@ -102,7 +106,7 @@ class Job:
         self.servers = [Server(number, shared) for number in range(2)]
         self.workers = [Worker(rank, self.servers, shared) for rank in range(WORKERS)]
         for worker in self.workers:
-            worker.init(**{name: np.zeros(size, np.float32) for name, size in WEIGHTS.items()})
+            worker.init()
         self.view = View(1, 0, (tuple(range(WORKERS)),), (0, 1))
         self.enter_servers()
         for worker in self.workers:
@@ -162,14 +166,18 @@ def pushed(worker, seed):
     return worker.transfers.pushpull(["w", "v"], values, READ, 0, -1.0)
 
 
-def expect_sum(handle, seeds):
-    """The values are the sums of these gradients, in this order."""
-    handle.wait()
-    for value, size in zip(handle.values, (LARGE, SMALL), strict=True):
-        total = numbers(seeds[0], size)
-        for seed in seeds[1:]:
-            total = total + numbers(seed, size)
-        assert value.tobytes() == total.tobytes()
+def all_pushed(workers, first=0):
+    """They push the gradients of this seed and those after it, and get their sum."""
+    handles = [pushed(worker, first + number) for number, worker in enumerate(workers)]
+    expect_sum(handles, range(first, first + len(handles)))
+
+
+def expect_sum(handles, seeds):
+    """The values of each are the sums of these gradients, in this order."""
+    totals = [sum((numbers(seed, size) for seed in seeds), np.float32(0)) for size in (LARGE, SMALL)]
+    for handle in handles:
+        handle.wait()
+        assert [value.tobytes() for value in handle.values] == [total.tobytes() for total in totals]
 
 
 def reduce(name, worker, values):
@@ -179,8 +187,7 @@ def reduce(name, worker, values):
 @pytest.mark.parametrize("first", ["workers", "servers"])
 def test_a_round_is_pushed_again_without_a_lost_worker(job, first):
     """It has pushed one of two keys, whose values, with its own in them, count for nothing."""
-    for handle in [pushed(worker, 10 + worker.rank) for worker in job.workers]:
-        expect_sum(handle, [10, 11, 12])
+    all_pushed(job.workers, 10)
     handles = [pushed(worker, worker.rank) for worker in job.workers[:2]]
     job.workers[2].transfers.push("v", numbers(2, SMALL), 0, -1.0)
     job.change(2)
@@ -194,10 +201,8 @@ def test_a_round_is_pushed_again_without_a_lost_worker(job, first):
     handles = [pushed(worker, worker.rank) for worker in job.workers[:2]]
     if first == "workers":
         job.enter_servers()
-    for handle in handles:
-        expect_sum(handle, [0, 1])
-    for handle in [pushed(worker, 20 + worker.rank) for worker in job.workers[:2]]:
-        expect_sum(handle, [20, 21])
+    expect_sum(handles, [0, 1])
+    all_pushed(job.workers[:2], 20)
 
 
 def test_sums_are_declared_again_in_each_view(job):
@@ -207,8 +212,7 @@ def test_sums_are_declared_again_in_each_view(job):
         list(pool.map(partial(reduce, "losses"), job.workers, totals))
         assert {tuple(total) for total in totals} == {(3.0, 3.0, 3.0)}
         ahead = pool.submit(job.workers[0].transfers.all_reduce, "of three workers", np.ones(3))
-        while "sum of of three workers (3)" not in job.workers[0].entries:
-            threading.Event().wait(0.001)
+        wait_for(lambda: "sum of of three workers (3)" in job.workers[0].entries, "the sum is declared")
         job.change(2)
         with pytest.raises(ViewChanged):
             ahead.result()
@@ -225,15 +229,14 @@ def test_values_of_a_round_without_result_are_released_with_the_next(job):
     """Else servers would take more memory with every change."""
     survivor, *others = job.workers
     for number in range(20):
-        pushed(survivor, number)
-        for worker in others:
+        for worker in (survivor, *others):
             pushed(worker, number)
         job.change(*[worker.rank for worker in others])
         job.enter_servers()
         survivor.enter(job.view)
         others = []
     for seed in (3, 4):
-        expect_sum(pushed(survivor, seed), [seed])
+        all_pushed([survivor], seed)
     slices = sum(len(entry.slices) for entry in survivor.entries if entry.clock)
     assert job.read_by(0) in ((slices,) if survivor.sharing.arena else (0,))
 
@@ -253,8 +256,7 @@ def test_values_of_forgotten_keys_are_released(job):
         worker.enter(job.view)
     with ThreadPoolExecutor(WORKERS) as pool:
         list(pool.map(partial(reduce, "others"), job.workers, [np.ones(LARGE) for _ in job.workers]))
-    for handle in [pushed(worker, worker.rank) for worker in job.workers]:
-        expect_sum(handle, [0, 1, 2])
+    all_pushed(job.workers)
     slices = sum(len(entry.slices) for entry in job.workers[0].entries if entry.is_weight and entry.clock)
     assert [job.read_by(rank) for rank in range(WORKERS)] == [slices if job.servers[0].arena else 0] * WORKERS
 
@@ -268,7 +270,7 @@ def test_changes_at_any_moment_leave_no_trace(job, seed):
         base = next(seeds)
         handles = [pushed(worker, base + worker.rank) for worker in job.workers]
         while draw.random() < 0.5:
-            time.sleep(draw.random() * 0.004)  # any moment is right
+            time.sleep(draw.random() * 0.004)
             job.change()
             base, entering = next(seeds), [threading.Thread(target=job.enter_servers), *job.workers]
             draw.shuffle(entering)
@@ -279,8 +281,7 @@ def test_changes_at_any_moment_leave_no_trace(job, seed):
                     handles.append(pushed(each, base + each.rank))
                 else:
                     each.start()
-        for handle in handles:
-            expect_sum(handle, [base, base + 1, base + 2])
+        expect_sum(handles, [base, base + 1, base + 2])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -292,8 +293,8 @@ def test_replacements_at_any_moment_leave_no_trace(job, seed):
         base = next(seeds)
         handles = [pushed(worker, base + worker.rank) for worker in job.workers]
         if draw.random() < 0.5:
-            expect_sum(handles[0], [base, base + 1, base + 2])
-        time.sleep(draw.random() * 0.004)  # any moment is right
+            expect_sum(handles[:1], [base, base + 1, base + 2])
+        time.sleep(draw.random() * 0.004)
         gone, base = draw.choice(job.workers), next(seeds)
         if draw.random() < 0.4:
             gone.close()
@@ -312,8 +313,8 @@ def test_replacements_at_any_moment_leave_no_trace(job, seed):
                 pushed(each, 10**6)
         late = [each.result() for each in begun if isinstance(each, Future)]
         job.workers[gone.rank], last = next(each for each in late if each)
-        for handle in [last, *(each for each in begun if not isinstance(each, Future))]:
-            expect_sum(handle, [base, base + 1, base + 2])
+        handles = [last, *(each for each in begun if not isinstance(each, Future))]
+        expect_sum(handles, [base, base + 1, base + 2])
     for each in frozen:
         each.close()
 
@@ -322,7 +323,7 @@ def joining(rank, job, shared, base):
     """The replacement, which has pushed, and the handle of its values."""
     late = Worker(rank, job.servers, shared)
     late.enter(job.view)
-    late.entries.declare(list(WEIGHTS), [np.zeros(size, np.float32) for size in WEIGHTS.values()], is_weight=True)
+    late.declare_weights()
     late.flush()
     return late, pushed(late, base + rank)
 
@@ -335,14 +336,13 @@ def going_on(worker, view, base):
 
 def test_groups_are_not_used(job):
     """Their frames have no view."""
-    sent = []
+    sent, values = [], [numbers(0, SMALL)] * 2
     for worker in job.workers:
         for each in worker.routes.links:
             each.groups.find = sent.append
     for _ in range(4):
-        for handle in [
-            worker.transfers.pushpull(["v", "u"], [numbers(0, SMALL)] * 2, READ, 0, -1.0) for worker in job.workers
-        ]:
+        handles = [worker.transfers.pushpull(["v", "u"], values, READ, 0, -1.0) for worker in job.workers]
+        for handle in handles:
             handle.wait()
     assert not sent
 
@@ -358,19 +358,13 @@ def test_a_replacement_declares_the_weights_again_and_takes_part(job):
     assert {bool(each.link.own_arena) for each in late.routes.links} == {bool(job.servers[0].arena)}
     for worker in job.workers[:2]:
         worker.enter(job.view)
-    for handle in [pushed(worker, worker.rank) for worker in job.workers[:2]]:
-        expect_sum(handle, [0, 1])
+    all_pushed(job.workers[:2])
     job.workers[2] = late
     job.view = View(job.view.number + 1, 0, ((0, 1, 2),), (0, 1))
-    for worker in job.workers[:2]:
-        worker.announce(job.view)
-        worker.enter(job.view)
-    handles = [pushed(worker, 10 + worker.rank) for worker in job.workers[:2]]
+    handles = [going_on(worker, job.view, 10) for worker in job.workers[:2]]
     late.enter(job.view)
-    late.entries.declare(list(WEIGHTS), [np.zeros(size, np.float32) for size in WEIGHTS.values()], is_weight=True)
+    late.declare_weights()
     job.enter_servers()
     late.flush()
-    for handle in [*handles, pushed(late, 12)]:
-        expect_sum(handle, [10, 11, 12])
-    for handle in [pushed(worker, worker.rank) for worker in job.workers]:
-        expect_sum(handle, [0, 1, 2])
+    expect_sum([*handles, pushed(late, 12)], [10, 11, 12])
+    all_pushed(job.workers)
