@@ -29,34 +29,24 @@ def host(name: str, cpus=TWO, boot: str = "boot", **quotas: float) -> Host:
 # -- sharing -------------------------------------------------------------------------------------------------------
 
 
-def test_hosts_of_one_machine_share_its_cores():
+def test_hosts_of_one_machine_share_its_cores_and_others_do_not():
     assert threads([host(name) for name in "abcde"]) == dict.fromkeys("abcde", 1)
     assert threads([host(name, range(16)) for name in "abcde"]) == dict.fromkeys("abcde", 3)
-
-
-def test_hosts_of_different_machines_do_not():
     assert threads([host("a", range(8), "one"), host("b", range(8), "two")]) == {"a": 8, "b": 8}
+    assert threads([host("a", range(8), ""), host("b", range(8), "")]) == {"a": 8, "b": 8}, "unknown boot ids"
 
 
-def test_hosts_with_unknown_boot_ids_share_nothing():
-    assert threads([host("a", range(8), ""), host("b", range(8), "")]) == {"a": 8, "b": 8}
+def test_the_workers_of_one_host_divide_its_cores():
+    for cores in range(1, 65):
+        for workers in range(1, 2 * cores):
+            expected = {"a": max(1, cores // workers)}
+            assert threads([host("a", range(cores))] * workers) == expected
+            assert threads([Host("a", cores=cores)] * workers) == expected, "before an agent has told more"
 
 
-@pytest.mark.parametrize("cores", range(1, 65))
-def test_the_workers_of_one_host_divide_its_cores(cores):
-    for workers in range(1, 2 * cores):
-        expected = max(1, cores // workers)
-        assert threads([host("a", range(cores))] * workers) == {"a": expected}
-        assert threads([Host("a", cores=cores)] * workers) == {"a": expected}, "before an agent has told more"
-
-
-def test_hosts_with_cpus_of_their_own_share_nothing():
-    pinned = [host("a", (0, 1, 2, 3)), host("b", (4, 5)), host("b", (4, 5))]
-    assert threads(pinned) == {"a": 4, "b": 1}
-
-
-def test_cpus_that_two_hosts_have_in_common_are_divided():
-    """`a` has two halves of a CPU; `b` has those as well, and two CPUs of its own."""
+def test_hosts_with_cpus_of_their_own_share_nothing_and_cpus_that_two_have_in_common_are_divided():
+    assert threads([host("a", (0, 1, 2, 3)), host("b", (4, 5)), host("b", (4, 5))]) == {"a": 4, "b": 1}
+    # a has two halves of a CPU; b has those as well, and two CPUs of its own
     assert threads([host("a", (0, 1)), host("b", (0, 1, 2, 3))]) == {"a": 1, "b": 3}
 
 
@@ -73,13 +63,10 @@ def test_a_quota_is_divided_among_those_that_are_in_the_group():
 # -- what a host reports -------------------------------------------------------------------------------------------
 
 
-def test_the_report_of_this_host():
+def test_the_report_of_this_host_and_the_whole_cores_of_a_report():
     found = report()
     assert found["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip() != ""
     assert found["cpus"] == sorted(os.sched_getaffinity(0))
-
-
-def test_whole_cores_of_a_report():
     assert usable({"cpus": [0, 1, 2, 3], "limits": {}}) == 4
     assert usable({"cpus": [0, 1, 2, 3], "limits": {"a": 2.9, "b": 3.0}}) == 2
     assert usable({"cpus": [0, 1], "limits": {"a": 0.5}}) == 1
@@ -129,23 +116,15 @@ def test_v2_a_group_and_all_that_contain_it(kernel):
     assert kernel.limits == {inner: 1.5, outer: 2.0}
 
 
-def test_v2_without_a_quota(kernel):
-    kernel.says("0::/user\n", MOUNTS + V2.format(top="/"))
-    kernel.v2("/user", "max 100000\n")
-    assert kernel.limits == {}
-
-
-def test_v2_in_a_container(kernel):
+@pytest.mark.parametrize(
+    ("group", "top"),
+    [("/", "/"), ("/docker/4711", "/docker/4711"), ("/../sibling", "/"), ("/docker/47", "/docker/4")],
+)
+def test_v2_in_a_container(kernel, group, top):
     """Its own group is all that is mounted; the path is / in a namespace of its own, else the one on the host."""
-    top = kernel.v2("", "300000 100000\n")
-    kernel.says("0::/\n", V2.format(top="/"))
-    assert kernel.limits == {top: 3.0}
-    kernel.says("0::/docker/4711\n", V2.format(top="/docker/4711"))
-    assert kernel.limits == {top: 3.0}
-    kernel.says("0::/../sibling\n", V2.format(top="/"))
-    assert kernel.limits == {top: 3.0}
-    kernel.says("0::/docker/47\n", V2.format(top="/docker/4"))
-    assert kernel.limits == {top: 3.0}
+    mounted = kernel.v2("", "300000 100000\n")
+    kernel.says(f"0::{group}\n", V2.format(top=top))
+    assert kernel.limits == {mounted: 3.0}
 
 
 def test_v1(kernel):
@@ -167,7 +146,7 @@ def test_a_mount_point_with_a_space(kernel):
     assert kernel.limits == {group: 2.0}
 
 
-@pytest.mark.parametrize("text", ["", "x y", "100000", "100000 0", "max"])
+@pytest.mark.parametrize("text", ["", "x y", "100000", "100000 0", "max", "max 100000\n"])
 def test_what_cannot_be_read_is_no_limit(kernel, text):
     kernel.says("0::/\nnonsense\n1:\n", "short line\n" + V2.format(top="/") + "1 2 - \n")
     kernel.v2("", text)
@@ -183,22 +162,9 @@ def test_without_proc(tmp_path):
 
 def threads_of_a_job(launcher, workers: int, before: list[str]) -> list[str]:
     """OMP_NUM_THREADS of each worker of a job whose launcher is started by `before`."""
-    environment = {name: value for name, value in launcher.environment.items() if name != "OMP_NUM_THREADS"}
-    command = [
-        sys.executable,
-        "-m",
-        "launch.cli",
-        "--log-dir",
-        str(launcher.folder / "logs"),
-        "-n",
-        str(workers),
-        "-s",
-        "0",
-        "sh",
-        "-c",
-        "echo $OMP_NUM_THREADS",
-    ]
-    subprocess.run([*before, *command], cwd=launcher.folder, env=environment, check=True, capture_output=True)
+    command = [*before, sys.executable, "-m", "launch.cli", "--log-dir", "logs", "-n", str(workers), "-s", "0"]
+    command += ["sh", "-c", "echo $OMP_NUM_THREADS"]
+    subprocess.run(command, cwd=launcher.folder, env=launcher.environment, check=True, capture_output=True)
     return [(launcher.folder / f"logs/worker-{rank}.log").read_text().strip() for rank in range(workers)]
 
 

@@ -7,29 +7,14 @@ import math
 
 import pytest
 
-from launch.forecast.forecast import (
-    Computing,
-    Forecast,
-    Links,
-    Step,
-    counts,
-    forecast,
-    gradients,
-    loads,
-    step_of,
-)
+from launch.forecast.forecast import Computing, Forecast, Links, Step, counts, forecast, gradients, loads, step_of
 from launch.forecast.text import Outlook, sentences, tables
 from launch.job.host import Host
 from launch.job.placement import place
 
 V, B = 25e6, 1.25e8  # bytes; bytes/s: 1 Gbit/s
-COMPRESSION = {
-    "none": (1.0, 1.0),
-    "bf16": (0.5, 0.5),
-    "fp16": (0.5, 0.5),
-    "int8": (0.252, 0.252),
-    "2bit": (17 / 256, 17 / 256),
-}
+COMPRESSION = {"none": (1.0, 1.0), "bf16": (0.5, 0.5), "fp16": (0.5, 0.5), "int8": (0.252, 0.252)}
+COMPRESSION["2bit"] = (17 / 256, 17 / 256)
 STEP = Step(0.2, 64, V, "resnet-50", compression=COMPRESSION)
 
 
@@ -43,17 +28,14 @@ def links(count: int, speed: float = B, **others: float) -> Links:
     return Links({(a, b): min(others.get(a, speed), others.get(b, speed)) for a in names for b in names if a != b})
 
 
+ONE = Computing({"h1": {1: 0.2}})
+
+
 def expected(
-    workers: int,
-    servers: int,
-    machines: int,
-    policy: str = "dmlc",
-    gc_type: str = "none",
-    step: Step = STEP,
-    compute: float = 0.2,
+    workers: int, servers: int, machines: int, policy: str = "dmlc", gc_type: str = "none", step: Step = STEP
 ) -> Forecast:
     placed = place(workers, servers, hosts(machines), policy)
-    found = forecast(placed, step, Computing({"h1": {1: compute}}), links(machines), gc_type)
+    found = forecast(placed, step, ONE, links(machines), gc_type)
     assert found
     return found
 
@@ -74,29 +56,22 @@ def test_servers_on_hosts_of_their_own(n, s):
     assert found.apart == pytest.approx(2 * found.communicating), "twice, where results wait for gradients"
 
 
-def test_what_stays_in_a_host_is_free():
+def test_what_stays_in_a_host_is_free_and_workers_of_a_host_share_its_card_unless_they_are_summed_there():
     assert expected(4, 2, 1).communicating == 0
     assert gradients(place(2, 1, hosts(2)), STEP) == {("h2", "h1"): V}  # the other worker is beside the server
-
-
-def test_workers_of_a_host_share_its_card_unless_they_are_summed_there():
     two_each = place(4, 1, hosts(3), "dedicated")  # two workers on h1, two on h2, the server on h3
     assert gradients(two_each, STEP) == {("h1", "h3"): 2 * V, ("h2", "h3"): 2 * V}
     assert gradients(two_each, Step(0.2, 64, V, summed_in_host=True)) == {("h1", "h3"): V, ("h2", "h3"): V}
 
 
-def test_the_slowest_card_counts():
-    placed = place(3, 3, hosts(3))
-    slow = forecast(placed, STEP, Computing({"h1": {1: 0.2}}), links(3, h2=B / 10))
-    assert slow.communicating == pytest.approx(10 * expected(3, 3, 3).communicating)
-
-
-def test_one_slow_path_counts_and_one_noisy_figure_does_not():
-    placed, computing = place(3, 3, hosts(3)), Computing({"h1": {1: 0.2}})
+def test_the_slowest_card_or_path_counts_and_one_noisy_figure_does_not():
+    placed, whole = place(3, 3, hosts(3)), expected(3, 3, 3).communicating
+    assert forecast(placed, STEP, ONE, links(3, h2=B / 10)).communicating == pytest.approx(10 * whole)
     path = Links({**links(3).speeds, ("h1", "h3"): B / 20})
-    assert forecast(placed, STEP, computing, path).communicating == pytest.approx(20 * 2 * V / 3 / B)
+    assert forecast(placed, STEP, ONE, path).communicating == pytest.approx(20 * 2 * V / 3 / B)
     noisy = Links({**links(5).speeds, ("h1", "h3"): 1.5 * B})
-    assert forecast(place(5, 5, hosts(5)), STEP, computing, noisy) == expected(5, 5, 5)
+    assert forecast(place(5, 5, hosts(5)), STEP, ONE, noisy) == expected(5, 5, 5)
+    assert forecast(place(2, 2, hosts(2)), STEP, ONE, Links()) is None, "nothing is measured"
 
 
 def test_a_card_carries_what_the_better_half_of_its_links_do():
@@ -107,19 +82,12 @@ def test_a_card_carries_what_the_better_half_of_its_links_do():
     assert noisy.seconds({("h1", "h2"): V}) == pytest.approx(V / (0.9 * B))
 
 
-def test_unmeasured_links_give_no_forecast():
-    assert forecast(place(2, 2, hosts(2)), STEP, Computing({"h1": {1: 0.2}}), Links()) is None
-
-
 @pytest.mark.parametrize(("gc_type", "factor"), [("bf16", 2), ("int8", 4), ("2bit", 15)])
 def test_fewer_bytes(gc_type, factor):
     assert expected(5, 5, 5).apart / expected(5, 5, 5, gc_type=gc_type).apart == pytest.approx(factor, rel=0.02)
-
-
-def test_results_may_travel_whole():
-    step = Step(0.2, 64, V, compression={"none": (1.0, 1.0), "2bit": (1 / 16, 1.0)})
-    alone = expected(2, 1, 3, "dedicated", "2bit", step)
-    assert alone.apart == pytest.approx((1 + 1 / 16) * 2 * V / B)
+    whole = Step(0.2, 64, V, compression={"none": (1.0, 1.0), gc_type: (1 / factor, 1.0)})
+    alone = expected(2, 1, 3, "dedicated", gc_type, whole)
+    assert alone.apart == pytest.approx((1 + 1 / factor) * 2 * V / B), "results may travel whole"
 
 
 def test_parts_that_stay_whole_make_servers_uneven():
@@ -149,33 +117,35 @@ def test_workers_that_share_a_host_take_as_long_as_was_measured():
     assert computing.alone == (0.2, "h1")
 
 
+def on_one_host(computing: Computing) -> Outlook:
+    return Outlook(2, lambda count: place(count, count, hosts(1)), STEP, computing, Links())
+
+
 def test_one_worker_alone_is_never_slower_than_beside_others():
     """Seen: 3512 ms alone, 77 ms beside another one, so an efficiency of 4549 %."""
     disturbed = Computing({"h1": {1: 3.512, 2: 0.077}})
     assert disturbed.alone == (0.077, "h1") and disturbed.doubts == {"h1": (3.512, 2, 0.077)}
     assert not Computing({"h1": {1: 0.078, 2: 0.077}}).doubts, "as far as measurements differ anyway"
-    one = Outlook(2, lambda count: place(count, count, hosts(1)), STEP, disturbed, Links())
-    (_, rows), *_ = tables(one)
+    (_, rows), *_ = tables(on_one_host(disturbed))
     assert rows[2][-2:] == ["2.0", "100 %"]
-    assert "Not reliable: a worker alone on h1 took 3512 ms per step, but only 77.0 ms as one of 2 there." in said(one)
+    text = said(on_one_host(disturbed))
+    assert "Not reliable: a worker alone on h1 took 3512 ms per step, but only 77.0 ms as one of 2 there." in text
 
 
 def test_uneven_measurements_are_reported():
-    even, uneven = (
-        Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2}}, spread), Links())
-        for spread in (0.2, 0.8)
-    )
-    assert "Not reliable: step times vary" in said(uneven) and "80 %" in said(uneven)
-    assert "Not reliable" not in said(even)
+    even, uneven = (said(on_one_host(Computing({"h1": {1: 0.2}}, spread))) for spread in (0.2, 0.8))
+    assert "Not reliable: step times vary" in uneven and "80 %" in uneven and "Not reliable" not in even
 
 
 @pytest.mark.parametrize("speedup", [1.0, 1.1, 2.5])
 def test_the_batch_that_gives_a_speedup(speedup):
     """A step of that batch, computing as much longer, has that speed-up with nothing hidden."""
-    few = expected(5, 5, 5, compute=0.01)
-    batch = few.batch(speedup)
-    longer = expected(5, 5, 5, step=Step(0.2, batch, V), compute=0.01 * batch / 64)
-    assert longer.speedups[0] == pytest.approx(speedup)
+
+    def five(step: Step, compute: float) -> Forecast:
+        return forecast(place(5, 5, hosts(5)), step, Computing({"h1": {1: compute}}), links(5))
+
+    batch = five(STEP, 0.01).batch(speedup)
+    assert five(Step(0.2, batch, V), 0.01 * batch / 64).speedups[0] == pytest.approx(speedup)
     assert Forecast(2, 2, 64, 0.9, 0.1, 0.1, 0.4).batch(1.0) == math.inf, "a slow worker is no help at any batch"
 
 
@@ -187,68 +157,51 @@ def test_which_numbers_of_workers_have_a_row():
 # -- the program's line ------------------------------------------------------------------------------------------------
 
 
+LEAST = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
+
+
+def parsed(**more: object) -> Step | None:
+    """What is made of a program's line with these and the least facts."""
+    return step_of(f"DMLTRAIN_MEASURE {json.dumps({**LEAST, **more})}")
+
+
 def test_the_line_of_a_program_is_parsed():
-    least = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
-    assert step_of(f"DMLTRAIN_MEASURE {json.dumps(least)}") == Step(0.25, 64, 1000)
-    assert step_of(f"DMLTRAIN_MEASURE {json.dumps({**least, 'spread': 0.3})}").spread == 0.3
-    more = {
-        **least,
-        "kv_store": "dist_async",
-        "gc_type": "int8",
-        "network": "mlp",
-        "backend": "torch",
-        "devices": 2,
-        "summed_in_host": True,
-        "pieces": [600, 400],
-        "distributed": True,
-        "synchronous": False,
-        "compression": {"none": [1, 1], "int8": [0.25, 1]},
-    }
-    assert step_of(f"DMLTRAIN_MEASURE {json.dumps(more)}") == Step(
-        0.25,
-        64,
-        1000,
-        "mlp",
-        "dist_async",
-        "int8",
-        "torch",
-        True,
-        False,
-        {"none": (1.0, 1.0), "int8": (0.25, 1.0)},
-        True,
-        (600, 400),
-    )
+    assert parsed() == Step(0.25, 64, 1000) and parsed(spread=0.3).spread == 0.3
+    same = {"kv_store": "dist_async", "gc_type": "int8", "network": "mlp", "backend": "torch", "summed_in_host": True}
+    same |= {"distributed": True, "synchronous": False}
+    found = parsed(devices=2, pieces=[600, 400], compression={"none": [1, 1], "int8": [0.25, 1]}, **same)
+    compression = {"none": (1.0, 1.0), "int8": (0.25, 1.0)}
+    assert found == Step(0.25, 64, 1000, pieces=(600, 400), compression=compression, **same)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}",
-        "[]",
-        "7",
-        "null",
-        "{",
-        "",
-        '{"seconds_per_step": 0, "samples_per_step": 1}',
-        '{"seconds_per_step": NaN, "samples_per_step": 1, "model_bytes": 1}',
-        '{"seconds_per_step": -1, "samples_per_step": 1, "model_bytes": 1}',
-        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "pieces": 3}',
-        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "spread": -1}',
-        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": 3}',
-        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": {}}',
-        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, "compression": {"none": [1, 1], "x": [1]}}',
-        '{"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1, '
-        '"compression": {"none": [1, 1], "x": [0, 1]}}',
-        '{"seconds_per_step": "x", "samples_per_step": 1, "model_bytes": 1}',
-    ],
-)
+@pytest.mark.parametrize("text", ["{}", "[]", "7", "null", "{", "", '{"seconds_per_step": 1, "samples_per_step": 1}'])
 def test_nonsense_is_no_step(text):
     assert step_of(f"DMLTRAIN_MEASURE {text}") is None
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seconds_per_step": math.nan},
+        {"seconds_per_step": -1},
+        {"seconds_per_step": 0},
+        {"seconds_per_step": "x"},
+        {"pieces": 3},
+        {"spread": -1},
+        {"compression": 3},
+        {"compression": {}},
+        {"compression": {"none": [1, 1], "x": [1]}},
+        {"compression": {"none": [1, 1], "x": [0, 1]}},
+        {"local_steps": 0},
+    ],
+)
+def test_a_wrong_value_is_no_step(wrong):
+    assert parsed() and parsed(**wrong) is None
+
+
 def test_other_lines_are_no_step():
     assert step_of("Epoch[0] Train-accuracy=0.5") is None
-    assert step_of('DMLTRAIN_MEASURED {"seconds_per_step": 1, "samples_per_step": 1, "model_bytes": 1}') is None
+    assert step_of(f"DMLTRAIN_MEASURED {json.dumps(LEAST)}") is None
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -274,26 +227,18 @@ def test_distributing_pays():
 def test_distributing_does_not_pay_and_what_would_help():
     text = said(outlook(5, 0.05))  # one worker: 50 ms; five: 320 ms of communication
     assert "Distributing does not pay: 5 workers are 0.68 - 0.78 times as fast as one worker on h1" in text
-    assert (
-        "It would pay with --gc-type bf16 (1.2 - 1.6), or --gc-type int8 (1.9 - 3.1), or --gc-type 2bit "
-        "(3.5 - 5.0), or a batch of 116 or more per worker."
-    ) in text
+    ways = "--gc-type bf16 (1.2 - 1.6), or --gc-type int8 (1.9 - 3.1), or --gc-type 2bit (3.5 - 5.0), "
+    assert f"It would pay with {ways}or a batch of 116 or more per worker." in text
     assert "a batch of 103 per worker breaks even with one worker" in text
-
-
-def test_distributing_pays_only_with_overlap():
     text = said(outlook(5, 0.08))
     assert "Distributing pays only if communication overlaps with computing: 5 workers are 1.0 - 1.2" in text
 
 
-def test_a_slow_host_limits_the_speed_up():
+def test_a_slow_host_limits_the_speed_up_and_fewer_workers_may_be_better():
     text = said(outlook(2, 0.1, h2=0.3))
     assert "Distributing does not pay: 2 workers are 0.4" in text
     assert "Neither compression nor a larger batch would help: the slowest worker computes too slowly." in text
     assert "300 ms on the slowest host, as placed" in text
-
-
-def test_fewer_workers_may_be_better():
     computing = Computing({"h1": {1: 0.5}, "h2": {1: 0.5}, "h3": {1: 3.0}})
     text = said(Outlook(3, lambda count: place(count, count, hosts(count)), STEP, computing, links(3)))
     assert "It would pay with 2 workers (1.4 - 2.0)." in text
@@ -313,11 +258,9 @@ def test_local_steps_share_the_bytes_of_an_exchange():
         each, shared = (outlook(2, 1.0, step).of(2, gc_type) for step in (often, seldom))
         assert shared.communicating == pytest.approx(each.communicating / 50)
         assert shared.apart == pytest.approx(each.apart / 50) and shared.computing == each.computing
-    line = {"seconds_per_step": 0.2, "samples_per_step": 64, "model_bytes": V, "kv_store": "dist_local"}
-    found = step_of(f"DMLTRAIN_MEASURE {json.dumps({**line, 'local_steps': 50})}")
+    found = parsed(model_bytes=V, kv_store="dist_local", local_steps=50)
     assert found.local_steps == 50
     assert tables(outlook(2, 1.0, found))[0][0].startswith("Forecast for dist_local, 50 local steps: batch 64 per")
-    assert step_of(f"DMLTRAIN_MEASURE {json.dumps({**line, 'local_steps': 0})}") is None
 
 
 def test_unknown_links_are_reported():
@@ -336,6 +279,6 @@ def test_the_tables():
 
 
 def test_one_host_needs_no_second_table():
-    one = Outlook(2, lambda count: place(count, count, hosts(1)), STEP, Computing({"h1": {1: 0.2, 2: 0.3}}), Links())
+    one = on_one_host(Computing({"h1": {1: 0.2, 2: 0.3}}))
     assert len(tables(one)) == 1
     assert "All traffic stays on one host" in said(one) and "Distributing pays: 2 workers are 1.3 times" in said(one)

@@ -103,22 +103,16 @@ def test_files_of_other_systems_read_the_same(content):
     assert [(host.name, host.slots) for host in parse(content, "hosts")] == [("h1", 2), ("h2", None)]
 
 
-def test_ranges():
+def test_ranges_and_those_in_addr_and_hostname_go_in_step_with_the_name():
     assert names(text("node[01-03]")) == ["node01", "node02", "node03"]
     assert names(text("n[1,3,5-7]")) == ["n1", "n3", "n5", "n6", "n7"]
     assert names(text("n[8-11]-ib.lab")) == ["n8-ib.lab", "n9-ib.lab", "n10-ib.lab", "n11-ib.lab"]
     assert names(text("r[1-2]n[07,10]")) == ["r1n07", "r1n10", "r2n07", "r2n10"]
     assert names(text("10.0.0.[9-10]")) == ["10.0.0.9", "10.0.0.10"]
     assert [(host.user, host.port, host.slots) for host in text("anna@n[1-2]:2222 slots=3")] == [("anna", 2222, 3)] * 2
-
-
-def test_ranges_in_addr_and_hostname_go_in_step_with_the_name():
     found = text("n[1-3] addr=10.0.0.[11-13] hostname=n[1-3].lab")
-    assert [(host.name, host.address, host.hostname) for host in found] == [
-        ("n1", "10.0.0.11", "n1.lab"),
-        ("n2", "10.0.0.12", "n2.lab"),
-        ("n3", "10.0.0.13", "n3.lab"),
-    ]
+    expected = [(f"n{number}", f"10.0.0.1{number}", f"n{number}.lab") for number in (1, 2, 3)]
+    assert [(host.name, host.address, host.hostname) for host in found] == expected
 
 
 @given(
@@ -168,14 +162,8 @@ def test_a_list_is_split_outside_of_ranges(parts):
         ("@h1", "@h1: the user name before the @ is missing"),
         ("-anna@h1", "user=-anna: expected the name of a user"),
         ("-oProxyCommand=x", "'-oProxyCommand=x' is not a host name"),
-        (
-            "h1#x",
-            "'h1#x' is not a host name: expected letters, digits, . _ and -, without a leading -; a comment needs",
-        ),
-        (
-            "h1,h2",
-            "'h1,h2' is not a host name: expected letters, digits, . _ and -, without a leading -; one host per line",
-        ),
+        ("h1#x", "; a comment needs"),
+        ("h1,h2", "; one host per line"),
         ("[fe80::g]:22", "[fe80::g] is not an IP address"),
         ("h1 addr=h1.lab", "addr=h1.lab: expected an IP address such as 10.0.0.1, because ps-lite cannot bind names"),
         ("h1 addr=0.0.0.0", "addr=0.0.0.0: expected the address of one machine"),
@@ -190,10 +178,7 @@ def test_a_list_is_split_outside_of_ranges(parts):
         ("h1 gpus=", "gpus=: expected numbers of devices"),
         ("h1 gpus=0,0", "gpus=0,0: a device is named twice"),
         ("h1 gpus=3-1", "gpus=3-1: [3-1]: 3 is greater than 1"),
-        (
-            "h1 python=~/bin/python",
-            "python=~/bin/python: expected a command such as python3.11, or a path that starts with /",
-        ),
+        ("h1 python=~/bin/python", "python=~/bin/python: expected a command"),
         ("h1 python=bin/python", "python=bin/python: expected a command"),
         ("h1 workdir=project", "workdir=project: expected a path that starts with /"),
         ("h1 env.1A=x", "env.1A: expected the name of an environment variable"),
@@ -223,9 +208,9 @@ def test_a_host_that_comes_twice_is_named_with_both_lines():
     assert names(text("a hostname=h1 port=2201\nb hostname=h1 port=2202")) == ["a", "b"]
 
 
-def test_an_error_never_repeats_the_value_of_a_variable():
-    for line in ("h1 env.1A=hush", "h1 env.RANK=hush", "h1 env.A=hush env.A=hush", "h1 env.A='hush"):
-        assert "hush" not in refusal(text, line)
+@pytest.mark.parametrize("setting", ["env.1A=hush", "env.RANK=hush", "env.A=hush env.A=hush", "env.A='hush"])
+def test_an_error_never_repeats_the_value_of_a_variable(setting):
+    assert "hush" not in refusal(text, f"h1 {setting}")
 
 
 # -- files
@@ -242,33 +227,28 @@ def test_a_file_is_read_and_named_as_it_was_given(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "hosts: no hosts; expected one per line, such as h1 slots=2"),
+        (b"", "hosts: no hosts; expected one per line"),
         (b"# none\n\n", "hosts: no hosts"),
         (b"\xef\xbb\xbf", "hosts: no hosts"),
-        (b"h1\nh\xfc2\n", "hosts:2: byte 0xfc is not UTF-8; expected a hosts file"),
-        (b"h1\n\x7fELF\x02\x01\x00\n", "hosts:2: binary data; expected a hosts file"),
-        ("h1\n".encode("utf-16"), "hosts is UTF-16; save it as UTF-8"),
-        (b"h1\n" * (MOST_BYTES // 3 + 1), "hosts is larger than 1 MiB; expected a hosts file"),
+        (b"h1\nh\xfc2\n", "hosts:2: byte 0xfc is not UTF-8"),
+        (b"h1\n\x7fELF\x02\x01\x00\n", "hosts:2: binary data"),
+        ("h1\n".encode("utf-16"), "hosts is UTF-16"),
+        (b"h1\n" * (MOST_BYTES // 3 + 1), "hosts is larger than 1 MiB"),
     ],
 )
-def test_what_is_no_hosts_file(tmp_path, monkeypatch, content, message):
-    monkeypatch.chdir(tmp_path)
-    Path("hosts").write_bytes(content)
-    assert refusal(read, "hosts").startswith(message)
+def test_what_is_no_hosts_file(content, message):
+    assert refusal(parse, content, "hosts").startswith(message)
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    assert refusal(read, tmp_path / "none").startswith(f"{tmp_path}/none: no such file; expected a hosts file")
-    assert refusal(read, tmp_path).startswith(f"{tmp_path} is a folder; expected a hosts file")
+    assert refusal(read, tmp_path / "none").startswith(f"{tmp_path}/none: no such file")
+    assert refusal(read, tmp_path).startswith(f"{tmp_path} is a folder")
     assert "cannot be read: Not a directory" in refusal(read, "/dev/null/hosts")
     assert "cannot be read: embedded null byte" in refusal(read, "a\0b")
+    assert refusal(read, "/dev/zero").startswith("/dev/zero is larger than 1 MiB"), "it has no end"
     if os.geteuid() != 0:  # root reads everything
         (tmp_path / "closed").touch(mode=0)
         assert "cannot be read: Permission denied" in refusal(read, tmp_path / "closed")
-
-
-def test_a_device_without_end_is_no_hosts_file():
-    assert refusal(read, "/dev/zero").startswith("/dev/zero is larger than 1 MiB")
 
 
 # -- YAML
@@ -294,26 +274,14 @@ def test_an_inventory():
     four = {"user": "anna", "slots": 4, "gpus": ("0", "2"), "roles": (SERVER, WORKER), "where": "hosts.yaml:6"}
     four["environment"] = (("A", "yes"), ("B", "010"), ("C", ""))
     line = {"user": "anna", "slots": 2, "environment": (("A", "yes"), ("B", "of the line")), "where": "hosts.yaml:4"}
+    last = {"user": "anna", "slots": 2, "gpus": ("0", "1"), "roles": (SERVER,), "where": "hosts.yaml:14"}
     assert found == [
-        Host("node01", **line),
-        Host("node02", **line),
+        *(Host("node01", **line), Host("node02", **line)),
         Host("n3", user="bob", port=2222, slots=2, environment=env, where="hosts.yaml:5"),
-        Host("n4", "10.0.0.4", **four),
-        Host("n5", "10.0.0.5", **four),
-        Host(
-            "2001:db8::1",
-            user="anna",
-            slots=2,
-            gpus=("0", "1"),
-            roles=(SERVER,),
-            environment=(*env, ("D", "two\nlines")),
-            where="hosts.yaml:14",
-        ),
+        *(Host("n4", "10.0.0.4", **four), Host("n5", "10.0.0.5", **four)),
+        Host("2001:db8::1", environment=(*env, ("D", "two\nlines")), **last),
     ]
-
-
-def test_an_inventory_may_be_a_list_alone():
-    assert names(inventory("- h1 slots=2 # two\n- {name: h2}\n")) == ["h1", "h2"]
+    assert names(inventory("- h1 slots=2 # two\n- {name: h2}\n")) == ["h1", "h2"], "it may be a list alone"
 
 
 @pytest.mark.parametrize(
@@ -366,30 +334,27 @@ def test_errors_in_an_inventory_have_the_line(content, message):
 
 def test_hosts_of_the_command_line_have_slots():
     found = from_list("a:2, anna@b,n[1,3]:4,[2001:db8::1]:2")
-    assert [(host.name, host.user, host.slots, host.port, host.where) for host in found] == [
-        ("a", "", 2, 0, "--hosts"),
-        ("b", "anna", None, 0, "--hosts"),
-        ("n1", "", 4, 0, "--hosts"),
-        ("n3", "", 4, 0, "--hosts"),
-        ("2001:db8::1", "", 2, 0, "--hosts"),
-    ]
+    rows = [("a", "", 2), ("b", "anna", None), ("n1", "", 4), ("n3", "", 4), ("2001:db8::1", "", 2)]
+    assert [(host.name, host.user, host.slots) for host in found] == rows
+    assert {(host.port, host.where) for host in found} == {(0, "--hosts")}
 
 
 @pytest.mark.parametrize(
     ("given_text", "message"),
     [
-        ("", "--hosts: no hosts; expected --hosts h1:2,h2:2"),
-        ("a,,b", "--hosts a,,b: a name is missing between two commas or at the end"),
+        ("", "no hosts; expected --hosts h1:2,h2:2"),
+        ("a,,b", "--hosts a,,b: a name is missing"),
         ("a,", "--hosts a,: a name is missing"),
-        ("a:x", "--hosts: slots=x: expected a whole number, 1 or more"),
-        ("a:0", "--hosts: slots=0: expected"),
-        ("a,b,a", "--hosts: a is given twice; for two slots write a:2"),
-        ("a slots=2", "--hosts: 'a slots=2' is not a host name"),
-        ("n[1-", "--hosts: n[1-: unbalanced bracket"),
+        ("a:x", "slots=x: expected a whole number, 1 or more"),
+        ("a:0", "slots=0: expected"),
+        ("a,b,a", "a is given twice; for two slots write a:2"),
+        ("a slots=2", "'a slots=2' is not a host name"),
+        ("n[1-", "n[1-: unbalanced bracket"),
     ],
 )
 def test_what_is_wrong_with_hosts_of_the_command_line(given_text, message):
-    assert refusal(from_list, given_text).startswith(message)
+    said = refusal(from_list, given_text)
+    assert said.startswith("--hosts") and message in said
 
 
 # -- --include and --exclude
@@ -400,20 +365,16 @@ LAB = "h1\nnode[01-04] slots=2\ngpu1 gpus=0,2,5\nworker-[0-1] slots=4\n[2001:db8
 @pytest.mark.parametrize(
     ("include", "exclude", "expected"),
     [
-        ("", "", ["h1", "node01", "node02", "node03", "node04", "gpu1", "worker-0", "worker-1", "2001:db8::1"]),
-        ("node[02-03],h1", "", ["h1", "node02", "node03"]),
-        ("node*", "node01,node0[3-4]", ["node02"]),
-        ("?1,GPU1", "", ["h1", "gpu1"]),
-        ("", "*[0-9],2001*", None),
-        ("*-[0-1],[2001:db8::1]", "worker-0", ["worker-1", "2001:db8::1"]),
-        ("h1@gpu1", "", ["h1", "gpu1"]),
+        ("", "", "h1 node01 node02 node03 node04 gpu1 worker-0 worker-1 2001:db8::1"),
+        ("node[02-03],h1", "", "h1 node02 node03"),
+        ("node*", "node01,node0[3-4]", "node02"),
+        ("?1,GPU1", "", "h1 gpu1"),
+        ("*-[0-1],[2001:db8::1]", "worker-0", "worker-1 2001:db8::1"),
+        ("h1@gpu1", "", "h1 gpu1"),
     ],
 )
 def test_hosts_are_selected_in_the_order_of_the_file(include, exclude, expected):
-    if expected is None:
-        assert "excludes every host: h1, node01" in refusal(select, text(LAB), include, exclude)
-    else:
-        assert names(select(text(LAB), include, exclude)) == expected
+    assert names(select(text(LAB), include, exclude)) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -437,13 +398,14 @@ def test_gpus_are_selected_as_deepspeed_writes_them(include, exclude, expected):
         ("node09", "", "--include node09: no host with that name; did you mean node0"),
         ("", "zzz", "--exclude zzz: no host with that name; the hosts are h1, node01"),
         ("h1,zz*", "", "--include zz*: no host with that name"),
-        ("h1,", "", "--include h1,: a name is missing; expected names, ranges or globs with commas"),
+        ("h1,", "", "--include h1,: a name is missing"),
         ("h1@", "", "--include h1@: a name is missing"),
         ("h1:x", "", "--include h1:x: expected DeepSpeed's syntax h1@h2:0,2"),
         ("h1,gpu1:0", "", "--include h1,gpu1:0: expected DeepSpeed's"),
         ("n[1", "", "--include n[1: n[1: unbalanced bracket"),
         ("gpu1:1", "", "--include gpu1:1: no gpu 1 on gpu1: it has gpus 0,2,5 (hosts:3)"),
         ("", "h1:0", "--exclude h1:0: no gpu 0 on h1: it has neither gpus= nor slots= (hosts:1)"),
+        ("", "*[0-9],2001*", "--exclude *[0-9],2001* excludes every host: h1, node01"),
     ],
 )
 def test_unknown_hosts_in_a_selection_are_refused(include, exclude, message):
@@ -463,12 +425,17 @@ def test_worker_and_server_hosts_from_two_files():
     ]
 
 
-def test_two_files_that_disagree_about_a_host():
-    said = refusal(by_roles, parse(b"a slots=2", "workers"), parse(b"b\na slots=1", "servers"))
-    assert said.startswith("servers:2: a is in both files, and its slots differs from that at workers:1")
-    said = refusal(by_roles, parse(b"a", "workers"), parse(b"b roles=server", "servers"))
-    assert said.startswith("servers:1: b has roles=, but -SH already sets its role")
-    assert refusal(by_roles, parse(b"a", "workers"), []).startswith("-SH: no hosts")
+@pytest.mark.parametrize(
+    ("workers", "servers", "message"),
+    [
+        (b"a slots=2", b"b\na slots=1", "servers:2: a is in both files, and its slots differs from that at workers:1"),
+        (b"a", b"b roles=server", "servers:1: b has roles=, but -SH already sets its role"),
+        (b"a", b"", "-SH: no hosts"),
+    ],
+)
+def test_two_files_that_disagree_about_a_host(workers, servers, message):
+    servers_hosts = parse(servers, "servers") if servers else []
+    assert refusal(by_roles, parse(workers, "workers"), servers_hosts).startswith(message)
 
 
 # -- whatever comes
@@ -477,16 +444,6 @@ def test_two_files_that_disagree_about_a_host():
 WORDS = ("slots=2", "addr=", "n[1-3]", "env.A=", "hosts:", "name: ", "\u2028", "é")
 ALPHABET = st.sampled_from([*"h1 \t\n\r#='\"\\@:[],-.*{}&!|>%~\0", *WORDS])
 ANYTHING = st.one_of(st.text(), st.lists(ALPHABET).map("".join))
-
-
-@given(ANYTHING, st.sampled_from(["hosts", "hosts.yaml"]))
-def test_any_text_gives_hosts_or_an_error_with_a_line(content, name):
-    try:
-        found = parse(content.encode("utf-8", "surrogatepass"), name)
-    except LaunchError as error:
-        assert re.match(re.escape(name) + r"(:\d+: |: | is )", str(error)), error
-    else:
-        assert found and all(re.fullmatch(re.escape(name) + r":\d+", host.where) for host in found)
 
 
 LINES = st.lists(st.sampled_from([b"h1 slots=2", b"n[1-3]", b"# none", b"", b"anna@h9:2222 gpus=0,1"]), max_size=5)
@@ -513,7 +470,10 @@ def test_good_lines_give_their_hosts_in_order_whatever_ends_them(lines, end, mar
         assert ("is already given at hosts:" if told else "hosts: no hosts") in said
 
 
-@given(st.binary(), st.sampled_from(["hosts", "hosts.yaml"]))
+@given(
+    st.one_of(st.binary(), ANYTHING.map(lambda each: each.encode("utf-8", "surrogatepass"))),
+    st.sampled_from(["hosts", "hosts.yaml"]),
+)
 def test_any_bytes_give_hosts_or_a_refusal_with_a_line_that_is_there(content, name):
     try:
         found = parse(content, name)
@@ -522,7 +482,7 @@ def test_any_bytes_give_hosts_or_a_refusal_with_a_line_that_is_there(content, na
         assert place and error.code == 2, error
         assert 1 <= int(place[1] or 1) <= len(re.split(rb"\r\n|\r|\n|\xc2\x85|\xe2\x80[\xa8\xa9]", content))
     else:
-        assert found and all(host.name and host.where.startswith(f"{name}:") for host in found)
+        assert found and all(host.name and re.fullmatch(re.escape(name) + r":\d+", host.where) for host in found)
 
 
 @given(ANYTHING, ANYTHING)

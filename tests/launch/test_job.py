@@ -26,22 +26,21 @@ from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
 TWO = [Host("a", "10.0.0.1", "python3", cores=4), Host("b", "10.0.0.2", "/opt/python", cores=6)]
+PORTS = Ports(9000, 9001)
 
 
 def job(argv=("train.py", "x"), workers=2, servers=2, **more) -> Job:
     return Job("name", "mark", tuple(argv), workers, servers, "/work", **more)
 
 
+def environments(made: Job, hosts: list[Host] = ONE, ports: Ports = PORTS) -> dict[str, dict[str, str]]:
+    """The environment of each process of the job, by its name."""
+    return {task.name: task.environment for task in tasks(made, hosts, ports)}
+
+
 def test_launch_order_is_scheduler_servers_workers_round_robin():
-    found = [(role, rank, host.name) for role, rank, host in placements(job(workers=3, servers=2), TWO)]
-    assert found == [
-        ("scheduler", 0, "a"),
-        ("server", 0, "a"),
-        ("server", 1, "b"),
-        ("worker", 0, "a"),
-        ("worker", 1, "b"),
-        ("worker", 2, "a"),
-    ]
+    found = [f"{role} {rank} {host.name}" for role, rank, host in placements(job(workers=3, servers=2), TWO)]
+    assert found == ["scheduler 0 a", "server 0 a", "server 1 b", "worker 0 a", "worker 1 b", "worker 2 a"]
 
 
 @pytest.mark.parametrize(
@@ -62,52 +61,37 @@ def test_as_many_workers_as_the_placement_leaves_room_for():
 
 
 def test_places_on_two_hosts():
-    found = {task.name: task.environment for task in tasks(job(workers=3), TWO, Ports(9000, 9001))}
+    found = environments(job(workers=3), TWO)
     assert found["worker-0"]["MASTER_ADDR"] == found["worker-1"]["MASTER_ADDR"] == "10.0.0.1"
     assert [found[f"worker-{rank}"]["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
     assert [found[f"worker-{rank}"]["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "1", "2"]
     assert [found[f"worker-{rank}"]["OMP_NUM_THREADS"] for rank in range(3)] == ["2", "6", "2"]
     assert found["worker-1"]["DMLC_NODE_HOST"] == "10.0.0.2"
-    assert {each["DMLC_PS_ROOT_URI"] for each in found.values()} == {"10.0.0.1"}
-    assert {each["DMLC_PS_ROOT_PORT"] for each in found.values()} == {"9000"}
+    assert {(each["DMLC_PS_ROOT_URI"], each["DMLC_PS_ROOT_PORT"]) for each in found.values()} == {("10.0.0.1", "9000")}
 
 
 def test_the_whole_environment_of_each_role():
     hosts = [replace(TWO[0], interface="eth1"), TWO[1]]
-    found = {task.name: task.environment for task in tasks(job(workers=1, servers=2, restart=3), hosts, Ports(90, 91))}
-    common = {
-        "DMLC_NUM_WORKER": "1",
-        "DMLC_NUM_SERVER": "2",
-        "DMLC_PS_ROOT_URI": "10.0.0.1",
-        "DMLC_PS_ROOT_PORT": "90",
-        "DMLTRAIN_JOB": "mark",
-        "DMLTRAIN_RESTART": "3",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-    }
-    a = {
-        "DMLC_NODE_HOST": "10.0.0.1",
-        "DMLTRAIN_HOST_NAME": "a",
-        "DMLC_INTERFACE": "eth1",
-        "NCCL_SOCKET_IFNAME": "=eth1",
-        "GLOO_SOCKET_IFNAME": "eth1",
-    }
-    b = {"DMLC_NODE_HOST": "10.0.0.2", "DMLTRAIN_HOST_NAME": "b"}
-    scheduler = {"DMLC_ROLE": "scheduler", "DMLC_TASK_ID": "0", "OMP_NUM_THREADS": "1"}
-    server = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "1", "DMLC_TASK_ID": "1", "OMP_NUM_THREADS": "1"}
-    worker = {
-        "DMLC_ROLE": "worker",
-        "DMLC_WORKER_ID": "0",
-        "DMLC_TASK_ID": "0",
-        "OMP_NUM_THREADS": "4",
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "91",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-    }
-    assert found["scheduler-0"] == common | a | scheduler
+    found = environments(job(workers=1, servers=2, restart=3), hosts, Ports(90, 91))
+
+    def variables(text: str) -> dict[str, str]:
+        return dict(word.split(":", 1) for word in text.split())
+
+    common = variables(
+        "DMLC_NUM_WORKER:1 DMLC_NUM_SERVER:2 DMLC_PS_ROOT_URI:10.0.0.1 DMLC_PS_ROOT_PORT:90 DMLTRAIN_JOB:mark "
+        "DMLTRAIN_RESTART:3 PYTHONUNBUFFERED:1 PYTHONFAULTHANDLER:1"
+    )
+    a = variables(
+        "DMLC_NODE_HOST:10.0.0.1 DMLTRAIN_HOST_NAME:a DMLC_INTERFACE:eth1 NCCL_SOCKET_IFNAME:=eth1 "
+        "GLOO_SOCKET_IFNAME:eth1"
+    )
+    b = variables("DMLC_NODE_HOST:10.0.0.2 DMLTRAIN_HOST_NAME:b")
+    worker = variables(
+        "DMLC_ROLE:worker DMLC_WORKER_ID:0 DMLC_TASK_ID:0 OMP_NUM_THREADS:4 MASTER_ADDR:10.0.0.1 MASTER_PORT:91 "
+        "RANK:0 WORLD_SIZE:1 LOCAL_RANK:0 LOCAL_WORLD_SIZE:1"
+    )
+    server = variables("DMLC_ROLE:server DMLC_SERVER_ID:1 DMLC_TASK_ID:1 OMP_NUM_THREADS:1")
+    assert found["scheduler-0"] == common | a | variables("DMLC_ROLE:scheduler DMLC_TASK_ID:0 OMP_NUM_THREADS:1")
     assert found["server-1"] == common | b | server
     assert found["worker-0"] == common | a | worker
 
@@ -127,24 +111,25 @@ def test_what_tells_a_process_its_role_is_never_inherited():
 
 @pytest.mark.parametrize("level", WIRES)
 def test_all_processes_get_the_level_of_protection(level):
-    found = {task.environment.get("DMLTRAIN_WIRE", "plain") for task in tasks(job(wire=level), ONE, Ports())}
-    assert found == {level}
+    assert {each.get("DMLTRAIN_WIRE", "plain") for each in environments(job(wire=level)).values()} == {level}
 
 
 def test_all_processes_know_how_many_workers_an_elastic_job_needs():
-    assert {task.environment["DMLTRAIN_ELASTIC"] for task in tasks(job(elastic=2), ONE, Ports())} == {"2"}
-    assert not any("DMLTRAIN_ELASTIC" in task.environment for task in tasks(job(), ONE, Ports()))
+    assert {each["DMLTRAIN_ELASTIC"] for each in environments(job(elastic=2)).values()} == {"2"}
+    assert not any("DMLTRAIN_ELASTIC" in each for each in environments(job()).values())
 
 
-def test_without_servers_there_is_no_scheduler_to_name():
-    (worker,) = tasks(job(workers=1, servers=0), ONE, Ports(9000, 9001))
-    assert worker.name == "worker-0" and worker.environment["DMLC_NUM_SERVER"] == "0"
-    assert not [name for name in worker.environment if name.startswith("DMLC_PS_ROOT")]
+def test_without_servers_there_is_no_scheduler_to_name_and_without_ddp_no_variable_of_torch():
+    (name,) = found = environments(job(workers=1, servers=0))
+    assert name == "worker-0" and found[name]["DMLC_NUM_SERVER"] == "0"
+    assert not [each for each in found[name] if each.startswith("DMLC_PS_ROOT")]
+    torchs = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"}
+    assert torchs <= found[name].keys()
+    assert not torchs & environments(job(workers=1, servers=0, torch_env=False))[name].keys()
 
 
 def test_workers_share_the_gpus_of_their_host_and_no_other_role_is_restricted():
-    hosts = [replace(TWO[0], gpus=("0", "2", "5")), TWO[1]]
-    found = {task.name: task.environment for task in tasks(job(workers=4), hosts, Ports())}
+    found = environments(job(workers=4), [replace(TWO[0], gpus=("0", "2", "5")), TWO[1]])
     visible = {name: each["CUDA_VISIBLE_DEVICES"] for name, each in found.items() if "CUDA_VISIBLE_DEVICES" in each}
     assert visible == {"worker-0": "0", "worker-2": "2,5"}
 
@@ -179,11 +164,6 @@ def test_worker_0_may_move_though_the_others_were_given_its_address():
     assert found.environment["MASTER_ADDR"] == "10.0.0.1" and found.argv[0] == "/opt/python"
 
 
-def test_a_job_that_is_no_ddp_job_gets_no_variables_of_torch():
-    (worker,) = tasks(job(workers=1, servers=0, torch_env=False), ONE, Ports(9000, 9001))
-    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"} & worker.environment.keys()
-
-
 def test_where_the_processes_of_a_host_run():
     assert workdir_of(job(), ONE[0]) == "/work"
     assert workdir_of(job(copy_to="/copy"), ONE[0]) == "/copy"
@@ -203,36 +183,29 @@ def test_values_that_are_never_shown_come_from_the_job_and_from_its_hosts():
 
 
 def test_a_bare_script_gets_each_hosts_python():
-    assert [task.argv for task in tasks(job(servers=0), TWO, Ports())] == [
-        ("python3", "train.py", "x"),
-        ("/opt/python", "train.py", "x"),
-    ]
+    found = [task.argv for task in tasks(job(servers=0), TWO, Ports())]
+    assert found == [("python3", "train.py", "x"), ("/opt/python", "train.py", "x")]
     assert tasks(job(("python", "train.py"), servers=0), ONE, Ports())[0].argv == ("python", "train.py")
 
 
 def test_threads_of_a_host_are_shared_by_its_workers():
-    found = {task.name: task.environment["OMP_NUM_THREADS"] for task in tasks(job(workers=3), ONE, Ports())}
+    found = {name: each["OMP_NUM_THREADS"] for name, each in environments(job(workers=3)).items()}
     assert list(found.values()) == ["1", "1", "1", "2", "2", "2"]
     assert list(found) == ["scheduler-0", "server-0", "server-1", "worker-0", "worker-1", "worker-2"]
-    crowded = tasks(job(workers=20, servers=0), ONE, Ports())
-    assert {task.environment["OMP_NUM_THREADS"] for task in crowded} == {"1"}
+    crowded = environments(job(workers=20, servers=0)).values()
+    assert {each["OMP_NUM_THREADS"] for each in crowded} == {"1"}
 
 
-def test_settings_win_but_not_over_the_contract():
-    settings = (Setting("OMP_NUM_THREADS", "5"), Setting("A", "all"), Setting("A", "w", "worker"), Setting("RANK", "9"))
-    found = {task.name: task.environment for task in tasks(job(settings=settings), ONE, Ports())}
-    assert found["worker-1"]["OMP_NUM_THREADS"] == found["server-0"]["OMP_NUM_THREADS"] == "5"
-    assert (found["worker-1"]["A"], found["server-1"]["A"]) == ("w", "all")
-    assert found["worker-1"]["RANK"] == "1"
-
-
-def test_the_environment_of_a_host_wins_over_that_of_the_job_and_not_over_the_contract():
+def test_settings_win_but_not_over_the_contract_and_those_of_a_host_win_over_those_of_the_job():
     """What the hosts file says of one host (env.NAME=) is more special than --env, which is for all."""
+    settings = (Setting("OMP_NUM_THREADS", "5"), Setting("A", "all"), Setting("A", "w", "worker"), Setting("RANK", "9"))
+    found = environments(job(settings=settings))
+    assert found["worker-1"]["OMP_NUM_THREADS"] == found["server-0"]["OMP_NUM_THREADS"] == "5"
+    assert (found["worker-1"]["A"], found["server-1"]["A"], found["worker-1"]["RANK"]) == ("w", "all", "1")
     host = replace(ONE[0], environment=(("OMP_NUM_THREADS", "7"), ("A", "host"), ("DMLC_ROLE", "none")))
-    settings = (Setting("OMP_NUM_THREADS", "5"), Setting("A", "job"), Setting("B", "job"), Setting("A", "w", "worker"))
-    for task in tasks(job(settings=settings), [host], Ports()):
-        told = task.environment
-        assert (told["OMP_NUM_THREADS"], told["A"], told["B"], told["DMLC_ROLE"]) == ("7", "host", "job", task.role)
+    for name, told in environments(job(settings=(*settings, Setting("B", "job"))), [host]).items():
+        seen = told["OMP_NUM_THREADS"], told["A"], told["B"], told["DMLC_ROLE"]
+        assert seen == ("7", "host", "job", name.partition("-")[0])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +221,4 @@ def test_the_environment_of_a_host_wins_over_that_of_the_job_and_not_over_the_co
 def test_a_job_is_checked_when_made(wrong, message):
     with pytest.raises(LaunchError, match=message):
         job(**wrong)
-
-
-def test_the_least_job_and_the_last_port_are_allowed():
-    assert job(workers=1, servers=0, port=65535).port == 65535
+    assert job(workers=1, servers=0, port=65535).port == 65535, "the least job and the last port"
