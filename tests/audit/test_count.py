@@ -115,66 +115,51 @@ def test_what_a_lost_member_pushed_last_does_not_count(folder):
     assert count(folder).problems == ()
 
 
-def test_a_member_without_a_line_of_its_samples(folder):
-    edit(folder / "samples-2.jsonl", drop(2))
-    problems = count(folder).problems
-    assert problems[0] == "op 3: member 2 has no line of its samples"
-    assert problems[1].startswith("op 3: its receipt is (6, ") and "its members' samples make (3, " in problems[1]
-    assert problems[2].startswith("epoch 0: never committed: 3 position(s): ")
+def pushed_again(found):
+    found.insert(1, found[0] | {"view": 2})
 
 
-def test_a_sample_that_was_used_twice_and_one_that_was_not(folder):
+NEVER, TWICE = "epoch 0: never committed: ", "epoch 0: committed more than once: 1 position(s): 1"
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "problems"),
+    [
+        # no line of its samples
+        ("samples-2", [drop(2)], ["op 3: member 2 ", "op 3: its receipt is (6, ", NEVER + "3 position(s): "]),
+        # one sample twice, another one not
+        ("samples-0", [put(0, "positions", [1, 3])], ["op 1: its receipt is ", NEVER + "1 position(s): 0", TWICE]),
+        # as many others, with the same sum
+        ("samples-0", [put(0, "positions", [1, 2])], ["op 1: its receipt is (6, 21, ", NEVER + "1 ", TWICE[:-1] + "2"]),
+        ("commits-2", [put(3, "view", 9)], ["op 4: the commit lines of members 0 and 2 differ"]),
+        ("commits-0 commits-2", [drop(2)], [NEVER + "6 position(s): "]),  # which nobody committed
+        ("commits-0 commits-2", [put(2, "committed", 5)], ["op 3: 5 samples of 6 are committed, its receipt has 6"]),
+        ("samples-2", [put(0, "epoch", 1)], ["op 1: member 2 is in epoch 1, others in 0"]),
+        # pushed again: with the same samples it is fine; with others it was dealt twice
+        ("samples-0", [pushed_again], []),
+        ("samples-0", [pushed_again, put(1, "positions", [4])], ["op 1: member 0 pushed different samples"]),
+    ],
+)
+def test_what_is_wrong_is_named(folder, files, changes, problems):
+    for file in files.split():
+        for change in changes:
+            edit(folder / f"{file}.jsonl", change)
+    found = count(folder).problems
+    assert len(found) == len(problems), found
+    for problem, expected in zip(found, problems, strict=True):
+        assert problem.startswith(expected)
+
+
+def test_samples_are_counted(folder):
+    assert lines.samples(folder, 0, 22).__next__().positions.tolist() == [0, 3]
     edit(folder / "samples-0.jsonl", put(0, "positions", [1, 3]))
-    problems = count(folder).problems
-    assert problems[1:] == (
-        "epoch 0: never committed: 1 position(s): 0",
-        "epoch 0: committed more than once: 1 position(s): 1",
-    )
-    assert problems[0].startswith("op 1: its receipt is") and count(folder).times[0][:4].tolist() == [0, 2, 1, 1]
-
-
-def test_the_same_numbers_and_sum_of_other_samples(folder):
-    [first, *_] = lines.samples(folder, 0, 22)
-    assert first.positions.tolist() == [0, 3]
-    edit(folder / "samples-0.jsonl", put(0, "positions", [1, 2]))
-    assert count(folder).problems[0].startswith("op 1: its receipt is (6, 21, ")
-
-
-def test_commit_lines_that_differ(folder):
-    edit(folder / "commits-2.jsonl", put(3, "view", 9))
-    assert count(folder).problems == ("op 4: the commit lines of members 0 and 2 differ",)
-
-
-def test_a_round_that_nobody_committed(folder):
-    for member in (0, 2):
-        edit(folder / f"commits-{member}.jsonl", drop(2))
-    [problem] = count(folder).problems
-    assert problem.startswith("epoch 0: never committed: 6 position(s): ")
-
-
-def test_committed_samples_that_are_not_those_of_the_receipt(folder):
-    for member in (0, 2):
-        edit(folder / f"commits-{member}.jsonl", put(2, "committed", 5))
-    assert count(folder).problems == ("op 3: 5 samples of 6 are committed, its receipt has 6",)
-
-
-def test_samples_of_another_epoch(folder):
-    edit(folder / "samples-2.jsonl", put(0, "epoch", 1))
-    assert "op 1: member 2 is in epoch 1, others in 0" in count(folder).problems
-
-
-def test_a_round_that_was_pushed_again(folder):
-    """With the same samples it is fine; with others it was dealt twice."""
-    edit(folder / "samples-0.jsonl", lambda found: found.insert(1, found[0] | {"view": 2}))
-    assert count(folder).problems == ()
-    edit(folder / "samples-0.jsonl", put(1, "positions", [4]))
-    assert count(folder).problems == ("op 1: member 0 pushed different samples one after another",)
+    assert count(folder).times[0][:4].tolist() == [0, 2, 1, 1]
 
 
 def test_a_missing_file_is_named(folder):
     (folder / "samples-1.jsonl").unlink()
-    with pytest.raises(UserError, match="samples-1.jsonl: No such file or directory; .* of all members from all hosts"):
+    with pytest.raises(UserError, match="samples-1.jsonl: No such file or directory; .* from all hosts"):
         count(folder)
     (folder / "views.json").unlink()
-    with pytest.raises(UserError, match="^/.*/views.json: No such file or directory; the views.json of a job"):
+    with pytest.raises(UserError, match="^/.*/views.json: No such file or directory; "):
         count(folder)
