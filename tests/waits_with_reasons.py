@@ -1,14 +1,8 @@
 """Where tests sleep or have a limit below 60 s, and why that is right there (tests/test_waits.py)."""
 
 REASONS = {
-    "backends/programs/mxnet_store.py:endless": "TO BE LOOKED AT",
-    "backends/programs/mxnet_store.py:done": "TO BE LOOKED AT",
-    "backends/programs/mxnet_store.py:idle": "TO BE LOOKED AT",
-    "backends/programs/mxnet_store.py:wrong": "TO BE LOOKED AT",
-    "backends/test_mxnet_ends.py:test_a_finished_worker_does_not_wait_for_a_lost_one": "TO BE LOOKED AT",
-    "backends/test_mxnet_faults.py:lost": "TO BE LOOKED AT",
-    "backends/test_mxnet_faults.py:test_a_killed_process_ends_the_job_and_is_named": "TO BE LOOKED AT",
-    "backends/test_mxnet_faults.py:test_the_wait_for_a_worker_that_never_pushes_has_a_deadline": "TO BE LOOKED AT",
+    "backends/programs/mxnet_store.py:endless": "the program takes its steps at this pace until it is ended",
+    "backends/programs/mxnet_store.py:idle": "the program pulls at this pace until it is ended",
     "benchmarks/test_ddp.py:test_the_same_steps_straggle_in_each_system_and_one_host_freezes_in_time.sleeps": "TO BE LOOKED AT",
     "browser.py:Browser.__exit__": "TO BE LOOKED AT",
     "cluster/faults.py:kill": "TO BE LOOKED AT",
