@@ -1,7 +1,7 @@
 """Codecs: the encoding is right to the bit, and error feedback loses nothing."""
 
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -34,62 +34,44 @@ def there_and_back(parameters, values):
 
 @every
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_residual_has_what_was_not_sent(parameters, length):
+def test_what_is_not_sent_is_in_the_residual_and_adding_equals_decoding_and_then_adding(parameters, length):
     kind, source, residual = codec.make(parameters), normal(length), normal(length, 0.003, seed=1)
     kept, expected = source.copy(), source.astype(np.float64) + residual
-    sent = through(kind, source, residual)
+    data = encode(kind, source, residual)
+    sent = decode(kind, data, length)
     np.testing.assert_allclose(sent.astype(np.float64) + residual, expected, rtol=1e-6, atol=1e-9)
     assert np.array_equal(source, kept)
     assert length < 100 or 0 < np.abs(residual).max() < np.abs(expected).max()
-
-
-@every
-@pytest.mark.parametrize("length", LENGTHS)
-def test_adding_equals_decoding_and_then_adding_bit_for_bit(parameters, length):
-    kind, total = codec.make(parameters), normal(length, seed=2)
-    data = encode(kind, normal(length))
-    expected = total + decode(kind, data, length)
+    total = normal(length, seed=2)
+    both = total + sent
     kind.add(data, total)
-    assert np.array_equal(total, expected)
+    assert np.array_equal(total, both)
 
 
 @every
 def test_the_bytes_depend_on_the_values_only(parameters):
     kind, length = codec.make(parameters), 2 * BLOCK + 515
     source, residual = normal(length), normal(length, seed=1)
-    expected, left = encode(kind, source, residual.copy()), []
+    left = residual.copy()
+    expected = encode(kind, source, left)
     for offset in range(1, 4):
-        shifted, rest = (np.empty(length + 4, np.float32)[offset : offset + length] for _ in range(2))
+        shifted, rest, out = (np.empty(length + 4, np.float32)[offset : offset + length] for _ in range(3))
         shifted[:], rest[:] = source, residual
-        assert np.array_equal(encode(kind, shifted, rest), expected)
-        left.append(rest)
-        out = np.empty(length + 4, np.float32)[offset : offset + length]
+        assert np.array_equal(encode(kind, shifted, rest), expected) and np.array_equal(rest, left)
         kind.decode(expected, out)
         assert np.array_equal(out, decode(kind, expected, length))
-    assert np.array_equal(left[0], left[1]) and np.array_equal(left[0], left[2])
 
 
 @every
 def test_threads_do_not_disturb_each_other(parameters):
     kind, sources = codec.make(parameters), [normal(3 * BLOCK, seed=seed) for seed in range(4)]
-    expected, found = [through(kind, source) for source in sources], {}
+    expected = [through(kind, source) for source in sources]
 
     def work(index):
-        found[index] = all(np.array_equal(through(kind, sources[index]), expected[index]) for _ in range(20))
+        return all(np.array_equal(through(kind, sources[index]), expected[index]) for _ in range(20))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == dict.fromkeys(range(4), True)
-
-
-@every
-def test_zeros_stay_zeros(parameters):
-    residual = np.zeros(700, np.float32)
-    assert not through(codec.make(parameters), np.zeros(700, np.float32), residual).any()
-    assert not residual.any()
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(work, range(4))) == [True] * 4
 
 
 @every
@@ -97,6 +79,7 @@ def test_zeros_stay_zeros(parameters):
 def test_tiny_and_huge_values_are_sent_or_kept(parameters, value):
     kind, residual = codec.make(parameters), np.zeros(600, np.float32)
     source = np.zeros(600, np.float32)
+    assert not through(kind, source, residual).any() and not residual.any(), "zeros stay zeros"
     source[7] = value
     sent = through(kind, source, residual)
     if np.isfinite(sent).all():
@@ -132,12 +115,12 @@ def test_overflow_of_source_plus_residual_is_sent_once_and_leaves_no_residual(pa
 
 
 @every
-def test_a_wrong_number_of_bytes_is_named(parameters):
+@pytest.mark.parametrize("call", ["encode", "decode", "add"])
+def test_a_wrong_number_of_bytes_is_named(parameters, call):
     kind = codec.make(parameters)
     wrong, right = np.zeros(kind.nbytes(100) + 1, np.uint8), np.zeros(100, np.float32)
-    for call in (lambda: kind.encode(right, wrong), lambda: kind.decode(wrong, right), lambda: kind.add(wrong, right)):
-        with pytest.raises(ValueError, match=f"{kind.name}: 100 elements take {kind.nbytes(100)} bytes, not"):
-            call()
+    with pytest.raises(ValueError, match=f"{kind.name}: 100 elements take {kind.nbytes(100)} bytes"):
+        getattr(kind, call)(*(right, wrong) if call == "encode" else (wrong, right))
 
 
 # bf16 and fp16
@@ -237,9 +220,8 @@ def test_an_outlier_costs_its_own_group_only():
 def test_2bit_sends_one_threshold_at_a_time():
     kind, residual = codec.make({"type": "2bit", "threshold": 0.5}), np.zeros(5, np.float32)
     source = np.array([0.5, -0.5, 0.49, -1.2, 0.2], np.float32)
-    assert through(kind, source, residual).tolist() == [0.5, -0.5, 0, -0.5, 0]
-    assert through(kind, source, residual).tolist() == [0.5, -0.5, 0.5, -0.5, 0]
-    assert through(kind, source, residual).tolist() == [0.5, -0.5, 0.5, -0.5, 0.5]
+    for third, last in ((0, 0), (0.5, 0), (0.5, 0.5)):
+        assert through(kind, source, residual).tolist() == [0.5, -0.5, third, -0.5, last]
 
 
 @pytest.mark.parametrize("shape", ["normal", "equal", "one", "heavy"])
@@ -252,14 +234,13 @@ def test_2bit_without_a_threshold_sends_the_means_of_large_and_small_values(shap
     }[shape].astype(np.float32)
     sent = there_and_back({"type": "2bit"}, source)
     for start in range(0, source.size, 512):
-        part, magnitude = source[start : start + 512], np.abs(source[start : start + 512])
+        part, found = (each[start : start + 512] for each in (source, sent))
+        magnitude = np.abs(part)
         great = magnitude >= 1.4 * magnitude.mean() * (1 + 1e-6)
-        expected = np.where(
-            great, magnitude[great].mean() if great.any() else 0, magnitude[~great].mean() if (~great).any() else 0
-        )
-        np.testing.assert_allclose(
-            sent[start : start + 512], np.where(part < 0, -1, 1) * expected, rtol=1e-4, atol=1e-9
-        )
+        expected = np.zeros_like(part)
+        for level in (great, ~great):
+            expected[level] = magnitude[level].mean() if level.any() else 0
+        np.testing.assert_allclose(found, np.where(part < 0, -1, 1) * expected, rtol=1e-4, atol=1e-9)
 
 
 def test_2bit_leaves_an_eighth_of_the_energy_of_normal_values():
@@ -330,7 +311,7 @@ def test_topk_refuses_positions_out_of_range():
     data = encode(kind, normal(100))
     data[36:40].view(np.uint32)[0] = 100
     for call in (kind.decode, kind.add):
-        with pytest.raises(ValueError, match="position 100 is outside of the 100 elements"):
+        with pytest.raises(ValueError, match="position 100 .* 100 elements"):
             call(data, np.zeros(100, np.float32))
 
 
@@ -345,24 +326,18 @@ def test_type_numbers_are_those_of_the_protocol():
     for name, fact in facts.items():
         made = codec.make({"type": name})
         assert (made.name, (made.number, made.needs_residual)) == (name, fact)
-
-
-def test_each_codec_is_one_row_with_a_unique_number():
-    numbers = [each.number for each in codec.TABLE]
-    assert len(set(numbers)) == len(numbers) and min(numbers) >= len(wire.DTYPES)
-    assert max(numbers) == wire.MAX_DTYPE
-    assert ("none", *(each.name for each in codec.TABLE)) == codec.TYPES
+    assert ("none", *facts) == codec.TYPES and len(facts) == len(codec.TABLE)
+    numbers = {number for number, _ in facts.values()}
+    assert len(numbers) == len(facts) and min(numbers) >= len(wire.DTYPES) and max(numbers) == wire.MAX_DTYPE
 
 
 def test_each_row_gives_the_encoded_size():
-    """`size` is a formula of n for the documentation; the first alternative is the default's."""
+    """`size` is a formula of n for the documentation; the first alternative is the default's. Forecasts compare only
+    those with a fixed size."""
     for each in codec.TABLE:
         formula = each.size.partition(";")[0].replace("ratio", "0.01")
         formula = re.sub(r"(?<=[0-9])n", " * n", formula)
         assert each.create(None).nbytes(1 << 20) == pytest.approx(eval(formula, {"n": 1 << 20}), rel=2e-3), each.name
-
-
-def test_only_a_codec_with_a_fixed_size_is_compared_in_a_forecast():
     assert set(codec.size_ratios()) == set(codec.TYPES) - {each.name for each in codec.TABLE if not each.fixed_size}
     assert "int8" in codec.size_ratios() and "topk" not in codec.size_ratios()
 
@@ -377,17 +352,16 @@ def test_defaults_and_parameters():
 @pytest.mark.parametrize(
     "parameters, message",
     [
-        ({"type": "1bit"}, f"no type '1bit'; the types are {', '.join(codec.TYPES)}"),
-        ({}, "no type None; the types are none, bf16"),
-        ({"type": "int8", "threshold": 0.5}, "int8 has no parameter 'threshold'; it has none"),
-        ({"type": "none", "ratio": 0.5}, "none has no parameter 'ratio'; it has none"),
-        ({"type": "2bit", "ratio": 0.5}, "2bit has no parameter 'ratio'; the only one is 'threshold'"),
-        ({"type": "2bit", "threshold": 0}, "2bit: threshold is 0, expected a number from 1e-30 to 1e\\+30$"),
-        ({"type": "2bit", "threshold": float("nan")}, "threshold is nan, expected"),
-        ({"type": "2bit", "threshold": float("inf")}, "threshold is inf, expected"),
+        ({"type": "1bit"}, f"'1bit'.* {', '.join(codec.TYPES)}"),
+        ({}, "no type None.* none, bf16"),
+        ({"type": "int8", "threshold": 0.5}, "int8 has no parameter 'threshold'.* none"),
+        ({"type": "none", "ratio": 0.5}, "none has no parameter 'ratio'"),
+        ({"type": "2bit", "ratio": 0.5}, "2bit has no parameter 'ratio'.* 'threshold'"),
+        ({"type": "2bit", "threshold": 0}, "2bit: threshold is 0, .* 1e-30 to 1e\\+30$"),
+        *(({"type": "2bit", "threshold": float(each)}, f"threshold is {each}") for each in ("nan", "inf")),
         ({"type": "2bit", "threshold": "0.5"}, "threshold is '0.5', expected a number"),
         ({"type": "2bit", "threshold": True}, "threshold is True, expected a number"),
-        ({"type": "topk", "ratio": 1.5}, "topk: ratio is 1.5, expected a number from 1e-09 to 1$"),
+        ({"type": "topk", "ratio": 1.5}, "topk: ratio is 1.5, .* 1e-09 to 1$"),
     ],
 )
 def test_wrong_parameters_are_explained(parameters, message):
