@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import leftovers
+from tests import leftovers, owners
 from tests.forked_job import start_forked  # noqa: F401  (a fixture of all tests)
 from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
 from tests.tiers import examples
@@ -20,7 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: many 
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and SIGINT in the background: the programs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # under test would inherit that
-os.environ[leftovers.OWNER] = leftovers.identity()
+os.environ[owners.MARK] = owners.mark()
+owners.own()
 
 
 def _interrupted(*_: object, _of: int = os.getpid()) -> None:

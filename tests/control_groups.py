@@ -43,7 +43,7 @@ def members(group: Path) -> list[int]:
     for each in (group, *group.glob("*/")):
         with contextlib.suppress(OSError):  # the group is gone
             found += map(int, (each / "cgroup.procs").read_text().split())
-    return found
+    return [pid for pid in found if pid]  # 0 is of another namespace of pids
 
 
 def enter(group: Path, pid: int) -> bool:

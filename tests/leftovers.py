@@ -1,4 +1,5 @@
-"""What test runs left that were killed, or interrupted too hard: it is found by the pid of its owner, who is dead.
+"""What test runs left that were killed, or interrupted too hard: it is found by the pid of its owner, who is dead
+(tests/owners.py).
 
     python -m tests.leftovers       # removes it, and says what that was
 
@@ -17,33 +18,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import control_groups
+from tests import control_groups, owners
 from tests.cluster.command import TestbedError, namespaces
 from tests.cluster.layout import BASE
 from tests.cluster.requirements import missing
 from tests.cluster.testbed import Testbed
 
-OWNER = "OWNER_PYTEST"  # in the environment of what tests start: pid of the pytest, and when that started
 BEDS = re.compile(r"(?:pytest|other|bench|benchmark)(\d+)(?:_\w+)?")
 BED_OF = re.compile(r"testbed-(.+)-(?:h\d+|login|switch)")  # the name of a network namespace
 GROUPS = re.compile(r"dmltrain-(?:cost|flaky|test)-(\d+)")
 FOLDERS = re.compile(r"dmltrain-(?:(?:fuzz|browser|test)-|(?P<mark>.+)\.)[a-z0-9_]{8}")  # of tests; of a job
 MARK_OF_A_TEST = re.compile(r"[a-z]+-(\d+)-\d+")  # with the pid of its pytest
+EVERY_PROCESS = "pid:[4026531836]"  # the namespace that sees all of them: PROC_PID_INIT_INO of linux/proc_ns.h
 OLD = {"a job": 600.0, "a test": 86400.0}  # s that a folder stays whose owner is not known
-
-
-def started(pid: int) -> float:
-    """When the process started, in seconds since the boot; 0 where there is none, or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return 0.0 if fields[0] in "ZX" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def identity() -> str:
-    """Of this process, for OWNER."""
-    return f"{os.getpid()}:{started(os.getpid())}"
 
 
 def age(path: Path) -> float:
@@ -54,19 +41,11 @@ def age(path: Path) -> float:
         return 0.0
 
 
-def is_dead(owner: int) -> bool:
-    """Whether it is no more, or its number is that of a process which cannot have made what tests make."""
-    try:
-        return not started(owner) or not re.search(rb"python|pytest", Path(f"/proc/{owner}/cmdline").read_bytes())
-    except OSError:
-        return True
-
-
 def beds() -> Iterator[Testbed]:
     names = {match[1] for match in map(BED_OF.fullmatch, [] if missing() else namespaces()) if match}
     for name in sorted(names | {path.name for path in BASE.glob("*/")}):
         match = BEDS.fullmatch(name)
-        if match and is_dead(int(match[1])):
+        if match and owners.is_dead(int(match[1])):
             yield Testbed(name)
 
 
@@ -74,7 +53,7 @@ def groups() -> Iterator[Path]:
     for _, folder in control_groups.mounts():
         for group in folder.glob("dmltrain-*/"):
             match = GROUPS.fullmatch(group.name)
-            if match and is_dead(int(match[1])):
+            if match and owners.is_dead(int(match[1])):
                 yield group
 
 
@@ -91,21 +70,22 @@ def environments() -> dict[int, list[str]]:
 
 def processes() -> Iterator[int]:
     for pid, variables in environments().items():
-        owner = next((each.partition("=")[2] for each in variables if each.startswith(f"{OWNER}=")), "")
-        of, _, since = owner.partition(":")
-        if of.isdigit() and int(of) != pid and str(started(int(of))) != since and started(pid):
+        marks = [each.partition("=")[2] for each in variables if each.startswith(f"{owners.MARK}=")]
+        if marks and owners.is_mark_of_dead(marks[0]):
             yield pid
 
 
 def folders() -> Iterator[Path]:
     variables = [each.partition("=") for every in environments().values() for each in every]
+    sees_all = owners.namespace() == EVERY_PROCESS
     running = {value for name, _, value in variables if name in ("DMLTRAIN_JOB", "DMLTRAIN_AGENT")}
     for path in Path(tempfile.gettempdir()).glob("dmltrain-*/"):
         match = FOLDERS.fullmatch(path.name)
         if not match or path.is_symlink() or path.stat().st_uid != os.getuid() or match["mark"] in running:
             continue
         owner = MARK_OF_A_TEST.fullmatch(match["mark"] or "")
-        if is_dead(int(owner[1])) if owner else age(path) > OLD["a job" if match["mark"] else "a test"]:
+        kind = "a job" if match["mark"] else "a test"
+        if owners.is_dead(int(owner[1])) if owner else sees_all and age(path) > OLD[kind]:
             yield path
 
 

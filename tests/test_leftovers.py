@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import control_groups, leftovers
+from tests import control_groups, leftovers, owners
 from tests.cluster.command import namespaces
 from tests.cluster.requirements import missing
 from tests.cluster.testbed import Testbed, locked
@@ -39,8 +39,14 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_is_killed_once_its_pytest_is_gone(dead):
-    for owner, killed in ((leftovers.identity(), False), (f"{dead}:1.0", True), (f"{os.getpid()}:1.0", True)):
-        with subprocess.Popen(["sleep", "1000"], env={**os.environ, leftovers.OWNER: owner}) as process:
+    here, (_, me, since) = owners.namespace(), owners.mark().split()
+    for mark, killed in (
+        (f"{here} {me} {since}", False),
+        (f"{here} {dead} {since}", True),
+        (f"{here} {me} 1.0", True),
+        (f"pid:[1] {dead} {since}", False),  # in another namespace of pids
+    ):
+        with subprocess.Popen(["sleep", "1000"], env={**os.environ, owners.MARK: mark}) as process:
             wait_for(lambda pid=process.pid: leftovers.environments().get(pid), "its environment")
             leftovers.remove()
             if not killed:
@@ -50,7 +56,7 @@ def test_a_process_is_killed_once_its_pytest_is_gone(dead):
 
 
 def test_what_starts_inherits_the_mark_of_this_pytest(sleeping):
-    mark = f"{leftovers.OWNER}={leftovers.identity()}"
+    mark = f"{owners.MARK}={owners.mark()}"
     wait_for(lambda: mark in leftovers.environments().get(sleeping.pid, ()), "the mark")
 
 
@@ -95,8 +101,26 @@ def test_private_folders_of_jobs_that_are_over_are_removed(dead, sleeping):
 
 def test_another_process_with_its_number_is_not_the_owner(dead, sleeping):
     wait_for(lambda: b"sleep" in Path(f"/proc/{sleeping.pid}/cmdline").read_bytes(), "sleep runs")
-    dead_ones = {pid: leftovers.is_dead(pid) for pid in (os.getpid(), sleeping.pid, dead)}
-    assert dead_ones == {os.getpid(): False, sleeping.pid: True, dead: True}
+    found = {pid: owners.is_dead(pid) for pid in (os.getpid(), sleeping.pid, dead)}
+    assert found == {os.getpid(): False, sleeping.pid: True, dead: True}
+
+
+IS_DEAD = "import sys; from tests import owners; print(*(owners.is_dead(int(pid)) for pid in sys.argv[1:]))"
+
+
+def test_an_owner_lives_though_its_pid_is_not_seen(dead):
+    """As in tests of a mutant, which run in a namespace of pids."""
+    code = "from tests import owners; owners.own(); input()"
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces of pids can be made here")
+    asked = [*apart, sys.executable, "-c", IS_DEAD]
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT) as owner:
+        wait_for(owners.lock_file(owner.pid).exists, "the owner's lock")
+        done = subprocess.run([*asked, str(owner.pid), str(dead)], cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout.split() == ["False", "True"], done.stderr
+        owner.kill()
+    assert owners.is_dead(owner.pid) and not owners.lock_file(owner.pid).exists()
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
@@ -166,9 +190,5 @@ def test_an_interrupted_run_leaves_nothing(run, number):
         run.send_signal(number)
     run.wait()
     assert left_of(beds) == [] and not any(Testbed(bed).folder.exists() for bed in beds)
-    started = [
-        each
-        for each in leftovers.environments().values()
-        if any(f"{leftovers.OWNER}={pid}:" in "\0".join(each) for pid in workers)
-    ]
-    assert not started
+    marks = [f"{owners.MARK}={owners.namespace()} {pid} " for pid in workers]
+    assert not [each for every in leftovers.environments().values() for each in every if each.startswith(tuple(marks))]

@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests import owners
 from tests.cluster import cuts, network, processes, ssh_files, sshd
 from tests.cluster import host as hosts
 from tests.cluster.command import TestbedError, attempt, namespaces
@@ -49,6 +50,7 @@ class Testbed:
 
         Hosts live on through a second `up` unless the settings say other folders.
         """
+        owners.own()  # for names with the pid
         with self._change():
             old = self.stored()
             new = settings or old or Settings()
