@@ -132,7 +132,7 @@ def test_the_relay_prints_what_it_is_told_and_ends_with_its_code():
                 assert json.loads(stream.readline()) == {"hosts": [], "settings": "s"}
                 stream.write('{"said": "h1: lost"}\n{"code": 3}\n')
                 stream.flush()
-                out, _ = one.communicate(timeout=30)
+                out, _ = one.communicate()
     assert (one.returncode, out) == (3, "h1: lost\n")
     alone = subprocess.run(argv, env={"DMLTRAIN_BRIDGE": "s"}, capture_output=True, text=True)
     assert alone.returncode == 1 and "the program that talks to Ray has ended" in alone.stderr

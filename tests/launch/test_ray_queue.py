@@ -29,7 +29,8 @@ from launch.commands import jobs
 from launch.job.job import Setting
 from launch.job.options import Options
 from launch.terminal.log_folder import LogFolder
-from tests.launch.conftest import ROOT, wait_for
+from tests.launch.conftest import ROOT
+from tests.waiting import wait_for
 
 pytest.importorskip("ray", reason="pip install 'dmltrain[ray]'")
 web = pytest.importorskip("aiohttp.web", reason="pip install 'ray[default]'")
@@ -49,7 +50,7 @@ class Dashboard:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True).start()
-        assert self._ready.wait(20)
+        self._ready.wait()
 
     async def _serve(self) -> None:
         app = web.Application()
@@ -74,37 +75,34 @@ class Dashboard:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
 
-    async def _json(self, content: object, status: int = 200) -> Any:
-        return web.json_response(content, status=status)
-
-    async def _of_job(self, what: str, content: object) -> Any:
+    def _of_job(self, what: str, content: object) -> Any:
         self.asked.append(what)
-        return await (self._json(content) if self.known else self._json("no such job", 404))
+        return web.json_response(content) if self.known else web.json_response("no such job", status=404)
 
     async def _says(self, request: Any) -> Any:
-        return await self._json(self.version)
+        return web.json_response(self.version)
 
     async def _logs(self, request: Any) -> Any:
-        return await self._of_job("logs", {"logs": self.printed})
+        return self._of_job("logs", {"logs": self.printed})
 
     async def _info(self, request: Any) -> Any:
         shown = {"type": "SUBMISSION", "entrypoint": "x", "status": self.status, "message": "said\nmore"}
-        return await self._of_job("info", {**shown, "driver_exit_code": self.code, "submission_id": "a"})
+        return self._of_job("info", {**shown, "driver_exit_code": self.code, "submission_id": "a"})
 
     async def _submit(self, request: Any) -> Any:
         if self.refuses:
-            return await self._json("nothing here", 404)
+            return web.json_response("nothing here", status=404)
         self.submitted = await request.json()
-        return await self._json({"job_id": "a", "submission_id": self.submitted.get("submission_id", "a")})
+        return web.json_response({"job_id": "a", "submission_id": self.submitted.get("submission_id", "a")})
 
     async def _stop(self, request: Any) -> Any:
         if self.status == "RUNNING":
             self.printed += "last words\n"
             self.status = "STOPPED"
-        return await self._of_job("stop", {"stopped": True})
+        return self._of_job("stop", {"stopped": True})
 
     async def _delete(self, request: Any) -> Any:
-        answer = await self._of_job("delete", {"deleted": True})
+        answer = self._of_job("delete", {"deleted": True})
         self.known = False
         return answer
 
@@ -167,13 +165,15 @@ def test_a_dashboard_that_is_away_for_a_moment_is_asked_again(ray: Dashboard, mo
     held, away = Held("a", ray.url), [Absent("away")] * 2
     ray.status, ray.code = "FAILED", -9
     real = held._client.found
+
+    def found(name: str) -> object:
+        if away:
+            raise away.pop()
+        return real(name)
+
     monkeypatch.setattr(queue, "AWAY_SECONDS", 0.0)
-    monkeypatch.setattr(held._client, "found", lambda name: _raise(away.pop()) if away else real(name))
+    monkeypatch.setattr(held._client, "found", found)
     assert held.exit_code() == 137 and not away
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def test_without_a_launcher_what_ray_says_is_shown(ray: Dashboard):
@@ -191,9 +191,7 @@ def test_a_job_that_does_not_start_in_time_is_given_up(ray: Dashboard):
     assert said == ["waiting: Ray's job a is PENDING: said"]
 
 
-def test_the_address_that_is_given_counts_and_not_that_of_the_environment(
-    ray: Dashboard, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_address_that_is_given_counts_and_not_that_of_the_environment(ray: Dashboard, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
     submitted = Queue().submit(job(ray.url))
     assert submitted.found_by["ray_address"] == ray.url and os.environ["RAY_ADDRESS"] == "http://127.0.0.1:1"
@@ -206,15 +204,15 @@ def test_what_is_wrong_is_said_without_a_traceback(ray: Dashboard):
     with pytest.raises(LaunchError, match="--ray-runtime-env: Ray does not take it"):
         Queue().submit(wrong)
     ray.refuses = True
-    with pytest.raises(LaunchError, match=f"Ray at {ray.url} does not take jobs: it answered with 404"):
+    with pytest.raises(LaunchError, match=f"Ray at {ray.url} .* 404"):
         Queue().submit(job(ray.url))
     ray.version = {"version": "0.5"}
     with pytest.raises(LaunchError, match=r"gives no answer of Ray \(KeyError"):
         Client(ray.url)
-    with pytest.raises(Absent, match="does not answer at http://127.0.0.1:1: Failed to connect"):
+    with pytest.raises(Absent, match="does not answer at http://127.0.0.1:1"):
         Client("http://127.0.0.1:1")
     for given_address in ("h1:6379", "http://", "ray://h1:10001"):
-        with pytest.raises(LaunchError, match=f"--address {given_address}: to submit a job, expected auto or a URL"):
+        with pytest.raises(LaunchError, match=f"--address {given_address}: .* expected auto or a URL"):
             dashboard(given_address)
     for record in ({}, {"ray_job": "a b"}, {"ray_job": "a", "ray_address": "x"}):
         with pytest.raises(LaunchError, match="^/q: ray_"):
@@ -258,12 +256,12 @@ def test_ctrl_c_stops_the_job_and_keeps_its_last_words(ray: Dashboard, tmp_path:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     popen = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=-1, stderr=-1, text=True)
     log = tmp_path / "logs/worker-0.log"
-    wait_for(lambda: log.exists() and log.read_text() == "one\n", "its output", 60)
+    wait_for(lambda: log.exists() and log.read_text() == "one\n", "its output")
     if moment == "when it has ended":
         ray.status, ray.code = "FAILED", 3
-        wait_for(lambda: "delete" in ray.asked, "the end of the job", 60)
+        wait_for(lambda: "delete" in ray.asked, "the end of the job")
     popen.send_signal(signal.SIGINT)
-    out, err = popen.communicate(timeout=100)
+    out, err = popen.communicate()
     assert "Traceback" not in err, err
     assert out == "[worker-0] one\n" and not ray.known
     if moment == "while the job runs":

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from launch.agent.commands import Bind, Notice, Scheduler, Stop
-from launch.agent.events import Bound, Frozen, Reached, Ready, Refused, Started
+from launch.agent.events import Bound, Reached, Ready, Refused, Started
 from launch.job.job import Job
 from launch.job.options import Options
 from launch.run import report
@@ -18,8 +18,9 @@ from launch.run.action import Connect, Continue, Send
 from launch.run.elastic import ElasticSupervisor
 from launch.run.event import Asked, Connected, Lost
 from launch.run.limit import Limits
-from tests.launch.conftest import go, said, wait_for
+from tests.launch.conftest import go, said
 from tests.launch.test_losses import HOSTS, SCHEDULER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3
+from tests.waiting import wait_for
 
 NEXT = 5  # the number of the first process that comes later
 APART = [replace(HOSTS[0], roles=("server", "worker")), HOSTS[1], replace(HOSTS[2], roles=("scheduler", "worker"))]
@@ -46,6 +47,16 @@ class Succeeding(Job3):
 
     def bound(self, host: str, port: int = 9500) -> list:
         return self.say(Bound(host, {"scheduler": port}))
+
+    def succeed(self, code: int = -9) -> list:
+        """The scheduler is lost, and the next one has started on a."""
+        self.exit(SCHEDULER, code)
+        actions = self.bound("a")
+        self.say(Started("a", NEXT, 205))
+        return actions
+
+
+AGAIN = Send("a", Bind("10.0.0.1", scheduler=0))
 
 
 def rows(job: Job3) -> list[dict]:
@@ -81,10 +92,8 @@ def test_it_is_started_again_on_its_host_and_all_are_told_where():
 def test_hosts_that_are_given_back_are_told_while_their_workers_run():
     job = Succeeding()
     assert job.say(Asked(1, "remove", "b")) == [Send("b", Notice((WORKER_1,)))]
-    job.exit(SCHEDULER, -9)
-    _, *told = job.bound("a")
+    _, *told = job.succeed()
     assert [each.host for each in told] == ["a", "b", "c"], "the worker on b leaves through the next scheduler"
-    job.say(Started("a", NEXT, 205))
     assert job.exit(WORKER_1, 0)[0] == Send("b", Stop(5.0))
     job.exit(NEXT, -9)
     _, *told = job.bound("a")
@@ -94,14 +103,15 @@ def test_hosts_that_are_given_back_are_told_while_their_workers_run():
 def test_a_fixed_port_is_used_again_unless_its_owner_is_only_stopped():
     job = Succeeding(port=9000)
     assert job.exit(SCHEDULER, 1)[1] == Send("a", Bind("10.0.0.1", scheduler=9000))
-    job = Succeeding(port=9000)
-    assert job.say(Frozen("a", SCHEDULER, 5))[1] == Send("a", Bind("10.0.0.1", scheduler=0))
+    assert job.say(Refused("a", "port 9000 of 10.0.0.1 on a is not available", 2)) == STOP
+    assert job.failure[0].startswith("the scheduler cannot be started again: port 9000 of 10.0.0.1 on a is not")
+    assert Succeeding(port=9000).freeze(SCHEDULER)[1] == AGAIN
 
 
 def test_one_that_is_stopped_is_replaced_and_its_end_means_nothing():
     job = Succeeding()
-    assert job.say(Frozen("a", SCHEDULER, 5)) == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
-    assert job.say(Frozen("a", SCHEDULER, 6)) == []
+    assert job.freeze(SCHEDULER) == [Continue(SCHEDULER), AGAIN]
+    assert job.freeze(SCHEDULER, 6) == []
     job.bound("a")
     job.say(Started("a", NEXT, 205))
     assert job.exit(SCHEDULER, 75) == []
@@ -110,29 +120,22 @@ def test_one_that_is_stopped_is_replaced_and_its_end_means_nothing():
 
 def test_when_its_host_is_lost_it_is_started_on_another():
     job = Succeeding(apart=True)
-    actions = job.say(Lost("c", "was lost", False))
-    assert actions[0] == Connect("c", 3.5)
-    assert actions[1:] == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
+    assert job.say(Lost("c", "was lost", False)) == [Connect("c", 3.5), Continue(SCHEDULER), AGAIN]
     assert sorted(job.lost) == [WORKER_2]
     assert "starting the scheduler again on a, 1 of 2" in job.notices[0]
     start, *told = job.bound("a")
     environment = start.command.tasks[0].environment
     assert (environment["DMLTRAIN_HOST_NAME"], environment["DMLTRAIN_LOST"]) == ("a", "worker:2")
     assert told == [Send(name, Scheduler(2, "10.0.0.1", 9500)) for name in "ab"]
-
-
-def test_a_host_that_has_the_server_as_well_ends_the_job():
     job = Succeeding()
-    assert [each for each in job.say(Lost("a", "was lost", True)) if each in STOP]
+    assert [each for each in job.say(Lost("a", "was lost", True)) if each in STOP], "it had the server as well"
     assert job.supervisor.ending.begun
 
 
 def test_if_the_new_one_is_lost_there_is_another():
     job = Succeeding()
-    job.exit(SCHEDULER, -9)
-    job.bound("a")
-    job.say(Started("a", NEXT, 205))
-    assert job.exit(NEXT, 1) == [Continue(NEXT), Send("a", Bind("10.0.0.1", scheduler=0))]
+    job.succeed()
+    assert job.exit(NEXT, 1) == [Continue(NEXT), AGAIN]
     start, *told = job.bound("a", 9600)
     assert start.command.tasks[0].environment["DMLTRAIN_INCARNATION"] == "3"
     assert told[0].command == Scheduler(3, "10.0.0.1", 9600)
@@ -140,42 +143,22 @@ def test_if_the_new_one_is_lost_there_is_another():
 
 def test_at_last_the_job_ends_and_says_why():
     job = Succeeding(most=1)
-    job.exit(SCHEDULER, -9)
-    job.bound("a")
-    job.say(Started("a", NEXT, 205))
+    job.succeed()
     assert job.exit(NEXT, -9) == STOP
-    assert job.failure[0] == (
-        "scheduler 0 (pid 205 on a) was killed by SIGKILL; "
-        "the scheduler is not started again: this would be more than --restart-scheduler 1"
-    )
+    assert job.failure[0].startswith("scheduler 0 (pid 205 on a) was killed by SIGKILL; the scheduler is not started ")
+    assert job.failure[0].endswith("this would be more than --restart-scheduler 1")
     assert job.supervisor.exit_code == 137
-
-
-def test_with_none_the_first_loss_ends_the_job():
     job = Succeeding(most=0)
     assert job.exit(SCHEDULER, -9) == STOP
-    start = job.supervisor.tasks.start_one(WORKER_0)
-    assert not start.follows
+    assert not job.supervisor.tasks.start_one(WORKER_0).follows
 
 
-@pytest.mark.parametrize("code", [0, 75, 2])
-def test_a_scheduler_that_has_ended_the_job_is_not_started_again(code):
+@pytest.mark.parametrize(("done", "code"), [((), 0), ((), 75), ((), 2), ((WORKER_0, WORKER_1, WORKER_2), -9)])
+def test_a_scheduler_that_has_ended_the_job_or_is_not_needed_is_not_started_again(done, code):
     job = Succeeding()
-    assert all(not isinstance(action, Continue) for action in job.exit(SCHEDULER, code))
-
-
-def test_when_all_workers_are_done_none_is_needed():
-    job = Succeeding()
-    for task in (WORKER_0, WORKER_1, WORKER_2):
+    for task in done:
         job.exit(task, 0)
-    assert all(not isinstance(action, Continue) for action in job.exit(SCHEDULER, -9))
-
-
-def test_a_port_that_cannot_be_had_ends_the_job():
-    job = Succeeding(port=9000)
-    job.exit(SCHEDULER, -9)
-    assert job.say(Refused("a", "port 9000 of 10.0.0.1 on a is not available", 2)) == STOP
-    assert job.failure[0].startswith("the scheduler cannot be started again: port 9000 of 10.0.0.1 on a is not")
+    assert all(not isinstance(action, Continue) for action in job.exit(SCHEDULER, code))
 
 
 def test_workers_are_replaced_while_the_scheduler_is_away_and_find_the_new_one():
