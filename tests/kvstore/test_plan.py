@@ -47,15 +47,21 @@ def test_slices_are_smaller_for_servers_on_hosts_without_workers(megabytes, kibi
     assert {each.length * 4 for each in plan[:-1]} == {kibibytes << 10}
 
 
-def test_an_empty_key_has_one_empty_slice():
-    assert sharding.cut([0], [4], [0, 0])[0][0].length == 0
-
-
 def test_keys_declared_later_fill_emptier_servers():
+    assert sharding.cut([0], [4], [0, 0])[0][0].length == 0, "an empty key has one empty slice"
     loads = [0, 0]
     sharding.cut([100], [4], loads)
     (later,) = sharding.cut([10], [4], loads, first_key=1)
     assert (later[0].key, later[0].server) == (1, 1)
+
+
+def test_equal_slices_are_placed_key_by_key_beginning_at_the_lowest_server():
+    """A key's slices are on neighbouring servers, which become free, and are sent to, one after the other. Every worker
+    has the same plan."""
+    plan = sharding.cut([200, 200], [4, 4], [0, 0, 0], slice_bytes=400)
+    assert [[each.server for each in slices] for slices in plan] == [[0, 1], [2, 0]]
+    plans = [sharding.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
+    assert plans[0] == plans[1] and [slices[0].server for slices in plans[0]] == [0, 1, 2]
 
 
 def test_big_slices_are_placed_first():
@@ -72,15 +78,3 @@ def test_sizes_are_bytes_not_elements():
     plan = sharding.cut([100, 100, 100], [8, 4, 4], loads)
     assert [slices[0].server for slices in plan] == [0, 1, 1] and loads == [800, 800]
     assert [each.length for each in sharding.cut([300], [8], [0], slice_bytes=800)[0]] == [100, 100, 100]
-
-
-def test_equal_loads_go_to_the_lowest_server_and_every_worker_has_the_same_plan():
-    plans = [sharding.cut([7, 7, 7], [4] * 3, [0, 0, 0]) for _ in range(2)]
-    assert plans[0] == plans[1]
-    assert [slices[0].server for slices in plans[0]] == [0, 1, 2]
-
-
-def test_equal_slices_are_placed_key_by_key():
-    """A key's slices are on neighbouring servers, which become free, and are sent to, one after the other."""
-    plan = sharding.cut([200, 200], [4, 4], [0, 0, 0], slice_bytes=400)
-    assert [[each.server for each in slices] for slices in plan] == [[0, 1], [2, 0]]

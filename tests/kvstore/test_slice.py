@@ -38,13 +38,16 @@ def core_of(workers=2, kind="dist_sync", staleness=0.0, slices=(5,), compression
     return core
 
 
+def buffer_of(core, worker, values):
+    """A push that has arrived."""
+    buffer = core.buffer(worker, 0, 0, 20, 0)
+    buffer.array[:] = values
+    return buffer
+
+
 def lent(core, worker, clock, values, rate=-1.0):
     """A push in shared memory, and what to do now."""
     return core.push(worker, 0, 0, clock, rate, core.lend(worker, 0, 0, values.view(np.uint8), 0))
-
-
-def stepping(change):
-    return lambda spec, key, value: change
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -61,8 +64,8 @@ def test_the_lowest_of_several_free_buffers_is_taken():
     taken = [core.buffer(0, 0, 0, 20, 0) for _ in range(4)]
     offsets = [each.offset for each in taken]
     assert offsets == sorted(offsets)
-    for each in (taken[2], taken[0], taken[3], taken[1]):
-        core.give_back(each)
+    for each in (2, 0, 3, 1):
+        core.give_back(taken[each])
     assert [core.buffer(0, 0, 0, 20, 0).offset for _ in range(4)] == offsets
 
 
@@ -94,39 +97,32 @@ def test_a_sum_does_not_overwrite_an_addend():
     """The first two of three gradients lie in shared memory, the third in the server's own."""
     core = core_of(3)
     values = [np.full(5, 10.0**worker, np.float32) for worker in range(3)]
-    buffer = core.buffer(2, 0, 0, 20, 0)
-    buffer.array[:] = values[2]
-    actions = core.push(2, 0, 0, 1, -1.0, buffer)
+    actions = core.push(2, 0, 0, 1, -1.0, buffer_of(core, 2, values[2]))
     for worker in range(2):
         actions += lent(core, worker, 1, values[worker])
     run(core, actions)
     (reply,) = core.pull(0, 0, 0, 1)
-    assert reply.buffer.array.tolist() == [111.0] * 5
-    assert values[0].tolist() == [1.0] * 5
+    assert reply.buffer.array.tolist() == [111.0] * 5 and values[0].tolist() == [1.0] * 5
 
 
-def test_a_step_that_changes_its_gradient_does_not_change_shared_memory():
+def test_a_step_that_changes_its_gradient_does_not_change_shared_memory_but_the_servers_own():
+    """No copy is made of that."""
+    seen = []
+
     def step(value, gradient, rate):
+        seen.append(gradient)
         gradient *= rate
         value -= gradient
 
-    core = core_of(1, "dist_async", float("inf"), make_step=stepping(step))
+    core = core_of(1, "dist_async", float("inf"), make_step=lambda spec, key, value: step)
     values = np.ones(5, np.float32)
     values.flags.writeable = False  # as another process's memory
     run(core, lent(core, 0, 1, values, 0.5))
     (reply,) = core.pull(0, 0, 0, 1)
     assert reply.buffer.array.tolist() == [-0.5] * 5
-
-
-def test_a_single_push_in_the_servers_memory_is_itself_the_gradient():
-    """No copy is made of it."""
-    seen = []
-    core = core_of(
-        1, "dist_async", float("inf"), make_step=stepping(lambda value, gradient, rate: seen.append(gradient))
-    )
-    buffer = core.buffer(0, 0, 0, 20, 0)
-    run(core, core.push(0, 0, 0, 1, 1.0, buffer))
-    assert len(seen) == 1 and seen[0] is buffer.array
+    buffer = buffer_of(core, 0, 1.0)
+    run(core, core.push(0, 0, 0, 2, 1.0, buffer))
+    assert len(seen) == 2 and seen[1] is buffer.array
 
 
 def test_an_empty_slice_completes_rounds():
@@ -140,34 +136,22 @@ def test_an_empty_slice_completes_rounds():
 # -- times and limits -------------------------------------------------------------------------------------------------
 
 
-def test_without_times_a_value_reports_none():
-    core = core_of(2)
-    waiting = core.pull(0, 0, 0, 1)
-    for worker in range(2):
-        buffer = core.buffer(worker, 0, 0, 20, 0)
-        waiting += core.push(worker, 0, 0, 1, -1.0, buffer)
-    (work,) = waiting
-    work.run()
-    (reply,) = core.done(work)
-    assert (reply.waited, reply.worked, reply.priority, reply.staleness) == (0.0, 0.0, 0, 0.0)
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_without_times_an_asynchronous_value_reports_none(leaves):
-    core = core_of(2, "dist_ssp", 0.0, make_step=stepping(lambda value, gradient, rate: None))
-    push(core, 0, 0, 1, [1] * 5)
-    assert core.pull(0, 0, 0, 1) == []
-    (reply,) = core.finish(1) if leaves else push(core, 1, 0, 1, [1] * 5)
+@pytest.mark.parametrize("how", ["sum", "step", "leaves"])
+def test_without_times_a_value_reports_none(how):
+    step = {"make_step": lambda spec, key, value: lambda value, gradient, rate: None} if how != "sum" else {}
+    core = core_of(2, "dist_sync" if how == "sum" else "dist_ssp", **step)
+    assert core.pull(0, 0, 0, 1) == push(core, 0, 0, 1, [1] * 5) == []
+    (reply,) = core.finish(1) if how == "leaves" else push(core, 1, 0, 1, [1] * 5)
     assert (reply.waited, reply.worked, reply.priority) == (0.0, 0.0, 0)
+    assert how != "sum" or reply.staleness == 0.0
 
 
 def test_a_push_of_another_type_is_named():
     core, number = core_of(1, compression=FP16), codec.make(FP16).number
-    with pytest.raises(Rejected, match=f"20 bytes of float32 for key 0 slice 0, expected 10 bytes of comp.* {number}"):
-        core.buffer(0, 0, 0, 20, 0)
-    for dtype, name in ((1, "float64"), (2, "compression 2")):
-        with pytest.raises(Rejected, match=f"worker 0 sent 10 bytes of {name} for"):
-            core.buffer(0, 0, 0, 10, dtype)
+    for size, dtype, name in ((20, 0, "float32"), (10, 1, "float64"), (10, 2, "compression 2")):
+        said = f"worker 0 sent {size} bytes of {name} for key 0 slice 0, expected 10 bytes of comp.* {number}"
+        with pytest.raises(Rejected, match=said):
+            core.buffer(0, 0, 0, size, dtype)
 
 
 # -- states -----------------------------------------------------------------------------------------------------------

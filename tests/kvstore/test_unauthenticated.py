@@ -17,17 +17,7 @@ def test_the_first_ones_have_a_line_each_and_the_others_are_counted():
     assert unauthenticated.later(200.0) == ""
 
 
-def test_those_before_the_end_are_counted():
-    unauthenticated = Unauthenticated("server 0")
-    for _ in range(LINES + 2):
-        unauthenticated.report("h", "r", 0.0)
-    assert unauthenticated.later(3.0, last=True) == (
-        "server 0: cut off 2 more unauthenticated peers in 3 s, the last from h: r"
-    )
-    assert unauthenticated.later(3.0, last=True) == ""
-
-
-def test_a_later_unauthenticated_peer_has_a_line_again():
+def test_a_later_unauthenticated_peer_has_a_line_again_and_those_before_the_end_are_counted():
     unauthenticated = Unauthenticated("server 0")
     for _ in range(LINES):
         assert unauthenticated.report("h", "r", 0.0)
@@ -35,7 +25,9 @@ def test_a_later_unauthenticated_peer_has_a_line_again():
     assert unauthenticated.later(10.0)
     assert not unauthenticated.report("h", "r", 11.0), "this period has a count only"
     assert unauthenticated.later(20.0)
-    assert unauthenticated.report("h", "r", 30.0)
+    assert [bool(unauthenticated.report("h", "r", 30.0)) for _ in range(LINES + 2)] == [True] * LINES + [False] * 2
+    said = "server 0: cut off 2 more unauthenticated peers in 3 s, the last from h: r"
+    assert [unauthenticated.later(33.0, last=True) for _ in range(2)] == [said, ""]
 
 
 def test_a_flood_without_end_has_one_line_in_each_period():

@@ -13,12 +13,9 @@ def reply(offset, worker=0, key=0, index=0):
     return Reply(worker, key, index, 1, 0.0, Buffer(np.zeros(4, np.float32), "value", offset), 0, 0.0, 0.0, 0, None)
 
 
-def test_a_value_outside_the_shared_memory_is_sent():
-    assert not Unread().lend(reply(None))
-
-
-def test_each_worker_and_slice_has_its_own_limit():
+def test_a_value_outside_the_shared_memory_is_sent_and_each_worker_and_slice_has_its_own_limit():
     unread = Unread()
+    assert not unread.lend(reply(None))
     for offset in range(MAX_VALUES):
         assert unread.lend(reply(64 * offset))
     assert not unread.lend(reply(64 * MAX_VALUES))

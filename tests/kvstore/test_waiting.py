@@ -7,25 +7,26 @@ import pytest
 from dmltrain.kvstore.waiting import Trip, Waits, split
 
 
-def test_the_parts_of_a_wait_add_up_to_it():
-    trip = Trip(asked=10.0, waited=1.0, worked=0.5, handled=0.4, shared=False)
-    found = split(trip, 10.0, 14.0)  # 1 s for the straggler, then 3 s mixed, of them 0.5 s the server's
-    assert found == Waits(
-        own_host=pytest.approx(0.3), wire=pytest.approx(2.2), server=pytest.approx(0.5), straggler=pytest.approx(1.0)
-    )
-    assert found.total == pytest.approx(4.0)
+@pytest.mark.parametrize(
+    ("trip", "since", "own_host", "wire", "server", "straggler"),
+    [
+        # 1 s for the straggler, then 3 s mixed, of them 0.5 s the server's
+        (Trip(asked=10.0, waited=1.0, worked=0.5, handled=0.4, shared=False), 10.0, 0.3, 2.2, 0.5, 1.0),
+        # the mixed part took from 12 to 14, half of it the server's
+        (Trip(asked=10.0, waited=2.0, worked=1.0, handled=0.0, shared=False), 13.0, 0.0, 0.5, 0.5, 0.0),
+        # inside a host there is no wire
+        (Trip(asked=13.0, waited=0.0, worked=0.25, handled=0.0, shared=True), 13.0, 0.75, 0.0, 0.25, 0.0),
+    ],
+)
+def test_a_wait_until_14_is_the_sum_of_its_parts(trip, since, own_host, wire, server, straggler):
+    found = split(trip, since, 14.0)
+    assert astuple(found) == pytest.approx(astuple(Waits(own_host, wire, server, straggler)))
+    assert found.total == pytest.approx(14.0 - since)
 
 
-def test_time_during_computation_is_not_counted_as_waiting():
+def test_a_wait_that_ends_before_the_last_worker_is_ready_is_for_it():
     trip = Trip(asked=10.0, waited=2.0, worked=1.0, handled=0.0, shared=False)
-    assert split(trip, 11.5, 12.0) == Waits(straggler=pytest.approx(0.5)), "the last worker was not ready yet"
-    late = split(trip, 13.0, 14.0)  # the mixed part took from 12 to 14, half of it the server's
-    assert (late.straggler, late.server, late.wire) == (0.0, pytest.approx(0.5), pytest.approx(0.5))
-
-
-def test_inside_a_host_there_is_no_wire():
-    found = split(Trip(10.0, 0.0, 0.25, 0.0, shared=True), 10.0, 11.0)
-    assert found == Waits(own_host=pytest.approx(0.75), server=pytest.approx(0.25))
+    assert split(trip, 11.5, 12.0) == Waits(straggler=pytest.approx(0.5))
 
 
 @pytest.mark.parametrize(
