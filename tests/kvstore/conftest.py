@@ -34,3 +34,19 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Logged:
     found = Logged()
     monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=found.stderr))
     return found
+
+
+@pytest.fixture
+def begin_job():
+    """Begin a WholeJob with these arguments. All end with the test."""
+    from tests.kvstore.whole_job import WholeJob
+
+    jobs = []
+
+    def begin(*words, **options):
+        jobs.append(WholeJob(*words, **options))
+        return jobs[-1]
+
+    yield begin
+    for each in jobs:
+        each.close()
