@@ -29,6 +29,11 @@ def lose(job: Changing) -> None:
     job.say(Lost("b", "was killed"), Unreached("b", "timed out", 125))
 
 
+@pytest.fixture
+def job() -> Changing:
+    return losing()
+
+
 def fail(job: Changing) -> float:
     """The host does not answer at its next try; the seconds until then."""
     since = job.now
@@ -56,8 +61,7 @@ def test_a_lost_host_of_the_file_returns_with_watch_hosts():
     assert AGAIN not in job.notices and job.supervisor.deadline == math.inf
 
 
-def test_the_wait_doubles_with_each_try():
-    job = losing()
+def test_the_wait_doubles_with_each_try(job):
     waits = [fail(job) for _ in range(9)]
     first = FIRST_SECONDS
     assert waits == pytest.approx([first, *(2.0**n * first - 3.0 for n in range(1, 6)), *3 * [LONGEST_SECONDS - 3.0]])
@@ -65,8 +69,7 @@ def test_the_wait_doubles_with_each_try():
 
 
 @pytest.mark.parametrize("lived", [True, False])
-def test_a_host_that_is_lost_again_soon_waits_longer(lived):
-    job = losing()
+def test_a_host_that_is_lost_again_soon_waits_longer(lived, job):
     come(job)
     job.now += LIVED_SECONDS if lived else LIVED_SECONDS - 1.0
     lose(job)
@@ -89,23 +92,20 @@ def test_it_gets_no_more_workers_than_the_job_lacks():
     assert come(job) == [("worker-3", "b", 5)], "of its two slots one: the job began with three workers"
 
 
-def test_a_host_that_the_job_does_not_lack_is_not_used():
-    job = losing()
+def test_a_host_that_the_job_does_not_lack_is_not_used(job):
     job.ask(1, "add", "c")
     assert job.tick() == []
     job.exit(WORKER_0, -9)
     assert come(job) == [("worker-4", "b", 6)]
 
 
-def test_a_host_that_is_gone_from_the_file_is_not_tried():
-    job = losing()
+def test_a_host_that_is_gone_from_the_file_is_not_tried(job):
     a, b, c, e = LISTED
     job.say(Listed((a, c, e)))
     assert job.supervisor.deadline == math.inf
 
 
-def test_a_host_that_was_removed_on_purpose_stays_away():
-    job = losing()
+def test_a_host_that_was_removed_on_purpose_stays_away(job):
     come(job)
     job.say(Started("b", 5, 205))
     job.view(2, 0, 2, 3)
@@ -115,7 +115,6 @@ def test_a_host_that_was_removed_on_purpose_stays_away():
     assert job.supervisor.deadline == math.inf
 
 
-def test_a_host_that_waits_for_its_next_try_does_not_hold_up_the_end():
-    job = losing()
+def test_a_host_that_waits_for_its_next_try_does_not_hold_up_the_end(job):
     job.finish(WORKER_0, WORKER_2)
     assert job.supervisor.changes.returning.deadline == math.inf

@@ -59,12 +59,16 @@ class Succeeding(Job3):
 AGAIN = Send("a", Bind("10.0.0.1", scheduler=0))
 
 
+@pytest.fixture
+def job() -> Succeeding:
+    return Succeeding()
+
+
 def rows(job: Job3) -> list[dict]:
     return report.record(job.supervisor, "0", Options(), 0.0, None)["processes"]
 
 
-def test_it_is_started_again_on_its_host_and_all_are_told_where():
-    job = Succeeding()
+def test_it_is_started_again_on_its_host_and_all_are_told_where(job):
     job.now += 8
     assert job.exit(SCHEDULER, -9) == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
     assert job.notices == [
@@ -89,8 +93,7 @@ def test_it_is_started_again_on_its_host_and_all_are_told_where():
     assert job.last_line == "0 processes left on 3 hosts; lost: scheduler 0 after 8 s (replaced on a)"
 
 
-def test_hosts_that_are_given_back_are_told_while_their_workers_run():
-    job = Succeeding()
+def test_hosts_that_are_given_back_are_told_while_their_workers_run(job):
     assert job.say(Asked(1, "remove", "b")) == [Send("b", Notice((WORKER_1,)))]
     _, *told = job.succeed()
     assert [each.host for each in told] == ["a", "b", "c"], "the worker on b leaves through the next scheduler"
@@ -108,8 +111,7 @@ def test_a_fixed_port_is_used_again_unless_its_owner_is_only_stopped():
     assert Succeeding(port=9000).freeze(SCHEDULER)[1] == AGAIN
 
 
-def test_one_that_is_stopped_is_replaced_and_its_end_means_nothing():
-    job = Succeeding()
+def test_one_that_is_stopped_is_replaced_and_its_end_means_nothing(job):
     assert job.freeze(SCHEDULER) == [Continue(SCHEDULER), AGAIN]
     assert job.freeze(SCHEDULER, 6) == []
     job.bound("a")
@@ -132,8 +134,7 @@ def test_when_its_host_is_lost_it_is_started_on_another():
     assert job.supervisor.ending.begun
 
 
-def test_if_the_new_one_is_lost_there_is_another():
-    job = Succeeding()
+def test_if_the_new_one_is_lost_there_is_another(job):
     job.succeed()
     assert job.exit(NEXT, 1) == [Continue(NEXT), AGAIN]
     start, *told = job.bound("a", 9600)
@@ -154,8 +155,7 @@ def test_at_last_the_job_ends_and_says_why():
 
 
 @pytest.mark.parametrize(("done", "code"), [((), 0), ((), 75), ((), 2), ((WORKER_0, WORKER_1, WORKER_2), -9)])
-def test_a_scheduler_that_has_ended_the_job_or_is_not_needed_is_not_started_again(done, code):
-    job = Succeeding()
+def test_a_scheduler_that_has_ended_the_job_or_is_not_needed_is_not_started_again(done, code, job):
     for task in done:
         job.exit(task, 0)
     assert all(not isinstance(action, Continue) for action in job.exit(SCHEDULER, code))

@@ -80,11 +80,15 @@ class Clock:
         return self.supervisor
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 STOP = [Send("a", Stop(5.0)), Send("b", Stop(5.0))]
 
 
-def test_the_ports_are_known_before_anything_starts():
-    clock = Clock()
+def test_the_ports_are_known_before_anything_starts(clock):
     assert clock.connect == [Connect("a"), Connect("b")]
     assert [type(each.command) for each in clock.first] == [commands.Job, commands.Job]
     assert [each.command for each in clock.bind] == [
@@ -101,16 +105,14 @@ def test_the_ports_are_known_before_anything_starts():
     assert sorted(row.task for row in rows) == list(range(5))
 
 
-def test_the_first_failure_decides():
-    clock = Clock()
+def test_the_first_failure_decides(clock):
     assert clock.exit(SERVER_1, -11) == STOP
     assert clock.exit(WORKER_0, 1) == []
     assert clock.exit(WORKER_1, -15) == []
     assert clock.end(139).cause.text == "server 1 (pid 102 on b) was killed by SIGSEGV"
 
 
-def test_a_lost_peer_yields_to_a_failure_soon_after():
-    clock = Clock()
+def test_a_lost_peer_yields_to_a_failure_soon_after(clock):
     assert clock.exit(WORKER_0, 75) == []
     assert clock.tick_at(0.5) == []
     assert clock.exit(SERVER_0, -9) == STOP
@@ -132,8 +134,7 @@ def test_a_lost_peer_alone_is_the_cause():
     assert clock.exit(WORKER_1, 75) == STOP, "at once if it is true of all"
 
 
-def test_after_the_workers_the_rest_has_a_moment():
-    clock = Clock()
+def test_after_the_workers_the_rest_has_a_moment(clock):
     clock.exit(WORKER_0, 0)
     assert clock.supervisor.deadline == math.inf
     clock.exit(WORKER_1, 0)
@@ -145,8 +146,7 @@ def test_after_the_workers_the_rest_has_a_moment():
     assert report.failure(clock.end(0), lambda task: [], "logs") == []
 
 
-def test_a_server_that_lost_a_peer_fails_the_job_though_the_workers_finish():
-    clock = Clock()
+def test_a_server_that_lost_a_peer_fails_the_job_though_the_workers_finish(clock):
     clock.exit(SERVER_0, 75)
     clock.done(WORKER_0, WORKER_1)
     assert clock.tick_at(0.75) == [], "whom it lost may yet be heard of"
@@ -164,8 +164,7 @@ def test_the_job_ends_at_once_if_all_are_done_or_one_fails_while_the_rest_finish
     clock.end(4)
 
 
-def test_stopped_processes_are_named():
-    clock = Clock()
+def test_stopped_processes_are_named(clock):
     clock.exit(WORKER_0, 3)
     clock.say(Stopped("b", ((104, WORKER_1), (999, WORKER_1), (998, None))))
     lines = report.failure(clock.end(3), lambda task: [], "logs")
@@ -176,8 +175,7 @@ def test_stopped_processes_are_named():
     ]
 
 
-def test_a_lost_agent_is_replaced_once():
-    clock = Clock()
+def test_a_lost_agent_is_replaced_once(clock):
     assert clock.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", RECONNECT_LOST_SECONDS), STOP[0]]
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
     job, stop = clock.say(Connected("b"))
@@ -247,8 +245,7 @@ def test_once_the_end_has_begun_nothing_else_falls_due():
     clock.end(0)
 
 
-def test_a_process_that_was_stopped_and_kept_the_job_from_its_end_is_the_cause():
-    clock = Clock()
+def test_a_process_that_was_stopped_and_kept_the_job_from_its_end_is_the_cause(clock):
     clock.done(WORKER_0, WORKER_1)
     clock.tick()
     clock.say(Stopped("a", ((102, SERVER_1),)))
@@ -256,8 +253,7 @@ def test_a_process_that_was_stopped_and_kept_the_job_from_its_end_is_the_cause()
     assert cause.text == "server 1 (pid 102 on b) did not end: it is stopped"
 
 
-def test_the_record_has_how_each_process_ended_and_whether_the_launcher_ended_it():
-    clock = Clock()
+def test_the_record_has_how_each_process_ended_and_whether_the_launcher_ended_it(clock):
     clock.exit(SERVER_0, 0)
     clock.exit(WORKER_1, -signal.SIGSEGV)
     clock.exit(WORKER_0, -signal.SIGTERM)
@@ -267,16 +263,14 @@ def test_the_record_has_how_each_process_ended_and_whether_the_launcher_ended_it
     assert told == [still, (0, None, False), still, (143, "SIGTERM", True), segv]
 
 
-def test_a_long_line_is_cut_in_the_report_of_a_failure():
-    clock = Clock()
+def test_a_long_line_is_cut_in_the_report_of_a_failure(clock):
     clock.exit(WORKER_0, 1)
     lines = report.failure(clock.supervisor, lambda task: ["short", "x" * 10_000], "logs")
     assert lines[1:3] == ["its last lines (logs/worker-0.log):", "    short"]
     assert lines[3].startswith("    xxx") and 100 < len(lines[3]) < 1000
 
 
-def test_what_is_left_is_an_error():
-    clock = Clock()
+def test_what_is_left_is_an_error(clock):
     clock.done(*range(5))
     clock.say(Ended("a", (7, 8)), Ended("b", ()))
     assert clock.supervisor.exit_code == 125
@@ -416,8 +410,7 @@ def test_a_path_that_is_cut_ends_the_start():
     assert supervisor.cause.text.startswith("a: cannot reach b at 10.0.0.2: timed out; ")
 
 
-def test_a_silent_host_is_the_cause_before_a_process_that_lost_a_peer():
-    clock = Clock()
+def test_a_silent_host_is_the_cause_before_a_process_that_lost_a_peer(clock):
     clock.say(Quiet("b", 7.0))
     clock.exit(WORKER_0, 75)
     assert clock.tick() == STOP
@@ -434,8 +427,7 @@ def test_a_silent_host_is_the_cause_before_a_process_that_lost_a_peer():
         ([Quiet("b", 7.0), Quiet("b", 0.0)], "worker 0 (pid 103 on a) exited with code 75"),  # it speaks again
     ],
 )
-def test_the_host_that_has_been_quiet_for_longest_is_to_blame(quiet, cause):
-    clock = Clock()
+def test_the_host_that_has_been_quiet_for_longest_is_to_blame(quiet, cause, clock):
     clock.say(*quiet)
     clock.exit(WORKER_0, 75)
     clock.tick()

@@ -160,6 +160,12 @@ def source(tmp_path: Path) -> Path:
     return fill(folder, {"train.py": "print(1)\n", "lib/net.py": "x = 1\n", "lib/deep/a.txt": "a", "empty": ""})
 
 
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    """Where it is copied to: a folder that is yet to be made."""
+    return tmp_path / "to"
+
+
 # -- what is copied --------------------------------------------------------------------------------------------------
 
 
@@ -180,8 +186,7 @@ def test_a_copy_has_contents_links_modes_times_and_empty_folders(source, tmp_pat
     assert sync.lines() == ["h1: 6 of 6 files, 0.0 MB sent"]
 
 
-def test_only_what_differs_travels(source, tmp_path):
-    to = tmp_path / "to"
+def test_only_what_differs_travels(source, to):
     (source / "link").symlink_to("train.py")
     copy(source, to)
     (source / "lib/net.py").write_text("y = 2\n")  # as long as before
@@ -257,8 +262,7 @@ def test_what_was_copied_and_is_gone_from_the_source_is_removed_and_nothing_else
     assert notes(copy(source, to)[0]) == []
 
 
-def test_what_is_only_left_out_now_stays(source, tmp_path):
-    to = tmp_path / "to"
+def test_what_is_only_left_out_now_stays(source, to):
     fill(source, {"data/big": "x", "data/new": "y", "notes.txt": "z"})
     copy(source, to)
     fill(source, {".gitignore": "data\n"})
@@ -268,8 +272,7 @@ def test_what_is_only_left_out_now_stays(source, tmp_path):
     assert notes(sync) == [REMOVED.format("data/new")]
 
 
-def test_what_has_changed_since_the_copy_is_not_removed(source, tmp_path):
-    to = tmp_path / "to"
+def test_what_has_changed_since_the_copy_is_not_removed(source, to):
     (source / "link").symlink_to("train.py")
     fill(source, {"a": "1", "b": "2", "c/d": "3"})
     copy(source, to)
@@ -289,8 +292,7 @@ def test_what_has_changed_since_the_copy_is_not_removed(source, tmp_path):
     assert notes(copy(source, to)[0]) == [], "said once"
 
 
-def test_a_folder_takes_the_place_of_a_file_that_was_copied_and_the_other_way_round(source, tmp_path):
-    to = tmp_path / "to"
+def test_a_folder_takes_the_place_of_a_file_that_was_copied_and_the_other_way_round(source, to):
     fill(source, {"one": "1", "two/inside": "2", "three": "3", "real/x": "4"})
     copy(source, to)
     (source / "one").unlink()
@@ -314,8 +316,7 @@ def test_a_file_that_changed_there_is_replaced_with_a_word(source, tmp_path):
 WRITTEN = ["run/r8-0003.pt", "m-0001.params", "m-symbol.json", "r8-0002.npz", "state.server-0", "LAST.CKPT", "a\nb.pth"]
 
 
-def test_a_checkpoint_that_the_job_wrote_is_never_replaced_but_one_that_is_as_it_was_copied(source, tmp_path):
-    to = tmp_path / "to"
+def test_a_checkpoint_that_the_job_wrote_is_never_replaced_but_one_that_is_as_it_was_copied(source, to):
     fill(source, dict.fromkeys(WRITTEN, "epoch 3 of the source") | {"run/last.pt": "epoch 3"})
     copy(source, to)
     fill(to, dict.fromkeys(WRITTEN, "epoch 9 of the job") | {"never.pt": "of the job"})
@@ -347,8 +348,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_list_removes_nothing_and_is_written_anew(source, tmp_path, damage):
-    to = tmp_path / "to"
+def test_a_damaged_list_removes_nothing_and_is_written_anew(source, damage, to):
     copy(source, to)
     text = (to / os.fsdecode(LIST)).read_bytes()
     (to / os.fsdecode(LIST)).write_bytes(DAMAGES[damage](text))
@@ -360,8 +360,7 @@ def test_a_damaged_list_removes_nothing_and_is_written_anew(source, tmp_path, da
     assert notes(copy(source, to)[0]) == [REMOVED.format("new")]
 
 
-def test_a_list_that_is_no_file_of_ours_counts_as_none(source, tmp_path):
-    to = tmp_path / "to"
+def test_a_list_that_is_no_file_of_ours_counts_as_none(source, tmp_path, to):
     copy(source, to)
     where = to / os.fsdecode(LIST)
     text = where.read_bytes()
@@ -381,9 +380,8 @@ def test_a_list_that_is_no_file_of_ours_counts_as_none(source, tmp_path):
     assert (to / "empty").exists()
 
 
-def test_a_copy_that_was_cut_off_knows_what_it_had_begun(source, tmp_path):
+def test_a_copy_that_was_cut_off_knows_what_it_had_begun(source, to):
     """The list is there before the first file. What did not arrive is no change of the host."""
-    to = tmp_path / "to"
     copy(source, to)
     fill(source, {"train.py": "new text", "late": "late"})
     found, agent = manifest(source), Agent()
@@ -821,8 +819,7 @@ def test_a_link_that_cannot_take_its_name_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == ["taken"]
 
 
-def test_a_temporary_name_that_leads_elsewhere_is_not_taken_for_a_left_file(tmp_path):
-    to = tmp_path / "to"
+def test_a_temporary_name_that_leads_elsewhere_is_not_taken_for_a_left_file(tmp_path, to):
     fill(tmp_path, {"outside": "kept"})
     (to / os.fsdecode(PREFIX + b"folder")).mkdir(parents=True)
     (to / os.fsdecode(PREFIX + b"link")).symlink_to(tmp_path / "outside")

@@ -76,6 +76,11 @@ def kernel(tmp_path):
     return made
 
 
+@pytest.fixture
+def found(kernel) -> JobProcesses:
+    return JobProcesses(50, str(kernel.folder))
+
+
 def test_all_descendants_count_and_nothing_else(kernel):
     kernel.has(60, 50, 1.0, 0.5, pages=3)
     kernel.has(61, 60, 2.0, 0.0, pages=4, name="a) S 1 (b")
@@ -85,8 +90,7 @@ def test_all_descendants_count_and_nothing_else(kernel):
     assert JobProcesses(50, str(kernel.folder)).use(left_out=61) == (1.5, 3 * page)
 
 
-def test_the_time_of_processes_that_have_ended_stays(kernel):
-    found = JobProcesses(50, str(kernel.folder))
+def test_the_time_of_processes_that_have_ended_stays(kernel, found):
     kernel.has(60, 50, 1.0)
     kernel.has(61, 60, 2.0)
     assert found.use()[0] == 3.0
@@ -98,8 +102,7 @@ def test_the_time_of_processes_that_have_ended_stays(kernel):
     assert found.use()[0] == 3.0, "the agent has"
 
 
-def test_orphans_and_new_processes_are_found_and_others_are_not_read_again(kernel):
-    found = JobProcesses(50, str(kernel.folder))
+def test_orphans_and_new_processes_are_found_and_others_are_not_read_again(kernel, found):
     kernel.has(60, 50, 1.0)
     kernel.has(61, 60, 1.0)
     assert found.use()[0] == 2.0
@@ -111,9 +114,8 @@ def test_orphans_and_new_processes_are_found_and_others_are_not_read_again(kerne
     assert found.use()[0] == 5.5
 
 
-def test_what_was_another_process_or_had_a_parent_that_was_missed_is_found_in_time(kernel):
+def test_what_was_another_process_or_had_a_parent_that_was_missed_is_found_in_time(kernel, found):
     """The parent of 61 ended after the list of pids was made."""
-    found = JobProcesses(50, str(kernel.folder))
     kernel.has(60, 1, 9.0)
     kernel.has(61, 62, 1.0)
     assert found.use()[0] == 0
