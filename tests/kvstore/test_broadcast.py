@@ -24,35 +24,27 @@ def values(seed, size):
     return np.random.default_rng([seed, size]).integers(0, 256, size, np.uint8)
 
 
-def test_all_workers_that_need_them_get_worker_0s_bytes(job):
-    def share(store):
-        found = {}
-        for turn, size in enumerate((*SIZES, *SIZES)):
-            mine = values(1000 * turn + store.rank, size)
-            store.broadcast(mine, needed=store.rank != 1 or turn % 2 == 0)
-            found[turn] = mine.tobytes()
-        return found
-
-    found = job.all(share)
-    for turn, size in enumerate((*SIZES, *SIZES)):
-        for rank in range(3):
-            taken = rank != 1 or turn % 2 == 0
-            assert found[rank][turn] == values(1000 * turn + (0 if taken else rank), size).tobytes(), (turn, rank)
-
-
-def test_any_worker_can_be_the_source(job):
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [(size, 0, {0, 1, 2}) for size in SIZES] + [(size, 0, {0, 2}) for size in SIZES],
+        [(5000, source, {0}) for source in (2, 1, 0, 2)],
+    ],
+    ids=["worker 0's, which one may not need", "any worker's"],
+)
+def test_all_workers_that_need_them_get_the_sources_bytes(job, turns):
     def share(store):
         found = []
-        for source in (2, 1, 0, 2):
-            mine = values(store.rank, 5000 + source)
-            store.broadcast(mine, needed=store.rank == 0, source=source)
+        for turn, (size, source, needed) in enumerate(turns):
+            mine = values(1000 * turn + store.rank, size)
+            store.broadcast(mine, needed=store.rank in needed, source=source)
             found.append(mine.tobytes())
         return found
 
-    found = job.all(share)
-    for rank in range(3):
-        taken = [values(source if rank == 0 else rank, 5000 + source).tobytes() for source in (2, 1, 0, 2)]
-        assert found[rank] == taken, rank
+    for rank, found in enumerate(job.all(share)):
+        for turn, (size, source, needed) in enumerate(turns):
+            taken = source if rank in needed else rank
+            assert found[turn] == values(1000 * turn + taken, size).tobytes(), (turn, rank)
 
 
 def test_weights_and_sums_are_as_without_broadcasts(job):
