@@ -5,7 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("libcst", reason="mutation testing needs: pip install 'dmltrain[mutation]'")
 
 from tests.mutation import equivalent, mutants, nearest, run, trial  # noqa: E402
+from tests.waiting import wait_for  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''"""Words."""
@@ -73,10 +75,7 @@ def test_a_reworded_comment_changes_no_mutant():
     assert changes(COMMENTED) == changes(reworded)
     assert ("a, start=1,", "a,") in changes(COMMENTED)
     assert (') + len("#")', ') + len("XX#XX")') in changes(COMMENTED)
-
-
-def test_a_mutant_keeps_the_comments_outside_of_the_changed_code():
-    assert all("# of # all" in mutant.source for mutant in mutants.of(COMMENTED))
+    assert all("# of # all" in mutant.source for mutant in mutants.of(COMMENTED)), "where they are not changed"
 
 
 def test_messages_and_declarations_are_not_mutated():
@@ -127,10 +126,7 @@ FILES = {
         ("kvstore/codec/half", ["kvstore/test_codec.py"]),  # by its package's front
         ("kvstore/worker/store", ["kvstore/test_jobs.py"]),  # by a program that a test starts
         ("report/table", ["report/test_shapes.py"]),  # by a fixture
-        (
-            "kvstore/worker/relay",
-            ["kvstore/test_codec.py", "kvstore/test_jobs.py", "kvstore/test_other.py"],
-        ),  # by folder
+        ("kvstore/worker/relay", [f"kvstore/test_{name}.py" for name in ("codec", "jobs", "other")]),  # by folder
     ],
 )
 def test_the_nearest_tests_follow_from_the_tree(tmp_path, module, expected):
@@ -160,7 +156,7 @@ def test_an_equivalent_mutant_needs_a_reason(text):
     assert equivalent.read("# words\n\na.py\n- x = 1\n+ x = 2\nIt is overwritten,\nalways.\n") == {
         ("a.py", "x = 1", "x = 2"): "It is overwritten, always."
     }
-    with pytest.raises(ValueError, match="line 1: expected a module, one line with -"):
+    with pytest.raises(ValueError, match="line 1: "):
         equivalent.read(text)
 
 
@@ -178,29 +174,32 @@ def test_a_trial_tests_the_given_copy(tmp_path):
 
 
 def test_a_trial_that_hangs_is_ended_with_all_that_it_started(tmp_path):
-    folder = tree(
-        tmp_path,
-        {
-            "tmp/x": "",
-            "tests/test_ready.py": "def test():\n    pass\n",
-            "tests/test_box.py": f"""
-import os, subprocess, sys, time
+    hangs = f"""
+import signal, subprocess
 def test(tmp_path):
-    started = subprocess.Popen([{sys.executable!r}, "-c", "import time; time.sleep(1000)"], cwd=tmp_path,
-                               start_new_session=True)
+    started = subprocess.Popen(["sleep", "1000"], cwd=tmp_path, start_new_session=True)
     open({str(tmp_path / "pid")!r}, "w").write(str(started.pid))
-    time.sleep(1000)
-""",
-        },
-    )
+    signal.pause()
+"""
+    ready = "def test():\n    pass\n"
+    folder = tree(tmp_path, {"tmp/x": "", "tests/test_ready.py": ready, "tests/test_box.py": hangs})
     assert trial.run(folder, ["tests/test_ready.py"], 120.0)[0] == "passed"  # what all trials are forked from is there
-    outcome, _, took = trial.run(folder, ["tests/test_box.py"], 8.0)
-    assert outcome == "too slow" and took < 60.0
-    pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10.0
-    while Path(f"/proc/{pid}/cwd").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}/exe").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+    assert trial.run(folder, ["tests/test_box.py"], 0.1)[0] == "too slow"
+    (tmp_path / "pid").unlink(missing_ok=True)
+    stopped = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(trial.run, folder, ["tests/test_box.py"], 600.0, stopped)
+        pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "what it starts"))
+        stopped.set()
+        assert running.result()[0] == "too slow"
+
+    def has_ended():
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_for(has_ended, "the end of what it started")
 
 
 def test_mounts_of_ended_tests_are_unmounted(tmp_path):
@@ -273,11 +272,9 @@ def test_an_interrupted_session_leaves_nothing_behind(tmp_path, command, monkeyp
 def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_path, command):
     tests = tmp_path / "test_killer.py"
     tests.write_text("import os, signal\ndef test():\n    os.kill(-1, signal.SIGCONT)\n    assert os.getpid() < 1000\n")
-    innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    innocent = subprocess.Popen(["sleep", "1000"])
     innocent.send_signal(signal.SIGSTOP)
-    done = subprocess.run(
-        **command("--jobs", "1", "--sample", "1", f"--tests={tests}"), capture_output=True, timeout=120
-    )
+    done = subprocess.run(**command("--jobs", "1", "--sample", "1", f"--tests={tests}"), capture_output=True)
     try:
         assert "without a mutant" in done.stdout, done.stderr
         assert psutil.Process(innocent.pid).status() == psutil.STATUS_STOPPED

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from dmltrain.usage import GpuUse, gpu
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 DRIVER = r"""
 #include <string.h>
@@ -74,35 +74,24 @@ def test_uuids_in_the_order_of_cuda(driver, function):
     assert gpu.uuids([0, 1], driver(function)) == UUIDS
 
 
-@pytest.mark.parametrize(
-    ("indices", "fails", "reason"),
-    [([0], 999, "cuInit failed with the error 999"), ([2], 0, "cuDeviceGet failed with the error 101")],
-)
-def test_a_driver_that_fails(driver, indices, fails, reason):
-    with pytest.raises(gpu.GpusUnknown, match=reason):
-        gpu.uuids(indices, driver(fails=fails))
-
-
-def test_no_driver_and_one_that_lacks_a_function(driver, tmp_path):
-    with pytest.raises(gpu.GpusUnknown, match="cannot be asked.*no_such"):
-        gpu.uuids([0], "libno_such.so.1")
-    with pytest.raises(gpu.GpusUnknown, match="cuDeviceGetUuid"):
-        gpu.uuids([0], driver("cuDeviceGetName"))
+def test_a_driver_that_fails_is_not_there_or_lacks_a_function(driver):
+    for indices, library, reason in (
+        ([0], driver(fails=999), "cuInit .*error 999"),
+        ([2], driver(), "cuDeviceGet .*error 101"),
+        ([0], "libno_such.so.1", "cannot be asked.*no_such"),
+        ([0], driver("cuDeviceGetName"), "cuDeviceGetUuid"),
+    ):
+        with pytest.raises(gpu.GpusUnknown, match=reason):
+            gpu.uuids(indices, library)
 
 
 def test_the_mean_and_the_sum_of_several_gpus():
     one, two = UUIDS
     nvml = Nvml({f"GPU-{one}": (90, 300 << 20), f"MIG-{two}": (40, 200 << 20), "GPU-other": (0, 0)})
     assert gpu.Devices(UUIDS, nvml).use() == GpuUse(0.65, 500.0)
-
-
-def test_a_gpu_that_does_not_tell_how_busy_it_is():
-    nvml = Nvml({f"GPU-{each}": (None, 1 << 20) for each in UUIDS})
-    assert gpu.Devices(UUIDS, nvml).use() == GpuUse(None, 2.0)
-
-
-def test_a_gpu_that_the_library_does_not_know():
-    with pytest.raises(gpu.GpusUnknown, match="management library says: .*Not Found"):
+    silent = Nvml({f"GPU-{each}": (None, 1 << 20) for each in UUIDS})  # it does not tell how busy it is
+    assert gpu.Devices(UUIDS, silent).use() == GpuUse(None, 2.0)
+    with pytest.raises(gpu.GpusUnknown, match="Not Found"):
         gpu.Devices(UUIDS, Nvml({}))
 
 
@@ -125,6 +114,7 @@ def test_samples_are_averaged_from_call_to_call():
         read.append(uses[len(read)] if len(read) < len(uses) else GpuUse(1.0, 40.0))
         return read[-1]
 
+    assert gpu.Sampler(lambda: GpuUse(0.5, 1.0), 3600).take() == GpuUse(0.5, 1.0), "before any sample"
     sampler = gpu.Sampler(take, 0.001)
     wait_for(lambda: len(read) > 3, "three samples and the next")
     found = sampler.take()
@@ -133,8 +123,3 @@ def test_samples_are_averaged_from_call_to_call():
     sampler.take()
     wait_for(lambda: len(read) > 20, "more samples")
     assert sampler.take() == GpuUse(1.0, 40.0)
-
-
-def test_the_first_values_before_any_sample():
-    sampler = gpu.Sampler(lambda: GpuUse(0.5, 1.0), 3600)
-    assert sampler.take() == GpuUse(0.5, 1.0)
