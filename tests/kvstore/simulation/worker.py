@@ -8,25 +8,7 @@ from dmltrain.data.deal import Deal, Dealing
 from dmltrain.errors import JobLost
 from dmltrain.kvstore.base import Dismissed, Stopped, ViewChanged
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.transport.message import (
-    Abort,
-    Admit,
-    Barrier,
-    Bye,
-    Declare,
-    Enter,
-    Flush,
-    Flushed,
-    HasState,
-    Invite,
-    Key,
-    Ready,
-    Register,
-    Release,
-    Shutdown,
-    Speed,
-    Start,
-)
+from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import barrier_of
 from dmltrain.kvstore.worker.progress import Progress
 from dmltrain.kvstore.worker.undo import Undo
@@ -52,7 +34,7 @@ class Worker(Process):
         super().__init__(world, "worker", member, is_replacement)
         self.member, self.job = member, world.job
         host = f"h{member // 2}"
-        self.registration = REGISTER if is_replacement else Register(host, 1, host, "", host)
+        self.registration = REGISTER if is_replacement else say.Register(host, 1, host, "", host)
         self.leaves = False  # it has come to its end, though it may be killed before it has said so
         self.left = set()  # by these servers known to have finished
         self.links = {} if is_replacement else dict.fromkeys(range(self.job.servers), 0)  # server -> its life
@@ -95,13 +77,13 @@ class Worker(Process):
         return Standing(self.progress.announced)
 
     def hear(self, message):
-        if isinstance(message, Start):
+        if isinstance(message, say.Start):
             self.start = message
-        elif isinstance(message, Flush) and message.turn > 1 and "turns" in self.world.mutations:
-            self.world.send(self.node, SCHEDULER, Flushed(message.view, message.turn, self.progress.done))
-        elif isinstance(message, Flush):
+        elif isinstance(message, say.Flush) and message.turn > 1 and "turns" in self.world.mutations:
+            self.world.send(self.node, SCHEDULER, say.Flushed(message.view, message.turn, self.progress.done))
+        elif isinstance(message, say.Flush):
             self.progress.freeze(message)
-        elif isinstance(message, Enter):
+        elif isinstance(message, say.Enter):
             self.new_servers[message.view.number] = {each.number: each.address.port - 1 for each in message.new_servers}
             stay = set(message.view.servers).difference(message.view.joined_servers)
             if "retired links" not in self.world.mutations:
@@ -109,13 +91,13 @@ class Worker(Process):
             self.progress.announce(
                 message.view, message.returns, message.holds, message.ends, message.new_servers, message.departed
             )
-        elif isinstance(message, Invite):
+        elif isinstance(message, say.Invite):
             self.progress.invite()
-        elif isinstance(message, Shutdown):
+        elif isinstance(message, say.Shutdown):
             self.progress.end()
-        elif isinstance(message, Release):
+        elif isinstance(message, say.Release):
             self.released.add((message.id, message.view))
-        elif isinstance(message, Abort):
+        elif isinstance(message, say.Abort):
             self.progress.lose(message.reason)
 
     def receive_value(self, value):
@@ -152,7 +134,7 @@ class Worker(Process):
         self.declare(self.weight_keys, weight=True)
         while self.answered < self.asked:
             yield
-        self.say(Ready({}, self.job.replay if self.member == 0 else (), self.job.balance))
+        self.say(say.Ready({}, self.job.replay if self.member == 0 else (), self.job.balance))
         yield from self.wait_for_view()
         yield from self.enter()
         yield from self.epochs()
@@ -161,7 +143,7 @@ class Worker(Process):
         """A replacement prepares, and waits until it is a member."""
         while not self.follows:
             yield
-        self.say(Ready())
+        self.say(say.Ready())
         yield from self.rejoin()
 
     def rejoin(self):
@@ -205,7 +187,7 @@ class Worker(Process):
         while not self.left.issuperset(self.links):
             self.check_lost()
             yield
-        self.world.send(self.node, SCHEDULER, Bye(done=done))
+        self.world.send(self.node, SCHEDULER, say.Bye(done=done))
 
     def check_lost(self):
         if self.progress._failure:
@@ -214,11 +196,11 @@ class Worker(Process):
     def round(self, dealing, epoch):
         if self.progress.invited and self.view.leader == self.member and self.progress.pending is None:
             self.progress.invited = False
-            self.world.send(self.node, SCHEDULER, Admit(self.view.number))
+            self.world.send(self.node, SCHEDULER, say.Admit(self.view.number))
             yield from self.wait_for_view()
         if self.job.balance.batch and self.world.chance.random() < 0.5:
             speed = self.world.chance.choice([1.0, 2.0, 4.0])
-            self.world.send(self.node, SCHEDULER, Speed(self.view.number, speed))
+            self.world.send(self.node, SCHEDULER, say.Speed(self.view.number, speed))
         positions = [int(each) for each in dealing.positions_of(self.member)]
         own = gradient(self.weights, positions)
         if self.job.on_servers:
@@ -418,7 +400,7 @@ class Worker(Process):
     def report_state(self, view):
         """Tell the scheduler that this worker has got the state. In jobs with planned cuts by a message, which may come
         late; in others it would change the schedules whose seeds the tests know."""
-        report, world = HasState(view.number), self.world
+        report, world = say.HasState(view.number), self.world
         if self.job.cuts:
             world.send(self.node, SCHEDULER, report)
         elif self.follows:
@@ -464,7 +446,7 @@ class Worker(Process):
     def meet(self):
         """A barrier, perhaps a part of an op."""
         name = barrier_of(self.progress.done + 1)
-        message = Barrier(name, self.view.number)
+        message = say.Barrier(name, self.view.number)
         self.released.discard((name, message.view))
         if "who waits in a barrier" not in self.world.mutations:
             self.progress.met = self.progress.done + 1
@@ -482,7 +464,7 @@ class Worker(Process):
         require(at_base, f"worker {self.member} enters {view} with {self.progress.done}")
         if self.member not in view.members:
             if not self.progress.returns:
-                self.world.send(self.node, SCHEDULER, Bye(done=self.progress.done))
+                self.world.send(self.node, SCHEDULER, say.Bye(done=self.progress.done))
             raise Dismissed
         self.undo.back_to(view.base)
         if self.member in view.joined:
@@ -521,9 +503,9 @@ class Worker(Process):
         number = self.view.number if self.view else 0
         for server in sorted({self.server(key) for key in keys}):
             here = [key for key in keys if self.server(key) == server]
-            entries = tuple(Key(key, f"k{key}", "float64", weight, {"type": "none"}, ((0, SIZE),)) for key in here)
+            entries = tuple(say.Key(key, f"k{key}", "float64", weight, {"type": "none"}, ((0, SIZE),)) for key in here)
             self.asked += 1
-            self.world.send(self.node, server, ("declare", number, Declare("dist_sync", 0.0, entries)))
+            self.world.send(self.node, server, ("declare", number, say.Declare("dist_sync", 0.0, entries)))
 
     def push(self, key, array, rate=-1.0):
         self.clocks[key] = clock = self.clocks.get(key, 0) + 1
