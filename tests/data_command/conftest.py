@@ -43,6 +43,22 @@ def images(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def packed(images, tmp_path_factory) -> Path:
+    """The images in RecordIO, in their order."""
+    folder = tmp_path_factory.mktemp("packed")
+    assert (
+        command("pack", folder / "x", images, "--recursive", "--no-shuffle", "--pass-through", "--no-verify").code == 0
+    )
+    return folder / "x.rec"
+
+
+@pytest.fixture(scope="session")
 def run():
     return command
+
+
+def refused(done: Done, *essentials: str) -> None:
+    assert done.code == 2 and "error: " in done.err and "Traceback" not in done.err, done.err
+    for essential in essentials:
+        assert essential in done.err
