@@ -26,7 +26,7 @@ import pytest
 LOOK_SECONDS = 0.5
 TICK = os.sysconf("SC_CLK_TCK")
 KINDS = {  # of processes, by their command lines; the first that matches
-    "pytest": r"-m pytest|exec\(eval\(sys\.stdin",
+    "pytest": r"-m pytest|exec\(eval\(sys\.stdin|pytest-xdist",  # which may show its test
     "forked job": r"tests\.forked_job",
     "agent": r"dmltrain-agent|launch/agent",
     "launcher": r"launch\.cli|dmltrain-launch|dmltrain-job|dmltrain-check|dmltrain job",
