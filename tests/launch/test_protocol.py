@@ -41,51 +41,37 @@ from tests.pythons import python
 from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
-WHOLE = st.integers(0, 65535)
+WHOLE, AMOUNT, TEXT = st.integers(0, 65535), st.floats(0, 1e6), st.text()
+BIG = st.integers(-(1 << 40), 1 << 60)
+TEXTS, STRINGS = st.lists(TEXT).map(tuple), st.dictionaries(TEXT, TEXT)
+PEER = st.builds(Peer, TEXT, TEXT, WHOLE)
+SPAWN = st.builds(Spawn, WHOLE, TEXTS, STRINGS, TEXT, TEXT, st.booleans(), WHOLE, st.booleans())
 VALUES = {  # of the fields, by their types
-    "str": st.text(),
-    "str | None": st.none() | st.text(),
+    "str": TEXT,
     "bool": st.booleans(),
     "int": st.integers(-(1 << 62), 1 << 62),
     "float": st.floats(-1e6, 1e6),
-    "Seconds": st.floats(0, 1e6) | WHOLE,
-    "Share | None": st.none() | st.floats(0, 1),
-    "Amount": st.floats(0, 1e6) | WHOLE,
-    "Amount | None": st.none() | st.floats(0, 1e6) | WHOLE,
+    "Seconds": AMOUNT | WHOLE,
+    "Share": st.floats(0, 1),
+    "Amount": AMOUNT | WHOLE,
     "Count": WHOLE,
     "Port": WHOLE,
-    "Port | None": st.none() | WHOLE,
     "Number": WHOLE,
-    "Peer": st.builds(Peer, st.text(), st.text(), WHOLE),
-    "tuple[str, ...]": st.lists(st.text()).map(tuple),
+    "Peer": PEER,
+    "tuple[str, ...]": TEXTS,
     "tuple[Count, ...]": st.lists(WHOLE).map(tuple),
     "tuple[Number, ...]": st.lists(WHOLE).map(tuple),
-    "tuple[Peer, ...]": st.lists(st.builds(Peer, st.text(), st.text(), WHOLE)).map(tuple),
-    "tuple[Entry, ...]": st.lists(
-        st.builds(Entry, WHOLE, st.text(), st.text(), WHOLE, st.integers(-(1 << 40), 1 << 60), WHOLE, st.text())
-    ).map(tuple),
+    "tuple[Peer, ...]": st.lists(PEER).map(tuple),
+    "tuple[Entry, ...]": st.lists(st.builds(Entry, WHOLE, TEXT, TEXT, WHOLE, BIG, WHOLE, TEXT)).map(tuple),
     "tuple[StoppedProcess, ...]": st.lists(st.builds(StoppedProcess, WHOLE, st.none() | WHOLE)).map(tuple),
-    "tuple[Spawn, ...]": st.lists(
-        st.builds(
-            Spawn,
-            WHOLE,
-            st.lists(st.text()).map(tuple),
-            st.dictionaries(st.text(), st.text()),
-            st.text(),
-            st.text(),
-            st.booleans(),
-            WHOLE,
-            st.booleans(),
-        )
-    ).map(tuple),
-    "dict[str, str]": st.dictionaries(st.text(), st.text()),
-    "dict[str, Port]": st.dictionaries(st.text(), WHOLE),
-    "dict[str, Any]": st.dictionaries(st.text(), st.none() | st.text() | WHOLE),
-    "dict[str, dict[str, Any]]": st.dictionaries(
-        st.text(), st.builds(dict, ms=st.floats(0, 1e6)) | st.builds(dict, error=st.text())
-    ),
-    "tuple[dict[str, Any], ...]": st.lists(st.dictionaries(st.text(), st.text())).map(tuple),
+    "tuple[Spawn, ...]": st.lists(SPAWN).map(tuple),
+    "dict[str, str]": STRINGS,
+    "dict[str, Port]": st.dictionaries(TEXT, WHOLE),
+    "dict[str, Any]": st.dictionaries(TEXT, st.none() | TEXT | WHOLE),
+    "dict[str, dict[str, Any]]": st.dictionaries(TEXT, st.builds(dict, ms=AMOUNT) | st.builds(dict, error=TEXT)),
+    "tuple[dict[str, Any], ...]": st.lists(STRINGS).map(tuple),
 }
+VALUES |= {f"{each} | None": st.none() | VALUES[each] for each in ("str", "Share", "Amount", "Port")}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

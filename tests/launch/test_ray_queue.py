@@ -54,18 +54,10 @@ class Dashboard:
 
     async def _serve(self) -> None:
         app = web.Application()
-        app.router.add_get("/api/version", self._says)
-        app.router.add_get("/api/packages/{scheme}/{name}", self._says)
-        app.router.add_post("/api/jobs/", self._submit)
-        app.router.add_get("/api/jobs/{name}/logs/tail", self._tail)
-        app.router.add_get("/api/jobs/{name}/logs", self._logs)
-        app.router.add_post("/api/jobs/{name}/stop", self._stop)
-        app.router.add_get("/api/jobs/{name}", self._info)
-        app.router.add_delete("/api/jobs/{name}", self._delete)
+        app.router.add_route("*", "/api/{path:.*}", self._answer)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         self._end = asyncio.Event()
         self._ready.set()
@@ -75,39 +67,30 @@ class Dashboard:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
 
-    def _of_job(self, what: str, content: object) -> Any:
+    async def _answer(self, request: Any) -> Any:
+        path = request.match_info["path"]
+        if path == "version" or path.startswith("packages/"):
+            return web.json_response(self.version)
+        if path == "jobs/":
+            if self.refuses:
+                return web.json_response("nothing here", status=404)
+            self.submitted = await request.json()
+            return web.json_response({"job_id": "a", "submission_id": self.submitted.get("submission_id", "a")})
+        what = path.split("/")[-1] if path.count("/") > 1 else {"GET": "info", "DELETE": "delete"}[request.method]
         self.asked.append(what)
-        return web.json_response(content) if self.known else web.json_response("no such job", status=404)
-
-    async def _says(self, request: Any) -> Any:
-        return web.json_response(self.version)
-
-    async def _logs(self, request: Any) -> Any:
-        return self._of_job("logs", {"logs": self.printed})
-
-    async def _info(self, request: Any) -> Any:
+        if what == "tail":
+            return await self._tail(request)
+        if not self.known:
+            return web.json_response("no such job", status=404)
         shown = {"type": "SUBMISSION", "entrypoint": "x", "status": self.status, "message": "said\nmore"}
-        return self._of_job("info", {**shown, "driver_exit_code": self.code, "submission_id": "a"})
-
-    async def _submit(self, request: Any) -> Any:
-        if self.refuses:
-            return web.json_response("nothing here", status=404)
-        self.submitted = await request.json()
-        return web.json_response({"job_id": "a", "submission_id": self.submitted.get("submission_id", "a")})
-
-    async def _stop(self, request: Any) -> Any:
-        if self.status == "RUNNING":
-            self.printed += "last words\n"
-            self.status = "STOPPED"
-        return self._of_job("stop", {"stopped": True})
-
-    async def _delete(self, request: Any) -> Any:
-        answer = self._of_job("delete", {"deleted": True})
-        self.known = False
-        return answer
+        info = {**shown, "driver_exit_code": self.code, "submission_id": "a"}
+        if what == "stop" and self.status == "RUNNING":
+            self.printed, self.status = f"{self.printed}last words\n", "STOPPED"
+        self.known = what != "delete"
+        done = {"stop": {"stopped": True}, "delete": {"deleted": True}}
+        return web.json_response({**done, "logs": {"logs": self.printed}, "info": info}[what])
 
     async def _tail(self, request: Any) -> Any:
-        self.asked.append("tail")
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         sent, pieces, limit = 0, 0, self.breaks.pop(0) if self.breaks else 0
