@@ -29,6 +29,20 @@ class Faults:
         self.late_reports = []  # when, the worker, the server that has ended
         self.planned_at = 0  # nothing that is planned comes before this event
 
+        def viewed():
+            return bool(self.views)
+
+        # What is planned, whether that is possible or with whom, and what happens then.
+        self.plans = [
+            (self.faults, viewed, lambda _: self.fault()),
+            (self.server_faults, self.can_lose_a_server, lambda _: self.server_fault()),
+            (self.comings, self.replaceable, lambda lost: self.replace(self.chance.choice(lost))),
+            (self.server_comings, self.replaceable_servers, lambda lost: self.replace_server(self.chance.choice(lost))),
+            (self.leavings, viewed, lambda _: self.notice()),
+            (self.cuts, viewed, lambda _: self.cut_who_has_the_state()),
+            (self.arrivals, lambda: True, lambda _: self.workers.append(Worker(self, len(self.workers), True))),
+        ]
+
     def _random(self, count, first, end):
         """So many random events, from `first` on and before `end`."""
         return sorted(self.chance.randrange(first, end) for _ in range(count))
@@ -37,37 +51,18 @@ class Faults:
         """What is due and possible by now; the rest is tried again at the next event."""
         if self.finish is None:
             self.lose_schedulers()
-        if self.faults and self.events >= self.faults[0] and self.views:
-            self.faults.pop(0)
-            self.fault()
-        if self.server_faults and self.events >= self.server_faults[0] and self.can_lose_a_server():
-            self.server_faults.pop(0)
-            self.server_fault()
-        if self.comings and self.events >= self.comings[0] and (lost := self.replaceable()):
-            self.comings.pop(0)
-            self.replace(self.chance.choice(lost))
-        if self.server_comings and self.events >= self.server_comings[0] and (lost := self.replaceable_servers()):
-            self.server_comings.pop(0)
-            self.replace_server(self.chance.choice(lost))
-        if self.leavings and self.events >= self.leavings[0] and self.views:
-            self.leavings.pop(0)
-            self.notice()
-        if self.cuts and self.events >= self.cuts[0] and self.views:
-            self.cuts.pop(0)
-            self.cut_who_has_the_state()
-        if self.arrivals and self.events >= self.arrivals[0]:
-            self.arrivals.pop(0)
-            self.workers.append(Worker(self, len(self.workers), is_replacement=True))
+        for plan, possible, make in self.plans:
+            if plan and self.events >= plan[0] and (found := possible()):
+                plan.pop(0)
+                make(found)
         for node in [node for node, until in self.frozen.items() if self.events >= until]:
             del self.frozen[node]
         for report in [report for report in self.late_reports if self.events >= report[0]]:
             self.late_reports.remove(report)
             self.report_late(*report[1:])
-        plans = [self.faults, self.server_faults, self.ends, self.comings, self.server_comings, self.leavings]
-        plans += [self.cuts, self.arrivals]
-        due = [plan[0] for plan in plans if plan] + [report[0] for report in self.late_reports]
-        due += [*self.frozen.values(), *([self.next_at] if self.next_at else [])]
-        self.planned_at = min(due, default=FOREVER)
+        due = [plan[0] for plan in (self.ends, *(plan for plan, *_ in self.plans)) if plan]
+        due += [*(report[0] for report in self.late_reports), *self.frozen.values()]
+        self.planned_at = min(due + ([self.next_at] if self.next_at else []), default=FOREVER)
 
     def lose_schedulers(self):
         if self.ends and self.events >= self.ends[0] and self.can_lose_the_scheduler():

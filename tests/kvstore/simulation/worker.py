@@ -203,21 +203,13 @@ class Worker(Process):
             self.world.send(self.node, SCHEDULER, say.Speed(self.view.number, speed))
         positions = [int(each) for each in dealing.positions_of(self.member)]
         own = gradient(self.weights, positions)
-        if self.job.on_servers:
-            yield from self.round_on_servers(dealing, epoch, positions, own)
-            return
         while True:
             try:
                 self.progress.begin()
                 self.undo.keep(self.progress.done + 1)
                 self.residual += put_aside(self.progress.done + 1, self.member)
-                for key, array in ((0, own[:SIZE]), (1, own[SIZE:]), (RECEIPT, [float(len(positions)), 0.0])):
-                    self.progress.begin()
-                    self.push(key, array)
-                    yield
-                parts = []
-                for key in (0, 1, RECEIPT):
-                    parts.append((yield from self.value(key)))
+                summed = self.round_on_servers if self.job.on_servers else self.round_of_workers
+                parts, committed = yield from summed(positions, own)
                 yield from self.complete()
                 break
             except ViewChanged:
@@ -230,43 +222,46 @@ class Worker(Process):
                     own = gradient(self.weights, positions)
         for value in self.reading:
             require(np.array_equal(value.array, value.content), "a value was written while it was read")
-        total, committed = np.concatenate(parts[:2]), parts[2][0]
         if "receipt" in self.world.mutations:
             committed = float(len(dealing.round.positions))
-        if committed:
-            self.weights = stepped(self.weights, total, committed)
-        self.world.held(self, ("round", epoch), total.tolist(), positions, own)
-        dealing.committed(self.view.members, self.view.shares)
-
-    def round_on_servers(self, dealing, epoch, positions, own):
-        while True:
-            try:
-                self.progress.begin()
-                self.undo.keep(self.progress.done + 1)
-                self.residual += put_aside(self.progress.done + 1, self.member)
-                if RECEIPTS not in self.declared:
-                    self.declare([RECEIPTS], weight=False)
-                self.push(RECEIPTS, [float(len(positions)), 0.0])
-                committed, parts = (yield from self.value(RECEIPTS))[0], []
-                if committed:
-                    for key, array in ((0, own[:SIZE]), (1, own[SIZE:])):
-                        self.progress.begin()
-                        self.push(key, array, committed)
-                        yield
-                    for key in (0, 1):
-                        parts.append((yield from self.value(key)))
-                yield from self.complete()
-                break
-            except ViewChanged:
-                if (yield from self.enter()):
-                    return  # the others have made the step
-        for value in self.reading:
-            require(np.array_equal(value.array, value.content), "a value was written while it was read")
-        if parts:
+        total = [] if self.job.on_servers else np.concatenate(parts).tolist()
+        if parts and self.job.on_servers:
             self.weights = np.concatenate(parts)
             self.made += 1
-        self.world.held(self, ("round", epoch), [], positions, own)
+        elif committed:
+            self.weights = stepped(self.weights, np.concatenate(parts), committed)
+        self.world.held(self, ("round", epoch), total, positions, own)
         dealing.committed(self.view.members, self.view.shares)
+
+    def push_all(self, arrays, rate=-1.0):
+        """Push these arrays by key, and yield after each."""
+        for key, array in arrays.items():
+            self.progress.begin()
+            self.push(key, array, rate)
+            yield
+
+    def values_of(self, keys):
+        parts = []
+        for key in keys:
+            parts.append((yield from self.value(key)))
+        return parts
+
+    def round_of_workers(self, positions, own):
+        """The sums of the members' gradients, and of how many samples."""
+        yield from self.push_all({0: own[:SIZE], 1: own[SIZE:], RECEIPT: [float(len(positions)), 0.0]})
+        *parts, receipt = yield from self.values_of((0, 1, RECEIPT))
+        return parts, receipt[0]
+
+    def round_on_servers(self, positions, own):
+        """The weights after the servers' step, if there is one, and of how many samples it is."""
+        if RECEIPTS not in self.declared:
+            self.declare([RECEIPTS], weight=False)
+        self.push(RECEIPTS, [float(len(positions)), 0.0])
+        committed = (yield from self.value(RECEIPTS))[0]
+        if not committed:
+            return [], committed
+        yield from self.push_all({0: own[:SIZE], 1: own[SIZE:]}, committed)
+        return (yield from self.values_of((0, 1))), committed
 
     def validate(self):
         key = SUM
