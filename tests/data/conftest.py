@@ -9,7 +9,6 @@ import pickle
 import struct
 import tarfile
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,26 +22,6 @@ from dmltrain.data.mnist import IdxFile
 
 def md5(data: bytes) -> str:
     return hashlib.md5(data).hexdigest()
-
-
-def wait_until(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.005)
-
-
-@pytest.fixture
-def eventually():
-    return wait_until
-
-
-@pytest.fixture
-def real_data() -> Path:
-    folder = os.environ.get("DMLTRAIN_DATA_DIR")
-    if not folder:
-        pytest.skip("DMLTRAIN_DATA_DIR is not set: no real CIFAR-10 and MNIST to read")
-    return Path(folder)
 
 
 # CIFAR-10, four images a batch
@@ -199,7 +178,7 @@ def web(monkeypatch):
             self.wfile.write(body[: len(body) // 2])
             self.wfile.flush()
             if site.hold:
-                site.hold.wait(30)
+                site.hold.wait(120)
             try:
                 self.wfile.write(body[len(body) // 2 :])
             except OSError:

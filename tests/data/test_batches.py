@@ -11,6 +11,7 @@ from dmltrain.data.augment import Augmentation
 from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
 from dmltrain.data.dataset import ABSENT, Split
 from dmltrain.data.parts import Shared
+from tests.waiting import wait_for
 
 COUNT, SHAPE = 53, (3, 6, 5)
 AUGMENTATION = Augmentation(pad=2, crop=(6, 5), mirror=True)
@@ -49,27 +50,26 @@ def test_the_batches_of_a_step_form_the_batch_of_one_process(split):
         assert sorted(whole) == sorted(np.concatenate(parts))
 
 
-def test_batches_have_the_type_and_size_that_the_network_expects(split):
-    for rank in range(3):
-        batches = train(split, rank, 3, 3)
-        assert len(batches) == 6
+@pytest.mark.parametrize(("workers", "size", "steps"), [(3, 3, 6), (4, 13, 2)])  # the last has empty batches
+def test_batches_have_the_type_and_size_that_the_network_expects(split, workers, size, steps):
+    for rank in range(workers):
+        batches = train(split, rank, workers, size)
+        assert len(batches) == steps
         for step, batch in enumerate(batches):
-            size = partition.step_sizes(COUNT, 3, 3, step)[rank]
+            count = partition.step_sizes(COUNT, workers, size, step)[rank]
             assert batch.index == step
-            assert batch.images.shape == (size, *SHAPE) and batch.images.dtype == np.uint8
+            assert batch.images.shape == (count, *SHAPE) and batch.images.dtype == np.uint8
             assert batch.images.flags.writeable
-            assert batch.labels.shape == (size,) and batch.labels.dtype == np.int64
-
-
-def test_a_worker_without_samples_in_the_last_step_gets_an_empty_batch(split):
+            assert batch.labels.shape == (count,) and batch.labels.dtype == np.int64
     assert partition.step_sizes(COUNT, 4, 13, 1) == [1, 0, 0, 0]
-    last = list(train(split, 3, 4, 13))[-1]
-    assert last.images.shape == (0, *SHAPE) and last.labels.shape == (0,)
 
 
 def test_epochs_differ_and_each_is_repeatable(split):
-    first, again, other = (pixels_by_sample(train(split, 0, 1, 8, epoch)) for epoch in (0, 0, 1))
-    assert list(first) == list(again) != list(other)
+    batches = train(split, 0, 1, 8, 0)
+    first, same, again, other = map(
+        pixels_by_sample, (batches, batches, train(split, 0, 1, 8, 0), train(split, 0, 1, 8, 1))
+    )
+    assert list(first) == list(same) == list(again) != list(other)
     assert all(np.array_equal(first[sample], again[sample]) for sample in first)
     assert any(not np.array_equal(first[sample], other[sample]) for sample in first)
 
@@ -82,11 +82,6 @@ def test_a_part_of_an_epoch(split):
         assert len(found) == len(expected) == len(list(found))
         for batch, same in zip(found, expected, strict=True):
             assert batch.index == same.index and np.array_equal(batch.images, same.images)
-
-
-def test_the_same_batches_can_be_iterated_again(split):
-    batches = train(split, 0, 1, 8)
-    assert [batch.labels.tolist() for batch in batches] == [batch.labels.tolist() for batch in batches]
 
 
 def test_evaluation_is_in_order_and_complete(split):
@@ -124,7 +119,7 @@ def numbered(index):
     return Batch(np.empty((0, *SHAPE), np.uint8), np.array([index]), index)
 
 
-def test_batches_are_made_in_another_thread_with_bounded_lookahead(eventually):
+def test_batches_are_made_in_another_thread_with_bounded_lookahead():
     made = []
 
     def make(index):
@@ -133,9 +128,9 @@ def test_batches_are_made_in_another_thread_with_bounded_lookahead(eventually):
 
     batches = made_by(make, 100, threads=2)
     assert next(batches).index == 0
-    eventually(lambda: len(made) == 5)  # 1 taken, 4 ahead
+    wait_for(lambda: len(made) == 5, "1 taken, 4 ahead")
     assert next(batches).index == 1
-    eventually(lambda: len(made) == 6)
+    wait_for(lambda: len(made) == 6, "2 taken, 4 ahead")
     batches.close()
     assert len(made) == 6 and all(name.startswith("dmltrain-batches") for name in made)
 
@@ -145,7 +140,7 @@ def test_a_slow_thread_does_not_change_the_order():
 
     def make(index):
         if index == 0:
-            first_may_end.wait(10)
+            first_may_end.wait()
         elif index == 2:
             first_may_end.set()  # by the other thread, while the first one waits
         return numbered(index)
@@ -154,19 +149,13 @@ def test_a_slow_thread_does_not_change_the_order():
     assert first_may_end.is_set()
 
 
-def test_threads_end_with_the_epoch(split):
+def test_threads_end_with_the_epoch_and_when_the_consumer_breaks_or_raises(split):
     for _ in train(split, 0, 1, 8, threads=3):
         assert threads_alive()
     assert not threads_alive()
-
-
-def test_threads_end_when_the_consumer_breaks(split):
     for _ in train(split, 0, 1, 2, threads=2):
         break
     assert not threads_alive()
-
-
-def test_threads_end_when_the_consumer_raises(split):
     with pytest.raises(RuntimeError, match="consumer"):
         for _ in train(split, 0, 1, 2):
             raise RuntimeError("consumer")
@@ -232,7 +221,7 @@ def test_a_batch_that_is_kept_stays_as_it_is(keep):
 
 
 @pytest.mark.parametrize(("fit", "expected"), [(0.5, 1), (1, 1), (2, 2), (100, 6)])
-def test_no_more_batches_are_ready_than_fit_into_the_prefetch_bytes(fit, expected, eventually):
+def test_no_more_batches_are_ready_than_fit_into_the_prefetch_bytes(fit, expected):
     split, started = Ready(), []
 
     def training(samples, words, room):
@@ -243,13 +232,13 @@ def test_no_more_batches_are_ready_than_fit_into_the_prefetch_bytes(fit, expecte
     found = iter(batches_of_ten(split, threads=4, prefetch_bytes=int(fit * 10 * np.prod(SHAPE))))
     for taken in (1, 2):
         next(found)
-        eventually(lambda: sum(started) == 10 * (taken + expected))  # noqa: B023
+        wait_for(lambda: sum(started) == 10 * (taken + expected), f"{expected} ready")  # noqa: B023
     found.close()
     assert sum(started) == 10 * (2 + expected)
 
 
 def test_all_threads_share_the_work_on_a_batch():
-    split, together = Ready(), threading.Barrier(3, timeout=20)  # passes when three threads have come
+    split, together = Ready(), threading.Barrier(3)  # passes when three threads have come
 
     def training(samples, words, room):
         together.wait()

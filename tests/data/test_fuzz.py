@@ -118,12 +118,7 @@ def read_idx(data: bytes) -> None:
     mnist.parse(file, source.read_gzip(path, file.size, content, digest))
 
 
-IDX = Fuzzed(
-    read_idx,
-    lambda: [IMAGES, gzip.compress(IMAGES)],
-    (UserError,),
-    (b"\x1f\x8b\x08\x1f", b"\0\0\x08\x01"),
-)
+IDX = Fuzzed(read_idx, lambda: [IMAGES, gzip.compress(IMAGES)], (UserError,), (b"\x1f\x8b\x08\x1f", b"\0\0\x08\x01"))
 
 
 @pytest.mark.parametrize("part", parts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import subprocess
@@ -144,36 +145,27 @@ def test_several_processes_at_once_and_a_folder_that_they_cannot_write(make, tmp
     path.chmod(0o755)
 
 
-def test_an_empty_database(make, tmp_path):
-    with pytest.raises(UserError, match="train_db: has no records; copy or make it again"):
-        open_reader(make(tmp_path / "train_db", {}))
-
-
-def test_a_datum_that_is_damaged(make, tmp_path):
-    path = make(tmp_path / "train_db", ROWS | {KEYS[2]: ROWS[KEYS[2]][:-9]})
-    with pytest.raises(UserError, match=r"train_db: record 2 \(key 00000002.*damaged; copy or make it again"):
-        open_reader(path).read(2)
-
-
 def test_a_number_without_a_record(tmp_path):
     """Six keys from 0 to 5, of which one is there twice and one is missing: LMDB cannot know it at the start."""
     keys = [b"%08d_a" % number for number in (0, 1, 2, 2, 4, 5)]
     keys[3] += b"b"
     path = make_lmdb(tmp_path / "train_db", dict(zip(keys, ROWS.values(), strict=True)))
-    with pytest.raises(
-        UserError, match=r"record 3 \(key 00000003\): there is no key that begins so, and b'00000004_a' fol"
-    ):
-        open_reader(path).read(3)
+    reader = open_reader(path)
+    with pytest.raises(UserError, match=r"record 3 \(key 00000003\): there is no key .*00000004_a"):
+        reader.read(3)
     with pytest.raises(UserError, match=r"record 3 \(key 00000003\): there is no key"):
-        open_reader(path).digest()
-
-
-def test_a_reader_past_the_last_key():
+        reader.digest()
     reader = database.DatabaseReader(Path("db"), database.Numbered(3, 8), lambda start: None)
-    with pytest.raises(
-        UserError, match=r"db: record 2 \(key 00000002\): there is no key that begins so, and none follows"
-    ):
+    with pytest.raises(UserError, match=r"db: record 2 \(key 00000002\): .* none follows"):
         reader.read(2)
+
+
+def test_an_empty_database_and_a_datum_that_is_damaged(make, tmp_path):
+    with pytest.raises(UserError, match="empty_db: has no records; copy"):
+        open_reader(make(tmp_path / "empty_db", {}))
+    path = make(tmp_path / "train_db", ROWS | {KEYS[2]: ROWS[KEYS[2]][:-9]})
+    with pytest.raises(UserError, match=r"train_db: record 2 \(key 00000002.*damaged; copy"):
+        open_reader(path).read(2)
 
 
 # -- LMDB -------------------------------------------------------------------------------------------------------------
@@ -188,7 +180,7 @@ def test_a_truncated_lmdb_is_refused_and_kills_nobody(tmp_path, size):
         open_reader(path)
 
 
-def test_a_damaged_page_of_an_lmdb(tmp_path):
+def test_a_damaged_page_of_an_lmdb_and_what_is_none(tmp_path):
     path = make_lmdb(tmp_path / "train_db", {b"%08d" % number: encoded(bytes(900), 1) for number in range(200)})
     reader = open_reader(path)
     content = bytearray((path / "data.mdb").read_bytes())
@@ -196,14 +188,11 @@ def test_a_damaged_page_of_an_lmdb(tmp_path):
         content[page * 4096 + 10 : page * 4096 + 12] = b"\xff\xff"
     with (path / "data.mdb").open("r+b") as file:
         file.write(content)
-    with pytest.raises(UserError, match=r"record 7 \(key 00000007\): .*copy or make it again"):
+    with pytest.raises(UserError, match=r"record 7 \(key 00000007\): .*copy"):
         reader.read(7)
-
-
-def test_what_is_no_lmdb(tmp_path):
-    path = make_lmdb(tmp_path / "train_db", ROWS)
+    del reader
     (path / "data.mdb").write_bytes(b"hello" * 10_000)
-    with pytest.raises(UserError, match="train_db: .*not an LMDB file.*"):
+    with pytest.raises(UserError, match="train_db: .*not an LMDB file"):
         open_reader(path)
 
 
@@ -218,45 +207,39 @@ def test_the_index_of_a_leveldb_is_kept_and_made_again_for_another(tmp_path):
     path = make_leveldb(tmp_path / "train_db", ROWS)
     open_reader(path)
     assert kept(path).read_bytes().count(b"\n") == 1  # numbers need no list
-    warnings = []
-    open_reader(path, warn=warnings.append)
-    assert warnings == []
+    open_reader(path, warn=pytest.fail)
     more = make_leveldb(tmp_path / "more", ROWS | {b"00000006_x": encoded(b"7", 7)})
     kept(path).rename(kept(more))
-    assert len(open_reader(more, warn=warnings.append)) == 7
-    assert len(warnings) == 1 and f"{kept(more)}: it is the index of another database; it is made again" in warnings[0]
+    made_again(more, 7, f"{kept(more)}: it is the index of another database; it is made again")
     kept(more).write_bytes(b"nothing")
-    assert len(open_reader(more, warn=warnings.append)) == 7 and len(warnings) == 2
+    made_again(more, 7, "it is made again")
 
 
-def test_an_index_that_cannot_be_kept(tmp_path):
-    path, warnings = make_leveldb(tmp_path / "train_db", ROWS), []
-    assert len(open_reader(path, index=tmp_path / "missing/index", warn=warnings.append)) == 6
-    assert len(warnings) == 1 and "cannot be written: No such file" in warnings[0]
-
-
-def test_a_list_of_keys_that_does_not_fit_is_made_again(tmp_path):
-    rows = {b"cat": encoded(b"c", 0), b"dog": encoded(b"d", 1)}
-    path, warnings = make_leveldb(tmp_path / "train_db", rows), []
-    open_reader(path)
-    content = kept(path).read_bytes()
-    assert content.endswith(np.array([3, 6], np.uint32).tobytes())
-    kept(path).write_bytes(content[:-4] + np.array([5], np.uint32).tobytes())
-    assert len(open_reader(path, warn=warnings.append)) == 2
-    assert len(warnings) == 1 and "it has no keys; it is made again" in warnings[0]
+def made_again(path: Path, count: int, reason: str, **more) -> None:
+    """The index is made again, with one warning for this reason."""
+    warnings: list[str] = []
+    assert len(open_reader(path, warn=warnings.append, **more)) == count
+    assert len(warnings) == 1 and reason in warnings[0]
 
 
 @pytest.mark.parametrize("keys", [{}, {"numbered": [0, 8]}, {"numbered": [6, 99]}, {"numbered": "6"}])
 def test_an_index_without_keys_is_made_again(tmp_path, keys):
-    import json
-
-    path, warnings = make_leveldb(tmp_path / "train_db", ROWS), []
+    path = make_leveldb(tmp_path / "train_db", ROWS)
+    made_again(path, 6, "cannot be written: No such file", index=tmp_path / "missing/index")
     open_reader(path)
     facts = json.loads(kept(path).read_text())
     del facts["numbered"]
     kept(path).write_text(json.dumps(facts | keys) + "\n")
-    assert len(open_reader(path, warn=warnings.append)) == 6
-    assert len(warnings) == 1 and "it has no keys; it is made again" in warnings[0]
+    made_again(path, 6, "it has no keys; it is made again")
+
+
+def test_a_list_of_keys_that_does_not_fit_is_made_again(tmp_path):
+    path = make_leveldb(tmp_path / "train_db", {b"cat": encoded(b"c", 0), b"dog": encoded(b"d", 1)})
+    open_reader(path)
+    content = kept(path).read_bytes()
+    assert content.endswith(np.array([3, 6], np.uint32).tobytes())
+    kept(path).write_bytes(content[:-4] + np.array([5], np.uint32).tobytes())
+    made_again(path, 2, "it has no keys; it is made again")
 
 
 def test_a_damaged_leveldb(tmp_path):
@@ -278,19 +261,14 @@ def test_a_damaged_leveldb(tmp_path):
         open_reader(path)
 
 
-def test_only_the_files_of_a_leveldb_are_taken(tmp_path):
-    path = make_leveldb(tmp_path / "train_db", ROWS)
-    os.mkfifo(path / "pipe")  # a device would have no end
-    os.mkfifo(path / "999999.ldb")
-    assert len(open_reader(path)) == 6
-
-
-def test_folders_for_readers_of_leveldb_are_removed(tmp_path, monkeypatch):
+def test_only_the_files_of_a_leveldb_are_taken_and_folders_for_its_readers_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "views"))
     (tmp_path / "views").mkdir()
     path = make_leveldb(tmp_path / "train_db", ROWS)
+    os.mkfifo(path / "pipe")  # a device would have no end
+    os.mkfifo(path / "999999.ldb")
     reader = open_reader(path)
-    assert len(os.listdir(tmp_path / "views")) == 1
+    assert len(reader) == 6 and len(os.listdir(tmp_path / "views")) == 1
     del reader
     assert os.listdir(tmp_path / "views") == []
     (path / "CURRENT").write_text("nothing")
@@ -335,19 +313,13 @@ def test_floats_that_are_no_pixels(value):
         datum.read(floats(planes, True))
 
 
-def test_one_plane_is_grey():
-    record = datum.read(raw(BGR[0][:1], 0))
+def test_planes_labels_and_fields_that_others_do_not_have():
+    record = datum.read(raw(BGR[0][:1], 0))  # one plane is grey
     assert np.array_equal(record.image, np.repeat(BGR[0][0][:, :, None], 3, 2))
-
-
-def test_labels_may_be_negative_and_are_zero_by_default():
     assert datum.read(encoded(b"x", -3)).labels.tolist() == [-3]
     assert datum.read(field(4, b"x") + field(7, 1)).labels.tolist() == [0]
-
-
-def test_unknown_fields_are_skipped():
-    others = field(8, 5) + field(9, b"text") + varint(10 << 3 | 1) + bytes(8) + varint(11 << 3 | 5) + bytes(4)
-    assert datum.read(others + encoded(b"x", 1) + others).image == b"x"
+    unknown = field(8, 5) + field(9, b"text") + varint(10 << 3 | 1) + bytes(8) + varint(11 << 3 | 5) + bytes(4)
+    assert datum.read(unknown + encoded(b"x", 1) + unknown).image == b"x"
 
 
 @pytest.mark.parametrize(
@@ -356,10 +328,7 @@ def test_unknown_fields_are_skipped():
         (raw(BGR[0], 0)[:-30], r"a field of 60 bytes at its byte \d+ of"),
         (field(4, b"x" * 60), "60 pixels are not 0 planes of 0x0"),
         (raw(BGR[0].reshape(2, 5, 6), 0), "60 pixels are not 2 planes of 5x6"),
-        (
-            field(1, 3) + field(2, 1 << 40) + field(3, 1 << 40) + field(4, b"x" * 60),
-            "60 pixels are not 3 planes of 109",
-        ),
+        (field(1, 3) + field(2, 1 << 40) + field(3, 1 << 40) + field(4, b"x" * 60), "are not 3 planes of 109"),
         (b"", "0 pixels are not 0 planes"),
         (varint(4 << 3 | 2) + varint(1 << 62) + b"x", f"a field of {1 << 62} bytes at its byte"),
         (varint(1 << 3 | 3), "a field of type 3 at its byte 1"),

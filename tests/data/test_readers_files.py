@@ -70,44 +70,35 @@ def test_hidden_files_are_ignored_and_others_are_named_once(tmp_path):
     assert len(warnings) == 1 and "2 files without the name of an image are not read (n01/" in warnings[0]
 
 
-def test_a_class_folder_without_images(tmp_path):
-    make(tmp_path, "n01/a.jpg", "n02/readme.txt")
-    (tmp_path / "n03").mkdir()
-    with pytest.raises(UserError, match=r"no image in 2 of 3 class folders: n02, n03; .*put images into it or remove"):
-        open_reader(tmp_path)
-
-
-def test_a_folder_without_classes(tmp_path):
-    make(tmp_path, "README")
-    with pytest.raises(UserError, match=f"{tmp_path}: has no folders, expected one folder of images for each class"):
-        open_reader(tmp_path)
-
-
-def test_images_beside_the_class_folders(tmp_path):
-    make(tmp_path, "n01/a.jpg", "loose.jpg")
-    with pytest.raises(UserError, match=r"has 1 images beside its class folders, the first loose.jpg; move them"):
+@pytest.mark.parametrize(
+    ("paths", "error"),
+    [
+        (["n01/a.jpg", "n02/readme.txt", "n03/"], "no image in 2 of 3 class folders: n02, n03; .*remove"),
+        (["README"], "has no folders"),
+        (["n01/a.jpg", "loose.jpg"], "1 images beside .* loose.jpg; move"),
+    ],
+)
+def test_folders_that_are_no_classes(tmp_path, paths, error):
+    for path in paths:
+        (tmp_path / path).mkdir(parents=True) if path.endswith("/") else make(tmp_path, path)
+    with pytest.raises(UserError, match=f"{tmp_path}: .*{error}"):
         open_reader(tmp_path)
 
 
 def test_a_link_upwards(tmp_path):
     (make(tmp_path, "n01/a.jpg") / "n01" / "again").symlink_to(tmp_path / "n01")
-    with pytest.raises(UserError, match="again lies 8 folders deep in its class, expected less: a link upwards"):
+    with pytest.raises(UserError, match="again lies 8 folders deep.*link upwards"):
         open_reader(tmp_path)
 
 
-def test_an_image_that_has_gone(tmp_path):
+def test_an_image_that_has_gone_or_is_of_any_size(tmp_path):
     reader = open_reader(make(tmp_path, "n01/a.jpg", "n01/b.jpg"))
     (tmp_path / "n01/b.jpg").unlink()
-    with pytest.raises(UserError, match=r"record 1 \(n01/b.jpg\): cannot be opened: No such file"):
-        reader.read(1)
-    with pytest.raises(UserError, match=r"record 1 \(n01/b.jpg\): cannot be opened: No such file"):
-        reader.digest()
-
-
-def test_an_image_of_any_size_is_not_read(tmp_path):
-    reader = open_reader(make(tmp_path, "n01/a.jpg"))
+    for read in (lambda: reader.read(1), reader.digest):
+        with pytest.raises(UserError, match=r"record 1 \(n01/b.jpg\): cannot be opened: No such file"):
+            read()
     os.truncate(tmp_path / "n01/a.jpg", 1 << 40)
-    with pytest.raises(UserError, match=f"record 0 .*has {1 << 40} bytes, expected an image of less than 536870912"):
+    with pytest.raises(UserError, match=f"record 0 .* {1 << 40} bytes, expected .* 536870912"):
         reader.read(0)
 
 
@@ -151,66 +142,57 @@ def test_spaces_and_utf_8_in_names(tmp_path):
     path = put(tmp_path, "0\t3\tKatze & Hund/Bild äöü 1.jpg\n7\t1.000000\t猫/写真.png\n5\t2\tplain.jpg")
     reader = open_reader(path)
     assert contents(reader) == [(3, "Katze & Hund/Bild äöü 1.jpg"), (1, "猫/写真.png"), (2, "plain.jpg")]
-    assert (
-        reader.where(1)
-        == f"{path}: record 1 (offset {len(path.read_bytes().splitlines()[0]) + 1}, 猫/写真.png in {tmp_path})"
-    )
+    offset = len(path.read_bytes().splitlines()[0]) + 1
+    assert reader.where(1) == f"{path}: record 1 (offset {offset}, 猫/写真.png in {tmp_path})"
     assert reader.class_names is None
 
 
-def test_several_labels_line_ends_of_windows_and_empty_lines(tmp_path):
+def test_several_labels_line_ends_of_windows_empty_lines_and_absolute_paths(tmp_path):
     make(tmp_path / "images", "a.jpg", "b.jpg")
-    path = put(tmp_path, "0\t1\t2.5\t-3\ta.jpg\r\n\r\n\n1\t4\tb.jpg\t\r\n\r\n")
+    path = put(tmp_path, f"0\t1\t2.5\t-3\ta.jpg\r\n\r\n\n1\t4\tb.jpg\t\r\n\r\n2\t5\t{tmp_path}/images/a.jpg\n")
     reader = open_reader(path, root=tmp_path / "images")
-    assert len(reader) == 2
-    assert reader.read(0).labels.tolist() == [1, 2.5, -3] and reader.read(1).image == b"b.jpg"
-
-
-def test_absolute_paths(tmp_path):
-    make(tmp_path / "far", "a.jpg")
-    reader = open_reader(put(tmp_path, f"0\t1\t{tmp_path}/far/a.jpg\n"), root=tmp_path / "other")
-    assert contents(reader) == [(1, "a.jpg")]
+    assert [reader.read(number).labels.tolist() for number in range(len(reader))] == [[1, 2.5, -3], [4], [5]]
+    assert [reader.read(number).image for number in (1, 2)] == [b"b.jpg", b"a.jpg"]
 
 
 def test_another_root_is_refused_at_the_start(tmp_path):
     make(tmp_path / "images", "a.jpg")
     path = put(tmp_path, "0\t1\ta.jpg\n")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"{path}: record 0.*a.jpg.*No such file.*is {tmp_path} the folder"):
         open_reader(path)
-    for word in (f"{path}: record 0", "a.jpg", "No such file", f"is {tmp_path} the folder that the paths in the list"):
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize("text", [b"", b"\n", b"\r\n\n"])
-def test_an_empty_list(tmp_path, text):
-    with pytest.raises(UserError, match="train.lst: has no lines, expected number, label and path"):
-        open_reader(put(tmp_path, text))
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("text", "error"),
     [
-        "a.jpg",
-        "1 0 a.jpg",
-        "1\ta.jpg",
-        "x\t0\ta.jpg",
-        "1\tnan\ta.jpg",
-        "1\t1e40\ta.jpg",
-        "1\tcat\ta.jpg",
-        "1\t\ta.jpg",
-        "1\t0\ta\0.jpg",
-        "\t\t\t\t",
+        (b"", "has no lines"),
+        (b"\n", "has no lines"),
+        (b"\r\n\n", "has no lines"),
+        (bytes(100_000), "line 1 has 100000"),
     ],
 )
+def test_a_file_that_is_no_list(tmp_path, text, error):
+    with pytest.raises(UserError, match=f"train.lst: {error}"):
+        open_reader(put(tmp_path, text))
+
+
+NO_LINES = [
+    "a.jpg",
+    "1 0 a.jpg",
+    "1\ta.jpg",
+    "x\t0\ta.jpg",
+    "1\tnan\ta.jpg",
+    "1\t1e40\ta.jpg",
+    "1\tcat\ta.jpg",
+    "\t\t\t\t",
+]
+
+
+@pytest.mark.parametrize("line", [*NO_LINES, "1\t\ta.jpg", "1\t0\ta\0.jpg"])
 def test_a_line_that_is_none(tmp_path, line):
     make(tmp_path, "a.jpg")
-    with pytest.raises(UserError, match=r"record 1 \(offset 10\): .*expected number, label and path with tabs between"):
+    with pytest.raises(UserError, match=r"record 1 \(offset 10\): .*number, label and path"):
         open_reader(put(tmp_path, f"0\t0\ta.jpg\n{line}\n"))
-
-
-def test_a_file_that_is_no_list(tmp_path):
-    with pytest.raises(UserError, match="line 1 has 100000 bytes, expected at most 65536: no list of images"):
-        open_reader(put(tmp_path, bytes(100_000)))
 
 
 def test_the_digest_of_a_list(tmp_path):
@@ -231,11 +213,9 @@ def test_a_list_that_is_cut_or_damaged_while_it_is_read(tmp_path):
     path.write_bytes(content[:-7])
     offset = content.index(b"77 x")
     for call in (reader.read, reader.number):
-        with pytest.raises(
-            UserError, match=rf"record 77 \(offset {offset}\): b'77 x .*expected number, label and path"
-        ):
+        with pytest.raises(UserError, match=rf"record 77 \(offset {offset}\): b'77 x .*number, label"):
             call(77)
-        with pytest.raises(UserError, match=r"record 99 \(offset \d+\): the file had .* something has cut it"):
+        with pytest.raises(UserError, match=r"record 99 \(offset \d+\): .* cut it"):
             call(99)
 
 

@@ -127,13 +127,7 @@ def devkits() -> list[bytes]:
 
 
 WORDS = (
-    b"ustar\0",
-    b"x",
-    b"L",
-    b"S",
-    b"77777777777\0",
-    b"20 path=a\n",
-    b"14 size=9999\n",
+    *(b"ustar\0", b"x", b"L", b"S", b"77777777777\0", b"20 path=a\n", b"14 size=9999\n"),
     b"\x80\0\0\0\0\0\0\0\0\0\0\1",
 )
 ARCHIVE = Fuzzed(reading("mutated.tar", index=NOWHERE), archives, (UserError,), (*WORDS, b".tar\0", b".JPEG\0"))

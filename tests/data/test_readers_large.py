@@ -28,9 +28,9 @@ def peak():  # bytes
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM:")).split()[1]) << 10
 
 open_reader(sys.argv[1])  # imports all that is needed
-before, start = peak(), time.perf_counter()
+before, start = peak(), time.process_time()  # other programs may take their share
 reader = open_reader(sys.argv[2])
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 assert len(reader.digest()) == 64
 sizes = {len(reader.read(int(index)).image) for index in numpy.linspace(0, len(reader) - 1, 1000)}
 last = reader.where(len(reader) - 1)
@@ -76,19 +76,16 @@ def test_memory_of_an_index_is_less_than_30_bytes_a_record(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.alone
-@pytest.mark.parametrize("shuffled", [pytest.param(False, marks=pytest.mark.exhaustive), True])
-def test_14_million_records_open_in_20_seconds_and_400_megabytes(tmp_path, shuffled):
-    count, size = 14_000_000, 1_600_000_000_000
+@pytest.mark.parametrize(
+    ("count", "size", "shuffled", "seconds"),
+    [
+        (1_281_167, 140_000_000_000, False, 2),  # ILSVRC12
+        (14_000_000, 1_600_000_000_000, True, 20),
+        pytest.param(14_000_000, 1_600_000_000_000, False, 20, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_millions_of_records_open_in_seconds_and_400_megabytes(tmp_path, count, size, shuffled, seconds):
     keys = np.random.default_rng(1).permutation(count) if shuffled else None
     found = opened(tmp_path, make(tmp_path, count, size, keys))
-    print(found)
     assert found["count"] == count and found["sizes"] == [len(IMAGE)]
-    assert found["seconds"] < 20 and found["bytes"] < 400e6, found
-
-
-@pytest.mark.thorough
-@pytest.mark.alone
-def test_ilsvrc12_opens_in_2_seconds(tmp_path):
-    found = opened(tmp_path, make(tmp_path, 1_281_167, 140_000_000_000, None))
-    print(found)
-    assert found["count"] == 1_281_167 and found["seconds"] < 2, found
+    assert found["seconds"] < seconds and found["bytes"] < 400e6, found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -63,14 +64,6 @@ def test_several_files_follow_each_other(mxnet_files):
     assert both.digest() == open_reader(paths).digest() != open_reader(paths[::-1]).digest()
 
 
-def test_a_missing_file_and_an_unknown_format(tmp_path):
-    with pytest.raises(UserError, match="train.rec: no such file"):
-        open_reader(tmp_path / "train.rec")
-    (tmp_path / "train.txt").write_text("cat")
-    with pytest.raises(UserError, match=r"train.txt: unknown format; expected one of: RecordIO: .rec"):
-        open_reader(tmp_path / "train.txt")
-
-
 # -- a small file of our own ------------------------------------------------------------------------------------------
 
 IMAGES = [b"first", b"second " + recordio.MAGIC * 3, b"", b"fourth", b"fifth"]
@@ -97,9 +90,9 @@ def test_records_in_several_parts_and_with_several_labels(records):
     assert reader.where(3) == f"{records}: record 3 (key 13, offset {offsets(records)[3]})"
 
 
-def test_an_index_in_another_order_gives_the_same_records(records):
+def test_an_index_in_another_order_or_with_line_ends_of_windows_gives_the_same_records(records):
     digest, idx = open_reader(records).digest(), records.with_suffix(".idx")
-    idx.write_text("".join(reversed(idx.read_text().splitlines(keepends=True))))
+    idx.write_bytes(b"".join(reversed(idx.read_bytes().splitlines(keepends=True))).replace(b"\n", b"\r\n").rstrip())
     reader = open_reader(records)
     assert reader.digest() == digest
     assert [reader.read(number).image for number in range(5)] == IMAGES
@@ -108,17 +101,9 @@ def test_an_index_in_another_order_gives_the_same_records(records):
 
 def test_keys_count_where_the_index_says_nothing_else(records):
     idx = records.with_suffix(".idx")
-    idx.write_text("".join(f"{number}\t{offset}\n" for number, offset in enumerate(offsets(records))))
-    assert "(key 4, " in open_reader(records).where(4)
-    large = 10**17
-    idx.write_text("".join(f"{number + large}\t{offset}\n" for number, offset in enumerate(offsets(records))))
-    assert f"(key {large + 4}, " in open_reader(records).where(4)
-
-
-def test_an_index_with_the_line_ends_of_windows_and_none_at_the_end(records):
-    idx = records.with_suffix(".idx")
-    idx.write_bytes(idx.read_bytes().replace(b"\n", b"\r\n").rstrip())
-    assert [open_reader(records).read(number).image for number in range(5)] == IMAGES
+    for first in (0, 10**17):
+        idx.write_text("".join(f"{first + number}\t{offset}\n" for number, offset in enumerate(offsets(records))))
+        assert f"(key {first + 4}, " in open_reader(records).where(4)
 
 
 def test_an_index_may_list_a_record_many_times(records):
@@ -166,13 +151,6 @@ def test_two_files_with_other_classes_are_not_joined(tmp_path, records):
         open_reader([records, tmp_path / "images"])
 
 
-def test_several_threads_read_at_once(records):
-    reader = open_reader(records)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda number: reader.read(number % 5).image, range(2000)))
-    assert found == IMAGES * 400
-
-
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -182,7 +160,7 @@ def damage(path: Path, offset: int, content: bytes) -> None:
         file.write(content)
 
 
-def refused(path: Path, *words: str, **arguments) -> str:
+def refused(path: Path | list[Path], *words: str, **arguments) -> str:
     """The error of opening it, which has these words."""
     with pytest.raises(UserError) as caught:
         open_reader(path, **arguments)
@@ -214,13 +192,12 @@ def test_a_wrong_magic_number_in_the_middle(records):
     offset = offsets(records)[3]
     reader = open_reader(records)
     damage(records, offset, b"JPEG")
-    with pytest.raises(UserError) as caught:
+    where = re.escape(f"{records}: record 3 (key 13, offset {offset})")
+    with pytest.raises(UserError, match=f"{where}.*0x4745504a.*0xced7230a.*again"):
         reader.read(3)
-    for word in (f"{records}: record 3 (key 13, offset {offset})", "0x4745504a", "0xced7230a", "copy or pack it again"):
-        assert word in str(caught.value)
     assert reader.read(4).image == IMAGES[4]
     records.with_suffix(".idx").unlink()
-    refused(records, "record 3", f"offset {offset}", "expected the magic number 0xced7230a")
+    refused(records, "record 3", f"offset {offset}", "magic number 0xced7230a")
 
 
 @pytest.mark.parametrize("flag", [1, 2, 3, 5])
@@ -231,8 +208,8 @@ def test_a_flag_that_cannot_be_there(records, flag):
         reader.read(3)
 
 
-def test_a_header_that_claims_512_mib_in_a_file_of_1_mb(tmp_path):
-    path = tmp_path / "train.rec"
+def test_headers_that_claim_too_much_are_refused_before_anything_is_read(tmp_path):
+    path, claimed = tmp_path / "train.rec", (1 << 28) + 8
     path.write_bytes(recordio.HEAD.pack(recordio.MAGIC_NUMBER, (1 << 29) - 1) + bytes(1 << 20))
     tracemalloc.start()
     try:
@@ -240,24 +217,15 @@ def test_a_header_that_claims_512_mib_in_a_file_of_1_mb(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_parts_without_end_are_refused_before_they_are_read(tmp_path):
-    """Parts of one record that together have more bytes than a record can have."""
-    path, claimed = tmp_path / "train.rec", (1 << 28) + 8
-    with path.open("wb") as file:
+    with path.open("wb") as file:  # parts of one record that together have more bytes than a record can have
         for number, flag in enumerate((1, 2, 3)):
             file.seek(number * (8 + claimed))
             file.write(recordio.HEAD.pack(recordio.MAGIC_NUMBER, flag << 29 | claimed))
         file.truncate(3 * (8 + claimed))
     refused(path, "record 0", "expected less than 536870912")
-
-
-def test_many_empty_parts_are_refused(tmp_path):
-    path = tmp_path / "train.rec"
     heads = [recordio.HEAD.pack(recordio.MAGIC_NUMBER, flag << 29) for flag in (1, 2)]
     path.write_bytes(heads[0] + heads[1] * recordio.MAX_PARTS)
-    refused(path, "record 0", "it has more than 65536 parts")
+    refused(path, "record 0", "more than 65536 parts")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01\0\0\0" + bytes(20), b"\xff\xff\xff\xff" + bytes(400)])
@@ -298,13 +266,10 @@ def test_an_index_that_does_not_list_all_records_gives_a_warning(records):
 
 
 def test_zeros_after_the_last_record_and_before_the_first_need_no_warning(records):
-    content = records.read_bytes()
-    records.write_bytes(bytes(4096) + content + bytes(4096))
-    idx = records.with_suffix(".idx")
-    idx.write_text("".join(f"{number}\t{offset + 4096}\n" for number, offset in enumerate(offsets(records))))
-    warnings = []
-    assert open_reader(records, warn=warnings.append).read(0).image == IMAGES[0]
-    assert warnings == []
+    records.write_bytes(bytes(4096) + records.read_bytes() + bytes(4096))
+    lines = (f"{number}\t{offset + 4096}\n" for number, offset in enumerate(offsets(records)))
+    records.with_suffix(".idx").write_text("".join(lines))
+    assert open_reader(records, warn=pytest.fail).read(0).image == IMAGES[0]
 
 
 @pytest.mark.parametrize(
@@ -352,16 +317,18 @@ def test_empty_files(records):
     assert not records.with_suffix(".idx").exists()
 
 
-def test_what_is_no_regular_file(tmp_path):
-    os.mkfifo(tmp_path / "train.rec")
-    refused(tmp_path / "train.rec", "train.rec: cannot be opened: not a regular file")
+def test_what_is_no_file_of_samples(tmp_path):
+    (tmp_path / "train.txt").write_text("cat")
+    os.mkfifo(tmp_path / "pipe.rec")
     (tmp_path / "none.rec").symlink_to("/nowhere")
-    refused(tmp_path / "none.rec", "none.rec: no such file or folder")
-
-
-def test_no_file_at_all():
-    with pytest.raises(UserError, match="no file or folder of samples is given"):
-        open_reader([])
+    for name, reason in (
+        ("train.rec", "no such file"),
+        ("train.txt", "unknown format; expected one of: RecordIO: .rec"),
+        ("pipe.rec", "cannot be opened: not a regular file"),
+        ("none.rec", "no such file or folder"),
+    ):
+        refused(tmp_path / name, f"{name}: {reason}")
+    refused([], "no file or folder")
 
 
 # -- a disk that fails ------------------------------------------------------------------------------------------------
@@ -382,26 +349,23 @@ def test_a_disk_that_fails_in_mid_epoch(records):
 
     reader = reader_of(records, pread)
     assert reader.read(2).image == IMAGES[2]
-    with pytest.raises(UserError) as caught:
-        reader.read(3)
-    for word in (f"{records}: record 3 (key 13", "cannot be read: Input/output error", "dmesg", "last checkpoint"):
-        assert word in str(caught.value)
-
-
-def test_a_file_that_is_cut_while_it_is_read(records):
-    reader = open_reader(records)
-    os.truncate(records, offsets(records)[3] + 12)
-    with pytest.raises(UserError, match=r"record 3 .*bytes when it was opened, and has .* now: something has cut it"):
+    with pytest.raises(UserError, match=r"train.rec: record 3 \(key 13.*Input/output error.*dmesg.*checkpoint"):
         reader.read(3)
 
 
-def test_a_file_system_that_returns_less_than_it_is_asked_for(records):
+def test_a_file_system_that_returns_less_than_it_is_asked_for_and_a_file_that_is_cut(records):
     reader = reader_of(records, lambda descriptor, count, offset: os.pread(descriptor, min(count, 3), offset))
     assert [reader.read(number).image for number in range(5)] == IMAGES
+    os.truncate(records, offsets(records)[3] + 12)
+    with pytest.raises(UserError, match=r"record 3 .*bytes when it was opened, .* cut it"):
+        reader.read(3)
 
 
-def test_closed_files_are_closed(records):
+def test_several_threads_read_at_once_and_closed_files_are_closed(records):
     before = descriptors()
     for _ in range(20):
         open_reader(records).read(0)
     assert descriptors() <= before
+    reader = open_reader(records)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda number: reader.read(number % 5).image, range(2000))) == IMAGES * 400

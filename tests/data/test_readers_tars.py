@@ -36,9 +36,21 @@ def tar(contents: Mapping[str, bytes], form: int = tarfile.USTAR_FORMAT) -> byte
     return buffer.getvalue()
 
 
-def class_tars(form: int = tarfile.USTAR_FORMAT) -> dict[str, bytes]:
+def signed(block: bytearray) -> bytes:
+    """The block with its checksum made right."""
+    block[148:156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:512]) + 8 * 32)
+    return bytes(block)
+
+
+def header(name: str, kind: bytes, size: bytes) -> bytes:
+    block = bytearray(tar({name: b""})[:512])
+    block[124:136], block[156:157] = size, kind
+    return signed(block)
+
+
+def class_tars(form: int = tarfile.USTAR_FORMAT, classes: Mapping[str, list[str]] = CLASSES) -> dict[str, bytes]:
     return {
-        f"{name}.tar": tar({f"{each}.JPEG": image(each) for each in images}, form) for name, images in CLASSES.items()
+        f"{name}.tar": tar({f"{each}.JPEG": image(each) for each in images}, form) for name, images in classes.items()
     }
 
 
@@ -94,8 +106,7 @@ def test_the_kept_index_is_used(train):
 def test_the_index_of_another_archive_is_made_again(train):
     open_reader(train)
     old, size = open_reader(train).digest(), train.stat().st_size
-    other = {name: images[::-1] for name, images in CLASSES.items()}
-    changed = tar({f"{n}.tar": tar({f"{each}.JPEG": image(each) for each in images}) for n, images in other.items()})
+    changed = tar(class_tars(classes={name: images[::-1] for name, images in CLASSES.items()}))
     assert len(changed) == size
     train.write_bytes(changed)
     warnings = []
@@ -153,11 +164,10 @@ def test_old_and_prefixed_names(tmp_path):
     path.write_bytes(tar({f"{folder}/n01.tar": tar({f"{folder}/n01_5.JPEG": image("5")})}))
     reader = open_reader(path)
     assert f"({folder}/n01_5.JPEG, " in reader.where(0)
-    header = bytearray(tar({"n02.tar": tar({"n02_5.JPEG": image("5")})}))
-    header[257:265] = bytes(8)
-    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:512]) + 8 * 32)
+    block = bytearray(tar({"n02.tar": tar({"n02_5.JPEG": image("5")})}))
+    block[257:265] = bytes(8)
     path = tmp_path / "old.tar"
-    path.write_bytes(header)
+    path.write_bytes(signed(block))
     assert open_reader(path).class_names == ("n02",)
 
 
@@ -169,20 +179,21 @@ def test_other_files_are_named_once(train):
     assert len(warnings) == 1 and "3 files without the name of an image are not read (README ...)" in warnings[0]
 
 
-def test_a_class_without_images(train):
-    train.write_bytes(tar(class_tars() | {"n00.tar": tar({}), "n03.tar": tar({"a.txt": b""})}))
-    with pytest.raises(UserError, match=r"img_train.tar: has no image in 2 of its 5 archives: n00, n03"):
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"n00.tar": tar({}), "n03.tar": tar({"a.txt": b""})}, "no image in 2 of its 5 archives: n00, n03"),
+        ({"again/n01.tar": tar({"n01_1.JPEG": b""})}, "two archives of the class n01"),
+        ({"n01_1.JPEG": b""}, "images beside the archives"),
+        # its archive has no end mark, though the outer one is whole
+        ({"n01.tar": class_tars()["n01.tar"][:1024]}, r"n01.tar in it: the archive ends at offset \d+ without"),
+    ],
+)
+def test_classes_that_cannot_be_right(train, more, error):
+    train.write_bytes(tar(class_tars() | more))
+    with pytest.raises(UserError, match=f"img_train.tar: .*{error}"):
         open_reader(train)
     assert not kept(train).exists()
-
-
-def test_a_class_that_is_there_twice_and_images_beside_the_classes(train):
-    train.write_bytes(tar(class_tars() | {"again/n01.tar": tar({"n01_1.JPEG": b""})}))
-    with pytest.raises(UserError, match="has two archives of the class n01"):
-        open_reader(train)
-    train.write_bytes(tar(class_tars() | {"n01_1.JPEG": b""}))
-    with pytest.raises(UserError, match="has images beside the archives of its classes"):
-        open_reader(train)
 
 
 @pytest.mark.parametrize("cut", [1, 512, 1024, 9000, 20_000])
@@ -193,23 +204,12 @@ def test_a_truncated_archive(train, cut):
         open_reader(train)
 
 
-def test_a_class_that_is_cut_at_the_end_of_a_block(train):
-    """Its archive has no end mark, though the outer one is whole."""
-    classes = class_tars()
-    classes["n01.tar"] = classes["n01.tar"][:1024]
-    train.write_bytes(tar(classes))
-    with pytest.raises(
-        UserError, match=r"img_train.tar: n01.tar in it: the archive ends at offset \d+ without its end"
-    ):
-        open_reader(train)
-
-
 def test_a_damaged_header(train):
     content = bytearray(train.read_bytes())
     place = content.index(b"n10_4.JPEG")
     content[place] ^= 1
     train.write_bytes(content)
-    with pytest.raises(UserError, match=f"n10.tar in it: no tar header at offset {place}, where one should be"):
+    with pytest.raises(UserError, match=f"n10.tar in it: no tar header at offset {place}"):
         open_reader(train)
 
 
@@ -218,12 +218,9 @@ def test_an_image_that_claims_more_than_the_archive_has(train):
         content = bytearray(tar(class_tars()))
         place = content.index(b"n10_4.JPEG")
         content[place + 124 : place + 136] = size
-        block = content[place : place + 512]
-        content[place + 148 : place + 156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:]) + 8 * 32)
+        content[place : place + 512] = signed(content[place : place + 512])
         train.write_bytes(content)
-        with pytest.raises(
-            UserError, match=r"n10.tar in it: b'n10_4.JPEG' at offset \d+ has \d+ bytes, and the archive"
-        ):
+        with pytest.raises(UserError, match=r"n10.tar in it: b'n10_4.JPEG' at offset \d+ has \d+ bytes"):
             open_reader(train)
 
 
@@ -231,19 +228,11 @@ def test_an_image_that_claims_more_than_the_archive_has(train):
     "records", [b"99 path=a\n", b"x path=a\n", b"0 path=a\n", b"9 pathab\n", b"9" * 5000, b"10 size=x\n"]
 )
 def test_damaged_pax_records(train, records):
-    header = bytearray(tar({"pax": records}))
-    header[156:157] = b"x"
-    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:512]) + 8 * 32)
-    train.write_bytes(tar({"n01.tar": bytes(header)}))
+    block = bytearray(tar({"pax": records}))
+    block[156:157] = b"x"
+    train.write_bytes(tar({"n01.tar": signed(block)}))
     with pytest.raises(UserError, match=r"n01.tar in it: damaged pax records at offset \d+; copy or download it again"):
         open_reader(train)
-
-
-def header(name: str, kind: bytes, size: bytes) -> bytes:
-    block = bytearray(tar({name: b""})[:512])
-    block[124:136], block[156:157] = size, kind
-    block[148:156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:]) + 8 * 32)
-    return bytes(block)
 
 
 def test_folders_links_and_global_headers_are_no_files(train):
@@ -284,18 +273,15 @@ def test_an_index_whose_offsets_cannot_be(train):
         open_reader(train).read(100)
 
 
-def test_an_empty_archive_and_an_empty_file(tmp_path):
-    for content, message in ((tar({}), "has no images"), (b"", "the archive ends at offset 0 without its end mark")):
-        (tmp_path / "train.tar").write_bytes(content)
-        with pytest.raises(UserError, match=f"train.tar: {message}"):
-            open_reader(tmp_path / "train.tar")
-
-
-def test_an_archive_that_is_cut_while_it_is_read(train):
+def test_an_archive_that_is_empty_or_cut_while_it_is_read(train):
     reader = open_reader(train)
     os.truncate(train, 1000)
-    with pytest.raises(UserError, match=r"record 5 \(number 50, offset \d+\): the file had \d+ bytes .* has 1000 now"):
+    with pytest.raises(UserError, match=r"record 5 \(number 50, offset \d+\): .* has 1000 now"):
         reader.read(5)
+    for content, message in ((tar({}), "has no images"), (b"", "the archive ends at offset 0")):
+        train.write_bytes(content)
+        with pytest.raises(UserError, match=f"train.tar: {message}"):
+            open_reader(train)
 
 
 # -- the validation archive -------------------------------------------------------------------------------------------
@@ -370,38 +356,29 @@ def test_labels_come_from_the_devkit_by_meta_mat(validation, packed, beside):
     assert kept(validation).exists()
 
 
-def test_the_order_in_the_archive_does_not_matter(validation):
-    put_devkit(validation.parent)
-    validation.write_bytes(tar({f"{name}.JPEG": image(name) for name in NAMES[::-1]}))
-    check(open_reader(validation), list(zip(LABELS[::-1], NAMES[::-1], strict=True)))
-
-
-def test_the_digest_has_the_labels(validation):
+def test_the_digest_has_the_labels_and_the_order_in_the_archive_does_not_matter(validation):
     digests = [
         open_reader(validation, devkit=put_devkit(validation.parent, truth=truth)).digest()
         for truth in (b"2\n3\n3\n1\n", b"2 3 3 1", b"2\n3\n1\n1\n")
     ]
     assert digests[0] == digests[1] != digests[2]
+    put_devkit(validation.parent)
+    validation.write_bytes(tar({f"{name}.JPEG": image(name) for name in NAMES[::-1]}))
+    check(open_reader(validation), list(zip(LABELS[::-1], NAMES[::-1], strict=True)))
 
 
-def test_no_devkit(validation):
-    with pytest.raises(UserError) as caught:
+def test_no_devkit_and_that_of_other_images(validation):
+    missing = "ILSVRC2012_devkit_t12.tar.gz: no such file.*labels of ILSVRC2012_img_val.tar.*give its path"
+    with pytest.raises(UserError, match=missing):
         open_reader(validation)
-    for word in ("ILSVRC2012_devkit_t12.tar.gz: no such file", "labels of ILSVRC2012_img_val.tar", "give its path"):
-        assert word in str(caught.value)
     with pytest.raises(UserError, match="/nowhere: no such file"):
         open_reader(validation, devkit="/nowhere")
-
-
-def test_the_devkit_of_other_images(validation):
     put_devkit(validation.parent, truth=b"1\n2\n3\n")
-    with pytest.raises(UserError, match="images of number 1 to 4, and the devkit labels for 1 to 3"):
+    with pytest.raises(UserError, match="number 1 to 4, .* 1 to 3"):
         open_reader(validation)
     put_devkit(validation.parent)
     validation.write_bytes(tar({"a.JPEG": b"image"}))
-    with pytest.raises(
-        UserError, match="images of number 0 to 0, .*expected names such as ILSVRC2012_val_00000001.JPEG"
-    ):
+    with pytest.raises(UserError, match="number 0 to 0, .*ILSVRC2012_val_00000001.JPEG"):
         open_reader(validation)
 
 
@@ -462,10 +439,19 @@ def test_a_matlab_file_of_structures(packed):
     assert rows[0]["wordnet_height"].tolist() == [1.0]
 
 
-def test_cells_and_several_variables():
+def test_cells_several_variables_and_an_empty_field():
     cell = matlab.matrix("cell", 1, (1, 2), matlab.value("text"), matlab.value(7))
     found = mat_file.read(matlab.file(cell, matlab.structures("s", [{"a": 1}]), packed=False))
     assert found["cell"][0] == "text" and found["cell"][1].tolist() == [7] and len(found["s"]) == 1
+    # MATLAB writes a field that was never set as a matrix of no bytes
+    names = matlab.element(1, b"a".ljust(32, b"\0"))
+    empty = matlab.matrix("s", 2, (1, 1), matlab.element(5, b"\x20\0\0\0"), names, matlab.element(14, b""))
+    assert mat_file.read(matlab.file(empty)) == {"s": [{"a": []}]}
+    nested = matlab.value(1)
+    for _ in range(20):
+        nested = matlab.matrix("", 1, (1, 1), nested)
+    with pytest.raises(Damaged, match="without end"):
+        mat_file.read(matlab.file(nested))
 
 
 @pytest.mark.parametrize(
@@ -485,18 +471,3 @@ def test_cells_and_several_variables():
 def test_a_matlab_file_that_cannot_be_right(variable):
     with pytest.raises(Damaged, match="damaged MATLAB file"):
         mat_file.read(matlab.file(variable))
-
-
-def test_an_empty_field_of_a_structure():
-    """MATLAB writes a field that was never set as a matrix of no bytes."""
-    names = matlab.element(1, b"a".ljust(32, b"\0"))
-    empty = matlab.matrix("s", 2, (1, 1), matlab.element(5, b"\x20\0\0\0"), names, matlab.element(14, b""))
-    assert mat_file.read(matlab.file(empty)) == {"s": [{"a": []}]}
-
-
-def test_cells_within_cells_without_end():
-    nested = matlab.value(1)
-    for _ in range(20):
-        nested = matlab.matrix("", 1, (1, 1), nested)
-    with pytest.raises(Damaged, match="structures within structures without end"):
-        mat_file.read(matlab.file(nested))
