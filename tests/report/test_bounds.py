@@ -125,7 +125,4 @@ def test_blocks_are_complete_lines_for_any_read_size(size: int, ends: bytes) -> 
     assert b"".join(block.data for block in cut) == text
     assert all(block.data[-1:] in b"\r\n" and block.limit == len(block.data) for block in cut[:-1])
     assert [block.whole for block in cut] == [True] * (len(cut) - 1) + [False]
-
-
-def test_at_most_two_mebibytes_of_a_line_are_in_memory() -> None:
     assert max(len(block.data) for block in blocks(io.BytesIO(bytes(6 * MIB)))) <= 2 * MIB

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain import record
-from dmltrain.report import reading, statistic
+from dmltrain.report import reading
 from dmltrain.report.compare import Comparison, compare
 from dmltrain.report.statistic import difference, t_quantile
 from dmltrain.report.verdict import NO_DIFFERENCE, UNKNOWN
@@ -99,7 +99,7 @@ def test_results(tmp_path: Path) -> None:
 def test_the_time_of_two_runs(tmp_path: Path, seconds: Sequence[float], result: str) -> None:
     found = of(tmp_path, [log()], [log(seconds=seconds)])
     assert results(found)["time"] == result
-    assert "One run each: a repetition can differ by more" in found.verdicts[0].text
+    assert "One run each" in found.verdicts[0].text
     assert "A: median 10.1 s, 10.0 to 10.2 s in 3 epochs" in found.verdicts[0].text
 
 
@@ -107,7 +107,7 @@ def test_the_time_of_two_runs(tmp_path: Path, seconds: Sequence[float], result: 
 def test_no_verdict_on_time_from_one_epoch_or_without_finite_ones(tmp_path: Path, seconds: Sequence[float]) -> None:
     found = of(tmp_path, [log()], [log(seconds=seconds, accuracies=[0.5] * len(seconds))])
     assert results(found)["time"] == UNKNOWN
-    assert "no verdict without two finite epochs after the first" in found.verdicts[0].text
+    assert "two finite epochs" in found.verdicts[0].text
 
 
 def test_repetitions_count_more_than_epochs(tmp_path: Path) -> None:
@@ -131,15 +131,19 @@ def test_unequal_epochs_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "accuracies, samples, result",
+    "accuracies, result",
     [
-        ((0.5, 0.80, 0.81, 0.80), 10_000, NO_DIFFERENCE),  # 0.1 more, but it changed by 0.31
-        ((0.80, 0.80, 0.81, 0.80), 10_000, NO_DIFFERENCE),  # A changed by 0.21
-        ((0.5, 0.70, 0.71, 0.70), 10_000, NO_DIFFERENCE),
+        ((0.5, 0.80, 0.81, 0.80), NO_DIFFERENCE),  # 0.1 more, but it changed by 0.31
+        ((0.80, 0.80, 0.81, 0.80), NO_DIFFERENCE),  # A changed by 0.21
+        ((0.5, 0.70, 0.71, 0.70), NO_DIFFERENCE),
+        ((0.5, 0.6, 0.7, math.nan), UNKNOWN),
+        ((0.5, 0.6, 0.7, math.inf), UNKNOWN),
     ],
 )
-def test_accuracies_that_still_change(tmp_path: Path, accuracies: list[float], samples: int, result: str) -> None:
-    assert results(of(tmp_path, [log()], [log(accuracies=accuracies)]))["accuracy"] == result
+def test_accuracies_that_still_change_or_are_no_numbers(tmp_path: Path, accuracies: list[float], result: str) -> None:
+    found = of(tmp_path, [log()], [log(accuracies=accuracies)])
+    assert results(found)["accuracy"] == result
+    assert f"B with {accuracies[-1]:.6f}" in found.verdicts[1].text
 
 
 STEADY = (0.5, 0.70, 0.702, 0.701, 0.703, 0.70)
@@ -171,16 +175,9 @@ def test_accuracies_of_seeds(tmp_path: Path) -> None:
     assert results(of(tmp_path, side(0.7, 0.7), side(0.7, 0.7)))["accuracy"] == NO_DIFFERENCE
 
 
-@pytest.mark.parametrize("last", [math.nan, math.inf])
-def test_no_verdict_on_an_accuracy_that_is_no_number(tmp_path: Path, last: float) -> None:
-    found = of(tmp_path, [log()], [log(accuracies=(0.5, 0.6, 0.7, last))])
-    assert results(found)["accuracy"] == UNKNOWN
-    assert f"B with {last:.6f}" in found.verdicts[1].text
-
-
 def test_time_until_an_accuracy(tmp_path: Path) -> None:
     found = of(tmp_path, [log()], [log(accuracies=(0.5, 0.6, 0.65, 0.70))])
-    assert "Time until an accuracy of 0.700000, which all runs reach: A 22.0 s, B 42.3 s." in found.verdicts[2].text
+    assert "accuracy of 0.700000, which all runs reach: A 22.0 s, B 42.3 s" in found.verdicts[2].text
 
 
 def test_logs_that_count_iterations_have_no_epochs_to_compare(logs: Path) -> None:
@@ -212,11 +209,9 @@ def test_quantiles_of_students_distribution(freedom: float, t: float) -> None:
 def test_welchs_interval() -> None:
     """The example of Welch's test with unequal variances, computed by hand: s^2 / n is 4/3 and 25/3 of three each."""
     found = difference([8, 10, 12], [15, 20, 25])
-    assert found is not None
-    assert found.value == 10
+    assert found is not None and found.value == 10 and not found.beyond_noise
     freedom = (29 / 3) ** 2 / ((4 / 3) ** 2 / 2 + (25 / 3) ** 2 / 2)
     assert found.high - found.value == pytest.approx(t_quantile(freedom) * math.sqrt(29 / 3))
-    assert not found.beyond_noise
 
 
 def test_too_few_measurements() -> None:
@@ -236,13 +231,6 @@ def test_the_interval_holds_what_it_promises() -> None:
         assert found is not None
         missed += found.beyond_noise
     assert 13 <= missed <= 40
-
-
-def test_the_quantile_is_computed_once_for_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(statistic, "t_quantile", lambda freedom: asked.append(freedom) or 2.0)
-    difference([1, 2, 3], [1, 2, 4])
-    assert len(asked) == 1
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------
@@ -282,28 +270,11 @@ def test_hostile_values_in_a_comparison(tmp_path: Path, parse: Callable) -> None
     a = _written(tmp_path / "a|<i>.log", log(note="<b>|x" * 100, step="\n\x1b[31m"))
     b = _written(tmp_path / "b.log", log(note="y"))
     done = parse("--compare", a, b)
-    assert done.returncode == 0
-    assert "<" not in done.stdout
-    assert "\x1b" not in done.stdout
+    assert done.returncode == 0 and "<" not in done.stdout and "\x1b" not in done.stdout
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert {line.replace(r"\|", "").count("|") for line in table} == {4, 5}
     assert max(map(len, table)) <= 120
     assert r"&lt;b>\|x" * 100 in parse("--compare", a, b, "--wide").stdout
-
-
-@pytest.mark.parametrize(
-    "arguments, essential",
-    [
-        (["--compare", "a.log", "b.log", "c.log"], "no other log: what is c.log?"),
-        (["--compare", "a.log", "b.log", "--summary"], "leave out --summary and --plot"),
-        (["--compare", "a.log", "b.log", "--aggregate", "all"], "--compare needs one value of all workers"),
-        (["--compare", "a.log"], "expected 2 arguments"),
-    ],
-)
-def test_wrong_options(parse: Callable, arguments: list[str], essential: str) -> None:
-    done = parse(*arguments)
-    assert done.returncode == 2
-    assert essential in done.stderr
 
 
 def test_a_run_that_cannot_be_read(tmp_path: Path, parse: Callable) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.report import block, reading, tail
+from dmltrain.report import reading, tail
 from dmltrain.report.command_line import arguments
 from dmltrain.report.follow import Follower, complete, follow
 from dmltrain.report.live_job import LiveJob
@@ -171,14 +171,6 @@ def test_the_encoding_is_seen_however_few_bytes_come_first(tmp_path: Path, encod
     assert list(one.found()) == reading.scan(io.BytesIO(text))[0] and list(one.found()[0].epochs) == [0, 1]
 
 
-def test_blocks_are_the_splitters() -> None:
-    text = epoch(0).encode() * 3 + b"rest"
-    splitter = block.Splitter("x")
-    pieces = [each for at in range(0, len(text), 7) for each in splitter.feed(text[at : at + 7])]
-    whole = [each.data for each in (*pieces, *splitter.end())]
-    assert b"".join(whole) == text and whole[-1] == b"rest"
-
-
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
@@ -228,14 +220,9 @@ def test_a_restart_is_followed(job: Job) -> None:
         lambda: (job.end(), job.unlock()),
     ]
     writes, notes, faults = followed(job.folder, steps)
-    assert writes == [
-        HEADING + row(0, "0.150000"),
-        row(1, "0.250000"),
-        row(2, "0.350000"),
-        row(1, "0.251000"),
-        row(2, "0.351000"),
-    ]
-    assert notes == ["restart 1 of the job begins; its epochs follow"] and not faults
+    second = [row(1, "0.251000"), row(2, "0.351000")]
+    assert writes == [HEADING + row(0, "0.150000"), row(1, "0.250000"), row(2, "0.350000"), *second]
+    assert len(notes) == 1 and "restart 1 " in notes[0] and not faults
     assert followed(job.folder / "restart-1", [])[0] == [HEADING + row(1, "0.251000"), row(2, "0.351000")]
 
 
@@ -247,22 +234,18 @@ def test_one_log_of_a_job(job: Job) -> None:
     assert "".join(writes) == "epoch,train-accuracy,val-accuracy,time\n1,0.15,0.1,1.5\n2,0.25,0.2,1.5\n" and not faults
 
 
-def test_a_job_that_lost_its_launcher(job: Job) -> None:
-    steps = [lambda: job.append(epoch(0)), job.unlock]
-    writes, _, faults = followed(job.folder, steps)
-    assert writes == [HEADING + row(0, "0.150000")]
-    assert len(faults) == 1 and "has lost its launcher" in faults[0]
-
-
-def test_a_folder_that_stays_locked(job: Job) -> None:
-    """On some file systems: five seconds after its end a job's logs are complete."""
-    writes, _, faults = followed(job.folder, [lambda: job.append(epoch(0)), job.end])
-    assert writes == [HEADING + row(0, "0.150000")] and not faults
-
-
-def test_a_job_without_an_epoch(job: Job) -> None:
-    writes, _, faults = followed(job.folder, [lambda: job.append("no\n"), lambda: (job.end(), job.unlock())])
-    assert not writes and "ended without an epoch" in faults[0]
+@pytest.mark.parametrize(
+    ("text", "end", "rows", "fault"),
+    [
+        (epoch(0), Job.unlock, [HEADING + row(0, "0.150000")], "lost its launcher"),
+        (epoch(0), Job.end, [HEADING + row(0, "0.150000")], ""),  # on some file systems the folder stays locked:
+        ("no\n", lambda job: (job.end(), job.unlock()), [], "without an epoch"),  # five seconds after its end
+    ],
+)
+def test_the_end_of_a_job(job: Job, text: str, end: Callable, rows: list[str], fault: str) -> None:
+    writes, _, faults = followed(job.folder, [lambda: job.append(text), lambda: end(job)])
+    assert writes == rows
+    assert fault in faults[0] if fault else not faults
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", '{"started": 5, "num_workers": "x", "ended": {}}', "[" * 100_000])
@@ -351,27 +334,6 @@ def test_in_a_terminal(program: Callable, job: Job) -> None:
     assert b"\x1b[" in seen and b"Traceback" not in seen
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--summary"], "leave out --summary"),
-        (["--plot", "x.png"], "leave out --plot"),
-        (["--x", "time"], "leave out --x"),
-        (["--format", "json"], "leave out --format json"),
-        (["another"], "one log or one folder"),
-    ],
-)
-def test_options_that_do_not_go_with_it(parse: Callable, tmp_path: Path, options: list[str], said: str) -> None:
-    done = parse(tmp_path, *options, "--follow")
-    assert done.returncode == 2 and said in done.stderr
-
-
-def test_paths_that_cannot_be_followed(parse: Callable, tmp_path: Path) -> None:
-    assert parse("-", "--follow").returncode == 2
-    done = parse(tmp_path / "none", "--follow")
-    assert done.returncode == 2 and "none: cannot be read" in done.stderr
-
-
 def test_a_follower_says_nothing_new_until_something_is_written(job: Job) -> None:
     follower = Follower(str(job.folder), LiveJob(str(job.folder)))
     assert follower.poll() is None
@@ -386,13 +348,8 @@ def test_a_real_job(program: Callable, tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", str(folder)]
     train = [str(ROOT / "examples" / "train_digits.py"), "--kv-store", "dist_sync", "--num-epochs", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*launch, *train],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    ) as launcher:
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*launch, *train], env=environment, **output) as launcher:
         printed = ""
         while not (folder / "job.json").exists():
             line = launcher.stdout.readline()

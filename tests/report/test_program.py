@@ -383,16 +383,29 @@ def test_folders_of_several_runs_and_of_none(parse: Callable, run: Path, tmp_pat
 @pytest.mark.parametrize(
     "arguments, essential",
     [
-        ((), "no log given"),
-        (("--format", "xml", "x"), "'markdown', 'csv', 'json', 'none'"),
-        (("--aggregate", "median", "x"), "'mean', 'max', 'last', 'all'"),
-        (("--metric-names", "x"), "no log given"),
-        (("x", "--metric-names"), "--metric-names"),
-        (("--nonsense", "x"), "--nonsense"),
+        ("", "no log given"),
+        ("--format xml x", "'markdown', 'csv', 'json', 'none'"),
+        ("--aggregate median x", "'mean', 'max', 'last', 'all'"),
+        ("--metric-names x", "no log given"),
+        ("x --metric-names", "--metric-names"),
+        ("--nonsense x", "--nonsense"),
+        ("--compare a b c.log", "what is c.log?"),
+        ("--compare a b --summary", "leave out --summary and --plot"),
+        ("--compare a b --aggregate all", "--compare needs one value"),
+        ("--compare a", "expected 2 arguments"),
+        ("--summary --aggregate all x", "--summary needs one value"),
+        ("--summary --x time x", "--x is for"),
+        ("x --summary --follow", "leave out --summary"),
+        ("x --plot x.png --follow", "leave out --plot"),
+        ("x --x time --follow", "leave out --x"),
+        ("x --format json --follow", "leave out --format json"),
+        ("x another --follow", "one log or one folder"),
+        ("- --follow", "-"),
+        ("none --follow", "none: cannot be read"),
     ],
 )
-def test_wrong_arguments(parse: Callable, arguments: tuple[str, ...], essential: str) -> None:
-    failed(parse(*arguments), essential)
+def test_wrong_arguments(parse: Callable, arguments: str, essential: str) -> None:
+    failed(parse(*arguments.split()), essential)
 
 
 @pytest.mark.parametrize("shape", ["markdown", "csv", "json"])

@@ -39,8 +39,7 @@ def read(parse: Callable, tmp_path: Path) -> Callable[[str], tuple[list[str], st
 def test_an_error_that_falls_is_not_shown_as_an_accuracy(read: Callable) -> None:
     column, notes = read(log(MIXUP))
     assert column == ["-"] * 5
-    assert "it goes from 0.229176 to 0.202815, the validation accuracy from 0.4223 to 0.6148" in notes
-    assert "an error, as gluoncv prints with mixup" in notes
+    assert "from 0.229176 to 0.202815, the validation accuracy from 0.4223 to 0.6148" in notes and "mixup" in notes
     assert read(log(MIXUP), "--metric-names", "metric")[0] == [f"{train:f}" for train, _ in MIXUP]
 
 

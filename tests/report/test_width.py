@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,19 +66,17 @@ def _table(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
-def test_a_note_says_what_does_not_fit(runs: Path, parse: Callable) -> None:
+def test_settings_of_one_run_are_above_its_results_and_a_note_says_what_does_not_fit(
+    runs: Path, parse: Callable
+) -> None:
     done = parse("--summary", runs / "run-10")
     assert max(map(len, done.stdout.splitlines())) <= 120
-    assert "note: left out, as 120 letters fit into a line: " in done.stderr
-    assert "; --wide shows all" in done.stderr
-
-
-def test_settings_of_one_run_are_above_its_results(runs: Path, parse: Callable) -> None:
-    caption, rest = parse("--summary", runs / "run-10").stdout.split("\n\n")
+    assert re.search("note: left out, as 120 .*--wide", done.stderr)
+    caption, rest = done.stdout.split("\n\n")
     assert caption.startswith("Settings: machines 1; machine EPYC, 2 cores; workers 2; ")
     assert all(line.endswith(";") for line in caption.splitlines()[:-1])  # no setting is on two lines
-    assert "accuracy" in cells(rest.splitlines()[0])
-    assert "workers" not in cells(rest.splitlines()[0])
+    heading = cells(rest.splitlines()[0])
+    assert "accuracy" in heading and "workers" not in heading
     assert parse("--summary", runs / "run-10", "--wide").stdout.startswith("| run ")
 
 
@@ -130,14 +129,6 @@ def test_a_long_error_is_shortened_unless_wide(tmp_path: Path, parse: Callable) 
     (tmp_path / "r" / "job.json").write_text(json.dumps({"cause": "x" * 500}))
     assert f"| {'x' * 57}... |" in parse("--summary", folder).stdout
     assert "x" * 500 in parse("--summary", folder, "--wide").stdout
-
-
-def test_a_broken_record_is_a_note(tmp_path: Path, parse: Callable) -> None:
-    folder = folder_of(tmp_path / "r").log
-    (tmp_path / "r" / "job.json").write_text("{")
-    done = parse("--summary", folder, "--format", "csv")
-    assert done.returncode == 0
-    assert f"note: {folder}/job.json is not read: Expecting property name" in done.stderr
 
 
 # ---- the table of epochs ---------------------------------------------------------------------------------------------
@@ -208,14 +199,11 @@ def test_logs_of_three_formats_in_one_folder_are_runs_of_their_own(tmp_path: Pat
     assert [row["seconds_per_epoch"] for row in rows] == ["1.5", "12", "11", ""]
     assert rows[3]["last_accuracy"] == "0.25"
     assert done.returncode == 0
-    assert done.stderr == (
-        f"dmltrain-parse: note: {tmp_path}: logs of several formats (Caffe, Keras, MXNet) are not the workers of one "
-        "run: each run is shown by itself\n"
-    )
+    assert re.search(r"note: .*several formats \(Caffe, Keras, MXNet\)", done.stderr) and done.stderr.count("\n") == 1
     (tmp_path / "a.log").unlink()
     (tmp_path / "c.log").unlink()
     done = parse(tmp_path)
-    assert "logs of several runs in one file are not the workers of one run" in done.stderr
+    assert "several runs in one file" in done.stderr
     assert done.stdout.count("time |") == 2
 
 
@@ -233,26 +221,19 @@ def test_a_file_of_twelve_runs_gives_twelve_rows(tmp_path: Path, parse: Callable
 
 
 def test_another_first_column(parse: Callable) -> None:
-    run = ROOT / "logs/reference/cifar10-resnet20-local"
-    lines = parse(run, "--x", "time").stdout.splitlines()
+    runs = [ROOT / f"logs/reference/cifar10-resnet20-{name}" for name in ("local", "sync")]
+    lines = parse(runs[0], "--x", "time").stdout.splitlines()
     assert lines[0] == "| seconds | train-accuracy | val-accuracy | time |"
     assert lines[2] == "| 95.2 | 0.454480 | 0.542400 | 90.1 |"
-    assert parse(run, "--x", "iteration").stdout.splitlines()[3].startswith("| 782 | 0.642680 |")
-    assert parse(run, "--x", "epoch").stdout == parse(run).stdout
-    rows = json.loads(parse(run, "--x", "time", "--format", "json").stdout)[0]["epochs"]
+    assert parse(runs[0], "--x", "iteration").stdout.splitlines()[3].startswith("| 782 | 0.642680 |")
+    assert parse(runs[0], "--x", "epoch").stdout == parse(runs[0]).stdout
+    rows = json.loads(parse(runs[0], "--x", "time", "--format", "json").stdout)[0]["epochs"]
     assert [row["since_start"] for row in rows] == pytest.approx([95.205, 189.203, 283.048, 374.705])
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
-
-
-def test_runs_have_no_times_in_common(parse: Callable) -> None:
-    runs = [ROOT / f"logs/reference/cifar10-resnet20-{name}" for name in ("local", "sync")]
-    done = parse(*runs, "--x", "time")
-    assert done.stdout.startswith("cifar10-resnet20-local:\n\n| seconds | train-accuracy")
-    assert done.stderr == ""
+    done = parse(*runs, "--x", "time")  # they have no times in common
+    assert done.stdout.startswith("cifar10-resnet20-local:\n\n| seconds | train-accuracy") and done.stderr == ""
     table = list(csv.reader(io.StringIO(parse(*runs, "--x", "time", "--format", "csv").stdout)))
-    assert len(table) == 1 + 8
-    assert table[1][0] == "79.149"
-    assert table[1][1] == ""
+    assert len(table) == 1 + 8 and table[1][:2] == ["79.149", ""]
 
 
 def test_a_run_without_the_axis_is_named(tmp_path: Path, parse: Callable) -> None:
@@ -270,16 +251,3 @@ def test_a_plot_over_time(parse: Callable, tmp_path: Path) -> None:
     for picture in pictures:
         assert parse(run, "--x", picture.stem, "--plot", picture).returncode == 0
     assert [">seconds<" in picture.read_text() for picture in pictures] == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    "options, essential",
-    [
-        (["--summary", "--aggregate", "all"], "--summary needs one value of all workers"),
-        (["--summary", "--x", "time"], "--x is for the table of epochs"),
-    ],
-)
-def test_options_that_exclude_each_other(parse: Callable, options: list[str], essential: str) -> None:
-    done = parse(ROOT / "logs/reference/cifar10-resnet20-local", *options)
-    assert done.returncode == 2
-    assert essential in done.stderr
