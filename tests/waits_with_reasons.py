@@ -17,7 +17,6 @@ REASONS = {
     "cluster/programs/training.py": "TO BE LOOKED AT",
     "cluster/ray_cluster.py:RayCluster._wait_living": "TO BE LOOKED AT",
     "cluster/slurm.py:Slurm._wait_idle": "TO BE LOOKED AT",
-    "cluster/test_bad_input.py:Bad.nothing_left": "TO BE LOOKED AT",
     "cluster/test_bad_input.py:test_a_busy_sshd_is_asked_again": "TO BE LOOKED AT",
     "cluster/test_control.py:test_a_stopped_launcher_handles_a_signal_when_it_continues": "TO BE LOOKED AT",
     "cluster/test_kubernetes.py:test_the_time_in_the_queue_is_said_and_not_counted": "TO BE LOOKED AT",
