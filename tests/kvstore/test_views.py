@@ -84,6 +84,10 @@ def flushed(core, reports, view=1, turn=1, now=1.0):
     return actions
 
 
+def all_hold(core, op, **more):
+    return flushed(core, dict.fromkeys(range(3), op), **more)
+
+
 def test_the_first_view_begins_when_all_workers_are_ready():
     core = registered(3, 2)
     assert core.handle(worker(1), say.Ready(), 0.0) == core.handle(worker(0), say.Ready(), 0.0) == []
@@ -320,18 +324,13 @@ def test_a_worker_without_any_server_is_removed_whatever_it_has_and_a_newcomer_w
     assert removed_by(judged(with_newcomers(2), [(worker(2), link_lost(2, 1))])) == [worker(2)]
 
 
-@pytest.mark.parametrize(("view", "removed"), [(1, ("server", 1)), (2, worker(0))])
-def test_a_newcomer_has_the_state_when_it_says_so(view, removed):
+@pytest.mark.parametrize(("view", "done", "removed"), [(1, 7, ("server", 1)), (2, 7, worker(0)), (1, 8, worker(0))])
+def test_newcomers_have_the_state_when_they_say_so_or_when_their_first_view_had_an_op(view, done, removed):
     core = with_newcomers(2)
     assert core.handle(worker(2), say.HasState(view), 1.0) == []
-    assert removed_by(judged(core, CUT)) == [removed]
-
-
-@pytest.mark.parametrize(("done", "removed"), [(7, ("server", 1)), (8, worker(0))])
-def test_newcomers_have_the_state_when_their_first_view_had_an_op(done, removed):
-    core = with_newcomers(2)
-    lose(core, 2)
-    assert views(flushed(core, {0: done, 1: done}, view=2)).joined == ()
+    if done == 8:
+        lose(core, 2)
+        assert views(flushed(core, {0: done, 1: done}, view=2)).joined == ()
     assert removed_by(judged(core, CUT)) == [removed]
 
 
@@ -368,13 +367,12 @@ def test_a_replay_goes_through_its_views():
     for rank in (2, 0):
         assert core.handle(worker(rank), say.Ready({}, REPLAY if rank == 0 else ()), 0.0) == []
     assert views(core.handle(worker(1), say.Ready(), 0.0)) == View(1, 0, ((1, 0), (2,)), (0,), until=5)
-    actions = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
+    actions = all_hold(core, 5, turn=0)
     assert views(actions) == View(2, 5, ((0,), (2,)), (0,), until=5)
     assert (worker(1), say.Enter(views(actions))) in messages(actions), "it learns that it is not in this view"
     assert lose(core, 1) == []
     assert views(flushed(core, {0: 5, 2: 5}, view=2, turn=0)) == View(3, 5, ((2,),), (0,))
-    assert core.handle(worker(0), say.Bye(done=5), 1.0) == []
-    assert finished(bye(core, 2)) == [""]
+    assert bye(core, 0, done=5) == [] and finished(bye(core, 2)) == [""]
 
 
 def test_a_loss_ends_a_replay_also_after_its_last_view():
@@ -487,9 +485,9 @@ def test_waiting_replacements_hear_of_the_end():
 def test_a_replay_keeps_workers_that_return():
     back = (*REPLAY[:2], View(3, 8, ((0, 1), (2,)), (0, 1), joined=(1,)))
     core = armed(replay=back)
-    dismissed = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
-    assert (worker(1), say.Enter(View(2, 5, ((0,), (2,)), (0,), until=8), returns=True)) in messages(dismissed)
-    assert "a replay needs all workers" in finished(copy.deepcopy(core).lost(worker(1), "end of stream", 1.0))[0]
+    told = (worker(1), say.Enter(View(2, 5, ((0,), (2,)), (0,), until=8), returns=True))
+    assert told in messages(all_hold(core, 5, turn=0))
+    assert "a replay needs all workers" in finished(lose(copy.deepcopy(core), 1))[0]
     assert views(flushed(core, {0: 8, 2: 8}, view=2, turn=0)) == View(3, 8, ((0, 1), (2,)), (0,), joined=(1,))
     assert not finished(bye(core, 1, 3.0)), "it is a member again"
 
@@ -571,7 +569,7 @@ def test_a_replay_invites_nobody():
     fewer = (MORE[0], View(2, 3, ((0,), (2,)), (0,)), View(3, 5, ((0,), (2,), (3,)), (0,), joined=(3,)))
     core = armed(replay=fewer, max_workers=4)
     come(core, 3)
-    actions = flushed(core, {0: 3, 1: 3, 2: 3}, turn=0)
+    actions = all_hold(core, 3, turn=0)
     assert views(actions).members == (0, 2) and not messages(actions, say.Invite)
 
 
@@ -580,6 +578,17 @@ def test_a_replay_invites_nobody():
 
 def notice(core, rank, at=2.0, residuals=False):
     return core.handle(worker(rank), say.Leaving("SIGTERM", residuals), at)
+
+
+def noticed(*ranks, **settings):
+    """A core of which these want to leave, and whose leader knows."""
+    core = armed(**settings)
+    log, *invited = notice(core, ranks[0])
+    assert log == Log(f"worker {ranks[0]} on h{ranks[0]} leaves on purpose: SIGTERM")
+    assert messages(invited) == [(worker(0), say.Invite(()))]
+    for rank in ranks[1:]:
+        notice(core, rank)
+    return core
 
 
 def admitted(core, held, view=1, leader=0, turn=1):
@@ -594,52 +603,44 @@ def entered(actions):
 
 
 def test_a_notice_is_for_the_next_round_of_the_leader():
-    core = armed()
-    log, *invited = notice(core, 1)
-    assert log == Log("worker 1 on h1 leaves on purpose: SIGTERM")
-    assert messages(invited) == [(worker(0), say.Invite(()))]
+    core = noticed(1)
     assert notice(core, 1) == [], "once"
     actions = admitted(core, {0: 7, 1: 6, 2: 7})
-    assert messages(actions) == [(worker(1), say.Flush(1, 1, 7))], "it finishes its step"
+    assert messages(actions) == asked(1, op=7), "it finishes its step"
     view = View(2, 7, ((0,), (2,)), (0,), left=(Lost(1, "SIGTERM"),))
     told = messages(flushed(core, {1: 7}), say.Enter)
     assert [to for to, _ in told] == [("server", 0), worker(0), worker(2), worker(1)]
     assert all(message == say.Enter(view, departed=(1,)) for _, message in told)
     assert core.handle(worker(1), say.Heartbeat(), 4.0) == [Send(worker(1), say.Heartbeat())]
-    assert core.handle(worker(1), say.Bye(done=7), 4.0) == lose(core, 1, 4.0) == []
+    assert bye(core, 1, 4.0, done=7) == lose(core, 1, 4.0) == []
     assert come(core, 1)[0][1].text == "worker 1 on h9 has come as a replacement"
 
 
 def test_one_that_has_left_is_not_missed():
     """Also if it dies before it has said goodbye, and its number is free only then."""
-    core = armed()
-    notice(core, 1)
+    core = noticed(1)
     admitted(core, {0: 7, 1: 7, 2: 7})
     (refused,) = core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 4.0)
     assert "already registered" in refused.reason
     assert core.handle(worker(1), say.Abort("too late"), 4.0) == []
-    assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == []
-    assert lose(core, 1, 4.0) == []
+    assert core.handle(("server", 0), link_lost(1, 0, "server"), 4.0) == lose(core, 1, 4.0) == []
     assert core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 5.0)
 
 
 def test_a_link_that_one_has_lost_before_it_left_means_nothing_and_is_not_the_cause_of_the_jobs_end():
     """Of two members that are left, the other one is no majority against the server."""
-    core = armed(workers=2, servers=2)
-    notice(core, 1)
+    core = noticed(1, workers=2, servers=2)
     assert core.handle(worker(1), link_lost(1, 1), 3.5) == []
     assert views(admitted(core, {0: 7, 1: 7})).members == (0,)
     assert core.tick(3.6 + WAIT_SECONDS) == []
-    core = armed()
-    notice(core, 1)
+    core = noticed(1)
     assert core.handle(worker(1), link_lost(1, 0), 3.5) == []
     admitted(core, {0: 7, 1: 7, 2: 7})
     assert finished(core.handle(worker(0), say.Abort("a mistake"), 3.6)) == ["worker 0 on h0: a mistake"]
 
 
 def test_a_member_that_dies_before_it_could_leave_is_lost_and_its_replacement_stays():
-    core = armed()
-    notice(core, 1)
+    core = noticed(1)
     lose(core, 1, 2.0)
     actions = flushed(core, {0: 7, 2: 7})
     view = views(actions)
@@ -650,14 +651,12 @@ def test_a_member_that_dies_before_it_could_leave_is_lost_and_its_replacement_st
 
 
 def test_after_a_loss_before_the_leader_is_between_two_rounds_or_its_own_nobody_leaves_yet():
-    core = armed(workers=4)
-    notice(core, 1)
+    core = noticed(1, workers=4)
     lose(core, 2, 2.0)
     actions = flushed(core, {0: 7, 1: 7, 3: 7})
     assert views(actions).members == (0, 1, 3)
     assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))], "it is asked again"
-    core = armed()
-    notice(core, 1)
+    core = noticed(1)
     core.handle(worker(0), say.Admit(1), 3.0)
     lose(core, 0, 3.0)
     assert views(flushed(core, {1: 7, 2: 7}, turn=2)).members == (1, 2)
@@ -833,31 +832,24 @@ def test_a_job_that_cannot_change_says_why():
     assert "change 1 is refused: a replay goes through the views" in logged(ask(core, "dist_async"))[-1]
 
 
-def test_when_all_leave_nothing_is_handed_over():
+def test_when_all_leave_the_job_ends_with_a_last_view_and_nothing_is_handed_over():
     """The checkpoint has the residuals."""
+    core = noticed(0, 1, workers=2)
+    actions = admitted(core, {0: 7, 1: 7})
+    reason = "worker 0 leaves on purpose: SIGTERM; worker 1 leaves on purpose: SIGTERM; no worker is left"
+    assert entered(actions) == say.Enter(View(2, 7, ((0, 1),), (0,)), ends=reason)
+    assert Log(f"the job ends: {reason}") in actions and not messages(actions, say.Invite)
+    assert not finished(bye(core, 0, 4.0)) and finished(bye(core, 1, 4.0)) == [reason]
     core = armed(workers=2)
-    notice(core, 0, residuals=True)
-    notice(core, 1, residuals=True)
+    for rank in (0, 1):
+        notice(core, rank, residuals=True)
     actions = admitted(core, {0: 7, 1: 7})
     assert entered(actions).ends and not entered(actions).view.hands_over
     assert notice(armed(replay=REPLAY), 1) == [], "a replay knows no notices"
 
 
-def test_when_all_leave_the_job_ends_with_a_last_view():
-    core = armed(workers=2)
-    notice(core, 0)
-    notice(core, 1)
-    actions = admitted(core, {0: 7, 1: 7})
-    reason = "worker 0 leaves on purpose: SIGTERM; worker 1 leaves on purpose: SIGTERM; no worker is left"
-    assert entered(actions) == say.Enter(View(2, 7, ((0, 1),), (0,)), ends=reason)
-    assert Log(f"the job ends: {reason}") in actions and not messages(actions, say.Invite)
-    assert not finished(bye(core, 0, 4.0))
-    assert finished(bye(core, 1, 4.0)) == [reason]
-
-
 def test_a_notice_below_the_minimum_ends_the_job_and_a_loss_then_does_not_keep_the_others_from_saving():
-    core = armed(elastic=3)
-    notice(core, 1)
+    core = noticed(1, elastic=3)
     actions = admitted(core, {0: 7, 1: 7, 2: 7})
     assert entered(actions).view.members == (0, 1, 2)
     assert entered(actions).ends == "worker 1 leaves on purpose: SIGTERM; 2 workers are left, and --min-workers is 3"
@@ -883,13 +875,14 @@ def waiting(**settings):
     return core
 
 
-def test_a_job_with_too_few_members_goes_on_when_there_are_enough():
+def test_a_job_with_too_few_members_goes_on_when_there_are_enough_and_lets_others_leave_at_once():
     core = waiting()
-    assert messages(come(core, 3)[1], say.Flush)
-    actions = flushed(core, {0: 9, 2: 9}, view=3)
-    assert entered(actions) == say.Enter(View(4, 9, ((0,), (2,), (3,)), (0,), joined=(3,))) and not messages(
-        actions, say.Invite
-    )
+    other = copy.deepcopy(core)
+    assert messages(come(core, 3)[1], say.Flush) and messages(notice(other, 2), say.Flush)
+    actions, own = (flushed(each, {0: 9, 2: 9}, view=3) for each in (core, other))
+    assert entered(actions) == say.Enter(View(4, 9, ((0,), (2,), (3,)), (0,), joined=(3,)))
+    assert not messages(actions, say.Invite)
+    assert (entered(own).view.members, entered(own).holds) == ((0,), True)
 
 
 def test_another_loss_meanwhile_changes_nothing_but_without_a_worker_that_has_the_state_nobody_waits():
@@ -930,13 +923,6 @@ def test_a_job_that_has_waited_in_vain_ends():
             break
     actions = flushed(core, {0: 9, 2: 9}, view=3, now=float(second))
     assert entered(actions).ends == f"{FEW}: no more have come within 60 s (--wait-for-hosts)"
-
-
-def test_a_notice_while_the_job_waits_is_followed_at_once():
-    core = waiting()
-    assert messages(notice(core, 2), say.Flush)
-    actions = flushed(core, {0: 9, 2: 9}, view=3)
-    assert (entered(actions).view.members, entered(actions).holds) == ((0,), True)
 
 
 # -- samples are divided by speed
@@ -983,5 +969,5 @@ def test_a_replay_divides_as_the_recorded_job_did():
     replay = (View(1, 0, ((0, 1), (2,)), (0,)), View(2, 7, ((0, 1), (2,)), (0,), shares=(20, 15, 25)))
     core = armed(replay=replay, balance=Balancing(60))
     assert measured(core, SLOW) == []
-    assert views(flushed(core, {0: 7, 1: 7, 2: 7}, turn=0)).shares == (20, 15, 25)
+    assert views(all_hold(core, 7, turn=0)).shares == (20, 15, 25)
     assert measured(core, SLOW, view=2) == []
