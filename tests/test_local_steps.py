@@ -11,7 +11,7 @@ LOCAL = ["--kv-store", "dist_local", "--local-steps", 3, "--outer-lr", 0.7, "--o
 SHAPE = ["--network", "mlp", "--batch-size", 32, "--num-examples", 300, "--num-epochs", 3]  # 5 steps in an epoch
 
 
-@pytest.mark.thorough  # in one process: tests/backends/test_torch_local_states.py
+@pytest.mark.thorough  # in one process: tests/backends/test_torch_local_steps.py
 def test_a_resumed_job_equals_one_that_did_not_stop(tmp_path):
     """With momentum in both optimizers, and with residuals. The monitor changes nothing."""
     words = [*LOCAL, *SHAPE, "--gc-type", "int8", "--model-prefix", tmp_path / "m", "--load-epoch", "last"]

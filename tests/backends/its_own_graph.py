@@ -11,24 +11,27 @@ import sys
 from pathlib import Path
 
 from tests.backends.both import Outcome, in_symbol, mx
+from tests.models.changed import LAST_POOLINGS
 from tests.models.mxnet_graphs import names_of_a_new_process
 
 ROOT = Path(__file__).parents[2]
 
 
-def in_its_graph(path, network, arrays, images, weights) -> Outcome:
-    """What MXNet makes of the batch with its graph in the file `path`."""
-    symbol = its_logits(path)
+def in_its_graph(path, last, network, arrays, images, weights) -> Outcome:
+    """What MXNet makes of the batch with its graph in the file `path`. `last`: of its last pooling (Graph.last)."""
+    symbol = its_logits(path, last)
     renamed = names_of_a_new_process(symbol.list_arguments())
     return in_symbol(symbol, network, arrays, images, weights, named=lambda name: renamed.get(name, name))
 
 
-def its_logits(path):
+def its_logits(path, last):
     """The graph up to the logits, without dropout."""
     graph = json.loads(path.read_text())
     for node in graph["nodes"]:
         if node["op"] == "Dropout":
             node["attrs"]["p"] = "0"
+        if last and node["name"] in LAST_POOLINGS:
+            node["attrs"]["kernel"] = f"({last}, {last})"
     return mx.sym.load_json(json.dumps(graph)).get_children()[0]
 
 

@@ -49,16 +49,20 @@ def batches(rank, count, size=5):
     return [torch.randn(size, 6, generator=draw) for _ in range(count)]
 
 
-def trained(store, kind, averaging, count, momentum=0.0):
+def joined(store, model, averaging, lr=1.0):
+    return distribute(model, torch.optim.SGD(model.parameters(), lr=lr), store, averaging=averaging)
+
+
+def train(model, optimizer, batches):
+    for x in batches:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def trained(store, kind, averaging, count, **options):
     """The weights after so many steps on this worker's batches."""
     model = perceptron(store.rank)
-    made = distribute(model, kind(model.parameters(), lr=0.1, **momentum_of(momentum)), store, averaging=averaging)
-    for x in batches(store.rank, count):
-        made.zero_grad()
-        model(x).square().mean().backward()
-        made.step()
+    made = distribute(model, kind(model.parameters(), lr=0.1, **options), store, averaging=averaging)
+    train(model, made, batches(store.rank, count))
     return model, made
-
-
-def momentum_of(value):
-    return {"momentum": value} if value else {}

@@ -22,7 +22,7 @@ from tests.backends.both import (
     wild_arrays,
 )
 from tests.backends.its_own_graph import in_its_graph, without_onednn
-from tests.models.changed import without_dropout
+from tests.models.changed import with_last_pooling, without_dropout
 from tests.models.mxnet_graphs import GRAPHS, table
 
 pytestmark = [
@@ -70,8 +70,9 @@ class Case:
     def __init__(self, graph, folder):
         known = table(folder, graph.file)
         shape = (known["input"][0], graph.pixels, graph.pixels)
-        network = graph.ours(known["arguments_of_get_symbol"]["num_classes"], shape)
-        self.network = without_dropout(network)
+        classes = known["arguments_of_get_symbol"]["num_classes"]
+        network = graph.ours(classes, tuple(known["input"]) if graph.last else shape)
+        self.network = without_dropout(with_last_pooling(network, graph.pixels, graph.last) if graph.last else network)
         normalises = any(isinstance(step.layer, layers.LocalResponseNorm) for step in network.steps)
         dtype, self.bar = ("float32", 1e-4) if normalises else ("float64", 1e-9)
         self.arrays = wild_arrays(self.network, dtype)
@@ -81,7 +82,7 @@ class Case:
         self.undone = undone_biases(self.network)
         self.undone |= {name: names[-2] for name in names if re.fullmatch(graph.undone, name)}
         path = folder / f"{graph.file}-symbol.json"
-        self.expected = (without_onednn if normalises else in_its_graph)(path, *self.given())
+        self.expected = (without_onednn if normalises else in_its_graph)(path, graph.last, *self.given())
 
     def given(self):
         return self.network, self.arrays, self.images, self.weights

@@ -1,4 +1,5 @@
-"""Optimizers on real servers: one server and three make the steps that the workers would make, slice or not."""
+"""Optimizers on real servers: one server and three make the steps that the workers would make, slice or not. Each push
+to dcasgd is compensated for the steps that its worker had not pulled."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ NETWORK = Network(  # the first weight has 600 KB, more than two slices
 )
 RATES = (0.02, 0.02, 0.005)
 LARGE_BATCH = ("lamb", "lars", "lbsgd", "sgld")  # their keys are whole
-NAMES = [name for name in optimizers.NAMES if name != "dcasgd"]  # see test_dcasgd.py
+NAMES = [name for name in optimizers.NAMES if name != "dcasgd"]  # see below
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids="{} servers".format)
@@ -89,3 +90,57 @@ def test_servers_make_the_workers_steps(job, name):
     for own, other, expected in zip(found, others, on_a_worker(name), strict=True):
         assert np.array_equal(own, other)
         np.testing.assert_allclose(own, expected, rtol=2e-6, atol=5e-7)
+
+
+# -- dcasgd ------------------------------------------------------------------------------------------------------------
+
+RATE, LAMDA, MOMENTUM = 0.25, 0.5, 0.5
+
+
+SPEC = {"name": "dcasgd", "lr": RATE, "lamda": LAMDA, "momentum": MOMENTUM}
+
+
+@pytest.fixture
+def asynchronous_job():
+    made = WholeJob("dist_async", workers=2, servers=2, staleness=float("inf"), make_step=Step)
+    yield made
+    made.close()
+
+
+def test_a_push_is_compensated_for_the_steps_since_its_workers_pull(asynchronous_job):
+    size = 200_000  # on both servers
+    job = asynchronous_job
+    first, second = job.stores
+    job.all(lambda store: store.init("w", np.ones(size, np.float32)))
+    job.all(lambda store: store.set_optimizer(SPEC))
+
+    def pushed(store, gradient):
+        """The value after this worker's push."""
+        out = np.empty(size, np.float32)
+        store.pushpull("w", np.full(size, gradient, np.float32), out)
+        assert (out == out[0]).all()
+        return out[0]
+
+    weight, buffer = 1.0, 0.0
+    pulled = {first: 1.0, second: 1.0}
+    for store, gradient in ((first, 1.0), (first, -2.0), (second, 3.0), (first, 1.5), (second, 0.5)):
+        delayed = gradient + LAMDA * gradient * gradient * (weight - pulled[store])
+        buffer = MOMENTUM * buffer + delayed
+        weight -= RATE * buffer
+        pulled[store] = weight
+        assert pushed(store, gradient) == pytest.approx(weight, rel=1e-6)
+    assert pulled[first] != pulled[second]
+
+
+def test_without_delay_it_is_sgd():
+    values = [np.ones(3, np.float32) for _ in range(3)]
+    steps = [Step(SPEC, 0, values[0]), Step(SPEC, 0, values[1])]
+    steps.append(Step({"name": "sgd", "lr": RATE, "momentum": MOMENTUM}, 0, values[2]))
+    for gradient in (1.0, -2.0, 3.0):
+        gradients = np.full(3, gradient, np.float32)
+        steps[0](values[0], gradients.copy(), -1.0)
+        steps[1](values[1], gradients.copy(), -1.0, values[1].copy())
+        steps[2](values[2], gradients.copy(), -1.0)
+    np.testing.assert_allclose(values[0], values[2], rtol=1e-6)
+    np.testing.assert_allclose(values[1], values[2], rtol=1e-6)
+    assert set(steps[1].state()) == {"momentum_buffer"}  # not the pulled weights, which are the server's

@@ -3,6 +3,7 @@
 import copy
 from unittest import mock
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -10,7 +11,10 @@ from torch import nn  # noqa: E402
 
 from dmltrain.backends.torch import plain_step  # noqa: E402
 from dmltrain.backends.torch.distributed import distribute, layout, parts  # noqa: E402
+from dmltrain.backends.torch.distributed.buckets import Bucket  # noqa: E402
 from dmltrain.errors import UserError  # noqa: E402
+from dmltrain.kvstore import READ, Handle, KVStore  # noqa: E402
+from tests.backends.a_gpu import DEVICES, device_for  # noqa: E402
 
 plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 
@@ -289,3 +293,50 @@ def test_weights_that_are_pulled_lie_where_the_values_arrive():
     bucket.pulled[:] = range(8)
     bucket.take_weights()
     assert model.weight.flatten().tolist() == [0, 1, 2, 3, 4, 5] and model.bias.tolist() == [6, 7]
+
+
+# -- where gradients are pushed from, and where their results come to -------------------------------------------------
+
+
+class Noting(KVStore):
+    """Notes what is pushed and where the result shall go."""
+
+    def pushpull(self, key, value, out=None, priority=0, wait=True, rate=-1.0):
+        self.value, self.out = value, out
+        return Handle(0, "sum", 1.0)
+
+
+def bucket_on(device, keep):
+    model = nn.Linear(3, 2).to(device)
+    made = Bucket("b", group=0, priority=1, parameters=list(model.parameters()))
+    made.lay_out(made.host_weights(), keep)
+    made.gradients.copy_(torch.arange(8.0))
+    return made
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_result_comes_to_the_pushed_memory_only_if_that_may_change(name, keep, monkeypatch):
+    bucket, store = bucket_on(device_for(name, monkeypatch), keep), Noting()
+    handle = bucket.send(store)
+    assert store.value.tolist() == list(range(8))
+    if name == "cpu":
+        assert store.out is READ
+        return
+    assert np.shares_memory(store.value, store.out) == (not keep)
+    store.out[:] = 3.0  # the result
+    assert bucket.gradients.tolist() == list(range(8))
+    assert store.value.tolist() == (list(range(8)) if keep else [3.0] * 8)
+    bucket.take_result(handle, 0.5)
+    assert bucket.gradients.tolist() == [1.5] * 8
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_gradients_that_are_kept_can_be_pushed_again(name, monkeypatch):
+    bucket, store = bucket_on(device_for(name, monkeypatch), keep=True), Noting()
+    bucket.send(store)
+    first = store.value
+    if store.out is not READ:
+        store.out[:] = 3.0  # of a round that is not used
+    bucket.send(store)
+    assert store.value.tolist() == list(range(8)) and np.shares_memory(first, store.value)

@@ -1,5 +1,7 @@
-"""dist_local in jobs: workers step alone and average their weights, with an outer optimizer."""
+"""dist_local in jobs: workers step alone and average their weights, with an outer optimizer; their states between and
+after averages, and workers that do not do the same."""
 
+import copy
 import math
 
 import numpy as np
@@ -10,11 +12,13 @@ from torch import nn  # noqa: E402
 
 from dmltrain.backends.torch.distributed import distribute  # noqa: E402
 from dmltrain.backends.torch.distributed.outer import outer_step  # noqa: E402
+from dmltrain.errors import UserError  # noqa: E402
 from dmltrain.kvstore.local_steps import LocalSteps  # noqa: E402
-from tests.backends.stepping_alone import MEAN, NESTEROV, Line, perceptron, slopes, step, trained, weights  # noqa: E402
+from tests.backends import stepping_alone  # noqa: E402
+from tests.backends.stepping_alone import MEAN, NESTEROV, Line, batches, joined, slopes, step, trained, weights  # noqa: E402
 from tests.kvstore.whole_job import WholeJob  # noqa: E402
 
-# -- what an average is -----------------------------------------------------------------------------------------------
+# -- what an average is ----------------------------------------------------------------------------------------------
 
 
 def test_a_mean_after_each_step_is_the_step_of_dist_sync(job, alone):
@@ -26,7 +30,7 @@ def test_a_mean_after_each_step_is_the_step_of_dist_sync(job, alone):
     (together, _), (apart, other) = job.all(one), alone.all(one)  # dist_sync has no use for the LocalSteps
     assert apart == other
     assert apart == pytest.approx(together, rel=1e-5, abs=1e-6)
-    assert apart != pytest.approx(weights(perceptron(0)), rel=1e-2)
+    assert apart != pytest.approx(weights(stepping_alone.perceptron(0)), rel=1e-2)
 
 
 @pytest.mark.parametrize("outer", [MEAN, NESTEROV], ids=["mean", "nesterov"])
@@ -36,7 +40,7 @@ def test_outer_steps_are_those_of_the_paper(alone, outer):
 
     def one(store):
         model = Line()
-        made = distribute(model, torch.optim.SGD(model.parameters(), lr=0.5), store, averaging=LocalSteps(2, *outer))
+        made = joined(store, model, LocalSteps(2, *outer), lr=0.5)
         for _ in range(6):
             step(made, model, slopes(store))
         return weights(model)
@@ -57,9 +61,8 @@ def test_an_outer_step_is_that_of_torch(outer):
     found = torch.randn(1000, generator=draw)
     expected = nn.Parameter(found.clone())
     momentum = torch.zeros(1000) if settings.outer_momentum else None
-    reference = torch.optim.SGD(
-        [expected], settings.outer_lr, settings.outer_momentum, nesterov=settings.outer_momentum > 0
-    )
+    rate, decay = settings.outer_lr, settings.outer_momentum
+    reference = torch.optim.SGD([expected], rate, decay, nesterov=decay > 0)
     for _ in range(4):
         expected.grad = torch.randn(1000, generator=draw)
         outer_step(found, expected.grad, momentum, settings)
@@ -67,15 +70,14 @@ def test_an_outer_step_is_that_of_torch(outer):
     torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad], ids=lambda each: each.__name__
-)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
 def test_workers_differ_between_averages_and_are_equal_after_them(alone, kind):
     """Bit for bit, with weights of two buckets' types, and with any optimizer; so are the outer optimizer's arrays,
     and the inner ones are the workers' own."""
 
     def one(store):
-        model, made = trained(store, kind, LocalSteps(3, *NESTEROV), 4, momentum=0.9 if kind is torch.optim.SGD else 0)
+        momentum = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        model, made = trained(store, kind, LocalSteps(3, *NESTEROV), 4, **momentum)
         between = weights(model)
         made.synchronize()
         inner = [each.tolist() for state in made.state.values() for each in state.values() if each.dim()]
@@ -111,7 +113,7 @@ def test_a_closure_is_evaluated_with_the_workers_own_gradients(alone):
         assert mean == pytest.approx([1.5, 4.5], rel=1e-4)
 
 
-# -- when workers meet ------------------------------------------------------------------------------------------------
+# -- when workers meet -----------------------------------------------------------------------------------------------
 
 
 def test_workers_may_make_unequal_numbers_of_steps_until_they_synchronize(alone):
@@ -120,7 +122,7 @@ def test_workers_may_make_unequal_numbers_of_steps_until_they_synchronize(alone)
 
     def one(store):
         model = Line(1)
-        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(2, *MEAN))
+        made = joined(store, model, LocalSteps(2, *MEAN))
         for _ in range(7 - 4 * store.rank):
             step(made, model, torch.ones(1))
         made.synchronize()
@@ -136,7 +138,7 @@ def test_workers_may_make_unequal_numbers_of_steps_until_they_synchronize(alone)
 def test_gradients_are_the_workers_own_and_may_be_accumulated_and_clipped(alone):
     def one(store):
         model = Line(4)
-        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(1, *MEAN))
+        made = joined(store, model, LocalSteps(1, *MEAN))
         with made.accumulate():
             model(slopes(store)).backward()
         model(slopes(store)).backward()
@@ -154,7 +156,7 @@ def test_gradients_are_the_workers_own_and_may_be_accumulated_and_clipped(alone)
 def test_weights_that_are_loaded_between_averages_are_where_the_next_steps_begin(alone):
     def one(store):
         model = Line(2)
-        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(1, 0.5, 0.0))
+        made = joined(store, model, LocalSteps(1, 0.5, 0.0))
         step(made, model, torch.ones(2))
         model.load_state_dict({"weight": torch.tensor([10.0, 20.0])})
         step(made, model, torch.ones(2))
@@ -163,7 +165,7 @@ def test_weights_that_are_loaded_between_averages_are_where_the_next_steps_begin
     assert alone.all(one) == [[9.5, 19.5]] * 2
 
 
-# -- what travels -----------------------------------------------------------------------------------------------------
+# -- what travels ----------------------------------------------------------------------------------------------------
 
 
 def counted(store):
@@ -180,7 +182,7 @@ def sent(job, averaging, steps, gc_type="none", size=20_000):
         if gc_type != "none":
             store.set_gradient_compression({"type": gc_type})
         model = Line(size)
-        made = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), store, averaging=averaging)
+        made = joined(store, model, averaging, lr=0.1)
         before = counted(store)
         for _ in range(steps):
             step(made, model, slopes(store, size))
@@ -224,7 +226,7 @@ def test_what_int8_leaves_out_of_an_outer_gradient_is_in_the_next_one(own_job, f
     def one(store):
         store.set_gradient_compression({"type": "int8"})
         model = Line(size)
-        made = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, averaging=LocalSteps(1, *MEAN))
+        made = joined(store, model, LocalSteps(1, *MEAN))
         first = np.array(weights(model))
         for _ in range(rounds):
             step(made, model, torch.linspace(-1.0, 1.0, size) * (1 + 2 * store.rank))
@@ -236,3 +238,120 @@ def test_what_int8_leaves_out_of_an_outer_gradient_is_in_the_next_one(own_job, f
     expected, quantum = rounds * 2.0 * np.linspace(-1.0, 1.0, size), 3.0 / 127
     error = np.abs(found - expected).max()
     assert 0 < error < 3 * quantum < rounds * quantum / 4
+
+
+# -- states and mistakes -----------------------------------------------------------------------------------------------
+
+
+def test_a_script_continues_from_each_workers_own_state_also_between_averages(alone):
+    """Five steps and their state, and then four more: with an average after the sixth and the ninth."""
+
+    def one(store):
+        model, made = trained(store, torch.optim.SGD, LocalSteps(3, *NESTEROV), 5, momentum=0.9)
+        saved, state = copy.deepcopy((model.state_dict(), made.state_dict()))
+        assert state["outer"]["steps"] == 2 and len(state["outer"]["start"]) == len(state["outer"]["momentum"]) == 4
+        fresh, again = trained(store, torch.optim.SGD, LocalSteps(3, *NESTEROV), 1, momentum=0.9)
+        again.synchronize()
+        fresh.load_state_dict(saved)
+        again.load_state_dict(state)
+        found = []
+        for network, optimizer in ((model, made), (fresh, again)):
+            stepping_alone.train(network, optimizer, batches(10 + store.rank, 4))
+            found.append(weights(network))
+        return found
+
+    (whole, resumed), (other, _) = alone.all(one)
+    assert whole == resumed == other
+
+
+def test_a_state_of_dist_sync_is_continued_with_an_outer_momentum_of_zero(job, alone):
+    (state, _) = job.all(lambda store: trained(store, torch.optim.SGD, None, 2, momentum=0.9)[1].state_dict())
+
+    def one(store):
+        _, made = trained(store, torch.optim.SGD, LocalSteps(1, *NESTEROV), 2, momentum=0.9)
+        made.load_state_dict(state)
+        arrays = [view for found in made.common_state.values() for view in found.values()]
+        momentum = [each["momentum_buffer"].tolist() for each in made.state_dict()["state"].values()]
+        return all(not view.any() for view in arrays) and len(arrays) == 4, momentum
+
+    expected = [each["momentum_buffer"].tolist() for each in state["state"].values()]
+    assert alone.all(one) == [(True, expected)] * 2
+
+
+def test_a_state_of_another_model_is_refused(alone):
+    def one(store):
+        _, made = trained(store, torch.optim.SGD, LocalSteps(1, *NESTEROV), 1)
+        state = made.state_dict()
+        state["outer"]["momentum"][1] = torch.zeros(9)
+        with pytest.raises(UserError, match=r"parameter 1 .*\(9,\) .*\(8,\)"):
+            made.load_state_dict(state)
+        with pytest.raises(UserError, match="saved with the optimizer on the servers"):
+            made.load_state_dict({**state, "servers": []})
+
+    alone.all(one)
+
+
+def test_what_does_not_fit_is_refused(alone):
+    """Also where the workers' settings differ."""
+
+    def one(store):
+        model = Line()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pytest.raises(UserError, match="factors .*dist_local"):
+            distribute(model, inner, store, factors=8)
+        with pytest.raises(UserError, match="before dmltrain.distribute"):
+            distribute(model, inner, store).add_param_group({"params": []})
+        with pytest.raises(UserError, match="4, 1 and 0 on worker 0 but 4, 0.5 and 0 on worker 1"):
+            distribute(model, inner, store, averaging=LocalSteps(4, 1.0 if store.rank == 0 else 0.5, 0.0))
+
+    alone.all(one)
+
+
+def test_a_state_between_averages_that_has_more_steps_than_are_now_wanted_is_averaged_next(alone):
+    def one(store):
+        _, made = trained(store, torch.optim.SGD, LocalSteps(9, *MEAN), 8)
+        state = made.state_dict()
+        model, again = trained(store, torch.optim.SGD, LocalSteps(3, *MEAN), 3)
+        again.load_state_dict(state)
+        stepping_alone.train(model, again, batches(store.rank, 1))
+        return weights(model)
+
+    first, second = alone.all(one)
+    assert first == second
+
+
+def test_a_parameter_that_was_frozen_when_the_state_was_saved_keeps_its_value(alone):
+    def one(store):
+        model = nn.Linear(2, 1)
+        model.bias.requires_grad_(False)
+        made = joined(store, model, LocalSteps(2, 0.5, 0.0), lr=0.0)
+        model(torch.ones(1, 2)).sum().backward()
+        made.step()
+        fresh = nn.Linear(2, 1)
+        again = joined(store, fresh, LocalSteps(2, 0.5, 0.0), lr=0.0)
+        fresh.load_state_dict(model.state_dict())
+        again.load_state_dict(made.state_dict())
+        before = fresh.bias.item()
+        fresh(torch.ones(1, 2)).sum().backward()
+        again.step()
+        return before, fresh.bias.item()
+
+    for before, after in alone.all(one):
+        assert before == after != 0.0
+
+
+def test_workers_that_average_different_models_are_told(alone):
+    """Worker 0 has made its last step and waits in the first model; worker 1 is still at the second."""
+
+    def one(store):
+        models = [Line(), Line()]
+        made = [joined(store, model, LocalSteps(2, *MEAN)) for model in models]
+        for model, optimizer in zip(models, made, strict=True):
+            step(optimizer, model, torch.ones(4))
+        with pytest.raises(UserError, match="average different models"):
+            if store.rank == 0:
+                made[0].synchronize()
+            step(made[1], models[1], torch.ones(4))
+        return True
+
+    assert alone.all(one) == [True, True]

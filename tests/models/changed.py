@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from dmltrain.layers import Chain, Dropout, Layer, LocalResponseNorm, Network
+from dmltrain.layers import AvgPool, Chain, Dropout, Layer, LocalResponseNorm, Network
+
+LAST_POOLINGS = ("global_pool", "global_avgpool")  # those of a fixed size, in MXNet's graphs as in our networks
 
 
 def without_dropout(network: Network) -> Network:
@@ -14,6 +16,16 @@ def without_dropout(network: Network) -> Network:
 def without_response_norm(network: Network) -> Network:
     """The same network with the identity for local response normalisation."""
     return _changed(network, lambda layer: Chain() if isinstance(layer, LocalResponseNorm) else layer)
+
+
+def with_last_pooling(network: Network, pixels: int, size: int) -> Network:
+    """The same network for images of fewer pixels, of which so few reach its last pooling."""
+
+    def change(layer: Layer) -> Layer:
+        is_last = isinstance(layer, AvgPool) and layer.name in LAST_POOLINGS
+        return replace(layer, kernel=(size, size)) if is_last else layer
+
+    return replace(network, root=_changed(network, change).root, input_shape=(3, pixels, pixels))
 
 
 def _changed(network: Network, change: Callable[[Layer], Layer]) -> Network:

@@ -18,7 +18,7 @@ class Graph:
     """One of MXNet's graphs, and what makes the same network here.
 
     `pixels` of height and width, and `images` of a batch, are enough to compare the two: the graphs take images of any
-    size that leaves something to the last pooling.
+    size that leaves something to the last pooling. Where that is not global, `last` is its size for so many pixels.
     """
 
     file: str
@@ -27,6 +27,7 @@ class Graph:
     options: dict[str, Any] = field(default_factory=dict)
     pixels: int = 28
     images: int = 4
+    last: int = 0
     seed: int = 3  # of the images
     undone: str = "none"  # pattern of betas that a later batch norm undoes: no ReLU and no padding is in between
     quick: bool = False  # a second or less
@@ -47,11 +48,11 @@ GRAPHS = (
     Graph("alexnet", "alexnet", pixels=67, images=1, seed=58),
     Graph("googlenet", "googlenet", pixels=64),
     Graph("inception-bn-28", "inception-bn", quick=True),
-    Graph("inception-bn", "inception-bn", pixels=224, images=1),
-    Graph("inception-v3", "inception-v3", pixels=299, images=1),
-    Graph("inception-v4", "inception-v4", pixels=299, images=1),
+    Graph("inception-bn", "inception-bn", pixels=96, images=1, last=3),
+    Graph("inception-v3", "inception-v3", pixels=139, images=1, last=3),
+    Graph("inception-v4", "inception-v4", pixels=139, images=1, last=3),
     Graph("inception-resnet-v2", "inception-resnet-v2", pixels=107, images=2, undone="batchnorm242_beta"),
-    Graph("mobilenet", "mobilenet", pixels=224, images=1),
+    Graph("mobilenet", "mobilenet", pixels=64, images=1, last=2),
     Graph("mobilenetv2", "mobilenetv2", pixels=64, undone=".*linear-batchnorm_beta"),
     Graph("vgg-16", "vgg", 16, pixels=32),
     Graph("vgg-11-bn", "vgg", 11, {"batch_norm": True}, pixels=32),

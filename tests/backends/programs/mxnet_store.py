@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from dmltrain import errors, kvstore
 from dmltrain.backends.mxnet import compat as mxnet_compat
+from tests.waiting import wait_for
 
 errors.end_scripts_without_traceback()
 SHAPES = {"small": (3, 4), "big": (1100, 1000)}  # MXNet cuts what has a million elements or more over all servers
@@ -112,7 +114,7 @@ def done(how):
     step(store, mx, 1.0)
     print("ready", flush=True)
     if store.rank:
-        time.sleep(60)
+        signal.pause()
     if how == "close":
         store.close()
 
@@ -121,8 +123,7 @@ def idle(kind):
     """All workers pull the weights again and again. A process waits to join the job while the file `hold` exists."""
     mxnet_compat.load()
     print("loaded", flush=True)
-    while Path("hold").exists():
-        time.sleep(0.01)
+    wait_for(lambda: not Path("hold").exists(), "hold removed")
     store, mx = opened(kind)
     out = [mx.nd.zeros(SHAPES[key]) for key in KEYS]
     print("ready", flush=True)
@@ -177,14 +178,14 @@ def wrong(what):
     elif what == "unknown-optimizer":
         store.set_optimizer({"name": "mine"})
     elif what == "uneven" and store.rank == 1:
-        time.sleep(60)
+        signal.pause()
     elif what == "exception" and store.rank == 0:
         raise RuntimeError("a defect of the program")
     elif what == "exit" and store.rank == 0:
         sys.exit(7)
     step(store, mx, 1.0)
     if what in ("pickle", "uneven"):
-        time.sleep(60)
+        signal.pause()
 
 
 if __name__ == "__main__":
