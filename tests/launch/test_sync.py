@@ -348,10 +348,10 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_list_removes_nothing_and_is_written_anew(source, damage, to):
+def test_a_damaged_list_removes_nothing_and_is_written_anew(source, to, damage):
     copy(source, to)
-    text = (to / os.fsdecode(LIST)).read_bytes()
-    (to / os.fsdecode(LIST)).write_bytes(DAMAGES[damage](text))
+    listed = to / os.fsdecode(LIST)
+    listed.write_bytes(DAMAGES[damage](listed.read_bytes()))
     (source / "empty").unlink()
     fill(source, {"new": "new"})
     assert notes(copy(source, to)[0]) == []
@@ -360,23 +360,24 @@ def test_a_damaged_list_removes_nothing_and_is_written_anew(source, damage, to):
     assert notes(copy(source, to)[0]) == [REMOVED.format("new")]
 
 
-def test_a_list_that_is_no_file_of_ours_counts_as_none(source, tmp_path, to):
+def a_link(listed: Path) -> None:
+    listed.rename(listed.parents[1] / "elsewhere")
+    listed.symlink_to(listed.parents[1] / "elsewhere")
+
+
+def a_pipe(listed: Path) -> None:
+    listed.unlink()
+    os.mkfifo(listed)
+
+
+@pytest.mark.parametrize(
+    "other", [a_link, a_pipe, *[lambda listed: os.chown(listed, 2002, 2002)] * (os.geteuid() == 0)]
+)
+def test_a_list_that_is_no_file_of_ours_counts_as_none(source, to, other):
     copy(source, to)
-    where = to / os.fsdecode(LIST)
-    text = where.read_bytes()
-    (tmp_path / "elsewhere").write_bytes(text)
     (source / "empty").unlink()
-    where.unlink()
-    where.symlink_to(tmp_path / "elsewhere")
+    other(to / os.fsdecode(LIST))
     copy(source, to)
-    where.unlink(missing_ok=True)
-    os.mkfifo(where)
-    copy(source, to)
-    if os.geteuid() == 0:
-        where.unlink(missing_ok=True)
-        where.write_bytes(text)
-        os.chown(where, 2002, 2002)
-        copy(source, to)
     assert (to / "empty").exists()
 
 
@@ -553,25 +554,29 @@ def test_a_log_that_grows_arrives_as_it_was_announced(source, tmp_path):
 
 
 class Meddling:
-    """Something that changes a file of the source just before it is sent, `times` times."""
+    """Something that does `change` to the source just before files are sent to h1, h2 or h3, `times` times."""
 
-    def __init__(self, path: Path, times: float):
-        self.path, self.times = path, times
+    def __init__(self, sync: Sync, change: Callable[[int], object], times: int = 1):
+        self.sync, self.change, self.times = sync, change, times
 
-    def tell(self, sync: Sync, event: Event) -> None:
+    def tell(self, event: Event) -> None:
         if isinstance(event, Wanted) and event.entries and self.times > 0:
             self.times -= 1
-            written = self.path.parents[1] / f"{self.path.name}.{self.times}"
-            written.write_text(f"changed {self.times}")
-            written.replace(self.path)  # at once: nobody sees it empty
-        sync.take(event)
+            self.change(self.times)
+        self.sync.take(event)
+
+
+def rewrite(path: Path, number: int) -> None:
+    written = path.parents[1] / f"{path.name}.{number}"
+    written.write_text(f"changed {number}")
+    written.replace(path)  # at once: nobody sees it empty
 
 
 def test_no_copy_is_over_before_all_hosts_have_the_same(source, tmp_path):
     """What changes while it goes to the last host goes to the first ones again."""
     sync = Sync(source, partial(manifest, source), ["h1", "h2", "h3"])
     agents = [Agent(host, sync.take) for host in sync.hosts]
-    agents[2].tell = partial(Meddling(source / "train.py", 1).tell, sync)
+    agents[2].tell = Meddling(sync, partial(rewrite, source / "train.py")).tell
     with ThreadPoolExecutor(2) as pool:
         copying = [pool.submit(sync.copy, each.host, str(tmp_path / each.host), each.write) for each in agents[:2]]
         for agent in agents[:2]:
@@ -583,25 +588,17 @@ def test_no_copy_is_over_before_all_hosts_have_the_same(source, tmp_path):
     assert any(event.get("changed") for event in agents[2].events)
 
 
-def test_a_file_that_keeps_changing_is_named(source, tmp_path):
-    meddling, sync = Meddling(source / "train.py", 99), Sync(source, partial(manifest, source), ["h1"])
-    agent = Agent(tell=partial(meddling.tell, sync))
-    with pytest.raises(LaunchError, match=r"train.py: keeps changing .* --sync-exclude"):
-        sync.copy("h1", str(tmp_path / "to"), agent.write)
-    assert not (tmp_path / "to/train.py").exists()
-    assert (tmp_path / "to/lib/net.py").exists()
-
-
-def test_a_file_that_vanishes_meanwhile_is_no_failure(source, tmp_path):
+def test_a_file_that_vanishes_meanwhile_is_no_failure_and_one_that_keeps_changing_is_named(source, to):
     sync = Sync(source, partial(manifest, source), ["h1"])
-
-    def tell(event: Event) -> None:
-        if isinstance(event, Wanted):
-            (source / "train.py").unlink(missing_ok=True)
-        sync.take(event)
-
-    assert sync.copy("h1", str(tmp_path / "to"), Agent(tell=tell).write)
-    assert tree(tmp_path / "to") == tree(source)
+    meddling = Meddling(sync, lambda number: (source / "empty").unlink())
+    assert sync.copy("h1", str(to), Agent(tell=meddling.tell).write)
+    assert tree(to) == tree(source)
+    shutil.rmtree(to)
+    sync = Sync(source, partial(manifest, source), ["h1"])
+    meddling = Meddling(sync, partial(rewrite, source / "train.py"), 99)
+    with pytest.raises(LaunchError, match=r"train.py: keeps changing .* --sync-exclude"):
+        sync.copy("h1", str(to), Agent(tell=meddling.tell).write)
+    assert not (to / "train.py").exists() and (to / "lib/net.py").exists()
 
 
 def test_what_takes_the_name_of_a_file_meanwhile_is_left_alone(tmp_path):
@@ -800,7 +797,7 @@ def test_only_what_cannot_be_executed_matters_of_a_file_that_can_only_be_read(tm
     assert said["event"] == "refused" and "Read-only file system" in said["message"]
 
 
-def test_a_folder_that_is_another_disk_gets_its_files_there(tmp_path, small):
+def test_a_folder_that_is_another_disk_gets_its_files_there(small):
     agent = Agent()
     announce(agent, small.parent, [row(0, "small/x")])
     agent.write(file(0, b"a"))
@@ -810,21 +807,18 @@ def test_a_folder_that_is_another_disk_gets_its_files_there(tmp_path, small):
     agent.receiver.finish()
 
 
-def test_a_link_that_cannot_take_its_name_leaves_nothing(tmp_path):
+def test_a_link_that_cannot_take_its_name_leaves_nothing_and_one_that_leads_elsewhere_is_none_that_was_left(tmp_path):
     (tmp_path / "taken/by").mkdir(parents=True)
+    outside = fill(tmp_path / "taken", {"outside": "kept"}) / "outside"
     destination = Destination(os.fsencode(tmp_path), "h1")
     with pytest.raises(OSError):
         destination.link(b"taken", b"target", 0)
-    destination.close()
     assert os.listdir(tmp_path) == ["taken"]
-
-
-def test_a_temporary_name_that_leads_elsewhere_is_not_taken_for_a_left_file(tmp_path, to):
-    fill(tmp_path, {"outside": "kept"})
-    (to / os.fsdecode(PREFIX + b"folder")).mkdir(parents=True)
-    (to / os.fsdecode(PREFIX + b"link")).symlink_to(tmp_path / "outside")
-    Destination(os.fsencode(to), "h1").remove_left()
-    assert len(temporary(to)) == 2 and (tmp_path / "outside").read_text() == "kept"
+    (tmp_path / os.fsdecode(PREFIX + b"folder")).mkdir()
+    (tmp_path / os.fsdecode(PREFIX + b"link")).symlink_to(outside)
+    destination.remove_left()
+    destination.close()
+    assert len(temporary(tmp_path)) == 2 and outside.read_text() == "kept"
 
 
 def test_a_name_that_is_no_text_is_shown_in_one_line():
@@ -880,19 +874,18 @@ def test_a_folder_and_a_file_of_one_name_are_refused_before_anything_is_written(
     assert sorted(os.listdir(to)) == ["lib", "train.py"]
 
 
-def test_a_destination_that_cannot_be_made_is_refused(source, tmp_path):
-    fill(tmp_path, {"file": ""})
-    with pytest.raises(LaunchError, match="create the folder .*file/to on h1 .* Not a directory"):
-        copy(source, tmp_path / "file" / "to")
-    with pytest.raises(LaunchError, match="--sync-dst-dir here on h1: expected an absolute path"):
-        copy(source, Path("here"))
-
-
-def test_a_destination_in_the_home_folder(source, tmp_path, monkeypatch):
+def test_a_destination_is_in_the_home_folder_or_absolute_and_one_that_cannot_be_made_is_refused(
+    source, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     sync, _ = copy(source, Path("~/job"))
     assert sync.hosts["h1"].folder == str(tmp_path / "home/job")
     assert tree(tmp_path / "home/job") == tree(source)
+    with pytest.raises(LaunchError, match="--sync-dst-dir here on h1: expected an absolute path"):
+        copy(source, Path("here"))
+    fill(tmp_path, {"file": ""})
+    with pytest.raises(LaunchError, match="create the folder .*file/to on h1 .* Not a directory"):
+        copy(source, tmp_path / "file" / "to")
 
 
 def test_nonsense_is_refused_and_what_follows_it_is_passed_over(tmp_path):
@@ -1023,11 +1016,11 @@ def test_every_write_ends_with_a_message(tmp_path):
     assert len(sizes) < 20, "small files travel together"
 
 
-def test_a_step_is_short_however_much_there_is_to_compare(tmp_path):
+def test_a_step_is_short_and_the_sender_needs_little_memory_however_much_there_is(tmp_path):
     (tmp_path / "big").write_bytes(bytes(64 << 20))
     now, agent = iter(range(10**9)), Agent()
     agent.receiver.clock = lambda: next(now) * 0.01  # each look at the clock finds 10 ms gone
-    found, steps = manifest(tmp_path), 0
+    found, steps, went = manifest(tmp_path), 0, []
     agent.write(message(do="sync", to=str(tmp_path)))
     rows = [[0, "file", "big", 0o644, found.entries[0].mtime, 64 << 20, found.entries[0].sha256]]
     agent.receiver.begin(decode_command(message(do="entries", entries=rows, last=True)))
@@ -1035,15 +1028,10 @@ def test_a_step_is_short_however_much_there_is_to_compare(tmp_path):
         steps += 1
     assert steps >= 64 // 6
     assert agent.last("synced")["files"] == 0
-
-
-def test_the_sender_needs_little_memory(tmp_path):
-    (tmp_path / "big").write_bytes(bytes(40 << 20))
-    went: list[int] = []
     tracemalloc.start()
     try:
-        push(manifest(tmp_path), [0], lambda data: None, went.append)
+        push(found, [0], lambda data: None, went.append)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
-    assert sum(went) == 40 << 20
+    assert sum(went) == 64 << 20
