@@ -64,6 +64,8 @@ def test_draws_depend_on_seed_epoch_and_position_only():
 def test_without_mirroring_and_a_larger_image_nothing_is_random():
     draws = draw(Augmentation(crop=(8, 8)), 8, 8, 100, 0, 0)
     assert not draws.top.any() and not draws.left.any() and not draws.mirror.any()
+    with pytest.raises(ValueError, match=r"\(9, 8\) of images 8x8"):
+        draw(Augmentation(crop=(9, 8)), 8, 8, 1, 0, 0)
 
 
 @pytest.mark.parametrize(("crop", "first"), [((28, 28), 2), ((32, 32), 0), ((27, 29), None)])
@@ -73,8 +75,3 @@ def test_evaluation_takes_the_centre(crop, first):
     result = evaluation_images(images, np.array([2, 0]), augmentation)
     top, left = (first, first) if first is not None else (2, 1)  # (32 - 27) // 2, (32 - 29) // 2
     assert np.array_equal(result, images[[2, 0], :, top : top + crop[0], left : left + crop[1]])
-
-
-def test_a_crop_larger_than_the_image_is_refused():
-    with pytest.raises(ValueError, match=r"crop \(9, 8\) of images 8x8"):
-        draw(Augmentation(crop=(9, 8)), 8, 8, 1, 0, 0)

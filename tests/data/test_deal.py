@@ -146,6 +146,11 @@ def test_shares_are_spread_over_the_round():
     dealing = Dealing(24, 8, [0, 2, 5], [4, 1, 3])
     assert [dealing.positions_of(member).tolist() for member in (0, 2, 5)] == [[0, 2, 5, 7], [3], [1, 4, 6]]
     assert dealing.part(0, Epoch(Shared(24, 1, 1, 24), 5, 2)).batch_size == 4
+    short = Dealing(8, 32, [0, 1, 2], [16, 8, 8])  # is divided in the same proportions
+    assert [len(short.positions_of(member)) for member in (0, 1, 2)] == [4, 2, 2]
+    for shares in ([3, 2], [2, 2, 2, 2], [5, 5, 5]):
+        with pytest.raises(ValueError, match=r"8 samples .* \(0, 1, 2\)"):
+            Dealing(24, 8, [0, 1, 2], shares)
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 60))
@@ -160,23 +165,12 @@ def test_equal_shares_are_no_shares(members, share, samples):
     assert with_shares.finished
 
 
-def test_a_short_round_is_divided_in_the_same_proportions():
-    dealing = Dealing(8, 32, [0, 1, 2], [16, 8, 8])
-    assert [len(dealing.positions_of(member)) for member in (0, 1, 2)] == [4, 2, 2]
-
-
 def test_rounds_can_have_so_many_samples_for_each_member():
     dealing = Dealing(30, 8, [0, 1], (), 4)
     dealing.committed([0])
     assert dealing.returned.tolist() == [] and dealing.round.positions.tolist() == [1, 3, 5, 7]
     dealing.committed([0, 1, 2])
     assert (dealing.round.dealt, dealing.step) == (12, 1), "a plain job's step has 8 samples"
-
-
-def test_shares_that_are_not_of_these_members_are_refused():
-    for shares in ([3, 2], [2, 2, 2, 2], [5, 5, 5]):
-        with pytest.raises(ValueError, match=r"of 8 samples for the members \(0, 1, 2\)"):
-            Dealing(24, 8, [0, 1, 2], shares)
 
 
 @given(histories(), shuffles, st.data())
@@ -224,14 +218,11 @@ def test_what_comes_back_is_dealt_first_to_who_is_left():
     assert dealing.done == 10 and dealing.round.positions.tolist() == [7, 10, 12, 13, 14, 15]
     assert dealing.positions_of(0).tolist() == [7, 12, 14] and dealing.positions_of(2).tolist() == [10, 13, 15]
     assert not len(dealing.positions_of(1)) and not len(dealing.returned)
-
-
-def test_what_comes_back_of_several_is_in_ascending_order():
     dealing = Dealing(20, 6, range(4))
     dealing.committed([0, 2])
     assert dealing.round.positions.tolist() == [1, 3, 5, 6, 7, 8]
     dealing.enter([2])
-    assert dealing.returned.tolist() == [1, 5, 7]
+    assert dealing.returned.tolist() == [1, 5, 7], "of several, in ascending order"
 
 
 def test_a_removal_in_the_last_round_of_an_epoch_makes_another_round():
@@ -243,10 +234,7 @@ def test_a_removal_in_the_last_round_of_an_epoch_makes_another_round():
     commit(dealing, [1], used)  # and another in that one
     assert dealing.round.positions.tolist() == [9]
     assert finish(dealing, used) == 1 and np.all(used == 1)
-
-
-def test_a_round_of_which_nothing_is_committed():
-    """All of whom it was dealt to are lost but those whose part is empty."""
+    # all of whom a round was dealt to are lost but those whose part is empty: nothing of it is committed
     dealing, used = Dealing(1, 6, [0, 1]), np.zeros(1, int)
     assert not len(dealing.positions_of(1))
     commit(dealing, [1], used)
@@ -266,14 +254,11 @@ def test_a_member_that_joins_has_no_part_of_the_carried_round():
     assert np.all(used == 1)
 
 
-def test_an_epoch_that_is_finished_commits_no_more():
+def test_an_epoch_that_is_finished_commits_no_more_and_only_members_have_parts():
     dealing = Dealing(3, 4, [0])
     dealing.committed([0])
-    with pytest.raises(ValueError, match="all 3 samples of the epoch are committed"):
+    with pytest.raises(ValueError, match="all 3 samples"):
         dealing.committed([0])
-
-
-def test_only_members_have_parts():
     with pytest.raises(ValueError):
         Dealing(3, 4, [0, 2]).part(1, Epoch(Shared(3, 1, 1, 3), 5, 2))
 

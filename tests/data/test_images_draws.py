@@ -18,12 +18,7 @@ SOURCE, OUTPUT = (300, 400), (224, 224)
 
 
 def geometries(source=SOURCE, output=OUTPUT, count=DRAWS, **fields):
-    augmentation = ImageAugmentation(**fields)
-    return many_geometries(augmentation, source, output, count)
-
-
-def many_geometries(augmentation, source, output, count):
-    found = []
+    augmentation, found = ImageAugmentation(**fields), []
     many(lambda numbers: found.append(training_geometry(augmentation, source, output, numbers)), count)
     return found
 
@@ -87,6 +82,9 @@ def test_scale_is_uniform_and_changes_the_canvas():
     scales = np.array([geometry.affine[0, 0] for geometry in found])
     assert_uniform(scales, 0.8, 1.5)
     assert all(geometry.canvas == (int(s * 300), int(s * 400)) for geometry, s in zip(found, scales, strict=True))
+    limits = {"min_img_size": 250, "max_img_size": 600}
+    sizes = [each.canvas for each in geometries(count=200, min_random_scale=0.1, max_random_scale=3.0, **limits)]
+    assert np.min(sizes) == 250 and np.max(sizes) == 600
 
 
 @pytest.mark.parametrize(
@@ -123,12 +121,6 @@ def test_the_centre_stays_in_the_centre():
         assert np.allclose((x, y), np.array(geometry.canvas[::-1]) / 2, atol=0.5)
 
 
-def test_limits_of_the_canvas():
-    found = geometries(count=200, min_random_scale=0.1, max_random_scale=3.0, min_img_size=250, max_img_size=600)
-    sizes = np.array([geometry.canvas for geometry in found])
-    assert sizes.min() == 250 and sizes.max() == 600
-
-
 def test_square_crops():
     found = geometries(min_crop_size=100, max_crop_size=200, random_crop=True)
     top, left, height, width = np.array([geometry.region for geometry in found]).T
@@ -137,14 +129,12 @@ def test_square_crops():
     assert_uniform((top + 0.5) / (301 - height), 0, 1)
     assert_uniform((left + 0.5) / (401 - width), 0, 1)
     assert {geometry.scaled for geometry in found} == {OUTPUT}
-
-
-def test_square_crops_at_the_centre_and_of_small_images():
-    assert {geometry.region for geometry in geometries(count=20, min_crop_size=100, max_crop_size=100)} == {
-        (100, 150, 100, 100)
-    }
-    with pytest.raises(BrokenImage, match="60 x 50 pixels, is smaller than max_crop_size 100: resize or pad it"):
+    central = geometries(count=20, min_crop_size=100, max_crop_size=100)
+    assert {geometry.region for geometry in central} == {(100, 150, 100, 100)}
+    with pytest.raises(BrokenImage, match="60 x 50 pixels, .* max_crop_size 100"):
         geometries((50, 60), count=1, min_crop_size=10, max_crop_size=100)
+    (found,) = geometries(count=1, random_resized_crop=True)  # without areas and ratios: at the centre
+    assert found.region == (0, 0, *SOURCE) and found.scaled == SOURCE and found.crop == (38, 88)
 
 
 def mxnets_resized_crop(height, width, areas, ratios, rng):
@@ -169,14 +159,9 @@ def mxnets_resized_crop(height, width, areas, ratios, rng):
     ],
 )
 def test_resized_crops_are_mxnets(source, areas, ratios):
-    found = geometries(
-        source,
-        random_resized_crop=True,
-        min_random_area=areas[0],
-        max_random_area=areas[1],
-        min_random_aspect_ratio=ratios[0],
-        max_random_aspect_ratio=ratios[1],
-    )
+    area = {"min_random_area": areas[0], "max_random_area": areas[1]}
+    ratio = {"min_random_aspect_ratio": ratios[0], "max_random_aspect_ratio": ratios[1]}
+    found = geometries(source, random_resized_crop=True, **area, **ratio)
     rng = random.Random(3)
     expected = [mxnets_resized_crop(*source, areas, ratios, rng) for _ in range(DRAWS)]
     whole = (0, 0, *source)
@@ -186,11 +171,6 @@ def test_resized_crops_are_mxnets(source, areas, ratios):
     for values, others in zip(regions.T, np.array([region for region in expected if region]).T, strict=True):
         assert_alike(values, others)
     assert_alike(regions[:, 2] * regions[:, 3], [region[2] * region[3] for region in expected if region])
-
-
-def test_without_areas_and_ratios_the_crop_is_central():
-    (found,) = geometries(count=1, random_resized_crop=True)
-    assert found.region == (0, 0, *SOURCE) and found.scaled == SOURCE and found.crop == (38, 88)
 
 
 def test_factors_of_brightness_contrast_and_saturation():
@@ -244,7 +224,6 @@ def test_methods_of_interpolation():
 
 
 def test_one_option_does_not_change_what_another_draws():
-    fields = augmentation_level(1)
     more = {"brightness": 0.4, "max_random_shear_ratio": 0.1, "min_random_scale": 0.9, "pca_noise": 0.1}
-    found, others = geometries(count=50, **fields), geometries(count=50, **fields, **more)
+    found, others = (geometries(count=50, **augmentation_level(1), **each) for each in ({}, more))
     assert [geometry.mirror for geometry in found] == [geometry.mirror for geometry in others]

@@ -32,11 +32,8 @@ COLOURS = {name: (name, 0.4) for name in ("brightness", "contrast", "saturation"
 CASES = {  # MXNet's parameter -> our field and the value of both
     "crop and mirror": {**CROP, "rand_mirror": ("random_mirror", True)},
     "resized crop": RESIZED_CROP,
-    "resized crop of small areas": {
-        **RESIZED_CROP,
-        "min_random_area": ("min_random_area", 0.05),
-        "max_random_area": ("max_random_area", 0.4),
-    },
+    "resized crop of small areas": RESIZED_CROP
+    | {"min_random_area": ("min_random_area", 0.05), "max_random_area": ("max_random_area", 0.4)},
     "resize": {"resize": ("resize", 40), **CROP},
     "resize and resized crop": {"resize": ("resize", 40), **RESIZED_CROP},
     "rotation": {**ROTATION, **CROP},
@@ -48,11 +45,8 @@ CASES = {  # MXNet's parameter -> our field and the value of both
     "padding": {"pad": ("pad_size", 6), **CROP},
     "padding and rotation": {"pad": ("pad_size", 6), **ROTATION, **CROP},
     "padding, rotation and resized crop": {"pad": ("pad_size", 6), **ROTATION, **RESIZED_CROP},
-    "limits of the canvas": {
-        "min_random_scale": ("min_random_scale", 0.5),
-        "min_img_size": ("min_img_size", 44.0),
-        **CROP,
-    },
+    "limits of the canvas": CROP
+    | {name: (name, value) for name, value in (("min_random_scale", 0.5), ("min_img_size", 44.0))},
     **{name: {name: COLOURS[name]} for name in COLOURS},
     "brightness, contrast and saturation": COLOURS,
     "noise": {"pca_noise": ("pca_noise", 0.1)},
@@ -94,18 +88,17 @@ def record_file(image, tmp_path_factory):
 
 
 def mxnets(record_file, fields):
-    batches = mxnet.io.ImageRecordIter(
-        path_imgrec=str(record_file),
-        data_shape=SHAPE,
-        batch_size=BATCH,
-        dtype="uint8",
-        ctx="cpu",
-        device_id=-1,
-        preprocess_threads=1,
-        fill_value=127,
-        verbose=False,
-        **{name: int(value) if value is True else value for name, (_, value) in fields.items()},
-    )
+    how = {
+        "dtype": "uint8",
+        "ctx": "cpu",
+        "device_id": -1,
+        "preprocess_threads": 1,
+        "fill_value": 127,
+        "verbose": False,
+    }
+    fields = {name: int(value) if value is True else value for name, (_, value) in fields.items()}
+    file = {"path_imgrec": str(record_file), "data_shape": SHAPE, "batch_size": BATCH}
+    batches = mxnet.io.ImageRecordIter(**file, **how, **fields)
     return np.concatenate([batch.data[0].asnumpy() for batch in batches])
 
 

@@ -44,13 +44,9 @@ def test_every_form_gives_the_same_arrays(mnist_files, tmp_path, form):
     assert data.train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16:]
     assert data.validation.labels.tolist() == list(mnist_files.contents["t10k-labels-idx1-ubyte"][8:])
     assert (data.image_shape, data.num_classes, data.train.augment.mirror) == ((1, 28, 28), 10, False)
-
-
-def test_num_examples_takes_the_first(mnist_files, tmp_path):
-    write(tmp_path, mnist_files.zipped)
-    data = load(tmp_path, mnist_files, num_examples=3)
-    assert data.train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16 : 16 + 3 * 784]
-    assert len(data.train) == 3 and len(data.validation) == 5
+    first = load(tmp_path, mnist_files, num_examples=3)
+    assert first.train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16 : 16 + 3 * 784]
+    assert len(first.train) == 3 and len(first.validation) == 5
     assert len(load(tmp_path, mnist_files, num_examples=13).train) == 12
 
 
@@ -106,7 +102,7 @@ def test_a_damaged_gzip_file_is_named(mnist_files, tmp_path, damage):
 def test_a_gzip_file_of_the_users_own_is_not_opened_and_the_error_says_how_to_use_it(mnist_files, tmp_path):
     name = TRAIN_IMAGES + ".gz"
     write(tmp_path, mnist_files.zipped | {name: gzip.compress(mnist_files.contents[TRAIN_IMAGES], 1, mtime=5)})
-    with pytest.raises(UserError, match=f"{name}: md5 .*, if you packed it yourself, unpack it with gunzip {tmp_path}"):
+    with pytest.raises(UserError, match=f"{name}: md5 .* gunzip {tmp_path}"):
         load(tmp_path, mnist_files)
     subprocess.run(["gunzip", tmp_path / name], check=True)
     assert load(tmp_path, mnist_files).train.images.tobytes() == mnist_files.contents[TRAIN_IMAGES][16:]

@@ -75,23 +75,17 @@ def test_the_workers_batches_of_a_step_form_the_batch_of_one_process(count, num_
         assert sorted(union) == sorted(whole)
 
 
-def test_a_batch_as_large_as_the_smallest_part_is_accepted():
-    partition.check(11, 2, 5)
-
-
-@pytest.mark.parametrize("batch", [6, 1000])
-def test_the_error_for_a_batch_larger_than_a_part_has_both_sizes(batch):
-    with pytest.raises(UserError, match=rf"--batch-size {batch} .* 11 training examples over 2 worker.* 5 each"):
-        partition.check(11, 2, batch)
-
-
-def test_an_empty_batch_is_refused():
-    with pytest.raises(UserError, match="--batch-size is 0: expected 1 or more"):
-        partition.check(11, 2, 0)
-
-
-def test_the_smallest_batch_is_one_sample():
+@pytest.mark.parametrize(
+    ("count", "workers", "batch", "error"),
+    [
+        (11, 2, 6, "--batch-size 6 .* 11 .* 2 worker.* 5 each"),
+        (11, 2, 1000, "--batch-size 1000 .* 11 .* 2 worker.* 5 each"),
+        (11, 2, 0, "--batch-size is 0: expected 1"),
+        (3, 3, -1, "--batch-size is -1: expected 1"),
+    ],
+)
+def test_the_error_for_a_batch_that_no_part_has_names_both_sizes(count, workers, batch, error):
+    with pytest.raises(UserError, match=error):
+        partition.check(count, workers, batch)
+    partition.check(11, 2, 5)  # as large as the smallest part
     partition.check(3, 3, 1)
-    for batch in (0, -1):
-        with pytest.raises(UserError, match=f"--batch-size is {batch}: expected 1 or more"):
-            partition.check(3, 3, batch)
