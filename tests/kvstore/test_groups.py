@@ -12,7 +12,6 @@ from dmltrain.kvstore.server import group, groups
 from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.lockstep import GROUP, MAX_LOOSE
-from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.shared_memory import Arena
@@ -172,20 +171,6 @@ def test_a_round_of_a_group_is_one_work_and_one_value_for_each_worker():
     assert [core.slices()[key, 0].value.array.tolist() for key in (0, 1)] == [[3.0] * 5, [3.0] * 3]
 
 
-def test_a_push_of_one_of_its_slices_ends_the_lockstep():
-    core = together()
-    pushed(core, 0, 1, 1.0)
-    assert [each.group.ids for each in core.groups.in_lockstep()] == [[(0, 0), (1, 0)]]
-    (reply,) = push_alone(core, 1, 1, 1, [2.0] * 3) + core.pull(0, 1, 0, 1)
-    assert list(core.groups.in_lockstep()) == []
-    assert reply.buffer.array.tolist() == [3.0] * 3
-    reply.release()
-    push_alone(core, 1, 0, 1, [4.0] * 5)
-    (work,) = pushed(core, 0, 2, 1.0) + pushed(core, 1, 2, 1.0)
-    assert run(core, [work]) == []
-    assert pulled(core, 0, 2) == [[2.0] * 5, [2.0] * 3], "it began again"
-
-
 def test_a_group_whose_lockstep_never_lasts_is_pushed_one_by_one():
     core = together(1)
     for clock in range(1, group.MAX_SHORT + 5):
@@ -233,19 +218,6 @@ def test_a_lockstep_that_lasts_may_begin_as_often_as_it_ends():
             assert not list(core.groups.in_lockstep())
 
 
-def test_steps_of_an_optimizer_end_it_and_are_made_in_the_next():
-    core = together(make_step=plain_sgd)
-    for worker in range(2):
-        run(core, pushed(core, worker, 1, 1.0))
-    core.optimize({"name": "sgd"})
-    assert not list(core.groups.in_lockstep())
-    before = pulled_alone(core)
-    for worker in range(2):
-        run(core, pushed(core, worker, 2, 1.0, rate=0.25))
-    assert len(list(core.groups.in_lockstep())) == 1
-    assert pulled(core, 0, 2) == [[value - 0.5] * size for value, size in zip(before, (5, 3), strict=True)]
-
-
 def test_slices_whose_steps_need_what_was_pulled_are_pushed_one_by_one():
     """Also if that is not the first one's step."""
     core = together(make_step=plain_sgd)
@@ -262,13 +234,6 @@ def test_a_pull_from_before_the_first_clock_is_refused():
     with pytest.raises(Rejected, match="group 0 at clock 0"):
         core.groups.pull(0, 0, 0, 0.0, 0)
     assert len(core.groups.pull(0, 0, 1, 0.0, 0)) == 1, "only the second waits for no push"
-
-
-def pulled_alone(core):
-    replies = [core.pull(0, key, 0, 1)[0] for key in (0, 1)]
-    for reply in replies:
-        reply.release()
-    return [float(reply.buffer.array[0]) for reply in replies]
 
 
 def test_the_same_mistakes_are_refused_in_lockstep():
@@ -310,54 +275,6 @@ def test_a_value_reports_its_waiting_times():
     core.done(work, 103.5)
     (first,), (second,) = (core.groups.pull(worker, 0, 1, 110.0, 0) for worker in range(2))
     assert (first.waited, first.worked, second.waited, second.worked) == (2.25, 0.5, 0.0, 0.5)
-
-
-def test_a_value_that_is_read_is_not_written():
-    """Neither what was read before the lockstep, nor in it, nor after it."""
-    core, kept = together(), []
-    for clock in range(1, 12):
-        for worker in range(2):
-            run(core, pushed(core, worker, clock, clock))
-        kept += [(2.0 * clock, core.groups.pull(0, 0, clock, 0.0, 0)[0])]
-        if clock % 4 == 0:
-            kept += [(2.0 * clock, reply) for reply in core.pull(0, 1, 0, clock)]
-    for value, reply in kept:
-        arrays = reply.buffer.arrays if reply.key == GROUP else [reply.buffer.array]
-        assert all(set(array.tolist()) == {value} for array in arrays)
-        reply.release()
-
-
-def test_hosts_are_added_in_order_and_the_mean_is_taken():
-    core = ServerCore(4)
-    core.on_hosts([(0, 2), (1, 3)])
-    keys = tuple(Key(k, f"k{k}", "float32", True, {"type": "none"}, ((0, 3),), mean=True) for k in range(2))
-    values = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
-    for worker in range(4):
-        core.declare(worker, Declare("dist_sync", 0.0, keys))
-        core.groups.declare(worker, 0, BOTH)
-        run(core, pushed(core, worker, 1, values[worker], nbytes=24))
-    expected = ((values[0] + values[2]) + (values[1] + values[3])) * np.float32(0.25)
-    (reply,) = core.groups.pull(0, 0, 1, 0.0, 0)
-    assert all(np.array_equal(array, expected) for array in reply.buffer.arrays)
-
-
-def test_differing_clocks_of_its_slices_are_told_with_the_group():
-    core = core_of(1)
-    run(core, [each for each in push_alone(core, 0, 1, 1, [1.0] * 3) if isinstance(each, Work)])
-    core.groups.declare(0, 0, [(0, 0, 0), (1, 0, 1)])
-    core.groups.declare(0, 1, BOTH)
-    run(core, pushed(core, 0, 1, 5.0))
-    assert len(list(core.groups.in_lockstep())) == 1
-    assert [core.slices()[key, 0].value.array.tolist() for key in (0, 1)] == [[5.0] * 5, [5.0] * 3]
-    (reply,) = core.pull(0, 1, 0, 2)
-    assert reply.clock == 2 and core.slices()[1, 0].completed == 2 and core.slices()[0, 0].completed == 1
-
-
-def test_a_pull_from_before_the_lockstep_is_answered():
-    core = together(1)
-    assert core.pull(0, 1, 0, 1) == []
-    (reply,) = run(core, pushed(core, 0, 1, 5.0))
-    assert (reply.key, reply.buffer.array.tolist()) == (1, [5.0] * 3)
 
 
 # -- which keys a worker puts together --------------------------------------------------------------------------------
