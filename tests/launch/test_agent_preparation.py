@@ -13,6 +13,7 @@ from launch.agent.outcome import UNAUTHENTICATED
 from launch.agent.process import living
 from tests.launch.conftest import DEADLINE, wait_for
 from tests.launch.test_agent import Conversation
+from tests.scripts import shell_script
 
 
 @pytest.fixture
@@ -47,28 +48,21 @@ def test_a_host_is_inspected_as_often_as_it_is_asked(talk):
 
 
 def test_the_end_of_the_job_ends_its_inspection(tmp_path):
-    hung = tmp_path / "python"
-    hung.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 300\n")
-    hung.chmod(0o755)
     talk = Conversation(tmp_path)
+    hung = shell_script(tmp_path / "python", f"echo $$ > {tmp_path}/pid\nexec sleep 300")
     talk.send(do="probe", request={"argv": ["sh"], "python": str(hung)})
     pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "its pid"))
     assert talk.stop()["left"] == []
     wait_for(lambda: pid not in living(), "the end of the interpreter")
-    assert talk.channel.close() == "exited with 0"
 
 
 def test_ports_are_reserved_or_listened_on_as_requested(tmp_path):
     talk = Conversation(tmp_path)
     assert bound(talk, scheduler=None, master=None) == {}
     ports = bound(talk, scheduler=0, master=0, reach=True, throughput=True)
-    assert set(ports) == {"scheduler", "master", "reach", "throughput"} and all(ports.values())
-    assert [is_open(ports[name]) for name in ("scheduler", "master", "reach", "throughput")] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert all(ports.values())
+    opened = {name: is_open(port) for name, port in ports.items()}
+    assert opened == {"scheduler": False, "master": False, "reach": True, "throughput": True}
     talk.send(do="start", unset=[], tasks=[])
     assert talk.answer() == []
     assert not is_open(ports["reach"]) and not is_open(ports["throughput"]), "the job begins"
@@ -86,10 +80,8 @@ def test_ports_are_reserved_or_listened_on_as_requested(tmp_path):
 def test_an_address_of_another_machine_is_refused(talk, purpose):
     talk.send(do="bind", address="192.0.2.77", **{purpose: True})
     refused = talk.until("refused")
-    assert (refused["code"], refused["message"]) == (
-        2,
-        "192.0.2.77 on here cannot be listened on: Cannot assign requested address",
-    )
+    assert refused["code"] == 2
+    assert refused["message"].startswith("192.0.2.77 on here") and "Cannot assign requested" in refused["message"]
 
 
 def test_two_hosts_reach_each_other_and_report_once(talk, other):

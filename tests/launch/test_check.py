@@ -86,33 +86,14 @@ def test_nothing_is_lost_on_a_narrow_terminal(width):
     text = shown(CHECK, width)
     titles = [line for line in lines(CHECK) if line.startswith("## ")]
     assert max(map(len, text)) <= max(width, *(len(title) - len("## ") for title in titles))
-    words = " ".join(text).split()
-    cells = {
-        "node01",
-        "10.0.0.1",
-        "eth0",
-        "3.10.1",
-        "0.1.0",
-        "2.9.1",
-        "8",
-        "62",
-        "9000",
-        "1024",
-        "unlimited",
-        "-0.250",
-        "0.12",
-        "12.00",
-        "refused",
-    }
-    assert cells - set(words) == set()
+    cells = "node01 10.0.0.1 eth0 3.10.1 0.1.0 2.9.1 8 62 9000 1024 unlimited -0.250 0.12 12.00 refused"
+    assert {*cells.split()} - {*" ".join(text).split()} == set()
     assert "…" not in " ".join(text)
     assert text[-1] == "3 hosts: 1 error, 1 warning; a job cannot start"
-
-
-def test_a_wide_terminal_has_one_row_for_each_host():
-    text = shown(CHECK, 200)
-    assert len([line for line in text if "node01" in line]) == 3  # one for each table
-    assert all(cell in next(line for line in text if "node01" in line) for cell in ("10.0.0.1", "2.9.1", "-0.250 s"))
+    if width == 200:
+        first, *others = [line for line in text if "node01" in line]
+        assert len(others) == 2, "one for each table"
+        assert all(cell in first for cell in ("10.0.0.1", "2.9.1", "-0.250 s"))
 
 
 def test_the_exit_code_is_2_when_a_job_could_not_start():

@@ -63,22 +63,16 @@ program: [train.py, --lr, 0.1, "a b", -n, 7, "", true]
     assert {each.name: each.value for each in options.settings}["HOME"] == "/home/me"
 
 
-@pytest.mark.parametrize("word", ["true", "True", "TRUE", "yes", "Yes", "on", "ON"])
-def test_every_yaml_spelling_of_true_sets_an_option(tmp_path, word):
-    assert config.arguments(write(tmp_path, f"quiet: {word}\n"), OPTIONS, trial) == ["--quiet"]
-
-
-@pytest.mark.parametrize("word", ["false", "False", "FALSE", "no", "No", "off", "OFF"])
-def test_every_yaml_spelling_of_false_leaves_it_out(tmp_path, word):
-    assert config.arguments(write(tmp_path, f"quiet: {word}\n"), OPTIONS, trial) == []
+def test_every_yaml_spelling_of_true_sets_an_option_and_of_false_leaves_it_out(tmp_path):
+    for words, expected in (("true True TRUE yes Yes on ON", ["--quiet"]), ("false False FALSE no No off OFF", [])):
+        for word in words.split():
+            assert config.arguments(write(tmp_path, f"quiet: {word}\n"), OPTIONS, trial) == expected, word
 
 
 def test_short_names_and_a_program_in_one_line(tmp_path):
     path = write(tmp_path, "n: 2\n-s: 1\nprogram: python -m train --name 'a b' \"$x\" | tee\n")
-    assert config.arguments(path, OPTIONS) == [
-        *("--num-workers", "2", "--num-servers", "1"),
-        *("--", "python", "-m", "train", "--name", "a b", "$x", "|", "tee"),
-    ]
+    expected = ["--num-workers", "2", "--num-servers", "1", "--", "python", "-m", "train", "--name"]
+    assert config.arguments(path, OPTIONS) == [*expected, "a b", "$x", "|", "tee"]
 
 
 def test_the_command_line_overrides_the_file(tmp_path):
@@ -121,6 +115,7 @@ def test_the_command_line_overrides_the_file(tmp_path):
         ("a: \udcff", r"job.yaml: not UTF-8 at byte 3"),
         ("n: 5\n---\nn: 6\n", r"job.yaml:\d: invalid YAML: "),
         ("<<: {n: 5}\n", r"job.yaml:1: unknown option '<<'"),
+        ("env: &a [*a]\n", r"job.yaml:1: unexpected list"),
     ],
 )
 def test_errors_have_a_line_number(tmp_path, text, message):
@@ -134,8 +129,3 @@ def test_a_file_that_cannot_be_read(tmp_path):
         config.arguments(str(tmp_path / "absent.yaml"), OPTIONS)
     with pytest.raises(LaunchError, match=r"cannot read .*: Is a directory"):
         config.arguments(str(tmp_path), OPTIONS)
-
-
-def test_anchors_do_not_loop(tmp_path):
-    with pytest.raises(LaunchError, match=r"job.yaml:1: unexpected list"):
-        config.arguments(write(tmp_path, "env: &a [*a]\n"), OPTIONS)

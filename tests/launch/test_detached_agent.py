@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -32,17 +31,13 @@ class Next:
     def send(self, command: object) -> None:
         self.channel.write(protocol.encode_command(command))
 
-    def events(self) -> Iterator[dict]:
+    def until(self, name: str) -> dict:
         for kind, task, payload in self.frames:
             if kind == protocol.OUTPUT:
                 self.printed[task] = self.printed.get(task, b"") + payload
-            else:
-                yield json.loads(payload)
-
-    def until(self, name: str) -> dict:
-        found = next((each for each in self.events() if each["event"] == name), None)
-        assert found is not None, f"no {name}: the agent {self.channel.close()}"
-        return found
+            elif (event := json.loads(payload))["event"] == name:
+                return event
+        pytest.fail(f"no {name}: the agent {self.channel.close()}")
 
 
 def leave(channel: LocalChannel) -> None:
@@ -60,9 +55,11 @@ def detached(tmp_path, monkeypatch):
         os.kill(pid, signal.SIGKILL)
 
 
-WAITS = (
-    "import os,sys,time\nprint('before',flush=True)\nwhile not os.path.exists('go'): time.sleep(.01)\nprint('after')"
-)
+WAITS = """
+import os, time
+print("before", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+print("after")"""
 
 
 def test_the_next_launcher_gets_all_that_was_not_kept(detached, tmp_path):
@@ -87,8 +84,7 @@ def test_only_a_later_launcher_gets_the_agent(detached, tmp_path):
     second = Next(detached.mark, 2)  # also while the launcher before it only seems to live
     assert second.until("resumed")["alive"]
     for lease in (1, 2):
-        refused = Next(detached.mark, lease)
-        assert refused.until("refused")["code"] == TAKEN_CODE
+        assert Next(detached.mark, lease).until("refused")["code"] == TAKEN_CODE
     third = Next(detached.mark, 3)
     assert third.until("resumed")["alive"]
     assert second.channel.close() == "exited with 0"

@@ -32,18 +32,11 @@ def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
     assert "format" not in json.loads(GOLDEN.read_text())
     job = visit.read(folder, Options())
     assert (job.cluster, job.mark, job.ended) == ("local", "true-20261122-031852-df4089cd42eea156", True)
-    assert job.hosts == (
-        Host("localhost", "127.0.0.1", "/home/user/venv/bin/python", where=f"{folder}/job.json: hosts[0]"),
-    )
+    (host,) = job.hosts
+    assert host == Host("localhost", "127.0.0.1", "/home/user/venv/bin/python", where=f"{folder}/job.json: hosts[0]")
     assert job.launcher == Launcher("login", 4056) and job.options == Options()
     assert Record(folder).ended
-    assert [str(source) for source in Record(folder).sources] == [
-        "scheduler-0",
-        "server-0",
-        "server-1",
-        "worker-0",
-        "worker-1",
-    ]
+    assert " ".join(map(str, Record(folder).sources)) == "scheduler-0 server-0 server-1 worker-0 worker-1"
     (row,) = jobs.find_jobs(folder.parent)
     assert (row.state, row.record["exit_code"]) == (jobs.ENDED, 0)
 
@@ -52,11 +45,7 @@ def test_a_newer_format_is_refused_with_the_version_that_reads_it(folder):
     newer = {**json.loads(GOLDEN.read_text()), "format": FORMAT + 1, "versions": {"dmltrain": "9.1"}}
     (folder / "job.json").write_text(json.dumps(newer))
     for read in (lambda path: visit.read(path, Options()), lambda path: Record(path).ended):
-        with pytest.raises(
-            LaunchError,
-            match=rf"job.json has format {FORMAT + 1}, .* formats 0 to {FORMAT}: "
-            r"use dmltrain 9.1, which wrote it",
-        ):
+        with pytest.raises(LaunchError, match=rf"format {FORMAT + 1}, .* formats 0 to {FORMAT}: use dmltrain 9\.1"):
             read(folder)
     assert jobs.find_jobs(folder.parent)[0].state == jobs.UNREADABLE
 

@@ -15,7 +15,7 @@ import pytest
 from launch import LaunchError
 from launch.channels.ssh.config import Settings
 from launch.channels.ssh.known_hosts import Entry, Key, entries, known, listed_name, matches, verify
-from tests.launch.conftest import wait_for
+from tests.waiting import SECONDS, wait_for
 
 ED, OTHER, RSA = Key("ssh-ed25519", b"one"), Key("ssh-ed25519", b"two"), Key("ssh-rsa", b"three")
 PLAIN = "SHA256:dpLDrTVAu4A8Ags67mbNiIcSMjTqDG5xQ8Ct1z/0Me0"
@@ -39,9 +39,11 @@ def refusal(key: Key, settings: Settings, accept_new: bool = False) -> str:
     return str(caught.value)
 
 
-def test_a_fingerprint_is_the_one_that_ssh_prints():
-    assert ED.fingerprint == PLAIN
-    assert ED.line == "ssh-ed25519 b25l"
+def test_a_fingerprint_is_the_one_that_ssh_prints_and_a_host_is_listed_by_its_name_or_alias(settings):
+    assert ED.fingerprint == PLAIN and ED.line == "ssh-ed25519 b25l"
+    assert listed_name(settings) == "node1"
+    assert listed_name(replace(settings, port=2222)) == "[node1]:2222"
+    assert listed_name(replace(settings, port=2222, known_as="Alias")) == "alias"
 
 
 @pytest.mark.parametrize(
@@ -75,16 +77,9 @@ def test_lines_that_cannot_be_understood_are_passed_over(tmp_path):
     path = tmp_path / "known"
     lines = ["# words", "", "h1", "h1 ssh-rsa", "h1 ssh-rsa not=base64", f"  h1 {ED.line} a comment", "@revoked"]
     list_in(path, *lines, f"@revoked * {OTHER.line}", f"@revoked {OTHER.line}")
-    assert entries([tmp_path / "none", path]) == [
-        Entry("", "h1", ED, path, 6),
-        Entry("@revoked", "*", OTHER, path, 8),
-    ]
-
-
-def test_the_name_under_which_a_host_is_listed(settings):
-    assert listed_name(settings) == "node1"
-    assert listed_name(replace(settings, port=2222)) == "[node1]:2222"
-    assert listed_name(replace(settings, port=2222, known_as="Alias")) == "alias"
+    path.write_bytes(path.read_bytes().replace(b"words", b"caf\xe9"))  # which is not UTF-8
+    expected = [Entry("", "h1", ED, path, 6), Entry("@revoked", "*", OTHER, path, 8)]
+    assert entries([tmp_path / "none", path]) == expected
 
 
 def test_a_port_of_its_own_is_asked_for_first_and_then_the_bare_name(settings):
@@ -103,30 +98,25 @@ def test_a_key_that_is_listed_is_trusted_unless_it_is_revoked(settings):
     list_in(mine, f"node1 {OTHER.line}", f"node1 {ED.line}")
     verify(ED, settings, "h1", accept_new=False)
     list_in(mine, f"node1 {ED.line}", f"@revoked * {ED.line}")
-    assert refusal(ED, settings, accept_new=True) == (
-        f"h1 (hosts:1): its host key {PLAIN} is marked as revoked in {mine}:2"
-    )
+    said = refusal(ED, settings, accept_new=True)
+    assert said.startswith("h1 (hosts:1): ") and PLAIN in said and said.endswith(f"revoked in {mine}:2")
 
 
 def test_the_error_for_a_changed_key_has_the_listed_key_of_the_same_type(settings):
     (mine,) = settings.user_known_hosts
     list_in(mine, f"node1 {RSA.line}", f"node1 {OTHER.line}", f"@revoked node1 {RSA.line}")
     said = refusal(ED, settings, accept_new=True)
-    assert said.startswith(
-        f"h1 (hosts:1): its host key has changed: it sent ssh-ed25519 {PLAIN}, but {mine}:2 has ssh-ed25519 "
-        f"{OTHER.fingerprint}; this may be an attack"
-    )
+    assert said.startswith("h1 (hosts:1): its host key has changed")
+    assert f"sent ssh-ed25519 {PLAIN}, but {mine}:2 has ssh-ed25519 {OTHER.fingerprint}" in said
     assert said.endswith(f"ssh-keygen -f {mine} -R node1")
     assert f"but {mine}:1 has ssh-rsa" in refusal(Key("ecdsa-sha2-nistp256", b"x"), settings), "it has none of the kind"
 
 
 def test_the_error_for_an_unknown_host_has_the_command_that_accepts_it(settings):
     (mine,) = settings.user_known_hosts
-    assert refusal(ED, settings) == (
-        f"h1 (hosts:1): its host key is not known here: node1 sent ssh-ed25519 {PLAIN}; compare this "
-        "fingerprint with the one from the host's administrator, then accept it with ssh-keyscan -t ed25519 Node1 "
-        f">> {mine} or with --accept-new-host-keys"
-    )
+    said = refusal(ED, settings)
+    assert said.startswith("h1 (hosts:1): ") and f"not known here: node1 sent ssh-ed25519 {PLAIN}" in said
+    assert f"ssh-keyscan -t ed25519 Node1 >> {mine} or with --accept-new-host-keys" in said
     at_a_port = replace(settings, port=2222)
     assert "ssh-keyscan -p 2222 -t rsa Node1 >>" in refusal(RSA, at_a_port)
     assert "ssh-keyscan -p 2222 -t ecdsa Node1 >>" in refusal(Key("ecdsa-sha2-nistp256", b"x"), at_a_port)
@@ -149,12 +139,6 @@ def test_a_new_key_is_saved_if_requested(settings):
     assert len(base64.b64decode(hashed.split("|")[2])) == 20
 
 
-def test_a_file_with_bytes_that_are_not_utf8_is_read(tmp_path):
-    path = tmp_path / "known"
-    path.write_bytes(b"# caf\xe9\n" + f"h1 {ED.line}\n".encode())
-    assert entries([path]) == [Entry("", "h1", ED, path, 2)]
-
-
 def test_two_launchers_that_accept_a_key_at_once_list_it_once(settings):
     """The second waits for the file's lock, and then looks again."""
     path = settings.user_known_hosts[0]
@@ -168,14 +152,12 @@ def test_two_launchers_that_accept_a_key_at_once_list_it_once(settings):
         first.write(f"node1 {ED.line}\n")
         first.flush()
         fcntl.flock(first, fcntl.LOCK_UN)
-        second.result(30)
+        second.result(SECONDS)
     assert path.read_text().count(ED.line) == 1
 
 
 def test_a_new_key_that_cannot_be_saved(settings, tmp_path):
-    said = refusal(ED, replace(settings, user_known_hosts=()), accept_new=True)
-    assert said.endswith("its host key cannot be saved: UserKnownHostsFile is none; set it to a file")
+    assert "UserKnownHostsFile is none" in refusal(ED, replace(settings, user_known_hosts=()), accept_new=True)
     (tmp_path / "ssh").write_text("a file")
-    assert refusal(ED, settings, accept_new=True).startswith(
-        f"h1 (hosts:1): its host key cannot be added to {tmp_path}/ssh/known_hosts: "
-    )
+    said = refusal(ED, settings, accept_new=True)
+    assert said.startswith("h1 (hosts:1): ") and f"cannot be added to {tmp_path}/ssh/known_hosts: " in said

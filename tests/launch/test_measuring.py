@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 
 import pytest
 
 from launch.forecast.measure import supports_measuring
 from launch.job.job import Job, Setting
-from tests.launch.conftest import DEADLINE, ROOT, carriers, wait_for
+from tests.launch.conftest import ROOT, carriers, wait_for
 
 MEASURES = """
 import json, os, sys, time
@@ -38,6 +37,11 @@ def ran(launcher) -> list[dict]:
     return [json.loads(path.read_text()) for path in launcher.folder.glob("ran-*.json")]
 
 
+def rows(text: str) -> list[list[str]]:
+    """Those of the tables of the forecast."""
+    return [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
+
+
 def test_workers_measure_together_and_then_one_alone(launcher):
     elastic = "--elastic", "--min-workers", 2
     text = check(launcher, "-n", 2, "-s", 1, *elastic, launcher.script(MEASURES), "an argument")
@@ -45,11 +49,8 @@ def test_workers_measure_together_and_then_one_alone(launcher):
     assert [each["OMP_NUM_THREADS"] for each in seen] == [str(max(1, CORES // 2))] * 2 + [str(CORES)]
     assert {(each["DMLTRAIN_MEASURE"], each["DMLC_NUM_SERVER"]) for each in seen} == {("5", "0")}
     assert {each["DMLTRAIN_ELASTIC"] for each in seen} == {None}, "each measures alone"
-    rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
-    assert rows[-2:] == [
-        ["1", "0", "100", "0", "100", "640", "1.0", "100 %"],
-        ["2", "1", "150", "0", "150", "853", "1.3", "67 %"],
-    ], text
+    alone, together = "1 0 100 0 100 640 1.0 100 %", "2 1 150 0 150 853 1.3 67 %"
+    assert [" ".join(row) for row in rows(text)[-2:]] == [alone, together], text
     assert "Distributing pays: 2 workers are 1.3 times as fast as one worker on localhost" in text
     assert "All traffic stays on one host" in text
     assert not (launcher.folder / "logs").exists()
@@ -70,15 +71,14 @@ print("DMLTRAIN_MEASURE", json.dumps({"seconds_per_step": seconds, "samples_per_
 @pytest.mark.parametrize(
     ("disturbance", "times", "row", "words"),
     [
-        ("passes", 2, ["2", "2", "150", "0", "150", "853", "1.3", "67 %"], "Distributing pays"),
-        ("stays", 3, ["2", "2", "150", "0", "150", "853", "2.0", "100 %"], "Not reliable: a worker alone on localhost"),
+        ("passes", 2, "2 2 150 0 150 853 1.3 67 %", "Distributing pays"),
+        ("stays", 3, "2 2 150 0 150 853 2.0 100 %", "Not reliable: a worker alone on localhost"),
     ],
 )
 def test_implausible_results_are_measured_again(launcher, disturbance, times, row, words):
     text = check(launcher, "-n", 2, launcher.script(DISTURBED), disturbance)
     assert len(ran(launcher)) == 2 + times
-    rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if re.match(r"\| +\d+ \| +\d+ \| ", line)]
-    assert rows[-1] == row and words in text, text
+    assert " ".join(rows(text)[-1]) == row and words in text, text
     assert ("Not reliable" in text) == (disturbance == "stays")
 
 
@@ -90,8 +90,13 @@ def test_a_program_without_measuring_is_not_started(launcher):
     assert not (launcher.folder / "it ran").exists()
 
 
-def test_hosts_can_be_checked_for_an_elastic_job_of_any_size(launcher):
-    check(launcher, "--elastic", "--min-workers", 2)
+@pytest.mark.parametrize(
+    ("options", "why"), [("-n 1 -s 0", "without servers (-s 0)"), ("", "give the number of workers with -n")]
+)
+def test_why_there_is_no_forecast(launcher, options, why):
+    assert why in check(launcher, *options.split(), launcher.script(MEASURES))
+    assert ran(launcher) == []
+    check(launcher, "--elastic", "--min-workers", 2)  # hosts can be checked for an elastic job of any size
 
 
 def test_a_program_that_ignores_the_request_to_measure_is_reported(launcher):
@@ -107,21 +112,12 @@ def test_a_program_that_fails_is_quoted(launcher):
     assert "hush-hush-7" not in text + result.err
 
 
-@pytest.mark.parametrize(
-    ("options", "why"), [(("-n", 1, "-s", 0), "without servers (-s 0)"), ((), "give the number of workers with -n")]
-)
-def test_why_there_is_no_forecast(launcher, options, why):
-    assert why in check(launcher, *options, launcher.script(MEASURES))
-    assert ran(launcher) == []
-
-
 def test_an_impatient_user_leaves_nothing_behind(launcher):
-    launched = launcher.start(
-        "--check", "-n", 2, launcher.script("import time; open('ready', 'w'); time.sleep(100)  # DMLTRAIN_MEASURE")
-    )
+    script = launcher.script("import time; open('ready', 'w'); time.sleep(100)  # DMLTRAIN_MEASURE")
+    launched = launcher.start("--check", "-n", 2, script)
     wait_for((launcher.folder / "ready").exists, "a process that measures")
     launched.signal(signal.SIGINT)
-    result = launched.wait(DEADLINE)
+    result = launched.wait()
     assert result.code == 130, result
     assert "No forecast" in result.out.decode() and "the launcher got SIGINT" in result.out.decode(), result
     wait_for(lambda: not carriers(f"TMPDIR={launcher.folder / 'tmp'}"), "the end of all processes")
@@ -129,22 +125,9 @@ def test_an_impatient_user_leaves_nothing_behind(launcher):
 
 @pytest.mark.thorough
 def test_a_training_program_of_dmltrain(launcher):
-    text = check(
-        launcher,
-        "-n",
-        2,
-        "-s",
-        2,
-        "--env",
-        "DMLTRAIN_MEASURE=0.3",
-        "--env",
-        "TORCHINDUCTOR_CACHE_DIR=.",
-        ROOT / "examples" / "train_digits.py",
-        "--network",
-        "mlp",
-        "--kv-store",
-        "dist_sync",
-    )
+    options = ["-n", "2", "-s", "2", "--env", "DMLTRAIN_MEASURE=0.3", "--env", "TORCHINDUCTOR_CACHE_DIR=."]
+    program = ROOT / "examples" / "train_digits.py"
+    text = check(launcher, *options, program, "--network", "mlp", "--kv-store", "dist_sync")
     assert "Forecast for dist_sync: mlp, batch 32 per worker, --gc-type none" in text, text
     assert "This forecast gives bounds" in text
 
@@ -172,5 +155,5 @@ def test_which_programs_measure_themselves(tmp_path, source, heeds):
 
 
 def test_other_programs_measure_if_the_variable_is_set():
-    assert not supports_measuring(Job("j", "m", tuple(shlex.split("python gone.py")), 1, 1, "/"))
+    assert not supports_measuring(Job("j", "m", ("python", "gone.py"), 1, 1, "/"))
     assert supports_measuring(Job("j", "m", ("binary",), 1, 1, "/", settings=(Setting("DMLTRAIN_MEASURE", "5"),)))
