@@ -46,14 +46,11 @@ def test_no_other_division_is_quicker(speeds, total):
 
 
 def test_a_slow_host_slows_a_job_by_its_share():
-    shares = divided([1.0, 1.0, 1.0, 1.0, 0.5], 160, 2.0)
+    speeds = [1.0, 1.0, 1.0, 1.0, 0.5]
+    shares = divided(speeds, 160, 2.0)
     assert shares == (36, 36, 36, 35, 17)
-    assert seconds([32] * 5, [1, 1, 1, 1, 0.5]) / seconds(shares, [1, 1, 1, 1, 0.5]) == pytest.approx(64 / 36)
-
-
-def test_equal_speeds_give_equal_parts():
-    assert divided([3.0] * 5, 160, 2.0) == (32,) * 5
-    assert divided([3.0] * 3, 64, 1.0) == (22, 21, 21)
+    assert seconds([32] * 5, speeds) / seconds(shares, speeds) == pytest.approx(64 / 36)
+    assert divided([3.0] * 5, 160, 2.0) == (32,) * 5 and divided([3.0] * 3, 64, 1.0) == (22, 21, 21)
 
 
 # decisions
@@ -68,15 +65,11 @@ def test_a_decision_needs_the_speed_of_every_member():
     assert not balance.report(view, 3, 1.0, 100.0), "it waits for the next view"
 
 
-def test_without_the_option_nothing_is_divided():
+def test_nothing_is_divided_without_the_option_or_between_more_members_than_samples():
     balance, view = Balance(Balancing()), view_of(range(2))
     assert not reported(balance, view, [1.0, 9.0])
     assert balance.next_view(view, view_of([0], number=2)).shares == ()
-
-
-def test_fewer_samples_than_members_are_not_divided():
-    balance, view = Balance(Balancing(2)), view_of(range(3))
-    assert not reported(balance, view, [1.0, 9.0, 9.0])
+    assert not reported(Balance(Balancing(2)), view_of(range(3)), [1.0, 9.0, 9.0])
 
 
 def test_reports_of_an_earlier_view_do_not_count():
@@ -119,14 +112,10 @@ def test_those_who_stay_keep_their_proportions(members, joined, each, shares):
 
 def test_a_proposal_counts_for_those_who_are_left():
     balance, view = Balance(SETTINGS), view_of(range(4))
+    assert balance.next_view(view, view_of([0, 3], number=2)).shares == (), "equal parts stay equal"
     assert reported(balance, view, [2.0, 1.0, 1.0, 1.0])
     assert balance.next_view(view, view_of([0, 1, 3], number=2)).shares == (80, 40, 40)
     assert balance.proposal == ()
-
-
-def test_equal_parts_stay_equal_when_members_go():
-    balance, view = Balance(SETTINGS), view_of(range(4))
-    assert balance.next_view(view, view_of([0, 3], number=2)).shares == ()
 
 
 # in the long run
@@ -176,7 +165,7 @@ def test_a_gain_that_is_too_small_is_no_reason():
     assert reported(balance, view, [1.0, 1.0 / (2 * GAIN - 1) - 0.002])
 
 
-def test_impossible_settings_are_refused():
-    for values in ((-1,), (1, -1), (1, 0, 0.5), (1, 0, math.inf), (1, 0, math.nan)):
-        with pytest.raises(ValueError, match="expected 0 or more samples, and a limit of 1 or more"):
-            Balancing(*values)
+@pytest.mark.parametrize("values", [(-1,), (1, -1), (1, 0, 0.5), (1, 0, math.inf), (1, 0, math.nan)], ids=str)
+def test_impossible_settings_are_refused(values):
+    with pytest.raises(ValueError, match="0 or more samples.* limit of 1"):
+        Balancing(*values)

@@ -1,62 +1,41 @@
 """The lower bound of communication time, from the bytes that each worker's links have counted."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dmltrain.kvstore.worker.bound import Bound, Carried
+from tests.waiting import SECONDS
 
 V, B, MEMORY = 24e6, 1.25e8, 2e10  # bytes; bytes/s of a card each way, of memory
 
 
-class Together:
-    """Replaces the sum of all workers."""
-
-    def __init__(self, workers):
-        self.meeting, self.given = threading.Barrier(workers), {}
-
-    def store(self, rank, workers):
-        def all_reduce(name, array):
-            self.given[rank] = array
-            self.meeting.wait(10.0)
-            total = sum(self.given.values())
-            self.meeting.wait(10.0)
-            return total
-
-        return SimpleNamespace(rank=rank, num_workers=workers, all_reduce=all_reduce, barrier=lambda: None)
-
-
 def bounds(worker_hosts, server_hosts, rate, shm=True, took=100.0):
     """Each worker's seconds for a step of V bytes, where each link that crosses carries `rate` in the probe."""
-    workers, found = len(worker_hosts), {}
-    together = Together(workers)
+    workers, given = len(worker_hosts), {}
+    meeting = threading.Barrier(workers)
 
     def one(rank):
-        own = worker_hosts[rank]
-        servers = [
-            SimpleNamespace(link=SimpleNamespace(own_arena=1 if shm and host == own else None)) for host in server_hosts
-        ]
-        bound = Bound(
-            together.store(rank, workers),
-            servers,
-            None,
-            {},
-            [*worker_hosts, *server_hosts],
-            lambda links, meet: [rate] * len(links),
-            lambda: MEMORY,
-        )
-        share = np.full(len(servers), V / len(servers)) * bound._crossing
-        beside = sum(server.link.own_arena is not None for server in servers)
-        found[rank] = bound.seconds(Carried(share, share, V * beside / len(servers)), took)
+        def all_reduce(name, array):
+            given[rank] = array
+            meeting.wait(SECONDS)
+            total = sum(given.values())
+            meeting.wait(SECONDS)
+            return total
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20.0)
-    return [found[rank] for rank in range(workers)]
+        store = SimpleNamespace(rank=rank, num_workers=workers, all_reduce=all_reduce, barrier=lambda: None)
+        arenas = [1 if shm and host == worker_hosts[rank] else None for host in server_hosts]
+        servers = [SimpleNamespace(link=SimpleNamespace(own_arena=arena)) for arena in arenas]
+        hosts = [*worker_hosts, *server_hosts]
+        bound = Bound(store, servers, None, {}, hosts, lambda links, meet: [rate] * len(links), lambda: MEMORY)
+        share = np.full(len(servers), V / len(servers)) * bound._crossing
+        return bound.seconds(Carried(share, share, V * arenas.count(1) / len(servers)), took)
+
+    with ThreadPoolExecutor(workers) as threads:
+        return list(threads.map(one, range(workers)))
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -74,27 +53,20 @@ def test_servers_on_hosts_of_their_own(n, s):
     assert found == pytest.approx([max(V / B, n * V / (s * B))] * n)
 
 
-def test_workers_of_one_host_share_its_card():
-    assert bounds(["a", "a"], ["b"], B / 2) == pytest.approx([2 * V / B] * 2)
-
-
-def test_inside_a_host_memory_is_the_limit():
-    assert bounds(["a", "a"], ["a"], 0.0) == pytest.approx([3 * V / MEMORY] * 2)
-
-
-def test_on_one_host_loopback_stands_for_the_network():
-    assert bounds(["a", "a"], ["a"], rate=1e9, shm=False) == pytest.approx([V / 1e9] * 2)
-
-
-def test_the_network_carries_at_least_what_it_has_carried():
-    """The probe was disturbed and found a tenth of the rate that the network then had."""
-    limit = 2 * V / B
-    assert bounds(["a", "b"], ["c"], rate=B / 20, took=limit) == pytest.approx([limit] * 2)
-
-
-def test_links_inside_a_host_do_not_use_its_network_card():
-    """--transport tcp on several hosts."""
-    assert bounds(["a", "b"], ["a", "b"], rate=B / 2, shm=False) == pytest.approx([2 * V / (2 * B)] * 2)
+@pytest.mark.parametrize(
+    "workers, servers, rate, shm, took, seconds",
+    [
+        pytest.param("aa", "b", B / 2, True, 100.0, 2 * V / B, id="workers of one host share its card"),
+        pytest.param("aa", "a", 0.0, True, 100.0, 3 * V / MEMORY, id="inside a host memory is the limit"),
+        pytest.param("aa", "a", 1e9, False, 100.0, V / 1e9, id="on one host loopback stands for the network"),
+        # the probe was disturbed and found a tenth of the rate that the network then had
+        pytest.param("ab", "c", B / 20, True, 2 * V / B, 2 * V / B, id="it carries what it has carried"),
+        # --transport tcp on several hosts
+        pytest.param("ab", "ab", B / 2, False, 100.0, V / B, id="links inside a host do not use its card"),
+    ],
+)
+def test_what_limits_two_workers(workers, servers, rate, shm, took, seconds):
+    assert bounds(workers, servers, rate, shm, took) == pytest.approx([seconds] * 2)
 
 
 def test_the_relays_traffic_uses_the_hosts_network_card():
