@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.waiting import SECONDS
+
 PROGRAM = """
 import atexit, threading
 from dmltrain.kvstore.server.pool import Pool
@@ -11,7 +13,7 @@ pool, done = Pool(2, "arithmetic"), threading.Event()
 
 def late():
     pool.submit(done.set)
-    print(done.wait(10.0))
+    print(done.wait(60.0))
 
 atexit.register(late)
 """
@@ -19,5 +21,5 @@ atexit.register(late)
 
 def test_a_relay_still_sums_for_others_after_its_own_program_has_ended():
     """Kvstores that the program left open are closed then, when concurrent.futures accepts no more work."""
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=30.0)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=SECONDS)
     assert ended.stdout == "True\n"

@@ -14,6 +14,8 @@ from dmltrain.kvstore.transport import host, link, message, rendezvous
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 from tests.kvstore.made import start
+from tests.kvstore.whole_job import begun
+from tests.waiting import SECONDS
 
 ENVIRONMENT = Environment(role="worker", index=1, num_workers=2, num_servers=1, job="job", key=b"key")
 
@@ -62,14 +64,12 @@ def test_a_relay_that_loses_its_server_reports_it_even_after_its_own_worker_fini
         Routes(environment, start_message, sharing, lost.put, pytest.fail)
         for environment, sharing in zip(environments, shares, strict=True)
     )
-    leaving = threading.Thread(target=first.relay.leave, args=(over,))
-    leaving.start()
+    leaving = begun(first.relay.leave, over)
     first.relay.links[0].link.cut()
-    found = lost.get(timeout=10.0)
+    found = lost.get(timeout=SECONDS)
     assert (found.own.role, found.own.index, found.peer.role, found.peer.index) == ("relay", 0, "server", 0)
     over.set()
-    leaving.join(10.0)
-    assert not leaving.is_alive(), "the job is over"
+    leaving.result(SECONDS)  # the job is over
     for each in (*first.links, *second.links):
         each.link.cut()
 
@@ -84,4 +84,4 @@ def test_a_lost_link_to_a_replacement_names_the_host_of_the_replacement(server):
     routes.announce(view, [message.NewServer(0, replace(address, host_name="h9"))])
     routes.enter(view, connects=True)
     routes.servers[0].link.cut()
-    assert lost.get(timeout=10.0).peer.host == "h9"
+    assert lost.get(timeout=SECONDS).peer.host == "h9"
