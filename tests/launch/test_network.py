@@ -43,9 +43,6 @@ def of_two(have: dict[str, list[dict]], *reached: str, **more: object) -> list[t
     return [found["h1"], found["h2"]]
 
 
-# -- the common network --------------------------------------------------------------------------------------------
-
-
 def test_the_only_network_of_all_hosts():
     have = {
         "h1": nics("eth0 192.168.1.4/24", "ib0 10.0.0.1/24"),
@@ -103,9 +100,6 @@ def test_hosts_without_a_common_network_need_addresses():
     assert all(cure in said for cure in ("--interface", "--subnet", "addr="))
 
 
-# -- what the user says --------------------------------------------------------------------------------------------
-
-
 def test_addr_wins_and_the_others_join_its_network():
     have = pair("eth0 10.0.0.1/24", "ib0 10.9.0.1/24")
     told = Host("h1", "10.9.0.1")
@@ -155,9 +149,6 @@ def test_a_single_host_has_what_ssh_reached_or_loopback():
     assert choose([H1], have) == choose([H1], {"h1": interfaces()}) == {"h1": ("127.0.0.1", "lo")}
     assert choose([H1], have, interface="eth1") == {"h1": ("10.1.0.1", "eth1")}
     assert choose([H1], {}) == {"h1": ("127.0.0.1", "")}
-
-
-# -- one host, and one machine twice -------------------------------------------------------------------------------
 
 
 def test_one_machine_under_two_names():

@@ -42,9 +42,6 @@ def refusal(*arguments) -> str:
     return str(caught.value)
 
 
-# -- the policies
-
-
 @pytest.mark.parametrize("policy", ["dmlc", "pack", "spread"])
 def test_on_one_host_everything_is_there_in_launch_order(policy):
     one = plain(1)
@@ -117,9 +114,6 @@ def test_the_listing_explains_each_policy():
     assert all(len(each.partition(" (")[2].split()) > 4 for each in found), found
 
 
-# -- what is refused
-
-
 HAVE = "the hosts have slots for"
 PACK = "--placement pack: the number of workers that fill"
 
@@ -157,8 +151,6 @@ PACK = "--placement pack: the number of workers that fill"
 def test_jobs_that_do_not_fit_are_refused(arguments, message):
     assert refusal(*arguments).startswith(message)
 
-
-# -- whatever comes
 
 HOSTS = st.lists(
     st.fixed_dictionaries(

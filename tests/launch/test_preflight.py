@@ -52,9 +52,6 @@ def test_the_request_describes_the_processes(job):
     assert "DMLC_ROLE" in asked["unset"]
 
 
-# -- the program ---------------------------------------------------------------------------------------------------
-
-
 NO_FOLDER = {"path": "/work", "exists": True, "writable": False}
 NO_SCRIPT = {"path": "train.py", "exists": True, "readable": False}
 
@@ -99,9 +96,6 @@ def test_programs_that_cannot_start(job, argv, code, message):
     problem = only(judge(replace(job, argv=(argv,), needs=())))
     assert problem.code == code
     assert problem.text.startswith("node03: " + message.format(folder=folder))
-
-
-# -- Python and its modules ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -164,9 +158,6 @@ def test_hosts_with_different_versions_are_a_warning():
     assert "mxnet" not in problem.text and "dmltrain" not in problem.text
 
 
-# -- the machine ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gpus", [("0",), ("1", "0"), ("GPU-bb22",), ("GPU-aa",), ("MIG-1",), ()])
 def test_gpus_that_are_there(job, gpus):
     assert judge(job, replace(HOST, gpus=gpus), gpus=GPUS) == []
@@ -217,9 +208,6 @@ def test_what_is_not_known_is_not_wrong(job):
     unknown = {**dict.fromkeys(names), "disk": {"/tmp": None}}
     assert problems(replace(HOST, gpus=("0",)), unknown, request(job, HOST)) == []
     assert problems(HOST, {}, request(job, HOST)) == []
-
-
-# -- the paths -----------------------------------------------------------------------------------------------------
 
 
 def test_paths_that_fail_are_named_with_their_cure():

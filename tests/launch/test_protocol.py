@@ -263,9 +263,6 @@ def test_a_heartbeat_does_not_fit_into_a_packet_even_where_ssh_compresses_all():
         assert len(stream.compress(encode_command(beat)) + stream.flush(zlib.Z_SYNC_FLUSH)) > 1500
 
 
-# -- limits ----------------------------------------------------------------------------------------------------------
-
-
 class Endless:
     """A channel that never ends: a greeting, then `first`, then zeros; `went` counts its bytes."""
 

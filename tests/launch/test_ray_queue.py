@@ -227,9 +227,6 @@ def test_what_the_dry_run_prints_works_by_hand(ray: Dashboard, tmp_path: Path):
     assert ray.submitted["entrypoint"] == entrypoint(words)
 
 
-# -- the command that follows ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["while the job runs", "when it has ended"])
 def test_ctrl_c_stops_the_job_and_keeps_its_last_words(ray: Dashboard, tmp_path: Path, moment: str):

@@ -27,10 +27,11 @@ def test_the_wait_doubles_with_each_loss_on_the_host():
     assert lose(replacements, 9, "b", 900.0) == 1, "each host has its own"
 
 
-def test_the_wait_begins_again_once_for_each_replacement_that_lives_long():
+def test_the_wait_begins_again_once_for_each_replacement_that_lives_long_on_its_own_host():
     replacements = Replacements(20)
     for task in range(3):
         lose(replacements, task, "a", 0.0)
+    lose(replacements, 20, "b", 0.0)
     replacements.due(4.0)
     replacements.started(10, "a", 4.0)
     assert lose(replacements, 3, "a", 4.0 + LIVED_SECONDS - 0.125) == 8
@@ -40,15 +41,7 @@ def test_the_wait_begins_again_once_for_each_replacement_that_lives_long():
     assert lose(replacements, 11, "a", 100.0 + LIVED_SECONDS) == 1, "it was lost after it had lived long"
     replacements.started(12, "a", 200.0)
     assert lose(replacements, 12, "a", 201.0) == 2
-
-
-def test_a_replacement_that_lives_long_helps_its_own_host_only():
-    replacements = Replacements(20)
-    lose(replacements, 0, "a", 0.0)
-    lose(replacements, 1, "b", 0.0)
-    replacements.started(10, "b", 1.0)
-    assert lose(replacements, 2, "a", 1000.0) == 2
-    assert lose(replacements, 3, "b", 1000.0) == 1
+    assert lose(replacements, 21, "b", 1000.0) == 2, "nothing has lived there"
 
 
 def test_the_own_host_comes_first_then_the_one_with_the_fewest_workers_that_has_room():
@@ -85,30 +78,23 @@ class Hosts:
         self.most = self.random.randrange(12)
         self.replacements = Replacements(self.most)
         self.slots = {name: self.random.choice([1, 2, 3, math.inf]) for name in "abcd"}
-        self.workers = {task: name for task, name in enumerate("aabbccd") if self._fits(task, name)}
-        self.next_task, self.now = 100, 0.0
-        self.dead: set[str] = set()
+        first = "aabbccd"
+        self.workers = {n: name for n, name in enumerate(first) if first[:n].count(name) < self.slots[name]}
+        self.now, self.dead = 0.0, set()
         self.begun: dict[int, float] = {}  # by task of each replacement: its start
         self.events: list[tuple[float, str, str]] = []  # time, "loss" or "long", host
 
-    def _fits(self, task: int, name: str) -> bool:
-        return "aabbccd"[:task].count(name) < self.slots[name]
-
     def seats(self) -> list[Seat]:
         there = [*self.workers.values(), *(each.host for each in self.replacements.waiting)]
-        return [
-            Seat(name, there.count(name), self.slots[name] - there.count(name))
-            for name in self.slots
-            if name not in self.dead
-        ]
+        living = [name for name in self.slots if name not in self.dead]
+        return [Seat(name, there.count(name), self.slots[name] - there.count(name)) for name in living]
 
     def expected_wait(self, host: str) -> float:
         """From the whole history: the losses there since a replacement was there for long."""
         found = 0
-        for _, what, _ in sorted(
-            (event for event in self.events if event[2] == host and event[0] <= self.now), key=lambda e: (e[0], e[1])
-        ):
-            found = 0 if what == "long" else found + 1
+        for time, what, where in sorted(self.events):
+            if where == host and time <= self.now:
+                found = 0 if what == "long" else found + 1
         return min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** max(0, found - 1))
 
     def lose(self, task: int) -> None:
@@ -135,17 +121,13 @@ class Hosts:
         for task in [task for task, name in self.workers.items() if name == host]:
             self.lose(task)
 
-    def start_due(self) -> None:
-        for each in self.replacements.due(self.now):
-            self.workers[self.next_task] = each.host
-            self.begun[self.next_task] = self.now
-            self.events.append((self.now + LIVED_SECONDS, "long", each.host))
-            self.replacements.started(self.next_task, each.host, self.now)
-            self.next_task += 1
-
     def step(self) -> None:
         self.now += self.random.choice([0.25, 1.0, 7.0, 65.0])
-        self.start_due()
+        for each in self.replacements.due(self.now):
+            task = 100 + len(self.begun)
+            self.workers[task], self.begun[task] = each.host, self.now
+            self.events.append((self.now + LIVED_SECONDS, "long", each.host))
+            self.replacements.started(task, each.host, self.now)
         what = self.random.random()
         if what < 0.6 and self.workers:
             self.lose(self.random.choice(sorted(self.workers)))

@@ -35,9 +35,6 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-# -- what it starts with -----------------------------------------------------------------------------------------------
-
-
 def test_a_process_has_its_environment_and_folder_and_nothing_on_its_standard_input(talk):
     said = 'echo "$ADDED|$HOME|$DMLC_ROLE|$PWD"; readlink /proc/self/fd/0; cat "$DMLTRAIN_KEY_FILE"; exit 4'
     environment = {"ADDED": "a b", "DMLTRAIN_JOB": talk.mark}
@@ -87,9 +84,6 @@ def test_the_address_that_ssh_reached_comes_from_sshd(monkeypatch, said, address
     assert reached_at() == ""
 
 
-# -- why it cannot start -----------------------------------------------------------------------------------------------
-
-
 CANNOT_START = {
     "no-such-program": (127, "program no-such-program not found in PATH on here (working directory {folder})"),
     "./gone": (127, "program ./gone not found on here (working directory {folder})"),
@@ -132,9 +126,6 @@ def test_a_refused_process_closes_its_listening_socket(talk):
         pass
 
 
-# -- the job's folder --------------------------------------------------------------------------------------------------
-
-
 def test_key_and_certificate_are_in_private_files_until_the_job_ends(tmp_path, monkeypatch):
     talk = Conversation(tmp_path)
     (folder,) = Path(tempfile.gettempdir()).glob(f"dmltrain-{talk.mark}.*")
@@ -165,9 +156,6 @@ def test_the_folder_of_a_killed_agent_goes_with_that_of_its_successor(tmp_path, 
     with pytest.raises(Refusal, match="private folder in TMPDIR or /tmp: No such file") as said:
         RunFolder("job").create("secret", "")
     assert said.value.code == 125
-
-
-# -- ports -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_port_is_held_for_one_purpose_until_it_is_taken():

@@ -19,6 +19,18 @@ class Killed(Exception):
     pass
 
 
+def split(data: bytes) -> tuple[list[tuple[int, int, bytes]], bytes]:
+    """Whole frames (kind, task, content), and what is left."""
+    found = []
+    while len(data) >= HEADER.size:
+        kind, task, length = HEADER.unpack_from(data)
+        if len(data) < HEADER.size + length:
+            break
+        found.append((kind, task, data[HEADER.size : HEADER.size + length]))
+        data = data[HEADER.size + length :]
+    return found, data
+
+
 class Launcher:
     """Reads frames as a launcher does: output to a log, then its mark; events to a queue, then to the journal. It is
     killed at a random one of these steps. What is on disk is given to the next one."""
@@ -38,13 +50,9 @@ class Launcher:
 
     def feed(self, data: bytes) -> None:
         self.data += data
-        while len(self.data) >= HEADER.size:
-            kind, task, length = HEADER.unpack_from(self.data)
-            payload = self.data[HEADER.size : HEADER.size + length]
-            if len(payload) < length:
-                return
-            self.data = self.data[HEADER.size + length :]
-            self.take(kind, task, payload)
+        whole, self.data = split(self.data)
+        for frame in whole:
+            self.take(*frame)
 
     def take(self, kind: int, task: int, payload: bytes) -> None:
         number = self.stream.begin()
@@ -54,10 +62,9 @@ class Launcher:
                 self.queue.append(((number, 0), payload))
         elif number > self.kept.frame(task):
             log = self.disk["logs"].setdefault(task, bytearray())
-            log += payload[: len(payload) // 2]
-            self.step()
-            log += payload[len(payload) // 2 :]
-            self.step()
+            for half in (payload[: len(payload) // 2], payload[len(payload) // 2 :]):
+                log += half
+                self.step()
             self.kept.put(task, number, len(log))
         self.step()
         self.stream.end()
@@ -135,13 +142,7 @@ def test_of_all_launchers_the_last_one_has_the_agent():
 
 
 def frames(spool: Spool) -> list[tuple[int, int, bytes]]:
-    found = []
-    while data := spool.read(1):
-        while data:
-            kind, task, length = HEADER.unpack_from(data)
-            found.append((kind, task, data[HEADER.size : HEADER.size + length]))
-            data = data[HEADER.size + length :]
-    return found
+    return split(b"".join(iter(lambda: spool.read(1), b"")))[0]
 
 
 def test_above_its_limit_output_is_left_out_and_counted(tmp_path):

@@ -31,9 +31,6 @@ def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-# -- a ProxyCommand --------------------------------------------------------------------------------------------------
-
-
 def test_what_is_sent_is_the_commands_input_and_its_output_comes_back():
     proxy = ProxyCommand("sh -c 'read line; echo \"<$line>\"; cat'")
     assert proxy.line.send(b"hello\n") == 6
@@ -89,9 +86,6 @@ def test_how_a_command_ended(command, words):
     assert proxy.failure() == words
     proxy.kill()
     proxy.line.close()
-
-
-# -- a line ----------------------------------------------------------------------------------------------------------
 
 
 class Broken:
@@ -164,9 +158,6 @@ def test_a_line_that_stands_still_fails_and_one_that_moves_does_not():
     with pytest.raises(OSError, match="nothing could be sent for 8 s") as caught:
         line.send(b"x")
     assert line.failure is caught.value
-
-
-# -- TCP -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_tcp_line_moves_bytes_both_ways_and_closes():

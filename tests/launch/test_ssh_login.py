@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import queue
 import re
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
@@ -80,12 +81,6 @@ def test_a_passed_deadline_leaves_ten_milliseconds():
     assert 999 < Deadline.after(1000.0).left <= 1000 and not Deadline.after(1000.0).passed
 
 
-def test_a_refused_login_leaves_no_connection(sshds, home):  # noqa: F811
-    sshd = sshds(known=False)
-    assert "host key is not known here" in str(refusal(access(home), target(sshd)))
-    wait_for(lambda: not sshd.children(), "the end of its connections")
-
-
 @pytest.mark.parametrize(("connect_timeout", "seconds"), [("0.2", 600.0), ("600", 0.2)])
 def test_a_silent_address_is_given_up_at_the_earlier_of_two_deadlines(home, silent, connect_timeout, seconds):  # noqa: F811
     home.configure(block("far", f"ConnectTimeout {connect_timeout}", f"Port {silent}"))
@@ -107,6 +102,12 @@ def test_an_address_is_tried_after_others_that_refuse(closed):
         line = tcp("localhost", closed, SECONDS)  # ::1 first, where there is IPv6
         assert probe.connect_ex(("127.0.0.1", closed)) == 0
         line.close()
+
+
+def test_a_refused_login_leaves_no_connection(sshds, home):  # noqa: F811
+    sshd = sshds(known=False)
+    assert "host key is not known here" in str(refusal(access(home), target(sshd)))
+    wait_for(lambda: not sshd.children(), "the end of its connections")
 
 
 # -- hops --------------------------------------------------------------------------------------------------------------
@@ -261,8 +262,7 @@ def test_without_an_agent_keys_are_those_of_files(home, monkeypatch, tmp_path, t
 
 
 def test_files_without_a_key_are_ignored(home, tmp_path):  # noqa: F811
-    names = ("nothing", "text", "folder", "cut off")
-    nothing, text, folder, cut = (tmp_path / name.replace(" ", "-") for name in names)
+    nothing, text, folder, cut = (tmp_path / name for name in ("nothing", "text", "folder", "cut-off"))
     nothing.touch()
     text.write_bytes(b"-----BEGIN OPENSSH PRIVATE KEY-----\n\xff\n-----END OPENSSH PRIVATE KEY-----\n")
     folder.mkdir()
@@ -270,13 +270,10 @@ def test_files_without_a_key_are_ignored(home, tmp_path):  # noqa: F811
     found = settings(home, nothing, text, folder, cut, tmp_path / "none", home.key)
     assert offered(found) == [str(home.key)]
     assert Keys(nobody).locked(found) == []
-
-
-@pytest.mark.parametrize("said", ["", "ssh-ed25519", "ssh-ed25519 #", "ssh-ed25519 AAAA", "ssh-rsa AAAA\udcff"])
-def test_an_unreadable_public_key_or_certificate_does_not_invalidate_the_private_key(home, said):  # noqa: F811
-    for name in (f"{home.key}.pub", f"{home.key}-cert.pub"):
-        Path(name).write_bytes(said.encode(errors="surrogateescape"))
-    assert offered(settings(home, home.key)) == [str(home.key)]
+    for said in (b"", b"ssh-ed25519", b"ssh-ed25519 #", b"ssh-ed25519 AAAA", b"ssh-rsa AAAA\xff"):
+        for name in (f"{home.key}.pub", f"{home.key}-cert.pub"):
+            Path(name).write_bytes(said)
+        assert offered(settings(home, home.key)) == [str(home.key)], "an unreadable public key or certificate"
 
 
 def test_keys_of_every_kind_are_read_and_encrypted_ones_wait_for_their_passphrase(home, tmp_path):  # noqa: F811
@@ -299,18 +296,16 @@ def test_three_passphrases_may_be_tried_and_a_refusal_is_kept(home, tmp_path):  
     keys.unlock(path)
     assert not answers
     keys.unlock(path)
-    answers = ["wrong"] * 4
-    refused = Keys(lambda question: answers.pop(0))
-    for _ in range(2):
-        with pytest.raises(LaunchError, match=f"^key {path} .* 3 passphrases were wrong$"):
-            refused.unlock(path)
-    assert len(answers) == 1
 
     def ends(question: str) -> str:
         raise EOFError
 
-    with pytest.raises(LaunchError, match=f"^key {path} .* no passphrase was given$"):
-        Keys(ends).unlock(path)
+    answers = ["wrong"] * 4
+    refused = Keys(lambda question: answers.pop(0))
+    for each, said in ((refused, "3 passphrases were wrong"), (refused, "3"), (Keys(ends), "no passphrase was given")):
+        with pytest.raises(LaunchError, match=f"^key {path} .* {said}"):
+            each.unlock(path)
+    assert len(answers) == 1
 
 
 def test_a_key_that_another_hosts_login_unlocks_meanwhile_is_tried(sshds, home, tmp_path):  # noqa: F811
@@ -389,19 +384,18 @@ class Terminal:
         self.others = [os.dup(self.ours) for _ in range(others)]
         self.prompt = TerminalPrompt(os.ttyname(self.theirs))
 
-    def ask(self) -> tuple[threading.Thread, list[str | type[EOFError]]]:
-        """A thread that asks, and the answer once it has ended."""
-        answers: list[str | type[EOFError]] = []
+    def ask(self) -> Callable[[], str | type[EOFError]]:
+        """Asks in a thread. Returns what waits for the answer."""
+        answers: queue.SimpleQueue[str | type[EOFError]] = queue.SimpleQueue()
 
         def run() -> None:
             try:
-                answers.append(self.prompt.ask("Passphrase? "))
+                answers.put(self.prompt.ask("Passphrase? "))
             except EOFError:
-                answers.append(EOFError)
+                answers.put(EOFError)
 
-        asking = threading.Thread(target=run, daemon=True)
-        asking.start()
-        return asking, answers
+        threading.Thread(target=run, daemon=True).start()
+        return answers.get
 
     def shown(self) -> bytes:
         return os.read(self.ours, 100) if readable([self.ours], SECONDS) else b"nothing"
@@ -427,12 +421,11 @@ def terminal(request) -> Iterator[Terminal]:
 )
 def test_the_answer_is_the_typed_line(terminal, typed, answer):
     before = descriptors()
-    asking, answers = terminal.ask()
+    asking = terminal.ask()
     assert terminal.shown() == b"Passphrase? "
     for each in typed:
         os.write(terminal.ours, each)
-    asking.join(SECONDS)
-    assert answers == [answer]
+    assert asking() == answer
     assert terminal.shown() == b"\r\n", "nothing of it is shown"
     assert descriptors() <= before
 
@@ -440,20 +433,16 @@ def test_the_answer_is_the_typed_line(terminal, typed, answer):
 @pytest.mark.parametrize("terminal", [0, 1100], indirect=True, ids=["few files open", "more than 1024"])
 def test_close_cancels_the_question_and_no_other_is_asked(terminal):
     before = termios.tcgetattr(terminal.theirs)
-    asking, answered = terminal.ask()
+    asking = terminal.ask()
     assert terminal.shown() == b"Passphrase? "
     os.write(terminal.ours, b"secret\n")
-    asking.join(SECONDS)
-    assert answered == ["secret"] and terminal.shown() == b"\r\n"
-    asking, answers = terminal.ask()
+    assert asking() == "secret" and terminal.shown() == b"\r\n"
+    asking = terminal.ask()
     assert terminal.shown() == b"Passphrase? "
     assert termios.tcgetattr(terminal.theirs) != before
     terminal.prompt.close()
     assert termios.tcgetattr(terminal.theirs) == before, "it echoes again"
-    asking.join(SECONDS)
-    again, more = terminal.ask()
-    again.join(SECONDS)
-    assert answers == more == [EOFError]
+    assert [asking(), terminal.ask()()] == [EOFError] * 2
 
 
 @pytest.mark.parametrize("path", ["none", "file"])

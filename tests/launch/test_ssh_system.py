@@ -156,9 +156,6 @@ def test_an_ssh_that_reads_nothing_is_given_up_in_time(tmp_path):
     assert time.monotonic() - began < 300 and caught.value.code == 125
 
 
-# -- an agent that is connected --------------------------------------------------------------------------------------
-
-
 def connected(folder: Path, text: str, **more: object) -> SystemChannel:
     """A channel to a script that greets as an agent does, and then runs `text`."""
     _, sent = channels.agent_command("")

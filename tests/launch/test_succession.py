@@ -172,8 +172,6 @@ def test_workers_are_replaced_while_the_scheduler_is_away_and_find_the_new_one()
     assert start.command.tasks[0].environment["DMLTRAIN_JOIN"] == "1" and start.command.follows
 
 
-# -- with real processes ---------------------------------------------------------------------------------------------
-
 PROGRAM = """
 import json, os, time
 def wait(path):

@@ -76,8 +76,6 @@ def test_servers_that_would_be_idle(launcher, source, servers, warned):
     assert (IDLE in done.err) == warned, done.err
 
 
-# -- what a script uses --------------------------------------------------------------------------------------------
-
 DMLTRAIN, DDP, NEITHER = Script(uses_dmltrain=True), Script(uses_torch_distributed=True), Script()
 
 
