@@ -251,7 +251,7 @@ print("sampled", sum(each.job_cpu * passed for each, passed in zip(channel.sent,
 
 def test_samples_add_up_to_what_a_process_and_its_child_used():
     """However much of a core they get: each process measures itself. A process that has ended counts once."""
-    burn = BURN.format(seconds=0.3)
+    burn = BURN.format(seconds="0.3")
     parent = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}], check=True)\n"
     parent += f"{burn}print('used', sum(os.times()[:4]))\n"
     command = [sys.executable, "-c", SAMPLES, parent]
