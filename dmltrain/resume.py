@@ -117,9 +117,10 @@ def _file(options: Options, saved: Saved, suffix: str) -> Path:
 
 
 def check_all_save(options: Options, store: KVStore) -> None:
-    """Raise UserError if only some workers save checkpoints although these need residuals or states of all workers."""
+    """Raise UserError if only some workers save checkpoints although these need residuals or states of all workers. A
+    worker that joins a job later cannot ask the others."""
     compressed = options.gc_type != "none" and _capabilities(options).residuals
-    if not compressed and not store.kvstore_type.steps_alone:
+    if store.is_alone or (not compressed and not store.kvstore_type.steps_alone):
         return
     count = store.all_reduce("checkpoints", np.array([float(bool(options.model_prefix))]))[0]
     if 0 < count < store.num_workers:

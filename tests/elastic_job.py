@@ -2,8 +2,9 @@
 
 import json
 import re
+import signal
 import socket
-import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from dmltrain import checkpoint, npz
 from dmltrain.audit.count import count
 from dmltrain.audit.views_file import read
 from dmltrain.backends.torch.backend import TorchBackend
+from launch.certificate import new
 from tests.forked_job import ForkedJob, forker
+from tests.waiting import wait_for
 
 PROGRAMS = Path(__file__).parent / "programs"
 AUDIT, PREFIX = ["--audit", "audit"], ["--model-prefix", "m"]
@@ -43,11 +46,81 @@ def come_server(job, number):
     job.processes[name] = job.start(name)
 
 
+@dataclass(frozen=True)
+class Row:
+    """A job: what happens in it, and what is said in it and holds after it."""
+
+    faults: str = ""  # of programs/elastic.py
+    steps: str = "on workers"
+    way: str = "default"
+    options: str = ""
+    workers: int = 3
+    servers: int = 2
+    elastic: int = 1  # as many workers at least
+    env: str = ""  # NAME=VALUE, each without DMLTRAIN_ before it
+    come: tuple[int, ...] = ()  # workers that join in addition
+    come_after: str = ""  # as in `says`; at once, by default
+    workers_come: tuple[tuple[int, str], ...] = ()  # workers whose replacements come, and the faults of these
+    servers_come: tuple[int, ...] = ()  # as the workers, each when the one before it has ended
+    asks: tuple[str, ...] = ()  # for these kvstores, and a staleness: each when the change before it is made
+    codes: dict[str, int] = field(default_factory=dict)  # of workers that end otherwise than by kill -9
+    late: bool = False  # some losses may happen when all ops are made
+    rounding: str = ""  # faults that the replay has, too
+    in_replay: str = ""  # and those that it has besides
+    replayed: bool | None = None  # whether a replay has the same weights; None: see has_replay
+    says: tuple[str, ...] = ()  # "process: pattern"; of any process: "any: pattern"
+    silent: tuple[str, ...] = ()  # what no process says
+    views: dict[str, list] = field(default_factory=dict)  # attribute -> its values, those that are not empty
+
+    @property
+    def loses_server(self) -> bool:
+        return "server/" in self.faults
+
+    @property
+    def has_replay(self) -> bool:
+        """No other job makes the steps of single workers, nor loses what a server had that made the steps."""
+        if self.replayed is not None:
+            return self.replayed
+        return self.steps == "on workers" or (self.steps == "on servers" and not self.loses_server)
+
+    def victims(self, what: str) -> list[str]:
+        """The names of the processes to which this happens."""
+        found = []
+        for fault in filter(None, self.faults.split(",")):
+            member, *_, action = fault.strip().partition(" once ")[0].split(":")
+            if "server/" in action and what in ("kill", "stop") and action.startswith("stop") == (what == "stop"):
+                found.append(action.split()[-1].replace("/", "-"))
+            elif action == what:
+                found.append(f"worker-{member}")
+        return found
+
+
+COME = "once come"  # a fault happens when the scheduler has heard of a newcomer
+STEPS = {  # who makes steps -> options
+    "on workers": "",
+    "on servers": "--update-on-kvstore 1 --mom 0.9",
+    "dist_ssp": "--kv-store dist_ssp --staleness 1 --mom 0.9 --lr 0.02",
+    "dist_async": "--kv-store dist_async --mom 0.9 --lr 0.02",
+}
+WAYS = {  # on the wire -> transport, DMLTRAIN_WIRE, options
+    "default": ("auto", "", ""),
+    "shared memory": ("shm", "", ""),
+    "TCP": ("tcp", "", ""),
+    "tls": ("tcp", "tls", ""),
+    "auth": ("tcp", "auth", ""),
+    "bf16": ("shm", "", "--gc-type bf16"),
+    "fp16": ("shm", "", "--gc-type fp16"),
+    "int8": ("tcp", "", "--gc-type int8"),
+    "2bit": ("shm", "", "--gc-type 2bit"),
+    "topk": ("tcp", "", "--gc-type topk"),
+}
+
+
 class Jobs:
     """Starts jobs of tests/programs/elastic.py."""
 
-    def __init__(self, start_job, forker):
-        self._start, self._forker = start_job, forker
+    def __init__(self, start_job, forker, folder):
+        self._start, self._forker, self._folder = start_job, forker, folder
 
     def start(self, faults, *options, workers=4, servers=2, elastic=1, env=None, program="elastic.py"):
         """`elastic`: as many workers at least; None: a plain job."""
@@ -61,50 +134,179 @@ class Jobs:
             made=lambda folder: ForkedJob(folder=folder, forker=self._forker),
         )
 
-    def survives(
-        self,
-        faults,
-        *options,
-        lost=None,
-        code=KILLED,
-        late=False,
-        rounding="",
-        in_replay="",
-        schedulers=0,
-        servers_lost=(),
-        servers_come=(),
-        **job,
-    ):
-        """Run a job with these faults, and the replay of it. The others than the members `lost` (default: those with
-        faults of their own) and `servers_lost` end with 0; all checks of this module hold. `late`: some of these may be
-        lost when all ops are made. `rounding`: faults that the replay has, too; `in_replay`: that it has besides.
-        `schedulers`: how often the faults kill the scheduler. `servers_come`: the servers whose replacements come, each
-        when the one before it has ended. Returns the job."""
-        own = [each for each in faults.split(",") if each and "server/" not in each]
-        lost = {int(each[0]) for each in own} if lost is None else lost
-        named = (
-            {**job, "env": {**job.get("env", {}), "DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}} if schedulers else job
+    def survives(self, faults, *options, **more):
+        return self.run(Row(faults, options=" ".join(map(str, options)), **more))
+
+    def run(self, row):
+        """Run this job, and its replay, which has none of the faults. All processes end as their faults say, the others
+        with 0, and all checks of this module hold. Returns the job."""
+        options = [*PREFIX, *f"{STEPS[row.steps]} {WAYS[row.way][2]} {row.options}".split()]
+        shape = {"workers": row.workers, "servers": row.servers}
+        faults = ",".join(each.strip() for each in f"{row.faults},{row.rounding}".split(",") if each.strip())
+        env = self._environment(row)
+        job = self.start(faults, *options, *AUDIT, **shape, elastic=row.elastic, env=env | additional_environment(row))
+        ended = change(job, row)
+        job.wait()
+        check_ends(job, row, ended)
+        each_sample_once(job)
+        views = check_views(job, row)
+        check_what_is_said(job, row)
+        if row.has_replay:
+            again = ["--replay", job.folder / "audit/views.json"]
+            faults = ",".join(filter(None, (row.rounding, row.in_replay)))
+            replay = self.start(faults, *options, *again, **shape, env=env)
+            for rank in row.come:
+                come(replay, rank)
+            replay.succeed()
+            if row.way in ("int8", "2bit", "topk") and row.loses_server:  # checkpoints have residuals of all servers
+                assert len(of_all(job) | of_all(replay)) == 1, replay.outputs()
+            else:
+                same(job, replay, sorted(set.intersection(*(set(view.members) for view in views))))
+                assert of_all(job) == of_all(replay), replay.outputs()
+        return job
+
+    def _environment(self, row):
+        transport, wire, _ = WAYS[row.way]
+        env = {"DMLTRAIN_TRANSPORT": transport, **of_words(row.env)}
+        if row.come:
+            env.setdefault("DMLTRAIN_MAX_WORKERS", str(max(row.come) + 1))
+        if wire:
+            certificate = self._folder / "certificate"
+            certificate.write_bytes(new()[0])
+            env |= {"DMLTRAIN_WIRE": wire, "DMLTRAIN_CERTIFICATE_FILE": str(certificate)}
+        return env
+
+
+def of_words(text):
+    return {f"DMLTRAIN_{name}": value for name, value in (each.split("=") for each in text.split())}
+
+
+def additional_environment(row):
+    """What the replay does not have."""
+    env = {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"} if row.victims("scheduler") else {}
+    if row.servers_come:
+        env["DMLTRAIN_RESTART_SERVERS"] = str(len(row.servers_come))
+    if row.asks:
+        env["DMLTRAIN_CHANGE_FILE"] = "change"
+    if row.victims("stop"):
+        env.setdefault("DMLTRAIN_HEARTBEAT_TIMEOUT", "3")
+    return env
+
+
+def change(job, row):
+    """Let those come who come, and those go on who are stopped. Returns the names of the processes that have ended and
+    were replaced."""
+    for number, kvstore in enumerate(row.asks, 1):
+        job.wait_for_line(
+            *(("scheduler-0", f"change {number - 1} from view") if number > 1 else ("worker-0", "View 1"))
         )
-        if servers_come:
-            named = {**named, "env": {**named.get("env", {}), "DMLTRAIN_RESTART_SERVERS": str(len(servers_come))}}
-        found = self.start(",".join(filter(None, (faults, rounding))), *PREFIX, *AUDIT, *options, **named)
-        killed = [*replace_servers(found, servers_come), *replace_schedulers(found, schedulers)]
-        codes = found.wait()
-        dead = {f"worker-{member}" for member in lost} | {newest_server(found, number) for number in servers_lost}
-        expected = {name: code if name in dead else 0 for name in codes}
-        expected |= dict.fromkeys(killed, KILLED)
-        assert codes == expected, found.outputs()
-        each_sample_once(found)
-        views = read(found.folder / "audit/views.json").views
-        gone = set(views[0].members) - set(views[-1].members)
-        assert gone <= lost if late else gone == lost, found.outputs()
-        gone = set(views[0].servers) - set(views[-1].servers)
-        assert gone <= set(servers_lost) if late else gone == set(servers_lost), found.outputs()
-        both = ",".join(filter(None, (rounding, in_replay)))
-        replay = self.start(both, *PREFIX, "--replay", found.folder / "audit/views.json", *options, **job)
-        replay.succeed()
-        same(found, replay, sorted(set(ranks(found)) - lost))
-        return found
+        ask(job, number, *kvstore.split())
+    if not row.come_after:
+        for rank in row.come:
+            come(job, rank)
+    if COME in row.faults:
+        job.wait_for_line("scheduler-0", "has come to join")
+        (job.folder / "passed-come").touch()
+    ended = [replace_worker(job, rank, faults) for rank, faults in row.workers_come]
+    ended += [*replace_servers(job, row.servers_come), *replace_schedulers(job, len(row.victims("scheduler")))]
+    if row.come_after:
+        job.wait_for_line(*row.come_after.split(": ", 1))
+        for rank in row.come:
+            come(job, rank)
+    for name in row.victims("stop"):
+        survivor = next(each for each in ("worker-2", "worker-0") if each not in row.faults)
+        job.wait_for_line(survivor, f"Removed from the job: {name.replace('-', ' ')}")
+        job.processes[name].send_signal(signal.SIGCONT)
+    return ended
+
+
+def ask(job, number, kvstore, staleness=-1.0):
+    """As `dmltrain job set` does."""
+    found = {"number": number, "kv_store": kvstore, "staleness": float(staleness), "by": "me"}
+    put(job.folder / "change", json.dumps(found))
+
+
+def check_ends(job, row, ended):
+    codes = {name: process.returncode for name, process in job.processes.items()}
+    replaced = {f"server-{number}" for number in row.servers_come}
+    killed = {*ended, *(name for name in row.victims("kill") if name not in replaced)}
+    expected = dict.fromkeys(codes, 0) | dict.fromkeys(killed, KILLED) | dict.fromkeys(row.victims("stop"), 75)
+    assert codes == expected | row.codes, job.outputs()
+    assert not [name for name in codes if codes[name] != 1 and "Traceback" in job.output(name)], job.outputs()
+    assert len(of_all(job)) == 1, job.outputs()
+    assert "Train-accuracy" in job.outputs()
+
+
+def check_views(job, row):
+    """Those are in the last view who were not lost, or were replaced, and those who came."""
+    views = read(job.folder / "audit/views.json").views
+    lost = {*row.victims("kill"), *row.victims("stop"), *row.codes}
+    left = set(row.victims("leave")) - lost
+    back = {f"worker-{rank}" for rank, _ in row.workers_come} | {f"server-{number}" for number in row.servers_come}
+    first = {f"worker-{rank}" for rank in (*range(row.workers), *row.come)}
+    first |= {f"server-{number}" for number in range(row.servers)}
+    last = {f"worker-{rank}" for rank in views[-1].members} | {f"server-{number}" for number in views[-1].servers}
+    stay = first - ((lost | left) - back)
+    assert stay <= last <= first if row.late else last == stay, job.outputs()
+    seen = {f"worker-{each.member}" for view in views for each in view.left}
+    assert left <= seen <= (left if row.codes else {*row.victims("leave")}), job.outputs()
+    workers = {name for name in lost - seen if name.startswith("worker")}
+    seen = {f"worker-{each.member}" for view in views for each in view.lost}
+    assert seen <= workers if row.late else seen == workers, job.outputs()
+    for rank in row.come:
+        assert f"worker-{rank}" in lost or (job.folder / f"audit/commits-{rank}.jsonl").read_text(), "it makes no steps"
+    for name, expected in row.views.items():
+        assert shown(job, name) == expected, job.outputs()
+    return views
+
+
+def shown(job, attributes):
+    """In each view: the values of several attributes, or of one where it is not empty."""
+    first, *more = attributes.split()
+    views = read(job.folder / "audit/views.json").views
+    if more:
+        return [tuple(getattr(view, each) for each in (first, *more)) for view in views]
+    return [each for view in views if (each := getattr(view, first))]
+
+
+def check_what_is_said(job, row):
+    said = [each.split(": ", 1) for each in row.says]
+    happens = {fault.split(":")[-1].split()[0] for fault in row.faults.split(",") if fault}
+    for name in row.victims("stop"):
+        missed = "" if name.startswith("server") else rf": {name.replace('-', ' ')} on \S+ missed heartbeats for \d s"
+        said.append((name, f"removed from the job{missed}"))
+    if happens == {"scheduler"}:
+        said.append(("scheduler-0-2", "incarnation 2 of the scheduler goes on after view 1"))
+    if not row.codes and happens & {"leave"} and happens <= {"leave", "until/after/invite/1"}:
+        said += [each for name in row.victims("leave") for each in of_departure(job, name)]
+    for name, pattern in said:
+        assert re.search(pattern, job.outputs() if name == "any" else job.output(name)), (
+            f"{name} does not say {pattern!r}\n{job.outputs()}"
+        )
+    for text in row.silent:
+        assert text not in job.outputs()
+
+
+def of_departure(job, name):
+    """What is said when this worker leaves, and nobody else is lost: by the scheduler, itself and the others."""
+    worker = name.replace("-", " ")
+    yield "scheduler-0", rf"\d{{4}}-\d\d-\d\d \S+ {worker} on \S+ leaves on purpose: SIGTERM\n"
+    yield name, r"part has ended: it leaves the job on purpose \(SIGTERM\)"
+    views = read(job.folder / "audit/views.json").views
+    for rank in {*views[0].members} & {*views[-1].members}:
+        yield f"worker-{rank}", f"Left the job on purpose: {worker}: SIGTERM"
+
+
+def replace_worker(job, rank, faults, *words):
+    """Start the replacement of this worker, with faults of its own, when the one before it has ended. Returns the name
+    of that one."""
+    before = [name for name in job.processes if re.fullmatch(rf"worker-{rank}(-\d+)?", name)]
+    job.processes[before[-1]].wait(120.0)
+    (python, program, _, *options), environment = job.commands[f"worker-{rank}"]
+    name = f"worker-{rank}-{len(before) + 1}"
+    job.commands[name] = ([python, program, faults, *options, *words], {**environment, "DMLTRAIN_JOIN": "1"})
+    job.processes[name] = job.start(name)
+    return before[-1]
 
 
 def newest_server(job, number):
@@ -124,11 +326,14 @@ def replace_servers(job, numbers):
 
 
 def wait_for_view_without(job, number, times):
-    """A view has begun after this server was lost so many times, or none can; or 10 s are over."""
+    """A view has begun after this server was lost so many times, or none can."""
     text = rf"(server {number} on [^\n]* was lost.*?){{{times}}}(\n[^\n]* view \d|no server is left)"
-    deadline = time.monotonic() + 10.0
-    while not re.search(text, job.output("scheduler-0"), re.DOTALL) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(
+        lambda: (
+            re.search(text, job.output("scheduler-0"), re.DOTALL) or job.processes["scheduler-0"].poll() is not None
+        ),
+        job.outputs,
+    )
 
 
 def replace_schedulers(job, times):
@@ -152,8 +357,6 @@ def start_scheduler(job, incarnation):
     job.commands[name] = (command, {**environment, **own})
     job.processes[name] = job.start(name, inherited=(listening.fileno(),))
     listening.close()
-    while not (job.folder / f"{name}.log").exists():
-        time.sleep(0.005)
     put(job.folder / "scheduler.json", json.dumps({"incarnation": incarnation, "host": "127.0.0.1", "port": port}))
     return name
 
@@ -166,8 +369,8 @@ def put(path, text):
 
 
 @pytest.fixture(name="jobs")
-def make_jobs(start_job, forker):
-    return Jobs(start_job, forker)
+def make_jobs(start_job, forker, tmp_path):
+    return Jobs(start_job, forker, tmp_path)
 
 
 def ranks(job):
@@ -176,6 +379,12 @@ def ranks(job):
 
 def digests(job, members):
     return {digest(job, member) for member in members}
+
+
+def of_all(job):
+    """The final weights of all processes that have them."""
+    names = [name for name in job.processes if name.startswith("worker")]
+    return {found for name in names for found in re.findall(r"Final weights sha256=(\w+)", job.output(name))}
 
 
 def digest(job, member):

@@ -1,16 +1,15 @@
 """The blocks of ops at an epoch's end (dmltrain/epochs.py): a worker is lost before, in or after any of their ops."""
 
-import itertools
-
 import pytest
 
-from tests.elastic_job import make_forker, make_jobs  # noqa: F401  (fixtures)
+from tests.elastic_job import Row, make_forker, make_jobs  # noqa: F401  (fixtures)
 
 thorough = pytest.mark.thorough
-WORKERS = 8
-ROUNDING = ",".join(f"{WORKERS - 1}:round:{epoch}" for epoch in range(WORKERS))
-FEW = ["--num-examples", 40]
-NETWORK = [*FEW, "--network", "resnet", "--num-layers", 8]  # it has statistics of batch norm
+DEATHS = 3  # one in each epoch but the last
+WORKERS = DEATHS + 2  # the last one never dies
+ROUNDING = ",".join(f"{WORKERS - 1}:round:{epoch}" for epoch in range(DEATHS + 1))
+FEW = "--num-examples 40"
+NETWORK = f"{FEW} --network resnet --num-layers 8"  # it has statistics of batch norm
 OPS = 6  # barriers after the steps and before the sum of statistics, that sum, comparison of weights, save, validation
 OPS_OF_ROUNDING = 5 + 14  # and in the comparison the sizes, each array of mlp, and the differences
 MOMENTS = {
@@ -19,16 +18,23 @@ MOMENTS = {
     "with all results": ["before:complete"],
     "after": ["after:complete"],
 }
-MEMBERS = {"leader": range(OPS), "other": range(OPS, 0, -1)}  # who dies; the last one never does
+MEMBERS = {"leader": range(DEATHS), "other": range(DEATHS, 0, -1)}  # who dies
 
 
-def walk(moments, members, first=0):
-    """Faults: in epoch n the n-th of these members dies, at these moments of op `first` + n of the epoch's end."""
+def walk(moment, members, first):
+    """Faults: in epoch n the n-th of these members dies, at this moment of op `first` + n of the epoch's end."""
     return ",".join(
-        f"{member}:{moment}:{epoch}.{first + epoch + 1}:kill"
-        for epoch, member in enumerate(members)
-        for moment in moments
+        f"{member}:{place}:{epoch}.{first + epoch}:kill"
+        for epoch, member in enumerate(MEMBERS[members])
+        for place in MOMENTS[moment]
     )
+
+
+def walks(last, in_ci):
+    """Each op up to the last, at each moment, with the leader or another worker; `in_ci` says which CI has."""
+    firsts = range(1, last, DEATHS)
+    cases = [(moment, members, min(first, last - 2)) for first in firsts for moment in MOMENTS for members in MEMBERS]
+    return [pytest.param(*case, marks=thorough if in_ci(n) else pytest.mark.exhaustive) for n, case in enumerate(cases)]
 
 
 def ops(job):
@@ -43,38 +49,24 @@ def ops(job):
     [(NETWORK, "", OPS), pytest.param(FEW, "2:round:0,2:round:1", OPS_OF_ROUNDING, marks=thorough)],
 )
 def test_the_walks_reach_all_ops(jobs, options, rounding, count):
-    job = jobs.start(rounding, *options, "--num-epochs", 2, "--trace", "trace", workers=3, servers=1)
+    job = jobs.start(rounding, *options.split(), "--num-epochs", 2, "--trace", "trace", workers=3, servers=1)
     job.succeed()
     assert ops(job) == {count}
 
 
-WALKS = [*itertools.product(MOMENTS, MEMBERS)]
-IN_CI = [*zip(MOMENTS, [*MEMBERS] * 2, strict=True)]  # each moment
+@pytest.mark.parametrize(("moment", "members", "first"), walks(OPS, lambda n: n in (0, 3, 4, 7, 9, 10, 13, 14)))
+def test_a_loss_at_each_op_of_each_block(jobs, moment, members, first):
+    """In CI each op at each moment, and the leader and another worker for each moment."""
+    faults = walk(moment, members, first)
+    jobs.run(Row(faults, options=f"{NETWORK} --num-epochs {DEATHS + 1}", workers=WORKERS))
 
 
-@pytest.mark.parametrize(
-    ("moment", "members"),
-    [pytest.param(*each, marks=thorough if each in IN_CI else pytest.mark.exhaustive) for each in WALKS],
-)
-def test_a_loss_at_each_op_of_each_block(jobs, moment, members):
-    """A worker in each epoch but the last, each in another op."""
-    jobs.survives(walk(MOMENTS[moment], MEMBERS[members]), *NETWORK, "--num-epochs", OPS + 1, workers=WORKERS)
-
-
-FIRST = [2, 8, 13]
-CASES = [*itertools.product(FIRST, MOMENTS, MEMBERS)]
-ROUNDED_IN_CI = [(first, *each) for first, each in zip(itertools.cycle(FIRST), IN_CI, strict=False)]
-
-
-@pytest.mark.parametrize(
-    ("first", "moment", "members"),
-    [pytest.param(*each, marks=thorough if each in ROUNDED_IN_CI else pytest.mark.exhaustive) for each in CASES],
-)
+@pytest.mark.parametrize(("moment", "members", "first"), walks(OPS_OF_ROUNDING, lambda n: n % 8 == n // 8 * 3 % 8))
 def test_a_loss_while_weights_that_were_rounded_otherwise_are_replaced(jobs, moment, members, first):
-    """The comparison of weights has many ops, and begins again."""
-    faults = walk(MOMENTS[moment], [*MEMBERS[members]][: OPS_OF_ROUNDING - first], first)
-    job = jobs.survives(faults, *FEW, "--num-epochs", OPS + 1, workers=WORKERS, rounding=ROUNDING)
-    assert "rounded unlike worker" in job.output(f"worker-{WORKERS - 1}")
+    """The comparison of weights has many ops, and begins again. In CI there is each op."""
+    faults, says = walk(moment, members, first), (f"worker-{WORKERS - 1}: rounded unlike worker",)
+    options = f"{FEW} --num-epochs {DEATHS + 1}"
+    jobs.run(Row(faults, options=options, workers=WORKERS, rounding=ROUNDING, says=says))
 
 
 @thorough
@@ -82,4 +74,4 @@ def test_a_replay_lets_a_worker_go_that_waits_for_a_server(jobs):
     """It declares a sum in the view that ends, and learns of that after the servers, which do not answer. That does not
     keep it from leaving."""
     late = "0:before:op:0.4:until/before/announce/2,0:before:announce:2:until/before/wait/0.4"
-    jobs.survives("0:before:op:0.4:kill", *FEW, workers=3, servers=1, rounding="2:round:0", in_replay=late)
+    jobs.run(Row("0:before:op:0.4:kill", options=FEW, servers=1, rounding="2:round:0", in_replay=late))

@@ -1,44 +1,53 @@
-"""Elastic jobs of real processes, which lose workers at exact moments."""
+"""Elastic jobs of real processes: what is refused, how they end, and what replays they are for. The losses that a job
+survives: test_elastic_faults.py."""
 
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from launch.certificate import new
-from tests.elastic_job import AUDIT, PREFIX, digests, each_sample_once, make_forker, make_jobs, validation  # noqa: F401
+from dmltrain import elastic, env, options
+from dmltrain.audit.count import count
+from dmltrain.audit.views_file import read
+from dmltrain.errors import UserError
+from tests.elastic.test_suspects import ended as blamed
+from tests.elastic_job import (  # noqa: F401
+    AUDIT,
+    KILLED,
+    PREFIX,
+    STEPS,
+    come,
+    come_server,
+    digests,
+    each_sample_once,
+    make_forker,
+    make_jobs,
+    newest_server,
+    replace_schedulers,
+    replace_worker,
+    start_scheduler,
+    validation,
+)
+from tests.running_job import ROOT
+from tests.waiting import wait_for
 
 thorough = pytest.mark.thorough
-
-# Ops of a job of 4 workers with the defaults of programs/elastic.py: 1 to 7 rounds, 8 and 9 barriers, 10 comparison of
-# weights, 11 save, 12 validation; 13 to 24 the same. Each round has three pushes: two buckets and a receipt.
-MOMENTS = {
-    "in the first round": "1:before:pushpull:1:kill",
-    "in the forward pass": "1:before:train_step:3:kill",
-    "between two pushes": "1:after:pushpull:7:kill",
-    "between push and value": "1:after:pushpull:9:kill",
-    "with values that it has not recognised": "1:before:complete:4:kill",
-    "after a round": "1:after:complete:3:kill",
-    "in the last round of an epoch": "1:before:pushpull:21:kill",
-    "in a barrier": "3:before:barrier:2:kill",
-    "in validation": "1:before:evaluate:5:kill",
-    "as the leader in mid-step": "0:after:pushpull:9:kill",
-    "as the leader before the checkpoint": "0:before:write:1:kill",
-    "as the leader in the middle of the checkpoint": "0:before:put:2:kill",
-    "as the leader after the checkpoint": "0:after:write:2:kill",
-    "in the last op": "2:before:complete:24:kill",
-}
-IN_TEST = ("between push and value", "as the leader in the middle of the checkpoint")
+LOST = "1:before:complete:4:kill"
+INVITED = "0:before:train_step:{}:until/after/invite/{}"  # the leader goes on when it has heard of so many
+OWN_STEPS = STEPS["dist_ssp"].split()
+FILE = {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}
 
 
-def cases(found, in_test):
-    return [pytest.param(each, id=name, marks=[] if name in in_test else thorough) for name, each in found.items()]
-
-
-def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs):
-    plain = jobs.start("", *PREFIX, elastic=None)
-    elastic = jobs.start("", *PREFIX, *AUDIT)
+@pytest.mark.parametrize("steps", ["on workers", pytest.param("on servers", marks=thorough)])
+def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps):
+    words = [*PREFIX, *STEPS[steps].split()]
+    plain, elastic = jobs.start("", *words, elastic=None), jobs.start("", *words, *AUDIT)
     elastic.succeed()
     each_sample_once(elastic)
     plain.succeed()
@@ -46,175 +55,162 @@ def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs):
     assert validation(plain, 0) == validation(elastic, 3)
 
 
-@pytest.mark.parametrize("fault", cases(MOMENTS, IN_TEST))
-def test_kill_9(jobs, fault):
-    jobs.survives(fault, late="complete:24" in fault)
+# -- ends -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("network", "says"), [(["resnet", "--num-layers", "8"], True), (["mlp"], False)])
-def test_lost_statistics_are_said(jobs, network, says):
-    job = jobs.start("1:after:pushpull:7:kill", "--network", *network, workers=2)
-    assert job.wait()["worker-0"] == 0, job.outputs()
-    said = "Batch-norm statistics of worker 1 since the last merge are lost; weights do not need them"
-    assert (said in job.output("worker-0")) == says, job.outputs()
-
-
-TOGETHER = {
-    "two at the same moment": "1:before:complete:4:kill,2:before:complete:4:kill",
-    "two between pushes": "1:after:pushpull:7:kill,3:after:pushpull:8:kill",
-    "the leader and another": "0:after:pushpull:9:kill,1:before:complete:3:kill",
-    "down to one": "1:before:complete:3:kill,0:before:complete:5:kill,3:after:pushpull:24:kill",
-    "down to one in validation": "0:before:evaluate:5:kill,1:before:evaluate:6:kill,2:before:evaluate:7:kill",
-}
-
-
-@pytest.mark.parametrize("faults", cases(TOGETHER, ()))
-def test_several_die(jobs, faults):
-    jobs.survives(faults)
-
-
-WHILE_THE_VIEW_CHANGES = {
-    "before its answer": "before:freeze:1",
-    "after its answer": "after:freeze:1",
-    "before it has the view": "before:announce:2",
-    "with a view that it has not entered": "after:announce:2",
-    "before it enters": "before:enter:1",
-    "after it has entered": "after:enter:2",
-}
-
-
-@pytest.mark.parametrize("member", [0, 2])
-@pytest.mark.parametrize("moment", cases(WHILE_THE_VIEW_CHANGES, ()))
-def test_a_second_death_while_the_view_changes(jobs, moment, member):
-    jobs.survives(f"1:before:complete:4:kill,{member}:{moment}:kill")
-
-
-@thorough
-def test_each_of_the_others_dies_at_another_moment_of_the_change(jobs):
-    faults = ["1:before:complete:4:kill", "2:after:freeze:1:kill", "0:after:announce:2:kill", "3:after:enter:3:kill"]
-    jobs.survives(",".join(faults), workers=5)
-
-
-LATE = {
-    "the first of two": "1:before:pushpull:1:kill,0:after:arm:1:until/after/announce/2",
-    "the second of three": "1:before:train_step:4:kill,2:after:enter:2:kill,"
-    "0:after:train_step:3:until/after/announce/3",
-}
-
-
-@pytest.mark.parametrize("faults", cases(LATE, ()))
-def test_a_leader_that_learns_of_two_views_at_once_goes_through_both(jobs, faults):
-    """The first round is dealt in the first view, and views.json has every view."""
-    lost = {int(each[0]) for each in faults.split(",") if each.endswith("kill")}
-    jobs.survives(faults, lost=lost)
-
-
-@thorough
-def test_a_death_at_the_end_does_not_matter(jobs):
-    """Before and after the servers know that the worker leaves. Perhaps the others are at their end as well."""
-    jobs.survives("1:before:close:1:kill,2:before:bye:1:kill", late=True)
-
-
-def test_with_too_few_left_all_end_and_name_who_was_lost(jobs):
-    job = jobs.start("1:before:complete:4:kill", workers=2, servers=1, elastic=2)
-    assert job.wait() == {"scheduler-0": 75, "server-0": 75, "worker-0": 75, "worker-1": -signal.SIGKILL}
-    text = r"worker 1 on \S+ was lost: .*; 1 worker is left, and --min-workers is 2"
-    for name in ("scheduler-0", "server-0", "worker-0"):
-        assert re.search(text, job.output(name)), job.outputs()
+@pytest.mark.parametrize(
+    ("fault", "least", "code", "said"),
+    [
+        (LOST, 2, KILLED, r"worker 1 on \S+ was lost: .*; 1 worker is left, and --min-workers is 2"),
+        ("1:before:train_step:3:user", 1, 2, "a mistake of the user"),
+        ("1:before:complete:4:server/0", 1, 75, "was lost: end of stream; no server is left"),
+    ],
+    ids=["too few are left", "a mistake of the user", "no server is left"],
+)
+def test_a_job_that_cannot_go_on_ends_and_says_why(jobs, fault, least, code, said):
+    job = jobs.start(fault, workers=2, servers=1, elastic=least)
+    codes = {"scheduler-0": 75, "server-0": KILLED if "server" in fault else 75, "worker-0": 75, "worker-1": code}
+    assert job.wait() == codes, job.outputs()
+    for name in (name for name in codes if codes[name] != KILLED):
+        assert re.search(said, job.output(name)), job.outputs()
     assert "Traceback" not in job.outputs()
 
 
-@pytest.mark.parametrize("moment", ["before:training:9", pytest.param("before:evaluate:5", marks=thorough)])
-def test_a_mistake_of_its_own_ends_only_this_worker(jobs, moment):
-    job = jobs.survives(f"2:{moment}:own", code=1)
-    assert "RuntimeError: this worker's own mistake" in job.output("worker-2")
-    assert "Traceback" not in "".join(job.output(f"worker-{member}") for member in (0, 1, 3))
+@thorough
+def test_a_sample_at_which_everybody_fails_ends_the_job_with_steps_of_their_own_too(jobs):
+    job = jobs.start("any:sample:17", *OWN_STEPS, workers=3, servers=1)
+    assert 17 in blamed(job, "RuntimeError: a bad sample")
 
 
-def test_a_mistake_of_the_user_ends_the_job(jobs):
-    job = jobs.start("1:before:train_step:3:user", workers=2, servers=1)
+def ended(job, reason):
+    """The job has ended with 75, and with one checkpoint, from which another goes on."""
     codes = job.wait()
-    assert codes == {"scheduler-0": 75, "server-0": 75, "worker-0": 75, "worker-1": 2}, job.outputs()
-    for name in codes:
-        assert "a mistake of the user" in job.output(name)
+    workers = [name for name in codes if name.startswith("worker") and codes[name] not in (0, KILLED)]
+    others = [name for name in codes if not name.startswith("worker")]
+    assert workers and {codes[name] for name in (*workers, *others)} == {75}, job.outputs()
+    for name in (*workers, "scheduler-0"):
+        assert re.search(reason, job.output(name)), job.outputs()
     assert "Traceback" not in job.outputs()
+    (saved,) = (path for path in job.folder.glob("m-*") if path.suffix != ".part")
+    return saved
 
 
-def test_a_stopped_worker_is_removed_and_says_so_when_it_goes_on(jobs):
-    job = jobs.start("1:before:complete:4:stop", *AUDIT, env={"DMLTRAIN_HEARTBEAT_TIMEOUT": "3"})
-    job.wait_for_line("worker-0", "Removed from the job: worker 1")
-    job.processes["worker-1"].send_signal(signal.SIGCONT)
+HEARD = INVITED.format(6, 1)
+NOTICES = {
+    "steps of all": (f"1:after:pushpull:7:leave,{HEARD}", []),
+    # Worker 1 is in the middle of a step then, which it makes no more: nobody may wait for it.
+    "steps of their own": (f"1:after:push:6:leave,1:before:push:7:until/after/announce/2,{HEARD}", OWN_STEPS),
+}
+
+
+@pytest.mark.parametrize(
+    "faults, words", [pytest.param(*each, marks=[thorough] * bool(each[1]), id=name) for name, each in NOTICES.items()]
+)
+def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs, faults, words):
+    job = jobs.start(faults, *PREFIX, *AUDIT, *words, workers=2, servers=1, elastic=2)
+    said = "the job ends: worker 1 leaves on purpose: SIGTERM; 1 worker is left, and --min-workers is 2"
+    saved = ended(job, said)
+    assert all("never committed" in each for each in count(job.folder / "audit").problems)
+    found = set()
+    for least in (None, 1):
+        folder = job.folder / f"elastic {least}"
+        folder.mkdir()
+        shutil.copy(saved, folder)
+        more = ["--model-prefix", folder / "m", "--load-epoch", "last", *words]
+        other = jobs.start("", *more, workers=2, servers=1, elastic=least)
+        other.succeed()
+        assert re.search(r"Loaded checkpoint of epoch 0 and \d+ steps of the next", other.output("worker-0"))
+        found |= digests(other, (0, 1))
+    assert words or len(found) == 1, "an elastic job goes on from it as a plain one does"
+
+
+@thorough
+def test_when_all_leave_the_job_ends_with_a_checkpoint(jobs):
+    faults = ",".join([*(f"{rank}:after:pushpull:7:leave" for rank in range(3)), INVITED.format(6, 3)])
+    job = jobs.start(faults, *PREFIX, workers=3, servers=1)
+    ended(job, "worker 2 leaves on purpose: SIGTERM; no worker is left")
+
+
+@thorough
+@pytest.mark.parametrize("how", ["kill", "leave"])
+def test_a_job_that_has_waited_in_vain_ends_with_a_checkpoint(jobs, how):
+    environment = {"DMLTRAIN_WAIT_FOR_HOSTS": "1", "DMLTRAIN_MAX_WORKERS": "4"}
+    job = jobs.start(f"1:after:pushpull:7:{how}", *PREFIX, workers=2, servers=1, elastic=2, env=environment)
+    few = "the job ends: 1 worker is left, and --min-workers is 2"
+    ended(job, rf"{few}: no more have come within \d+ s \(--wait-for-hosts\)")
+
+
+@thorough
+def test_a_replacement_of_a_server_that_waits_at_the_end_ends_with_the_job(jobs):
+    end = "0:before:close:1:until/after/newcomer/1"
+    job = jobs.start(end, *AUDIT, workers=2, env={"DMLTRAIN_RESTART_SERVERS": "1"})
+    job.wait_for_line("worker-0", "View 1 after op 0")
+    job.processes["server-1"].kill()
+    job.processes["server-1"].wait()
+    job.wait_for_line("worker-0", "Final weights")
+    come_server(job, 1)
     codes = job.wait()
-    assert codes.pop("worker-1") == 75 and set(codes.values()) == {0}, job.outputs()
-    assert re.search(r"error: removed from the job: worker 1 on \S+ missed heartbeats for \d s", job.output("worker-1"))
-    assert "Traceback" not in job.outputs()
-    assert len(digests(job, (0, 2, 3))) == 1
+    assert codes == dict.fromkeys(codes, 0) | {"server-1": KILLED}, job.outputs()
+    assert newest_server(job, 1) == "server-1-2"
+    assert [view.servers for view in read(job.folder / "audit/views.json").views] == [(0, 1), (0,)]
 
 
-@thorough
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_each_transport(jobs, transport):
-    jobs.survives("1:after:pushpull:8:kill", env={"DMLTRAIN_TRANSPORT": transport}, workers=3)
+# -- what is refused --------------------------------------------------------------------------------------------------
 
-
-@thorough
-@pytest.mark.parametrize("wire", ["tls", "auth"])
-def test_each_wire(jobs, wire, tmp_path):
-    certificate = tmp_path / "certificate"
-    certificate.write_bytes(new()[0])
-    more = {"DMLTRAIN_TRANSPORT": "tcp", "DMLTRAIN_WIRE": wire, "DMLTRAIN_CERTIFICATE_FILE": str(certificate)}
-    jobs.survives("1:after:pushpull:8:kill", env=more, workers=3)
-
-
-COMPRESSED_MOMENTS = ("between two pushes", "between push and value", "with values that it has not recognised")
-
-
-CODECS = {"bf16": "tcp", "fp16": "shm", "int8": "tcp", "2bit": "shm", "topk": "tcp"}  # -> transport
-
-
-@pytest.mark.parametrize("moment", COMPRESSED_MOMENTS)
-@pytest.mark.parametrize("codec", CODECS)
-@thorough
-def test_a_round_that_is_aborted_leaves_nothing_in_residuals(jobs, moment, codec):
-    """The replay, where it is not aborted, has the same weights, and residuals in its checkpoints."""
-    env = {"DMLTRAIN_TRANSPORT": CODECS[codec]}
-    job = jobs.survives(MOMENTS[moment], "--gc-type", codec, workers=3, env=env)
-    says = "Compression: the servers' residuals begin at zero in view 2" in job.output("worker-0")
-    assert says == (codec not in ("bf16", "fp16"))
-
-
-@thorough
-def test_a_checkpoint_with_residuals_is_written_by_the_next_leader(jobs):
-    jobs.survives(MOMENTS["as the leader in the middle of the checkpoint"], "--gc-type", "int8", workers=3)
-
-
-# -- refusals ---------------------------------------------------------------------------------------------------------
-
-YET = "error: --elastic does not work with {} yet: leave one of them out"
-NEEDS = "error: --elastic needs --kv-store dist_sync, dist_async or dist_ssp"
+YET = "does not work with {} yet: leave one of them out"
+NEEDS = "needs --kv-store dist_sync, dist_async or dist_ssp (this is {})"
+OF_ALL = "needs --kv-store dist_sync: with dist_ssp each worker makes steps of its own"
+NOT_YET = [
+    *("--factors auto", "--data-parts local", "--dtype float16", "--test-io 1", "--server-shares links"),
+    *("--macrobatch-size 16", "--snapshot 5 --model-prefix m", "--load-iteration 5 --model-prefix m"),
+    *("--test-interval 5", "--max-iter 5", "--skip-broken 1", "--monitor 5", "--gc-threshold 0.5 --gc-type 2bit"),
+]
+WHOLE = ("--factors", "--data-parts", "--dtype", "--test-io", "--server-shares")  # other values are allowed
 REFUSED = {
-    "--kv-store dist_local": f"{NEEDS} (this is dist_local): use one of these, or start the job without --elastic",
-    "--kv-store local": f"{NEEDS} (this is local): use one of these, or start the job without --elastic",
-    "--server-snapshot 5": "error: --server-snapshot needs --update-on-kvstore 1: else servers keep nothing",
-    "--backend mxnet": "error: --elastic: --backend mxnet cannot do this, because ps-lite ends with the first process "
-    "that it loses; use --backend torch",
-    "--gc-type 2bit --gc-threshold 0.5": YET.format("--gc-threshold"),
-    "--factors auto": YET.format("--factors auto"),
-    "--macrobatch-size 16": YET.format("--macrobatch-size"),
-    "--data-parts local": YET.format("--data-parts local"),
-    "--dtype float16": YET.format("--dtype float16"),
-    "--snapshot 5 --model-prefix m": YET.format("--snapshot"),
-    "--load-iteration 5 --model-prefix m": YET.format("--load-iteration"),
-    "--test-interval 5": YET.format("--test-interval"),
-    "--max-iter 5": YET.format("--max-iter"),
-    "--skip-broken 1": YET.format("--skip-broken"),
-    "--monitor 5": YET.format("--monitor"),
-    "--test-io 1": YET.format("--test-io 1"),
-    "--snapshot-on-signal 5 --model-prefix m": "error: --snapshot-on-signal is for jobs that are not elastic: remove "
-    "it; in an elastic job SIGUSR1 to the agent",
-    "--server-shares links": YET.format("--server-shares links"),
+    **{words: YET.format(words if words.startswith(WHOLE) else words.split()[0]) for words in NOT_YET},
+    "--kv-store dist_local": NEEDS.format("dist_local"),
+    "--kv-store local": NEEDS.format("local"),
+    "--server-snapshot 5": "--server-snapshot needs --update-on-kvstore 1",
+    "--backend mxnet": "--backend mxnet cannot do this, because ps-lite ends",
+    "--snapshot-on-signal 5 --model-prefix m": "--snapshot-on-signal is for jobs that are not elastic",
+    "--kv-store dist_ssp --replay there": f"--replay {OF_ALL}",
+    "--kv-store dist_ssp --balance": f"--balance {OF_ALL}",
+    "--kv-store dist_ssp --batch per-worker": f"--batch per-worker {OF_ALL}",
 }
+RULES = {"DMLTRAIN_STRAGGLERS": "1"}
+NO_RULE = "--rule needs the optimizer on the servers: dist_async, dist_ssp, or"
+OF_MXNET = "--rule: ps-lite, of --backend mxnet, cannot change its kvstore"
+PLAIN = ["--audit there", "--replay there", "--balance", "--batch per-worker", "--server-snapshot 0"]
+MOST = [
+    *((words, 1, {}, said) for words, said in REFUSED.items()),
+    *(
+        (words, 0, {}, f"{words.removesuffix(' there').removesuffix(' 0')} needs a job that was started with")
+        for words in PLAIN
+    ),
+    ("", 1, {"DMLTRAIN_SERVER_SHARES": "links"}, YET.format("--server-shares links")),
+    ("", 1, RULES, NO_RULE),
+    ("", 0, RULES, NO_RULE),
+    ("--backend mxnet", 0, RULES, OF_MXNET),
+]
+
+
+def problems(words, least, environment):
+    shape = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_WORKER_ID": "0"}
+    shape |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9000"}
+    found = env.read({**shape, **({"DMLTRAIN_ELASTIC": str(least)} if least else {}), **environment})
+    line = ["--network", "mlp", "--dataset", "digits", "--kv-store", "dist_sync", *words.split()]
+    elastic.check(options.parse(line, "elastic"), found)
+
+
+@pytest.mark.parametrize(("words", "least", "environment", "said"), MOST)
+def test_what_an_elastic_or_a_plain_job_cannot_do_is_refused(words, least, environment, said):
+    with pytest.raises(UserError) as caught:
+        problems(words, least, environment)
+    assert said in str(caught.value)
+
+
+def test_what_an_elastic_job_can_do_is_not_refused():
+    problems("--kv-store dist_ssp --server-snapshot 5 --staleness 1 --batch-size 16", 1, {})
 
 
 def refused(job, text, codes=(2,)):
@@ -225,58 +221,73 @@ def refused(job, text, codes=(2,)):
     assert "Traceback" not in job.outputs()
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_an_elastic_job_cannot_do_is_refused_by_each_process(jobs, words):
-    refused(jobs.start("", *words.split(), workers=1, servers=1), REFUSED[words])
-
-
-def test_shares_by_links_are_refused_from_the_environment_too(jobs):
-    job = jobs.start("", workers=1, servers=1, env={"DMLTRAIN_SERVER_SHARES": "links"})
-    refused(job, REFUSED["--server-shares links"])
-
-
-def test_several_problems_are_named_at_once(jobs):
+def test_each_process_names_several_problems_at_once(jobs):
     job = jobs.start("", "--factors", "auto", "--max-iter", "5", workers=1, servers=1)
-    refused(job, f"{YET.format('--factors auto')}; --elastic does not work with --max-iter yet")
-
-
-@pytest.mark.parametrize("option", ["audit there", "replay there", "balance", "batch per-worker", "server-snapshot"])
-def test_a_plain_job_has_no_views(jobs, option):
-    words = f"--{option}".split() + ["0"] * (option == "server-snapshot")
-    job = jobs.start("", *words, workers=1, servers=1, elastic=None)
-    refused(
-        job, f"error: --{option.removesuffix(' there')} needs a job that was started with dmltrain-launch --elastic"
-    )
+    refused(job, f"error: --elastic {YET.format('--factors auto')}; --elastic does not work with --max-iter yet")
 
 
 def test_a_program_of_ones_own_is_refused(jobs):
     job = jobs.start("start", ".", program="phases.py", workers=1, servers=1)
-    refused(
-        job,
-        "error: kvstore.create: this job was started with --elastic, which programs that use the kvstore directly do "
-        "not support: start it without --elastic, or use dmltrain.distribute, State and loader",
-    )
+    refused(job, "error: kvstore.create: this job was started with --elastic, which programs that use the kvstore")
+
+
+def test_a_rank_beyond_the_limit_is_refused(jobs):
+    job = jobs.start(INVITED.format(3, 1), workers=2, servers=1, env={"DMLTRAIN_MAX_WORKERS": "3"})
+    come(job, 3)
+    assert job.processes["worker-3"].wait(60.0) == 2
+    assert "DMLC_WORKER_ID=3: this job has 3 workers, expected 0 to 2" in job.output("worker-3")
+    come(job, 2)
+    codes = job.wait()
+    assert {name for name, code in codes.items() if code} == {"worker-3"}, job.outputs()
+
+
+@thorough
+def test_one_with_another_learning_rate_is_refused(jobs):
+    """A newcomer, and the replacement of a lost worker."""
+    job = jobs.start(f"{LOST},{INVITED.format(6, 2)}", *AUDIT, workers=2, servers=1, env={"DMLTRAIN_MAX_WORKERS": "4"})
+    come(job, 2, "--lr", "0.5")
+    replace_worker(job, 1, "", "--lr", "0.5")
+    for name, worker in (("worker-2", 2), ("worker-1-2", 1)):
+        assert job.processes[name].wait(120.0) == 75, job.outputs()
+        said = (
+            rf"did not join the job: worker {worker} on .* is not like the job's other workers: lr 0.5 \(the job: 0.1"
+        )
+        assert re.search(said, job.output(name)), job.outputs()
+    replace_worker(job, 1, "")
+    come(job, 3)
+    expected = {"worker-1": KILLED, "worker-2": 75, "worker-1-2": 75}
+    codes = job.wait()
+    assert codes == dict.fromkeys(codes, 0) | expected, job.outputs()
+    each_sample_once(job)
 
 
 # -- replays ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def recording():
+    """The text of views.json of a job that has run, or nothing yet."""
+    return []
+
+
 @pytest.fixture
-def recorded(jobs):
+def recorded(jobs, recording, tmp_path):
     """The views.json of a job of 3 workers that has lost one."""
-    job = jobs.start("1:before:complete:4:kill", *AUDIT, workers=3, servers=1)
-    job.wait()
-    return job.folder / "audit/views.json"
+    if not recording:
+        job = jobs.start(LOST, *AUDIT, workers=3, servers=1)
+        job.wait()
+        recording.append((job.folder / "audit/views.json").read_text())
+    file = tmp_path / "views.json"
+    file.write_text(recording[0])
+    return file
 
 
 def test_a_replay_of_another_job_lists_what_differs(jobs, recorded):
     job = jobs.start("", "--replay", recorded, "--seed", 3, "--batch-size", 6, workers=2, servers=1)
-    refused(
-        job,
-        f"--replay {recorded}: it is of a job with 3 worker(s) and seed 0, this one has 2 worker(s) and seed 3: start "
-        "this job with -n 3 and --seed 0",
-        codes=(2, 75),
+    differs = (
+        "it is of a job with 3 worker(s) and seed 0, this one has 2 worker(s) and seed 3: start this job with -n 3"
     )
+    refused(job, f"--replay {recorded}: {differs} and --seed 0", codes=(2, 75))
 
 
 def base_that_shrinks(text):
@@ -307,17 +318,125 @@ def test_damaged_files_are_refused(jobs, recorded):
 def test_a_replay_that_loses_a_worker_ends(jobs, recorded):
     job = jobs.start("2:before:complete:6:kill", "--replay", recorded, workers=3, servers=1)
     codes = job.wait()
-    assert codes.pop("worker-2") == -signal.SIGKILL, job.outputs()
+    assert codes.pop("worker-2") == KILLED, job.outputs()
     assert codes.pop("worker-1") in (0, 75) and set(codes.values()) == {75}, job.outputs()
     assert "a replay needs all workers of the replayed job: start it again" in job.output("worker-0")
 
 
 @thorough
-def test_a_replay_can_be_replayed(jobs, recorded):
+def test_a_replay_ends_with_its_scheduler(jobs, recorded):
+    job = jobs.start("2:before:complete:9:scheduler", "--replay", recorded, env=FILE, workers=3)
+    replace_schedulers(job, 1)
+    codes = job.wait()
+    assert codes["scheduler-0-2"] == codes["worker-0"] == codes["worker-2"] == 75, job.outputs()
+    assert "a replay cannot go on when its scheduler is lost: start it again" in job.output("worker-0")
+
+
+@thorough
+def test_a_replay_can_be_replayed_with_another_number_of_servers(jobs, recorded):
     first = jobs.start("", "--replay", recorded, *AUDIT, workers=3, servers=1)
     first.succeed()
     each_sample_once(first)
-    second = jobs.start("", "--replay", first.folder / "audit/views.json", workers=3, servers=1)
+    second = jobs.start("", "--replay", first.folder / "audit/views.json", workers=3, servers=2)
     second.succeed()
     assert len(digests(first, (0, 2)) | digests(second, (0, 2))) == 1
     assert "This worker's part has ended: the replay has no later view with this worker" in second.output("worker-1")
+
+
+@thorough
+def test_a_replay_without_room_for_who_joined_says_what_to_do(jobs):
+    job = jobs.start(INVITED.format(3, 1), *AUDIT, workers=1, servers=1, env={"DMLTRAIN_MAX_WORKERS": "2"})
+    come(job, 1)
+    job.succeed()
+    replay = jobs.start("", "--replay", job.folder / "audit/views.json", workers=1, servers=1)
+    assert set(replay.wait().values()) == {2, 75}
+    said = r"worker 1 joined the recorded job, .* no more than 1 worker\(s\): .* DMLTRAIN_MAX_WORKERS=2"
+    assert re.search(said, replay.output("worker-0")), replay.outputs()
+
+
+# -- schedulers that are not killed at a moment of a worker ----------------------------------------------------------
+
+
+@thorough
+def test_one_that_was_only_stopped_gives_way(jobs):
+    """It decides nothing when it goes on: the job has another one."""
+    job = jobs.start("1:before:complete:4:stop,2:before:complete:8:stop", *AUDIT, env=FILE)
+    old = job.processes["scheduler-0"]
+    wait_for_stop(job, "worker-1")
+    old.send_signal(signal.SIGSTOP)
+    start_scheduler(job, 2)
+    job.wait_for_line("scheduler-0-2", "goes on after view 1")
+    wait_for_stop(job, "worker-2")  # so the job is still there when the other two go on
+    job.processes["worker-1"].send_signal(signal.SIGCONT)
+    old.send_signal(signal.SIGCONT)
+    assert old.wait(60.0) == 75, job.outputs()
+    assert "incarnation 2 of the scheduler has taken over" in job.output("scheduler-0")
+    assert job.processes["worker-1"].wait(60.0) == 75, job.outputs()  # the job has removed it
+    job.processes["worker-2"].send_signal(signal.SIGCONT)
+    codes = job.wait()
+    assert codes == {name: 75 if name in ("scheduler-0", "worker-1") else 0 for name in codes}, job.outputs()
+    each_sample_once(job)
+
+
+def wait_for_stop(job, name):
+    stat = Path(f"/proc/{job.processes[name].pid}/stat")
+    wait_for(lambda: ") T " in stat.read_text(), job.outputs)
+
+
+@thorough
+def test_a_job_that_waits_for_hosts_goes_on_waiting_with_the_next_scheduler(jobs):
+    environment = {**FILE, "DMLTRAIN_WAIT_FOR_HOSTS": "60", "DMLTRAIN_MAX_WORKERS": "3"}
+    job = jobs.start("1:after:pushpull:7:leave", *AUDIT, env=environment, workers=2, servers=1, elastic=2)
+    job.wait_for_line("scheduler-0", "view 2 after op")  # in which worker 0 waits
+    job.processes["scheduler-0"].kill()
+    start_scheduler(job, 2)
+    job.wait_for_line("scheduler-0-2", "view 3 after op")
+    come(job, 2)
+    codes = job.wait()
+    assert codes == {name: KILLED if name == "scheduler-0" else 0 for name in codes}, job.outputs()
+    each_sample_once(job)
+    views = read(job.folder / "audit/views.json").views
+    assert [each.members for each in views] == [(0, 1), (0,), (0,), (0, 2)]
+    assert len({each.base for each in views[1:]}) == 1, "worker 0 has trained alone"
+
+
+@thorough
+def test_before_the_first_view_the_job_ends(jobs):
+    job = jobs.start("", *AUDIT, env={**FILE, "DMLTRAIN_WAIT_TIMEOUT": "20"}, workers=2, servers=1)
+    job.wait_for_line("scheduler-0", "all registered")
+    job.processes["scheduler-0"].kill()
+    start_scheduler(job, 2)
+    codes = job.wait()
+    if "View 1" not in job.output("worker-0"):
+        assert codes["worker-0"] == codes["worker-1"] == 75, job.outputs()
+        assert re.search("before all workers were ready|lost the scheduler", job.output("worker-0"))
+    else:  # the workers were faster
+        assert codes["worker-0"] == codes["worker-1"] == codes["scheduler-0-2"] == 0, job.outputs()
+        each_sample_once(job)
+
+
+# -- with the launcher ------------------------------------------------------------------------------------------------
+
+
+@thorough
+def test_the_launcher_replaces_a_worker_and_the_only_server_of_a_real_training(tmp_path):
+    launch = f"{sys.executable} -m launch.cli --launcher local -n 3 -s 1 --elastic --restart-servers 1"
+    words = f"--kv-store dist_sync --batch-size 16 --emulate-step 0.1 --audit {tmp_path / 'audit'}"
+    program = Path(__file__).parent / "programs/two_die_once.py"
+    done = subprocess.run(
+        f"{launch} --restart-workers 1 --log-dir {tmp_path / 'logs'} {program} {words}".split(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PID": str(tmp_path / "pid")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [(tmp_path / f"logs/worker-{rank}.log").read_text() for rank in range(3)]
+    for name in ("worker 1", "server 0"):
+        assert f"starting the replacement of {name} on" in done.stderr + done.stdout
+        assert f"Removed from the job: {name} on" in logs[0]
+        assert re.search(rf"New in view \d: .*{name.replace(' ', 's ')}\b", logs[0])
+    assert len({re.search(r"Final weights sha256=(\w+)", text)[1] for text in logs}) == 1
+    assert read(tmp_path / "audit/views.json").views[-1].servers == (0,)
+    found = count(tmp_path / "audit")
+    assert found.problems == () and all((times == 1).all() for times in found.times.values())

@@ -1,14 +1,20 @@
 """A script of one's own in elastic jobs of real processes: dmltrain.State and dmltrain.loader."""
 
+import re
+
 import pytest
 
 from dmltrain.audit.views_file import read
 from tests.elastic_job import KILLED, each_sample_once, make_forker, make_jobs  # noqa: F401
-from tests.test_elastic_steps import lost_steps
 
 thorough = pytest.mark.thorough
 WORDS = ("--epochs", "2")
 SECONDS = 300.0  # for a job, on a busy machine
+
+
+def lost_steps(job):
+    """What its workers say of the optimizer's state."""
+    return set(re.findall(r"the optimizer's state of .*\) is (.*)", job.outputs()))
 
 
 @pytest.fixture
