@@ -8,8 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +58,6 @@ class Place:
     def pids(self, value: str) -> list[int]:
         """The processes of light.py with this --value that have started, whether they run or not."""
         return [int(path.name.rpartition("-")[2]) for path in (self.folder / "started").glob(f"{value}-*")]
-
-    def wait_for(self, condition: Callable[[], Any]) -> Any:
-        end = time.monotonic() + SECONDS
-        while not (found := condition()):
-            assert time.monotonic() < end, "it did not happen"
-            time.sleep(0.02)
-        return found
 
 
 def alive(pid: int) -> bool:

@@ -16,6 +16,7 @@ from dmltrain.experiment.file import load
 from dmltrain.experiment.results import presentation
 from dmltrain.experiment.results.measured import is_number
 from dmltrain.options import FLAGS
+from tests.forked_job import run_forked
 
 FOLDER = Path(__file__).parents[2] / "examples/experiments"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -49,23 +50,16 @@ def test_all_trials_together_have_few_cells():
     assert sum(len(made(path, small=True)[1]) for path in FILES) <= MOST_SMALL
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param("train_cifar10.py", marks=pytest.mark.thorough),
-        pytest.param("train_imagenet.py", marks=pytest.mark.thorough),
-        "train_mnist.py",
-    ],
-)
+@pytest.mark.parametrize("program", ["train_cifar10.py", "train_imagenet.py", "train_mnist.py"])
 def test_the_program_takes_the_options_of_every_cell(program, tmp_path):
     of = [(path, small) for path in FILES for small in (False, True) if load(path).program == f"../{program}"]
     lists = [list(cell.words) for path, small in of for cell in made(path, small)[1]]
     assert lists, program
     (tmp_path / "words.json").write_text(json.dumps(lists))
     environment = {**os.environ, "DMLTRAIN_CHECK": str(tmp_path / "words.json")}
-    command = [sys.executable, str(FOLDER.parent / program)]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
-    answers = json.loads(out.split(" ", 1)[1])
+    code, out = run_forked(tmp_path, FOLDER.parent / program, environment=environment)
+    assert code == 0, out
+    answers = json.loads(out.partition("DMLTRAIN_CHECK ")[2].splitlines()[0])
     assert len(answers) == len(lists)
     assert [(words, answer["error"]) for words, answer in zip(lists, answers, strict=True) if answer["error"]] == []
 

@@ -32,12 +32,7 @@ def test_cells_that_differ_in_the_seed_are_a_row():
 
 @pytest.mark.parametrize(
     "states, status",
-    [
-        ((ERROR, DONE), DONE),
-        ((PENDING, ERROR), ERROR),
-        ((PENDING, RUNNING), RUNNING),
-        ((PENDING, PENDING), PENDING),
-    ],
+    [((ERROR, DONE), DONE), ((PENDING, ERROR), ERROR), ((PENDING, RUNNING), RUNNING), ((PENDING, PENDING), PENDING)],
 )
 def test_the_state_of_a_row(states, status):
     (row,) = rows([cell(1, seed, state) for seed, state in enumerate(states)])
