@@ -1,7 +1,6 @@
 """PMLS-Caffe's logs and net_outputs files, as src/caffe/solver.cpp writes them."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,25 +102,21 @@ def test_only_the_first_workers_log_has_values(parse: Callable, tmp_path: Path) 
     assert done.stdout.splitlines()[2] == "200\t-\t0.450000\t279.6"
 
 
-def test_a_log_that_is_cut_off_has_no_wrong_value() -> None:
-    data = log().encode()
-    right = {
+def values(data: bytes) -> set[tuple[int, str, float]]:
+    return {
         (iteration, key, number)
-        for end in range(len(data))
-        if data[end : end + 1] == b"\n"
-        for run in reading.scan(io.BytesIO(data[: end + 1]))[0]
+        for run in reading.scan(io.BytesIO(data))[0]
         for iteration, row in run.epochs.items()
         for key, numbers in row.items()
         for number in numbers
     }
+
+
+def test_a_log_that_is_cut_off_has_no_wrong_value() -> None:
+    data = log().encode()
+    right = set().union(*(values(data[: end + 1]) for end in range(len(data)) if data[end : end + 1] == b"\n"))
     for end in range(len(data)):
-        for run in reading.scan(io.BytesIO(data[:end]))[0]:
-            assert {
-                (iteration, key, number)
-                for iteration, row in run.epochs.items()
-                for key, numbers in row.items()
-                for number in numbers
-            } <= right, data[:end][-50:]
+        assert values(data[:end]) <= right, data[:end][-50:]
 
 
 # ---- net_outputs ----------------------------------------------------------------------------------------------------
@@ -140,34 +135,20 @@ TEST = outputs(["accuracy", "loss"], [(0, 0.25, 0, 0.1, 2.25), (200, 279.5, 0, 0
 SECOND = outputs(["accuracy", "loss"], [(0, 0.25, 0, 0.9, 0.1)])
 
 
-def test_net_outputs() -> None:
+def test_net_outputs(parse: Callable, tmp_path: Path) -> None:
     """The time of a row is the test's own."""
-    assert (rows(TRAIN + TEST + SECOND)) == {
+    assert rows(TRAIN + TEST + SECOND) == {
         0: (2.5, 0.25, 0.25, 0.1, 2.25),
         200: (1.44, 279.5, 279.25, 0.45, 1.5),
         400: (1.125, 561, 281.5, 0.5521, 1.25),
     }
-
-
-def test_net_outputs_with_one_table() -> None:
-    """Without `display` there is none of the training net, without `test_interval` none of a test net."""
-    assert (rows(TRAIN))[100] == (1.64, 141.8, pytest.approx(141.3), None, None)
-    assert (rows(TEST))[200] == (None, 279.5, 279.25, 0.45, 1.5)
-
-
-def test_net_outputs_with_test_compute_loss_and_large_iterations() -> None:
-    text = TRAIN + outputs(["accuracy"], [(1_000_000, 99.5, 1.75, 0.5)])
-    assert "1e+06,99.5" in text
-    assert (rows(text)) == {1_000_000: (1.125, 99.5, 99.5, 0.5, 1.75)}
-
-
-def test_an_output_of_several_values_is_left_out() -> None:
-    """PrintOutputBlobs writes its name once and each of its values."""
-    text = outputs(["prob"], [(0, 0.5, 2.5, 0.1, 0.2, 0.3)])
-    assert (rows(text))[0] == (2.5, 0.5, 0.5, None, None)
-
-
-def test_net_outputs_in_a_folder(parse: Callable, tmp_path: Path) -> None:
+    # without `display` there is no table of the training net, without `test_interval` none of a test net
+    assert rows(TRAIN)[100] == (1.64, 141.8, pytest.approx(141.3), None, None)
+    assert rows(TEST)[200] == (None, 279.5, 279.25, 0.45, 1.5)
+    with_loss = TRAIN + outputs(["accuracy"], [(1_000_000, 99.5, 1.75, 0.5)])
+    assert "1e+06,99.5" in with_loss and rows(with_loss) == {1_000_000: (1.125, 99.5, 99.5, 0.5, 1.75)}
+    several = outputs(["prob"], [(0, 0.5, 2.5, 0.1, 0.2, 0.3)])  # PrintOutputBlobs writes a name once and each value
+    assert rows(several)[0] == (2.5, 0.5, 0.5, None, None)
     (tmp_path / "cifar10.netoutputs").write_text(TRAIN + TEST)
     assert parse(tmp_path, "--format", "none").stdout.splitlines()[3] == "400\t-\t0.552100\t281.5"
 
@@ -179,11 +160,3 @@ def test_cut_off_net_outputs_have_no_wrong_value() -> None:
         for run in reading.scan(io.BytesIO(data[:end]))[0]:
             for row in run.epochs.values():
                 assert {row[key][0] for key in row if key != "seconds"} <= allowed, data[:end][-50:]
-
-
-def test_caffes_own_logs_are_not_taken_for_pmls_caffes(logs: Path) -> None:
-    path = logs / "other" / "caffe_squeezenet224_2gpu"
-    losses = dict(json.loads(path.with_suffix(".expected.json").read_text())["train_loss"])
-    (run,) = reading.read(str(path.with_suffix(".log")))
-    assert losses[4960] != losses[5000]
-    assert table(run).rows[5000]["train_loss"] == losses[4960], "displayed before the test, not with it"

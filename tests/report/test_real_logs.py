@@ -73,6 +73,7 @@ def test_other_values_of_real_logs(logs: Path) -> None:
     assert of("mxnet_nb_module_cifar10_1").rows[0]["train_top_k_accuracy_5"] == 0.948242
     assert of("mlperf06_dgx1_1node").rows[3]["validation_correct_count"] == 2303
     assert of("mlperf06_dgx1_1node").rows[2]["validation_correct_count"] is None
+    assert list(of("mxnet_R_mnist_1").counted()) == list(range(1, 11)), "as R counts"
 
 
 def test_published_rows_digit_for_digit(logs: Path, parse: Callable) -> None:
@@ -81,9 +82,8 @@ def test_published_rows_digit_for_digit(logs: Path, parse: Callable) -> None:
         aggregate = "max" if row["log"] == "mxnet_ilsvrc12_incept_4" else "mean"
         shown = parse(logs / "mxnet" / f"{row['log']}.log", "--aggregate", aggregate).stdout
         line = next(line for line in shown.splitlines() if line.startswith(f"| {row['epoch_1based']:2d} |"))
-        assert line.startswith(f"| {row['epoch_1based']:2d} | {row['train']} | {row['valid']} | {row['time'] or ''}"), (
-            row
-        )
+        expected = f"| {row['epoch_1based']:2d} | {row['train']} | {row['valid']} | {row['time'] or ''}"
+        assert line.startswith(expected), row
 
 
 def test_published_rows_of_the_last_epochs_come_out_of_the_summary(logs: Path, parse: Callable) -> None:
@@ -94,17 +94,8 @@ def test_published_rows_of_the_last_epochs_come_out_of_the_summary(logs: Path, p
         heading, _, line = parse("--summary", path, "--wide", "--aggregate", aggregate).stdout.splitlines()
         cells = [[cell.strip() for cell in text.strip("|").split(" | ")] for text in (heading, line)]
         shown = dict(zip(*cells, strict=True))
-        assert (shown["epochs"], shown["train accuracy"], shown["accuracy"]) == (
-            str(row["epoch_1based"]),
-            row["train"],
-            row["valid"],
-        )
-
-
-def test_epochs_of_r_are_counted_as_r_counts(logs: Path, parse: Callable) -> None:
-    lines = parse(logs / "mxnet" / "mxnet_R_mnist_1.log").stdout.splitlines()
-    assert lines[2] == "|  1 | 0.859833 | - | - |"
-    assert lines[-1].startswith("| 10 |")
+        expected = [str(row["epoch_1based"]), row["train"], row["valid"]]
+        assert [shown["epochs"], shown["train accuracy"], shown["accuracy"]] == expected
 
 
 def test_caffe(logs: Path) -> None:
@@ -127,12 +118,8 @@ def test_keras(logs: Path) -> None:
     expected = json.loads(path.with_suffix(".expected.json").read_text())["runs"]
     runs = reading.read(str(path.with_suffix(".log")))
     assert [run.part for run in runs] == [1, 2, 3, 4, 5, 6]
-    read = [
-        [
-            {"epoch": epoch, "seconds": row["seconds"], "loss": row["train_loss"], "acc": row["train_accuracy"]}
-            for epoch, row in table(run).rows.items()
-        ]
-        for run in runs
-    ]
-    assert read == [run["epochs"] for run in expected]
+    keys = {"seconds": "seconds", "loss": "train_loss", "acc": "train_accuracy"}
+    for run, known in zip(runs, expected, strict=True):
+        read = table(run).rows.items()
+        assert [{"epoch": epoch, **{k: row[v] for k, v in keys.items()}} for epoch, row in read] == known["epochs"]
     assert list(table(runs[0]).counted()) == [1, 2, 3, 4, 5]

@@ -30,12 +30,8 @@ RESULTS = {
     "columns": [{"key": "devices", "heading": "devices"}, {"key": "accuracy", "heading": "accuracy"}],
     "rows": [
         {
-            "settings": {"devices": 1},
-            "status": "done",
+            **{"settings": {"devices": 1}, "status": "done", "cells": ["devices=1"], "error": None, "log": None},
             "values": {"accuracy": {"mean": 0.5, "spread": 0.1, "count": 2}, "devices": {"mean": 1, "count": 2}},
-            "cells": ["devices=1"],
-            "error": None,
-            "log": None,
         }
     ],
     "published": [{"title": "p", "source": "s", "note": "n", "rows": [FIGURES]}],

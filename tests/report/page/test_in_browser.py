@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,8 +97,7 @@ def test_a_band_reaches_from_the_smallest_to_the_largest_worker(seen, two):
 
 def test_all_charts_are_there_and_drawn(seen):
     charts = seen.value("data = JSON.parse(document.getElementById('data').textContent).charts.map(c => c.id)")
-    drawn = seen.value("[...document.querySelectorAll('figure .chart svg')].map(e => e.closest('figure').id)")
-    assert drawn == charts
+    assert seen.value("[...document.querySelectorAll('figure .chart svg')].map(e => e.closest('figure').id)") == charts
     expected = "accuracy-by-epoch accuracy-by-time cross-entropy-by-epoch cross-entropy-by-time seconds speed sent "
     expected += "received staleness usage-cpu usage-host-cpu usage-memory host-cpu host-memory host-job-cpu "
     expected += "parts-by-worker-0 parts-by-epoch-0 parts-by-worker-1 parts-by-epoch-1 learning-rate"
@@ -263,11 +262,9 @@ def test_no_picture_is_blank(seen):
 HOSTILE = '<img src=x onerror="window.hit=1">"\'&</script><script>window.hit=1</script><!--'
 
 
-def test_html_in_names_is_text(report: Callable[..., Path], page, tmp_path):
-    name = "r</script><script>window.hit=1<"  # as a folder's name can be
-    folder = written.run(
-        tmp_path / name.replace("/", "\u2215"), host=f"{HOSTILE}-", cause=f"lost {HOSTILE}", exit_code=1
-    )
+def test_html_in_names_is_text(report, page, tmp_path):
+    name = "r</script><script>window.hit=1<".replace("/", "\u2215")  # as a folder's name can be
+    folder = written.run(tmp_path / name, host=f"{HOSTILE}-", cause=f"lost {HOSTILE}", exit_code=1)
     written.samples(folder)
     usage = folder / "usage.csv"
     quoted = HOSTILE.replace('"', '""')

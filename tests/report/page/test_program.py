@@ -28,18 +28,17 @@ def data(page: Path) -> dict:
     return json.loads(text)
 
 
-def test_all_sections_of_a_job_in_their_order(tmp_path, report):
+def test_sections_in_their_order(tmp_path, report):
     folder = written.run(tmp_path / "demo")
     written.samples(folder)
-    page = report(folder)
+    text = report(folder).read_text()
     expected = "summary accuracy time traffic usage staleness timeline machines commands logs"
-    assert SECTIONS.findall(page.read_text()) == expected.split()
+    assert SECTIONS.findall(text) == expected.split()
     for other in ("train.py --lr 0.1 --num-epochs 6", "AMD EPYC", "2026-11-22 12:00:00", "after 2 min 03 s"):
-        assert other in page.read_text()
-
-
-def test_an_old_log_has_only_what_it_says(tmp_path, report):
-    log = tmp_path / "old.log"
+        assert other in text
+    own = text.replace(document._asset(document.LIBRARY), "")
+    assert not re.search(r'(?:src|href)="(?:https?:)?//', own) and "http" not in re.sub(r"http-equiv", "", own)
+    log = tmp_path / "old.log"  # has only what it says
     log.write_text("INFO:root:Epoch[0] Train-accuracy=0.5\nINFO:root:Epoch[0] Validation-accuracy=0.4\n")
     page = report(log)
     assert SECTIONS.findall(page.read_text()) == ["summary", "accuracy", "logs"]
@@ -67,24 +66,25 @@ def test_made_again_it_has_the_same_bytes(tmp_path, report):
     assert str(tmp_path) not in first.decode()
 
 
-def test_nan_and_infinity_are_gaps_and_said(tmp_path, report):
+def test_what_is_broken_is_said(tmp_path, report):
+    """NaN and infinity are gaps; the other runs are shown beside one without epochs."""
     folder = written.run(tmp_path / "demo", workers=1)
     log = folder / "worker-0.log"
-    log.write_text(
-        re.sub(r"(Epoch\[2\] Validation-accuracy=)\S+", r"\1nan", log.read_text())
-        + "Epoch[6] Validation-accuracy=inf\n"
-    )
-    page = report(folder)
-    assert "2 values that are not finite (NaN or infinite) are gaps." in page.read_text()
+    text = re.sub(r"(Epoch\[2\] Validation-accuracy=)\S+", r"\1nan", log.read_text())
+    log.write_text(f"{text}Epoch[6] Validation-accuracy=inf\n")
+    (folder / "job.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "worker-0.log").write_text("starting\n")
+    text = report(folder, tmp_path / "empty", code=2).read_text()
+    assert "2 values that are not finite (NaN or infinite) are gaps." in text
+    assert "no epoch in any of its logs" in text
+    assert "job.json is not read" in text and "timeline" not in SECTIONS.findall(text)
 
 
-def test_a_run_without_epochs_is_said_and_the_others_are_shown(tmp_path, report):
-    good = written.run(tmp_path / "good")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    (empty / "worker-0.log").write_text("starting\n")
-    page = report(good, empty, code=2)
-    assert "no epoch in any of its logs" in page.read_text()
+def timeline_of(page: Path) -> tuple[str, str]:
+    """Its HTML, and its words."""
+    timeline = page.read_text().partition('id="timeline"')[2].partition("</section>")[0]
+    return timeline, " ".join(re.sub(r"<[^>]*>", " ", timeline).split())
 
 
 def test_a_restart_is_a_run_of_its_own_and_in_the_timeline(tmp_path, report):
@@ -94,17 +94,9 @@ def test_a_restart_is_a_run_of_its_own_and_in_the_timeline(tmp_path, report):
     written.run(folder / "previous-1", exit_code=1, cause="disk full")
     page = report(folder)
     assert data(page)["runs"] == ["demo", "restart-1"]
-    timeline = page.read_text().partition('id="timeline"')[2].partition("</section>")[0]
-    words = re.sub(r"<[^>]*>", " ", timeline)
-    order = [
-        "disk full",
-        "start: 3 workers, 1 server",
-        "after 1 min 00 s",
-        "worker 1 on h1 was lost",
-        "restart 1",
-        "end, exit code 0",
-    ]
-    places = [words.index(each) for each in order]
+    timeline, words = timeline_of(page)
+    order = ["disk full", "start: 3 workers, 1 server", "after 1 min 00 s", "worker 1 on h1 was lost", "restart 1"]
+    places = [words.index(each) for each in [*order, "end, exit code 0"]]
     assert places == sorted(places)
     assert 'href="demo/restart-1/"' in timeline
 
@@ -117,17 +109,8 @@ def test_changes_of_the_kvstore_are_in_the_timeline(tmp_path, report):
         {"now": "kv_store=a"},
     ]
     page = report(written.run(tmp_path / "demo", kvstore_changes=changes))
-    timeline = page.read_text().partition('id="timeline"')[2].partition("</section>")[0]
-    words = " ".join(re.sub(r"<[^>]*>", " ", timeline).split())
+    _, words = timeline_of(page)
     assert f"after 1 min 01 s {now} on all workers after step 147; asked for by me kv_store=a on all workers" in words
-
-
-def test_a_broken_job_json_is_a_note(tmp_path, report):
-    folder = written.run(tmp_path / "demo")
-    (folder / "job.json").write_text("{")
-    page = report(folder)
-    assert "job.json is not read" in page.read_text()
-    assert "timeline" not in SECTIONS.findall(page.read_text())
 
 
 def test_long_curves_keep_their_extremes(tmp_path, report, monkeypatch):
@@ -148,31 +131,21 @@ def test_long_curves_keep_their_extremes(tmp_path, report, monkeypatch):
 
 
 def test_what_is_not_a_page_is_not_replaced(tmp_path, capsys):
+    """A pipe or a device, as of -o /dev/null, would become a file for root."""
     folder = written.run(tmp_path / "demo")
-    log = folder / "worker-0.log"
-    before = log.read_bytes()
-    assert cli.main([str(folder), "-o", str(log)]) == 2
-    assert "is not a page of dmltrain-report" in capsys.readouterr().err
-    assert log.read_bytes() == before
-
-
-@pytest.mark.parametrize("output", ["missing/report.html", ""])
-def test_an_output_that_cannot_be_written(tmp_path, capsys, output):
-    assert cli.main([str(written.run(tmp_path / "demo")), "-o", str(tmp_path / output)]) == 2
-    assert re.search(r"dmltrain-report: error: .* cannot be written: ", capsys.readouterr().err)
-
-
-def test_a_pipe_or_device_is_not_replaced(tmp_path, capsys):
-    """As root, it would become a file: -o /dev/null."""
+    before = (folder / "worker-0.log").read_bytes()
     os.mkfifo(tmp_path / "pipe")
-    assert cli.main([str(tmp_path), "-o", str(tmp_path / "pipe")]) == 2
-    assert "pipe is no regular file: choose another name with -o" in capsys.readouterr().err
-
-
-def test_without_any_log_nothing_is_written(tmp_path, capsys):
-    assert cli.main([str(tmp_path / "nothing"), "-o", str(tmp_path / "report.html")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
-    assert not (tmp_path / "report.html").exists()
+    for log, output, reason in (
+        (folder, folder / "worker-0.log", "is not a page of dmltrain-report"),
+        (folder, tmp_path / "missing/report.html", "cannot be written: "),
+        (folder, tmp_path, "cannot be written: "),
+        (folder, tmp_path / "pipe", "pipe is no regular file"),
+        (tmp_path / "nothing", tmp_path / "report.html", "cannot be read"),
+    ):
+        assert cli.main([str(log), "-o", str(output)]) == 2
+        said = capsys.readouterr().err
+        assert "dmltrain-report: error: " in said and reason in said
+    assert (folder / "worker-0.log").read_bytes() == before and not (tmp_path / "report.html").exists()
 
 
 def test_an_experiment_shows_its_table_first_and_its_cells(tmp_path, report):
@@ -181,6 +154,7 @@ def test_an_experiment_shows_its_table_first_and_its_cells(tmp_path, report):
         written.run(experiment / "cells" / cell)
     measured = {"mean": 0.75, "spread": 0.01, "count": 3}
     figures = {"accuracy": {"value": 0.93, "shown": "0.93", "printed": 93, "error": "printed as 93: in percent"}}
+    failed = {"status": "error", "error": "killed", "log": "cells/devices=2/worker-0.log"}
     results = {
         "title": "ResNets <b>",
         "small": "2 epochs instead of 12",
@@ -195,13 +169,7 @@ def test_an_experiment_shows_its_table_first_and_its_cells(tmp_path, report):
                 "values": {"accuracy": measured},
                 "cells": ["devices=1", ".."],
             },
-            {
-                "settings": {"devices": 2},
-                "status": "error",
-                "error": "killed",
-                "cells": ["devices=2"],
-                "log": "cells/devices=2/worker-0.log",
-            },
+            {"settings": {"devices": 2}, "cells": ["devices=2"], **failed},
         ],
         "published": [{"title": "Theirs", "source": "a paper", "note": "", "rows": [figures]}],
     }
@@ -215,12 +183,7 @@ def test_an_experiment_shows_its_table_first_and_its_cells(tmp_path, report):
     assert data(page)["runs"] == ["devices=1", "devices=2"]
     for part in ("ResNets &lt;b&gt;", "Made small: 2 epochs instead of 12", "0.75 ± 0.01 (n=3)", "error: killed"):
         assert part in text
-    for part in (
-        "Published: Theirs. a paper",
-        "0.93 (printed as 93: in percent)",
-        "The fastest is devices 2.",
-        "On h0.",
-    ):
+    for part in ("Published: Theirs. a paper", "0.93 (printed as 93: in percent)", "is devices 2.", "On h0."):
         assert part in text
     assert text.count('src="data:image/svg+xml') == 1
     assert 'href="exp/cells/devices%3D1/"' in text and 'href="exp/cells/devices%3D2/worker-0.log"' in text
@@ -233,9 +196,3 @@ def test_the_library_is_the_one_that_is_recorded():
         assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name
     assert f'version="{record["version"]}"' in (vendor / "echarts.common.min.js").read_text()[-400:]
     assert set(record["sha256"]) == {each.name for each in vendor.iterdir() if each.suffix in (".js", ".txt")}
-
-
-def test_a_page_has_no_address_to_load_from(tmp_path, report):
-    text = report(written.run(tmp_path / "demo")).read_text().replace(document._asset(document.LIBRARY), "")
-    assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
-    assert "http" not in re.sub(r"http-equiv", "", text)

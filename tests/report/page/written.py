@@ -34,25 +34,24 @@ def _stamped(lines: Sequence[str], rank: int) -> Iterator[str]:
 
 
 def job(workers: int) -> dict[str, object]:
+    ended = {"pid": 9, "exit_code": 0, "signal": None}
     return {
-        "format": 1,
-        "job": "demo",
-        "command": ["train.py", "--lr", "0.1"],
-        "launcher": "ssh",
-        "num_workers": workers,
-        "num_servers": 1,
-        "versions": {"dmltrain": "0.4.0", "python": "3.11.7"},
+        **{
+            "format": 1,
+            "job": "demo",
+            "command": ["train.py", "--lr", "0.1"],
+            "launcher": "ssh",
+            "num_workers": workers,
+        },
+        **{"num_servers": 1, "versions": {"dmltrain": "0.4.0", "python": "3.11.7"}, "exit_code": 0, "cause": None},
+        **{
+            "started": "2026-11-22T12:00:00+0000",
+            "ended": "2026-11-22T12:02:03+0000",
+            "seconds": 123.4,
+            "restarts": [],
+        },
         "hosts": [{"name": f"h{rank}", "address": f"10.0.0.{rank}"} for rank in range(workers)],
-        "started": "2026-11-22T12:00:00+0000",
-        "ended": "2026-11-22T12:02:03+0000",
-        "seconds": 123.4,
-        "exit_code": 0,
-        "cause": None,
-        "restarts": [],
-        "processes": [
-            {"role": "worker", "rank": rank, "host": f"h{rank}", "pid": 9, "exit_code": 0, "signal": None}
-            for rank in range(workers)
-        ],
+        "processes": [{"role": "worker", "rank": rank, "host": f"h{rank}", **ended} for rank in range(workers)],
     }
 
 
