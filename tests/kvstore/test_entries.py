@@ -16,13 +16,21 @@ from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 
 class Server:
+    """`keys`: those that were declared, in order."""
+
     view = 0
 
     def __init__(self):
-        self.declared = []
+        self.declared, self.keys = [], []
 
     def request(self, frame, seconds):
         self.declared.append(json.loads(bytes(frame[wire.HEADER_SIZE :])))
+        self.keys += self.declared[-1]["keys"]
+
+
+def declare(entries, sizes, is_weight=True, **options):
+    """Declare keys of these names and sizes."""
+    entries.declare(list(sizes), [np.zeros(size, np.float32) for size in sizes.values()], is_weight, **options)
 
 
 def entries_on(servers, apart=False):
@@ -39,10 +47,8 @@ def test_each_server_is_told_about_its_own_slices_once():
     servers = [Server(), Server()]
     entries = entries_on(servers)
     for _ in range(2):
-        entries.declare(["a", "b"], [np.zeros(70_000, np.float32), np.zeros(5, np.float32)], is_weight=True)
-    first = [
-        {(key["name"], *each) for key in server.declared[0]["keys"] for each in key["slices"]} for server in servers
-    ]
+        declare(entries, {"a": 70_000, "b": 5})
+    first = [{(key["name"], *each) for key in server.keys for each in key["slices"]} for server in servers]
     assert first == [{("a", 0, 65_536)}, {("a", 1, 4_464), ("b", 0, 5)}]
     assert [server.declared[1:] for server in servers] == [[{"type": "dist_sync", "staleness": 0.0, "keys": []}]] * 2
 
@@ -50,22 +56,17 @@ def test_each_server_is_told_about_its_own_slices_once():
 @pytest.mark.parametrize("apart, kibibytes", [(False, 1024), (True, 512)])
 def test_slices_are_smaller_where_no_server_is_on_a_host_with_workers(apart, kibibytes):
     entries = entries_on([Server() for _ in range(5)], apart)
-    entries.declare(["a"], [np.zeros(6_250_000, np.float32)], is_weight=True)
+    declare(entries, {"a": 6_250_000})
     assert entries.find("a").slices[0].range.length * 4 == kibibytes << 10
 
 
-def test_sums_have_separate_numbers():
-    entries = entries_on([Server()])
-    for name, is_weight in (("a", True), ("loss", False), ("b", True)):
-        entries.declare([name], [np.zeros(3, np.float32)], is_weight)
-    assert [entry.number for entry in entries] == [0, FIRST_SUM, 1]
-
-
 def test_weights_stay_declared_when_the_members_change_and_sums_are_declared_again():
-    servers = [Server()]
-    entries = entries_on(servers)
+    """Sums have numbers of their own."""
+    server = Server()
+    entries = entries_on([server])
     for name, is_weight in (("a", True), ("loss", False), ("b", True), ("rows", False)):
-        entries.declare([name], [np.zeros(3, np.float32)], is_weight)
+        declare(entries, {name: 3}, is_weight)
+    assert [entry.number for entry in entries] == [0, FIRST_SUM, 1, FIRST_SUM + 1]
     weight = entries.find("a")
     weight.clock, weight.unpushed, weight.buffer = 7, False, np.zeros(3, np.float32)
     buffer, slices = weight.buffer, weight.slices
@@ -74,9 +75,9 @@ def test_weights_stay_declared_when_the_members_change_and_sums_are_declared_aga
     assert [entry.number for entry in entries] == [0, 1] and "loss" not in entries
     assert entries.find("a") is weight and (weight.buffer is buffer, weight.slices is slices) == (True, True)
     assert (weight.clock, weight.unpushed) == (0, True)
-    servers[0].declared.clear()
-    entries.declare(["rows", "a"], [np.zeros(2, np.float32), np.zeros(3, np.float32)], is_weight=False)
-    assert [(key["name"], key["key"]) for key in servers[0].declared[0]["keys"]] == [("rows", FIRST_SUM)]
+    server.keys.clear()
+    declare(entries, {"rows": 2, "a": 3}, is_weight=False)
+    assert [(key["name"], key["key"]) for key in server.keys] == [("rows", FIRST_SUM)]
 
 
 @pytest.mark.parametrize("compression, mean", [({"type": "none"}, True), ({"type": "int8"}, False)])
@@ -86,10 +87,10 @@ def test_servers_take_the_mean_unless_pushes_are_compressed(compression, mean):
     entries.routes.host = relay
     entries.routes.of_weight = lambda slices: [Way(relay, slice_) for slice_ in slices]
     entries.compress(compression)
-    entries.declare(["a"], [np.zeros(3, np.float32)], is_weight=True, mean=True)
+    declare(entries, {"a": 3}, mean=True)
     assert entries.find("a").mean == mean
-    assert [key["mean"] for key in server.declared[0]["keys"]] == [mean]
-    assert [key["mean"] for key in relay.declared[0]["keys"]] == [False], "it only adds: the server divides"
+    assert [key["mean"] for key in server.keys] == [mean]
+    assert [key["mean"] for key in relay.keys] == [False], "it only adds: the server divides"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_only_float32_weights_are_sent_compressed(dtype, is_weight, coded):
     entries = entries_on([server])
     entries.compress({"type": "int8"})
     entries.declare(["a"], [np.zeros(3, dtype)], is_weight)
-    assert server.declared[0]["keys"][0]["compression"]["type"] == ("int8" if coded else "none")
+    assert server.keys[0]["compression"]["type"] == ("int8" if coded else "none")
 
 
 @pytest.mark.parametrize(
@@ -109,28 +110,21 @@ def test_only_float32_weights_are_sent_compressed(dtype, is_weight, coded):
 def test_a_value_is_read_in_place_if_its_slices_are_contiguous_in_one_memory(offsets, of_one, in_place):
     """Otherwise it is copied. Slices of two servers may have offsets that seem contiguous."""
     entries = entries_on([Server(), Server()])
-    entries.declare(["w"], [np.zeros(8, np.float32)], is_weight=True)
+    declare(entries, {"w": 8})
     (entry,) = entries
     entry.landing = np.zeros(8, np.float32)
     memories = [np.arange(100, dtype=np.float32), 100 + np.arange(100, dtype=np.float32)]
-    links = [
-        SimpleNamespace(
-            link=SimpleNamespace(
-                peer_arena=SimpleNamespace(view=lambda at, size, memory=memory: memory.view(np.uint8)[at : at + size])
-            )
-        )
+    arenas = [
+        SimpleNamespace(view=lambda at, size, memory=memory: memory.view(np.uint8)[at : at + size])
         for memory in memories
     ]
-    owners = (0, 0) if of_one else (0, 1)
-    slices = [
-        WorkerSlice(Slice(0, index, start, length, owner), entry.dtype, None, None)
-        for index, (start, length, owner) in enumerate(zip((0, 5), (5, 3), owners, strict=True))
-    ]
-    ways = [Way(links[owner], slice_) for owner, slice_ in zip(owners, slices, strict=True)]
-    kept = [
-        (memories[owner][at // 4 : at // 4 + slice_.range.length], at)
-        for owner, at, slice_ in zip(owners, offsets, slices, strict=True)
-    ]
+    links = [SimpleNamespace(link=SimpleNamespace(peer_arena=arena)) for arena in arenas]
+    ways, kept = [], []
+    for index, (start, length, owner) in enumerate([(0, 5, 0), (5, 3, 0 if of_one else 1)]):
+        at = offsets[index] // 4
+        slice_ = WorkerSlice(Slice(0, index, start, length, owner), entry.dtype, None, None)
+        ways.append(Way(links[owner], slice_))
+        kept.append((memories[owner][at : at + length], offsets[index]))
     value = joined(kept, entry, ways)
     assert value.tolist() == [*kept[0][0], *kept[1][0]]
     assert np.shares_memory(value, memories[0]) == in_place
@@ -138,10 +132,10 @@ def test_a_value_is_read_in_place_if_its_slices_are_contiguous_in_one_memory(off
 
 def test_impossible_declarations_are_explained():
     entries = entries_on([Server()])
-    with pytest.raises(UserError, match="key 'a' was not declared: call init first"):
+    with pytest.raises(UserError, match="'a' was not declared"):
         entries.find("a")
-    with pytest.raises(UserError, match="gradient compression: .*zip"):
+    with pytest.raises(UserError, match="compression: .*zip"):
         entries.compress({"type": "zip"})
-    entries.declare(["a"], [np.zeros(3, np.float32)], is_weight=True)
+    declare(entries, {"a": 3})
     with pytest.raises(UserError, match="must come before init"):
         entries.compress({"type": "int8"})

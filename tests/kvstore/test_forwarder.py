@@ -14,11 +14,12 @@ from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.seal import SIZE
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from tests.waiting import SECONDS
 
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
 ABORT = message.encode(message.Abort("the forwarder wants it so"))
 PUSH = Header(Kind.PUSH, 4).pack(), b"abcd"
-DEADLINE = 10.0
+HEARTBEAT = message.encode(message.Heartbeat())
 
 
 class Forwarder:
@@ -55,22 +56,21 @@ class Forwarder:
 @pytest.fixture
 def between():
     """between(level) -> the caller's link, the listener's, and the forwarder."""
-    opened = []
+    with contextlib.ExitStack() as opened:
 
-    def connect(level):
-        listening, accepted = link.listen("127.0.0.1"), queue.Queue()
-        environment = Environment(role="server", job="job", key=b"key", wire=level)
-        serve = lambda connection, role, index: accepted.put(connection)  # noqa: E731
-        threading.Thread(target=accept_loop, args=(listening, environment, "server 0", serve), daemon=True).start()
-        forwarder = Forwarder(listening.getsockname())
-        mine = link.connect(forwarder.address, replace(CALLER, wire=level), DEADLINE)
-        theirs = accepted.get(timeout=DEADLINE)
-        opened.extend((mine, theirs, forwarder, listening))
-        return mine, theirs, forwarder
+        def opening(each):
+            return opened.enter_context(contextlib.closing(each))
 
-    yield connect
-    for each in opened:
-        each.close()
+        def connect(level, **caller):
+            listening, served = opening(link.listen("127.0.0.1")), queue.Queue()
+            environment = Environment(role="server", job="job", key=b"key", wire=level)
+            arguments = (listening, environment, "server 0", lambda *caller: served.put(caller))
+            threading.Thread(target=accept_loop, args=arguments, daemon=True).start()
+            forwarder = opening(Forwarder(listening.getsockname()))
+            mine = opening(link.connect(forwarder.address, replace(CALLER, wire=level, **caller), SECONDS))
+            return mine, opening(served.get(timeout=SECONDS)[0]), forwarder
+
+        yield connect
 
 
 def received(end):
@@ -78,29 +78,32 @@ def received(end):
     return header.kind, bytes(end.read_payload(header)) if header.is_followed else b""
 
 
-@pytest.mark.parametrize("level", ["plain", "auth"])
+levels = pytest.mark.parametrize("level", ["plain", "auth"])
+
+
+@levels
 def test_frames_pass_a_forwarder_that_changes_nothing(between, level):
     mine, theirs, _ = between(level)
     for _ in range(3):
-        mine.send(message.encode(message.Heartbeat()))
+        mine.send(HEARTBEAT)
         mine.send(*PUSH)
         mine.send(Header(Kind.PULL).pack())
         assert [received(theirs)[0] for _ in range(3)] == [Kind.CONTROL, Kind.PUSH, Kind.PULL]
 
 
-@pytest.mark.parametrize("level", ["plain", "auth"])
+@levels
 @pytest.mark.parametrize("injected", [ABORT, ABORT + bytes(SIZE)], ids=["without a seal", "with a seal"])
 def test_an_injected_abort_is_not_believed(between, level, injected):
     mine, theirs, forwarder = between(level)
-    mine.send(message.encode(message.Heartbeat()))
+    mine.send(HEARTBEAT)
     assert received(theirs)[0] == Kind.CONTROL
     forwarder.inject(injected)
-    mine.send(message.encode(message.Heartbeat()))
+    mine.send(HEARTBEAT)
     with pytest.raises(FrameError, match="injected"):
         received(theirs)
 
 
-@pytest.mark.parametrize("level", ["plain", "auth"])
+@levels
 def test_a_repeated_control_frame_is_not_believed(between, level):
     mine, theirs, forwarder = between(level)
     forwarder.change = lambda data: data + data
@@ -141,7 +144,7 @@ def test_a_frame_that_a_forwarder_withholds_is_missed(between):
     withheld = threading.Event()
     forwarder.change = lambda data: withheld.set() or b""
     mine.send(*PUSH)
-    assert withheld.wait(DEADLINE)
+    assert withheld.wait(SECONDS)
     forwarder.change = lambda data: data
     mine.send(*PUSH)
     with pytest.raises(FrameError, match="lost"):
@@ -150,14 +153,5 @@ def test_a_frame_that_a_forwarder_withholds_is_missed(between):
 
 def test_a_caller_that_meant_the_scheduler_is_not_served_by_a_data_server(between):
     """The forwarder chooses where it connects to; the listener refuses."""
-    listening = link.listen("127.0.0.1")
-    environment, served = Environment(role="server", job="job", key=b"key"), queue.Queue()
-    threading.Thread(
-        target=accept_loop, args=(listening, environment, "server 0", lambda *caller: served.put(caller)), daemon=True
-    ).start()
-    forwarder = Forwarder(listening.getsockname())
-    with pytest.raises(FrameError, match="the caller wants 'scheduler 0' for 'control'"):
-        link.connect(forwarder.address, replace(CALLER, listener="scheduler 0", purpose="control"), DEADLINE)
-    assert served.empty()
-    for each in (forwarder, listening):
-        each.close()
+    with pytest.raises(FrameError, match="'scheduler 0' for 'control'"):
+        between("plain", listener="scheduler 0", purpose="control")

@@ -26,6 +26,14 @@ def part_of(rank, step, size=PART):
     return np.random.default_rng([rank, step]).standard_normal(size).astype(np.float32)
 
 
+def jobs(**options):
+    """Jobs with these options, by name."""
+    return pytest.mark.parametrize("job", options.values(), ids=options, indirect=True)
+
+
+TWO = {"workers": 2, "servers": 2}
+
+
 def gathered(store, steps=4):
     """The values of two keys in each step, and whether they were all as expected. The workers are late at random."""
     draw, sizes = random.Random(store.rank), {"a": PART, "b": 5}
@@ -44,23 +52,13 @@ def gathered(store, steps=4):
     return "equal"
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        {"workers": 3, "servers": 2},
-        {"workers": 3, "servers": 2, "transport": "tcp"},
-        {"workers": 2, "servers": 2, "far": 1},
-        {"workers": 1, "servers": 1},
-    ],
-    ids=["shared memory", "tcp", "a far server", "one worker"],
-    indirect=True,
-)
+@jobs(shm=TWO | {"workers": 3}, tcp=TWO | {"workers": 3, "transport": "tcp"}, far=TWO | {"far": 1}, one={"workers": 1})
 def test_every_worker_gets_all_parts_of_each_step(job):
     assert set(job.all(gathered)) == {"equal"}
     assert job.ended() == [""] * (1 + len(job.servers))
 
 
-@pytest.mark.parametrize("job", [{"workers": 2, "servers": 1}], indirect=True)
+@jobs(shm={"servers": 1})
 def test_gathered_keys_change_neither_weights_nor_sums(job):
     def all_of_it(store):
         store.init_gathered(["part"], [3])
@@ -74,25 +72,18 @@ def test_gathered_keys_change_neither_weights_nor_sums(job):
     assert job.all(all_of_it) == [([3.0] * 4, [[0.0] * 3, [1.0] * 3], [2.0])] * 2
 
 
-@pytest.mark.parametrize("job", [{"kind": "dist_async", "staleness": float("inf"), "workers": 1}], indirect=True)
+@jobs(dist_async={"kind": "dist_async", "staleness": float("inf"), "workers": 1})
 def test_a_kvstore_without_rounds_gathers_nothing(job):
-    with pytest.raises(UserError, match="kvstore dist_async gathers no values of all workers: use dist_sync"):
+    with pytest.raises(UserError, match="dist_async gathers no .* dist_sync"):
         job.stores[0].init_gathered(["a"], [3])
 
 
 def test_parts_lie_on_servers_of_their_workers_hosts():
-    message = start(
-        [("h1", ""), ("h2", ""), ("h3", ""), ("", "")], [("", 1, "", "h2"), ("", 2, "", "h1"), ("", 3, "", "h1")]
-    )
-    assert servers_of(message) == [[1, 2], [0], [2], [0]]
+    servers = [("", 1, "", "h2"), ("", 2, "", "h1"), ("", 3, "", "h1")]
+    assert servers_of(start([("h1", ""), ("h2", ""), ("h3", ""), ("", "")], servers)) == [[1, 2], [0], [2], [0]]
 
 
-@pytest.mark.parametrize(
-    "job",
-    [{"workers": 2, "servers": 2}, {"workers": 2, "servers": 2, "transport": "tcp"}],
-    ids=["shm", "tcp"],
-    indirect=True,
-)
+@jobs(shm=TWO, tcp=TWO | {"transport": "tcp"})
 def test_a_worker_whose_pull_comes_late_gets_the_part_of_its_step(job, monkeypatch):
     """Worker 1 stops between its push and its pull, while worker 0 has all it needs for the next step."""
     real = Transfers.pull_next
@@ -115,15 +106,15 @@ def test_a_worker_whose_pull_comes_late_gets_the_part_of_its_step(job, monkeypat
     assert job.all(steps) == [[[10.0 * step, 10.0 * step + 1] for step in range(4)]] * 2
 
 
-@pytest.mark.parametrize("job", [{"workers": 1, "servers": 1}], indirect=True)
+@jobs(shm={"workers": 1, "servers": 1})
 def test_wrong_calls_are_explained(job):
     (made,) = job.stores
     made.init_gathered(["a"], [3])
-    with pytest.raises(UserError, match="key 'a' was declared twice for gather"):
+    with pytest.raises(UserError, match="'a' was declared twice"):
         made.init_gathered(["a"], [3])
-    with pytest.raises(UserError, match="key 'b' was not declared for gather: call init_gathered first"):
+    with pytest.raises(UserError, match="'b' was not declared for gather"):
         made.gather(["b"], [np.zeros(3, np.float32)])
     for wrong, said in ((np.zeros(4, np.float32), "has 4 of float32"), (np.zeros(3), "has 3 of float64")):
-        with pytest.raises(UserError, match=f"'a' was declared with 3 elements of float32; this one {said}"):
+        with pytest.raises(UserError, match=f"'a' .* 3 elements of float32; this one {said}"):
             made.gather(["a"], [wrong])
     assert made.all_reduce("n", np.ones(1)).tolist() == [1.0]
