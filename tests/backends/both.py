@@ -110,17 +110,17 @@ def random(*shape, seed, dtype):
 
 def wild_arrays(network, dtype):
     """Weights and statistics that are all unlike their usual first values, though of their usual size."""
-    draw = np.random.RandomState(2)
+    draw = np.random.default_rng(2)
 
     def values(each):
         if each.kind == "weight":
             small = 0.1 if each.initial == layers.Constant(0.0) else 1.0  # a spatial transformer must see the image
-            return draw.randn(*each.shape) * np.sqrt(2 / np.prod(each.shape[1:])) * small
+            return draw.standard_normal(each.shape) * np.sqrt(2 / np.prod(each.shape[1:])) * small
         if each.kind in ("gamma", "moving_var"):
-            return draw.rand(*each.shape) + 0.5
+            return draw.random(each.shape) + 0.5
         if isinstance(each.initial, layers.Exactly):
-            return draw.randn(*each.shape) * 0.1 + each.initial.values
-        return draw.randn(*each.shape) * 0.1
+            return draw.standard_normal(each.shape) * 0.1 + each.initial.values
+        return draw.standard_normal(each.shape) * 0.1
 
     return {each.name: values(each).astype(dtype) for each in (*network.parameters(), *network.auxiliary())}
 
