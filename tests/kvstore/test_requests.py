@@ -41,7 +41,7 @@ def serve():
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_replies_are_sent_by_priority(serve):
+def test_replies_are_sent_by_priority_and_a_pull_has_that_of_its_push(serve):
     """While a large value is on its way a probe and two pulls wait, of which the second is urgent."""
     server = serve(sizes=(LARGE, 1, 1, 1))
     first, second = server.peer(0), server.peer(1)
@@ -56,9 +56,6 @@ def test_replies_are_sent_by_priority(serve):
     assert [first.value()[0].key for _ in range(2)] == [2, 1]
     header, payload = first.answer()
     assert (header.kind, payload) == (Kind.PROBE, b"abc"), "the answers to requests come last"
-
-
-def test_a_pull_has_the_priority_of_its_push(serve):
     server = serve(sizes=(LARGE, 1, 1, 1))
     first, second = server.peer(0), server.peer(1)
     for key in (1, 2, 3):
@@ -223,7 +220,7 @@ def test_a_worker_that_pushes_in_shared_memory_and_does_not_read_is_not_read_eit
     assert sent < 100_000
 
 
-def test_a_worker_that_releases_nothing_gets_copies_and_the_memory_does_not_grow(serve):
+def test_who_releases_nothing_or_pulls_again_and_again_gets_copies_and_memory_does_not_grow(serve):
     server = serve(sizes=(4,), shared=True)
     first, second = server.peer(0), server.peer(1)
     used, places = [], []
@@ -240,9 +237,6 @@ def test_a_worker_that_releases_nothing_gets_copies_and_the_memory_does_not_grow
     first.push([5] * 4, clock=41)
     second.push([1] * 4, clock=41, flags=Flag.PULL)
     assert second.value()[0].flags & Flag.SHARED, "there is room again"
-
-
-def test_a_worker_that_pulls_one_value_again_and_again_gets_copies(serve):
     server = serve(sizes=(4,), shared=True)
     peer, flags = server.peer(), []
     for _ in range(1100):
@@ -265,7 +259,7 @@ def test_pulls_that_wait_are_limited(serve):
     assert "worker 0 has 128 pulls of key 0 slice 0 that wait" in peer.error()
 
 
-def test_first_values_are_received_into_reused_memory(serve):
+def test_slices_of_all_sizes_complete_their_rounds_and_first_values_are_received_into_reused_memory(serve):
     server = serve()
     spare = server.core.slices()[0, 0].spare["value"]
     for value in (1, 2):
@@ -274,6 +268,17 @@ def test_first_values_are_received_into_reused_memory(serve):
         assert len(spare) == 1
     server.peer().send(Kind.PULL)
     assert server.peer().value()[1] == [1.0] * 4, "the first"
+    # The pushes that complete them are received into the same memory.
+    sizes = (3, 50, 2, 50)
+    server = serve(sizes=sizes)
+    first, second = server.peer(0), server.peer(1)
+    for key, size in enumerate(sizes):
+        first.push(np.arange(size), key=key)
+    assert heard(first) == []
+    for key, size in enumerate(sizes):
+        second.push(np.full(size, key), key=key, flags=Flag.PULL)
+    for key, size in enumerate(sizes):
+        assert second.value()[1] == [float(each + key) for each in range(size)]
 
 
 def test_a_sender_waits_when_steps_are_slower_than_its_pushes(serve):
@@ -304,20 +309,6 @@ def test_a_sender_waits_when_steps_are_slower_than_its_pushes(serve):
     second.send(Kind.PULL, clock=3 * MAX_BACKLOG - 1)
     assert second.value()[1] == [-3.0 * MAX_BACKLOG] * 4
     assert most == MAX_BACKLOG + 1, "and no more than one beyond"
-
-
-def test_slices_of_all_sizes_complete_their_rounds_in_any_order(serve):
-    """The pushes that complete them are received into the same memory."""
-    sizes = (3, 50, 2, 50)
-    server = serve(sizes=sizes)
-    first, second = server.peer(0), server.peer(1)
-    for key, size in enumerate(sizes):
-        first.push(np.arange(size), key=key)
-    assert heard(first) == []
-    for key, size in enumerate(sizes):
-        second.push(np.full(size, key), key=key, flags=Flag.PULL)
-    for key, size in enumerate(sizes):
-        assert second.value()[1] == [float(each + key) for each in range(size)]
 
 
 def test_a_relays_rounds_report_its_times(serve):
@@ -420,11 +411,13 @@ def test_a_refused_caller_is_logged(serve, logged):
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_threads_have_the_names_of_the_architecture_page(serve):
+def test_threads_have_the_names_of_the_architecture_page_and_let_the_process_end(serve):
     """For debuggers and profilers."""
     assert heard(serve().peer()) == []
     names = {each.name for each in threading.enumerate()}
     assert {"accept", "arithmetic 0", "to worker 0"} <= names
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=SECONDS)
+    assert (ended.stdout, ended.returncode) == ("True\n", 0)
 
 
 PROGRAM = """
@@ -434,8 +427,3 @@ server = Server()
 server.peer().send(Kind.PROBE)
 print(server.peer().answer()[0].kind == Kind.PROBE)
 """
-
-
-def test_a_process_can_end_while_its_service_waits_for_callers():
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, timeout=SECONDS)
-    assert (ended.stdout, ended.returncode) == ("True\n", 0)

@@ -115,7 +115,7 @@ def flushed(found, view, done, now=1.0):
     return sent(hold(found, view, now=now, w0=done, w1=done), say.Enter)
 
 
-def test_those_who_wait_for_hosts_go_on_waiting_and_all_train_when_there_are_enough():
+def test_those_who_wait_for_hosts_go_on_waiting_for_as_long_again_and_train_when_there_are_enough():
     found = waiting()
     assert flushed(found, 2, 7) == dict.fromkeys([SERVER, *MEMBERS[:2]], say.Enter(SECOND.without([], 7), holds=True))
     found.handle(MEMBERS[2], registration(MEMBERS[2]), 2.0)
@@ -123,9 +123,6 @@ def test_those_who_wait_for_hosts_go_on_waiting_and_all_train_when_there_are_eno
     entered = flushed(found, 3, 7, 2.0)
     assert set(entered) == {SERVER, *MEMBERS}
     assert all(each.view.joined == (2,) and not each.holds for each in entered.values())
-
-
-def test_those_who_wait_for_hosts_do_so_for_as_long_again():
     found = waiting()
     flushed(found, 2, 7)
     for now in (5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.9):
@@ -147,13 +144,10 @@ def test_a_job_that_was_ending_ends():
     assert "two are left" in reason(actions)
 
 
-def test_who_lacks_the_highest_view_gets_it():
+def test_who_is_behind_gets_the_highest_view_and_the_release_that_may_not_have_been_sent():
     actions = back(core(), {MEMBERS[0]: FIRST, SERVER: FIRST, MEMBERS[1]: SECOND})
     assert sent(actions, say.Enter) == dict.fromkeys([MEMBERS[0], SERVER], say.Enter(SECOND))
     assert sent(actions, say.Flush) == dict.fromkeys(MEMBERS[:2], say.Flush(2, 1, -1))
-
-
-def test_who_is_behind_gets_the_release_that_the_scheduler_before_may_not_have_sent():
     found = core()
     back(found, ALL)
     actions = hold(found, w0=8, w1=7, w2=8)
@@ -218,13 +212,10 @@ def test_who_has_finished_and_comes_late_is_not_refused():
     assert found.tick(3.0) == []
 
 
-def test_who_is_not_in_the_highest_view_is_removed():
+def test_who_is_not_in_the_highest_view_is_removed_also_if_it_had_joined_in_addition():
     actions = back(core(), {MEMBERS[2]: FIRST, MEMBERS[0]: FIRST, SERVER: FIRST, MEMBERS[1]: SECOND})
     assert sent(actions, say.Abort) == {MEMBERS[2]: say.Abort("removed from the job")} and Cut(MEMBERS[2]) in actions
-
-
-def test_a_removed_worker_that_had_joined_in_addition_is_told_so():
-    """It was removed two views ago, and has not heard of it."""
+    # It was removed two views ago, and has not heard of it.
     added = ("worker", 4)
     found = core(max_workers=5)
     actions = back(found, {added: View(2, 3, (*FIRST.hosts, (4,)), (0,), joined=(4,)), SERVER: FIRST})
@@ -287,14 +278,11 @@ def test_a_server_that_does_not_know_the_view_says_nothing_of_whom_it_replaces_o
     assert not sent(actions, say.Flush) and {each.view.base for each in sent(actions, say.Enter).values()} == {7}
 
 
-def test_a_scheduler_that_all_have_hears_of_the_end_from_the_workers():
+def test_if_all_have_finished_the_job_has_ended_and_others_may_still_come_to_their_end():
     found = core()
     assert sent(back(found, ALL), say.Flush)
     assert found.handle(SERVER, say.Left(1, 0, 24), 1.0) == []
     assert found.lost(MEMBERS[0], "end of stream", 1.0), "it has not said Bye"
-
-
-def test_if_all_have_finished_the_job_has_ended_and_one_may_still_say_bye():
     actions = back(core(), [SERVER], [say.Finished(member, 24) for member in range(3)])
     assert isinstance(actions[-2].message, say.Shutdown) and reason(actions) == ""
     found = core()
@@ -304,7 +292,7 @@ def test_if_all_have_finished_the_job_has_ended_and_one_may_still_say_bye():
     assert found.lost(MEMBERS[0], "end of stream", 1.2) == []
 
 
-def test_a_process_that_is_lost_again_meanwhile_is_lost():
+def test_who_is_lost_again_meanwhile_or_known_to_be_lost_is_not_waited_for():
     found = core()
     back(found, BUT_2)
     assert found.lost(MEMBERS[1], "end of stream", 2.0) == []
@@ -313,17 +301,36 @@ def test_a_process_that_is_lost_again_meanwhile_is_lost():
     )
     actions = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 2.0)
     assert sent(actions, say.Flush).keys() == {MEMBERS[0], MEMBERS[2]}
+    found = core()
+    back(found, BUT_2)
+    ends = say.LinkEnd("server", 0, "s", "b"), say.LinkEnd("worker", 2, "h2", "a")
+    actions = found.handle(SERVER, say.LinkLost(*ends, "end of stream", False), 1.0)
+    assert sent(actions, say.Flush).keys() == set(MEMBERS[:2])
+    assert Log("worker 2 on h2 was lost: no server has a connection to it; the job goes on without it") in actions
+    found = core(lost_before=frozenset({MEMBERS[2], ("server", 7)}))
+    assert back(found, [SERVER, MEMBERS[0]]) == [], "worker 1 is to come"
+    actions = found.handle(MEMBERS[1], rejoin(MEMBERS[1]), 1.0)
+    assert [action.text for action in actions if isinstance(action, Log)][1:] == [
+        "worker 2 on h2 was lost before this scheduler began; the job goes on without it"
+    ]
+    assert sent(actions, say.Flush) == dict.fromkeys(MEMBERS[:2], say.Flush(1, 1, -1))
+    actions = back(core(lost_before=frozenset({MEMBERS[1]})), [MEMBERS[1], SERVER, MEMBERS[0], MEMBERS[2]])
+    assert sent(actions, say.Flush) == dict.fromkeys(MEMBERS, say.Flush(1, 1, -1)), "it came back in time"
+    view, servers = View(1, 0, ((0,), (1,)), (0, 1)), [("server", 0), ("server", 1)]
+    found = SchedulerCore(2, 2, elastic=1, incarnation=2, lost_before=frozenset(servers[1:]))
+    found.tick(0.0)
+    for node in [servers[0], *MEMBERS[:2]]:
+        actions = found.handle(node, rejoin(node, view), 1.0)
+    assert "server 1" in " ".join(action.text for action in actions if isinstance(action, Log))
+    assert sent(actions, say.Flush)
 
 
-def test_a_replacement_takes_the_place_of_one_that_has_not_come_back():
+def test_replacements_of_those_that_have_not_come_back_or_did_not_know_that_they_had_joined():
     found = core()
     assert found.handle(MEMBERS[2], registration(MEMBERS[2]), 0.5) == []
     actions = back(found, BUT_2)
     assert sent(actions, say.Flush).keys() == set(MEMBERS[:2])
     assert sent(actions, say.Start) == {MEMBERS[2]: START}
-
-
-def test_a_worker_that_was_not_told_that_it_had_joined_joins_again():
     joined = replace(FIRST.joined_by({5: ()}), number=2)
     found, worker = core(max_workers=6), ("worker", 5)
     assert found.handle(worker, registration(worker), 0.5) == []
@@ -345,15 +352,6 @@ def test_a_second_process_of_a_member_that_is_back_is_not_refused_in_the_place_o
     assert not [each for each in actions if isinstance(each, say.Refuse)]
     (refuse,) = found.handle(MEMBERS[0], registration(MEMBERS[0]), 2.0)
     assert isinstance(refuse, say.Refuse)
-
-
-def test_nobody_waits_for_a_worker_that_all_servers_have_lost():
-    found = core()
-    back(found, BUT_2)
-    ends = say.LinkEnd("server", 0, "s", "b"), say.LinkEnd("worker", 2, "h2", "a")
-    actions = found.handle(SERVER, say.LinkLost(*ends, "end of stream", False), 1.0)
-    assert sent(actions, say.Flush).keys() == set(MEMBERS[:2])
-    assert Log("worker 2 on h2 was lost: no server has a connection to it; the job goes on without it") in actions
 
 
 def test_before_the_first_view_or_with_two_views_of_one_number_or_in_a_replay_the_job_ends():
@@ -394,7 +392,7 @@ def following(role="worker", joins=False, file="/nowhere"):
     return Following(Environment(role=role, elastic=1, joins=joins, scheduler_file=file))
 
 
-def test_only_what_can_go_on_without_a_scheduler_has_something_to_say():
+def test_what_one_that_follows_has_to_say_to_the_next_scheduler():
     words = (registration(MEMBERS[0]), START)
     assert following(file="").words(*words, Standing(say.Enter(FIRST))) == []
     assert following().words(*words, None) == []
@@ -404,9 +402,6 @@ def test_only_what_can_go_on_without_a_scheduler_has_something_to_say():
         say.Rejoin(*words, (), (), (say.Finished(1, 24),))
     ]
     assert following().words(*words, Standing(say.Enter(FIRST))) == [say.Rejoin(*words, (say.Enter(FIRST),))]
-
-
-def test_a_replacement_that_is_no_member_registers_again():
     found = following(joins=True)
     assert found.words(registration(MEMBERS[0]), None, Standing(None)) == [registration(MEMBERS[0])]
     found.say(say.Ready())
@@ -447,25 +442,3 @@ def test_lost_links_are_reported_again_while_they_concern_the_view():
             found.say(each)
         found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
         assert found.words(registration(node), START, Standing(say.Enter(FIRST)))[1:] == again
-
-
-def test_nobody_waits_for_those_that_are_known_to_be_lost():
-    found = core(lost_before=frozenset({MEMBERS[2], ("server", 7)}))
-    assert back(found, [SERVER, MEMBERS[0]]) == [], "worker 1 is to come"
-    actions = found.handle(MEMBERS[1], rejoin(MEMBERS[1]), 1.0)
-    assert [action.text for action in actions if isinstance(action, Log)][1:] == [
-        "worker 2 on h2 was lost before this scheduler began; the job goes on without it"
-    ]
-    assert sent(actions, say.Flush) == dict.fromkeys(MEMBERS[:2], say.Flush(1, 1, -1))
-    actions = back(core(lost_before=frozenset({MEMBERS[1]})), [MEMBERS[1], SERVER, MEMBERS[0], MEMBERS[2]])
-    assert sent(actions, say.Flush) == dict.fromkeys(MEMBERS, say.Flush(1, 1, -1)), "it came back in time"
-
-
-def test_a_server_that_is_known_to_be_lost_is_removed_at_once():
-    view, servers = View(1, 0, ((0,), (1,)), (0, 1)), [("server", 0), ("server", 1)]
-    found = SchedulerCore(2, 2, elastic=1, incarnation=2, lost_before=frozenset(servers[1:]))
-    found.tick(0.0)
-    for node in [servers[0], *MEMBERS[:2]]:
-        actions = found.handle(node, rejoin(node, view), 1.0)
-    assert "server 1" in " ".join(action.text for action in actions if isinstance(action, Log))
-    assert sent(actions, say.Flush)

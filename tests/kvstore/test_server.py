@@ -172,24 +172,18 @@ def test_a_finished_worker_delays_no_other_and_the_last_one_gets_what_it_has_pus
     assert [(reply.worker, reply.clock) for reply in other.finish(1)] == [(0, 1)]
 
 
-def test_the_first_value_is_set_once():
+def test_the_first_value_is_set_once_and_stepped_on_the_server_with_the_pushed_rate():
     core = core_of(2)
     core.initialise(0, 0, 0, np.arange(5, dtype=np.float32))
     core.initialise(0, 0, 0, np.full(5, 9, np.float32))  # a worker that starts again
     (reply,) = core.pull(1, 0, 0, 0)
     assert reply.buffer.array.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_dist_sync_can_step_on_the_server_with_the_pushed_rate():
     core = core_of(2, make_step=plain_sgd, spec={"name": "sgd"})
     core.initialise(0, 0, 0, np.zeros(5, np.float32))
     push(core, 0, 0, 1, [1] * 5, rate=0.5)
     push(core, 1, 0, 1, [3] * 5, rate=0.5)
     (reply,) = core.pull(0, 0, 0, 1)
     assert reply.buffer.array.tolist() == [-2.0] * 5
-
-
-def test_dist_async_without_an_optimizer_is_an_error():
     with pytest.raises(Rejected, match="call set_optimizer before the first push"):
         push(core_of(1, "dist_async", INFINITY), 0, 0, 1, [1] * 5)
 
@@ -393,7 +387,7 @@ def test_only_workers_beyond_the_bound_are_waited_for():
     assert core.overdue(71.0) == said.replace("2, 3", "2")
 
 
-def test_a_second_models_optimizer_leaves_the_first_ones_alone():
+def test_an_optimizer_is_for_its_keys_also_those_that_are_declared_later():
     def make(spec, key, value):
         return lambda value, gradient, rate: np.add(value, spec["by"], out=value)
 
@@ -403,9 +397,6 @@ def test_a_second_models_optimizer_leaves_the_first_ones_alone():
         push(core, 0, key, 1, [1] * size)
         (reply,) = core.pull(0, key, 0, 1)
         assert reply.buffer.array.tolist() == [expected] * size
-
-
-def test_keys_declared_after_the_optimizer_use_it_too():
     made = []
 
     def make_step(spec, key, value):
@@ -416,9 +407,6 @@ def test_keys_declared_after_the_optimizer_use_it_too():
     later = Key(7, "later", "float32", True, {"type": "none"}, ((0, 2),))
     core.declare(0, Declare("dist_async", 0.0, (later,)))
     assert made == [({"name": "sgd"}, 0, [0.0] * 5), ({"name": "sgd"}, 1, [0.0] * 3), ({"name": "sgd"}, 7, [0.0] * 2)]
-
-
-def test_an_optimizers_keys_are_an_object():
     with pytest.raises(Rejected, match="expected an object of key numbers"):
         core_of(1, "dist_async", INFINITY, plain_sgd, {"name": "sgd", "keys": 5})
 
@@ -434,17 +422,14 @@ def coded(values, compression=TWO_BITS):
     return encode(kind, np.asarray(values, np.float32), np.zeros(len(values), np.float32)), kind.number
 
 
-def test_the_codec_of_a_sum_is_that_of_all_workers():
+def test_the_codec_of_a_sum_is_that_of_all_workers_and_its_residual_is_sent_with_a_later_one():
     """Three workers push a threshold each: the sum, three thresholds, is sent at once."""
     core = core_of(3, compression=TWO_BITS)
     for worker in range(3):
         push(core, worker, 0, 1, coded([1, -1, 1, 0, -1]))
     (reply,) = core.pull(0, 0, 0, 1)
     assert decode(codec.make(TWO_BITS).of_sum(3), reply.buffer.array, 5).tolist() == [3, -3, 3, 0, -3]
-
-
-def test_the_residual_of_a_sum_is_sent_with_a_later_one():
-    """One of two workers pushes a threshold in two rounds each: the values add up to the sum of both rounds."""
+    # One of two workers pushes a threshold in two rounds each: the values add up to the sum of both rounds.
     core, kind = core_of(2, compression=TWO_BITS), codec.make(TWO_BITS).of_sum(2)
     found = []
     for clock in (1, 2):
@@ -539,7 +524,7 @@ class Fussy:
         raise TypeError("expected float32")
 
 
-def test_a_state_that_would_take_more_memory_than_its_bytes_is_rejected():
+def test_states_that_are_too_large_or_of_another_optimizer_are_rejected():
     core = core_of(1)
     stream = io.BytesIO()
     np.savez_compressed(stream, **{f"{key}/0/value": np.zeros(1 << 22) for key in (0, 1)})
@@ -550,9 +535,6 @@ def test_a_state_that_would_take_more_memory_than_its_bytes_is_rejected():
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_a_state_of_another_optimizer_is_rejected():
     core = core_of(1)
     whole = {f"{key}/0/{name}": np.zeros(size, np.float32) for key, size in ((0, 5), (1, 3)) for name in ("value", "m")}
     stream = io.BytesIO()
@@ -620,13 +602,10 @@ def lent(core, worker, clock, values, rate=-1.0):
     return core.push(worker, 0, 0, clock, rate, core.lend(worker, 0, 0, values.view(np.uint8), 0))
 
 
-def test_the_slices_of_a_key_are_contiguous_and_so_are_their_second_buffers():
+def test_the_slices_of_a_key_are_contiguous_and_the_lowest_of_free_buffers_is_taken():
     memory = Memory()
     of_one_key(slices=(5, 7, 9), allocate=memory)
     assert memory.sizes == [20, 28, 36, 20, 28, 36]
-
-
-def test_the_lowest_of_several_free_buffers_is_taken():
     core = of_one_key(allocate=Memory())
     taken = [core.buffer(0, 0, 0, 20, 0) for _ in range(4)]
     offsets = [each.offset for each in taken]
@@ -660,7 +639,7 @@ def test_the_memory_of_a_repeated_push_is_freed():
     assert len(places) == 1
 
 
-def test_a_sum_does_not_overwrite_an_addend():
+def test_a_sum_does_not_overwrite_an_addend_and_empty_slices_complete_rounds():
     """The first two of three gradients lie in shared memory, the third in the server's own."""
     core = of_one_key(3)
     values = [np.full(5, 10.0**worker, np.float32) for worker in range(3)]
@@ -670,6 +649,11 @@ def test_a_sum_does_not_overwrite_an_addend():
     run(core, actions)
     (reply,) = core.pull(0, 0, 0, 1)
     assert reply.buffer.array.tolist() == [111.0] * 5 and values[0].tolist() == [1.0] * 5
+    core = of_one_key(3, slices=(0,))
+    replies = []
+    for worker in range(3):
+        replies += push(core, worker, 0, 1, []) + core.pull(worker, 0, 0, 1)
+    assert [reply.buffer.array.size for reply in replies] == [0] * 3
 
 
 def test_a_step_that_changes_its_gradient_does_not_change_shared_memory_but_the_servers_own():
@@ -690,14 +674,6 @@ def test_a_step_that_changes_its_gradient_does_not_change_shared_memory_but_the_
     buffer = buffer_of(core, 0, 1.0)
     run(core, core.push(0, 0, 0, 2, 1.0, buffer))
     assert len(seen) == 2 and seen[1] is buffer.array
-
-
-def test_an_empty_slice_completes_rounds():
-    core = of_one_key(3, slices=(0,))
-    replies = []
-    for worker in range(3):
-        replies += push(core, worker, 0, 1, []) + core.pull(worker, 0, 0, 1)
-    assert [reply.buffer.array.size for reply in replies] == [0] * 3
 
 
 @pytest.mark.parametrize("how", ["sum", "step", "leaves"])

@@ -165,7 +165,7 @@ def test_a_loss_ends_a_job_that_is_not_elastic_or_whose_workers_are_not_all_read
     assert finished(lose(core, 1)) == [LOST]
 
 
-def test_too_few_workers_end_the_job_by_name():
+def test_too_few_workers_end_the_job_but_it_has_ended_well_when_all_that_are_left_have_finished():
     core = armed(elastic=2)
     assert not finished(lose(core, 1))
     actions = lose(core, 2)
@@ -173,10 +173,7 @@ def test_too_few_workers_end_the_job_by_name():
     assert finished(actions) == [said] and (ALL, say.Abort(said)) in messages(actions)
     said = "worker 0 on h0 was lost: end of stream; no worker is left, and --min-workers is 1"
     assert finished(lose(without(1, 2), 0)) == [said]
-
-
-def test_the_job_has_ended_well_when_all_that_are_left_have_finished():
-    """Also if the last loss follows an end."""
+    # Also if the last loss follows an end.
     core = without(1)
     flushed(core, {0: 7, 2: 7})
     assert not finished(bye(core, 0))
@@ -205,7 +202,7 @@ def beat(core, now):
 # -- barriers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_barrier_needs_the_members_of_its_view_and_is_waited_for_again_after_a_change():
+def test_barriers_need_the_members_of_their_view_and_are_waited_for_again_after_a_change():
     core = armed()
     core.handle(worker(0), say.Barrier("8", 1), 1.0)
     lose(core, 1)
@@ -215,9 +212,6 @@ def test_a_barrier_needs_the_members_of_its_view_and_is_waited_for_again_after_a
     assert core.handle(worker(2), say.Barrier("8", 2), 1.0) == []
     released = messages(core.handle(worker(0), say.Barrier("8", 2), 1.0))
     assert released == [(worker(0), say.Release("8", 2)), (worker(2), say.Release("8", 2))]
-
-
-def test_a_barrier_without_a_finished_member_ends_the_job():
     core = armed()
     core.handle(worker(0), say.Barrier("8", 1), 1.0)
     said = "barrier '8': worker 1 has finished and will not reach it"
@@ -249,7 +243,7 @@ def judged(core, reports):
     return core.tick(1.1 + WAIT_SECONDS)
 
 
-def test_one_end_of_a_cut_pair_is_removed_once():
+def test_one_end_of_a_cut_pair_is_removed_and_a_server_that_is_cut_from_most_workers():
     core = armed(3, 2)
     actions = judged(core, [(worker(1), link_lost(1, 0)), (("server", 0), link_lost(1, 0, "server"))])
     assert messages(actions, say.Flush) == asked(0, 2)
@@ -260,9 +254,6 @@ def test_one_end_of_a_cut_pair_is_removed_once():
     core.handle(("server", 0), link_lost(1, 0, "server"), 1.0)
     lose(core, 1, 1.5)
     assert not core.tick(1.1 + WAIT_SECONDS), "the worker was removed meanwhile"
-
-
-def test_a_server_cut_from_most_workers_is_removed_and_the_only_one_ends_the_job():
     core = armed(3, 2)
     actions = judged(core, [(worker(1), link_lost(1, 1)), (worker(2), link_lost(2, 1))])
     assert actions[0].text.startswith("the connection between worker 1 on h1") and not finished(actions)
@@ -308,7 +299,7 @@ def removed_by(actions):
 CUT = [(worker(0), link_lost(0, 1))]
 
 
-def test_the_only_worker_with_the_state_is_not_removed_if_a_server_can_be():
+def test_the_only_worker_with_the_state_is_not_removed_unless_no_server_is_left_to_it():
     cut = [*CUT, (("server", 1), link_lost(2, 1, "server"))]
     assert removed_by(judged(with_newcomers(2), cut)) == [("server", 1)], "2 of 3: as ever"
     assert removed_by(judged(with_newcomers(2), CUT)) == [("server", 1)]
@@ -316,9 +307,6 @@ def test_the_only_worker_with_the_state_is_not_removed_if_a_server_can_be():
     cut = [*CUT, (worker(0), link_lost(0, 2)), (worker(1), link_lost(1, 0))]
     assert removed_by(judged(core, cut)) == [("server", 1), ("server", 2)]
     assert removed_by(core.tick(1.2 + WAIT_SECONDS)) == [worker(1)], "the link that is left is judged then"
-
-
-def test_a_worker_without_any_server_is_removed_whatever_it_has_and_a_newcomer_without_one():
     assert removed_by(judged(with_newcomers(1), [(worker(0), link_lost(0, 0))])) == [worker(0)]
     assert removed_by(judged(with_newcomers(2), [*CUT, (worker(0), link_lost(0, 0))])) == [worker(0)]
     assert removed_by(judged(with_newcomers(2), [(worker(2), link_lost(2, 1))])) == [worker(2)]
@@ -362,7 +350,7 @@ def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
 REPLAY = (View(1, 0, ((1, 0), (2,)), (0, 1)), View(2, 5, ((0,), (2,)), (0, 1)), View(3, 5, ((2,),), (0, 1)))
 
 
-def test_a_replay_goes_through_its_views():
+def test_a_replay_goes_through_its_views_and_any_loss_ends_it():
     core = registered(3, 1)
     for rank in (2, 0):
         assert core.handle(worker(rank), say.Ready({}, REPLAY if rank == 0 else ()), 0.0) == []
@@ -373,9 +361,6 @@ def test_a_replay_goes_through_its_views():
     assert lose(core, 1) == []
     assert views(flushed(core, {0: 5, 2: 5}, view=2, turn=0)) == View(3, 5, ((2,),), (0,))
     assert bye(core, 0, done=5) == [] and finished(bye(core, 2)) == [""]
-
-
-def test_a_loss_ends_a_replay_also_after_its_last_view():
     last = armed(replay=REPLAY[:2])
     assert views(flushed(last, {0: 5, 1: 5, 2: 5}, turn=0)).until == -1
     for actions in (lose(armed(replay=REPLAY), 1), lose(last, 2)):
@@ -395,7 +380,7 @@ def replaced(rank=1, workers=3, facts=FACTS, **settings):
     return core, ready
 
 
-def test_a_replacement_joins_when_the_leader_is_between_two_rounds_and_laggards_have_finished():
+def test_a_replacement_joins_between_two_rounds_and_is_summed_last_on_a_host_of_its_own():
     core, actions = replaced()
     assert messages(actions) == [(worker(0), say.Invite((1,)))]
     assert messages(core.handle(worker(0), say.Admit(2), 3.0)) == asked(0, 2, view=2)
@@ -405,9 +390,6 @@ def test_a_replacement_joins_when_the_leader_is_between_two_rounds_and_laggards_
     assert core.handle(worker(0), say.Admit(2), 3.0) == [], "late"
     assert messages(flushed(other, {0: 9, 2: 8}, view=2)) == asked(2, view=2, op=9)
     assert views(flushed(other, {2: 9}, view=2)).joined == (1,)
-
-
-def test_a_replacement_on_a_host_of_its_own_is_summed_last():
     core = without(0)
     flushed(core, {1: 7, 2: 7})
     assert messages(come(core, 0, host="another")[1]) == [(worker(1), say.Invite((0,)))]
@@ -415,7 +397,7 @@ def test_a_replacement_on_a_host_of_its_own_is_summed_last():
     assert (view.hosts, view.joined, view.leader) == (((1,), (2,), (0,)), (0,), 1)
 
 
-def test_if_the_leader_dies_the_next_one_is_asked():
+def test_losses_but_its_own_do_not_stop_the_admission_of_a_replacement():
     """With what it held, the next op of the others may not be a round."""
     core, _ = replaced()
     core.handle(worker(0), say.Admit(2), 3.0)
@@ -424,9 +406,6 @@ def test_if_the_leader_dies_the_next_one_is_asked():
     assert (views(actions).members, views(actions).joined) == ((2,), ())
     assert messages(actions, say.Invite) == [(worker(2), say.Invite((1,)))]
     assert views(admitted(core, {2: 8}, view=3, leader=2)).joined == (1,)
-
-
-def test_another_loss_does_not_stop_the_admission_and_that_of_the_replacement_lets_the_leader_go_on():
     core, _ = replaced(workers=4)
     core.handle(worker(0), say.Admit(2), 3.0)
     lose(core, 3, 3.0)
@@ -458,10 +437,15 @@ def test_a_replacement_with_other_facts_or_an_error_of_its_own_ends_alone():
     assert actions[0].text == "worker 1 on h9: no such file, before it had joined" and not finished(actions)
 
 
-def test_a_replacement_of_a_worker_that_is_not_lost_and_a_second_one_are_refused():
+def test_who_is_not_wanted_as_a_newcomer_is_refused():
     for core, host in ((armed(), "h1"), (replaced()[0], "h9")):
         (refused,) = core.handle(worker(1), say.Register("127.0.0.1", 0, "h7", "", ""), 2.0)
         assert refused.reason == f"worker 1 is already registered, from host {host}"
+    # Without a limit, all that were not there at the start.
+    jobs = ((3, armed(max_workers=3)), (4, armed(max_workers=4)), (3, registered(elastic=0, max_workers=4)))
+    for rank, core in jobs:
+        (refused,) = core.handle(worker(rank), say.Register("127.0.0.1", 0, "h9", "", ""), 2.0)
+        assert refused.reason == f"worker {rank} is not part of this job of 3 workers and 1 servers"
 
 
 def test_a_replacement_that_has_lost_a_link_gives_up_but_not_for_links_of_the_one_before():
@@ -517,15 +501,7 @@ def test_workers_come_in_addition():
     assert come(core, 4)[0][1].text == "worker 4 on h9 has come as a replacement"
 
 
-def test_ranks_beyond_the_limit_are_refused_and_all_by_a_job_that_is_not_elastic():
-    """Without a limit, all that were not there at the start."""
-    jobs = ((3, armed(max_workers=3)), (4, armed(max_workers=4)), (3, registered(elastic=0, max_workers=4)))
-    for rank, core in jobs:
-        (refused,) = core.handle(worker(rank), say.Register("127.0.0.1", 0, "h9", "", ""), 2.0)
-        assert refused.reason == f"worker {rank} is not part of this job of 3 workers and 1 servers"
-
-
-def test_one_that_comes_before_the_first_view_joins_it_later():
+def test_one_that_comes_before_the_first_view_joins_it_later_and_may_start_with_the_others():
     """Its options are compared when those of the others are known."""
     core = registered(max_workers=5)
     assert come(core, 3)[1] == come(core, 4, facts={"network": "lenet"})[1] == []
@@ -538,9 +514,6 @@ def test_one_that_comes_before_the_first_view_joins_it_later():
     actions = [core.handle(worker(rank), say.Ready(FACTS), 3.0) for rank in range(3)][-1]
     assert not messages(actions, say.Invite) and messages(actions, say.Enter), "the loss has changed nothing"
     assert come(core, 3)[0][1].text == "worker 3 on h9 has come as a replacement"
-
-
-def test_one_that_comes_before_all_have_registered_starts_with_them():
     core = SchedulerCore(1, 1, elastic=1, max_workers=2)
     core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 0.0)
     core.handle(("server", 0), say.Register("127.0.0.1", 9, "h0", "", ""), 0.0)
@@ -551,7 +524,7 @@ def test_one_that_comes_before_all_have_registered_starts_with_them():
 MORE = (View(1, 0, ((0, 1), (2,)), (0,)), View(2, 5, ((0, 1), (2,), (3,)), (0,), joined=(3,)))
 
 
-def test_a_replay_waits_for_who_joined_and_lets_nobody_join_before_its_time():
+def test_a_replay_waits_for_who_joined_invites_nobody_and_lets_nobody_join_before_its_time():
     core = armed(replay=MORE, max_workers=5)
     (log,) = flushed(core, {0: 5, 1: 5, 2: 5}, turn=0)
     assert log == Log("the replay waits for worker 3 to join, as in the replayed job")
@@ -563,9 +536,6 @@ def test_a_replay_waits_for_who_joined_and_lets_nobody_join_before_its_time():
     for each in (core, copy.deepcopy(early)):
         assert "a replay needs all workers" in finished(lose(each, 3, 3.0))[0]
     assert views(flushed(early, {0: 5, 1: 5, 2: 5}, turn=0)).members == (0, 1, 2, 3)
-
-
-def test_a_replay_invites_nobody():
     fewer = (MORE[0], View(2, 3, ((0,), (2,)), (0,)), View(3, 5, ((0,), (2,), (3,)), (0,), joined=(3,)))
     core = armed(replay=fewer, max_workers=4)
     come(core, 3)
@@ -602,7 +572,7 @@ def entered(actions):
     return next(message for to, message in messages(actions, say.Enter) if to == worker(0))
 
 
-def test_a_notice_is_for_the_next_round_of_the_leader():
+def test_a_notice_is_for_the_next_round_of_the_leader_and_who_has_left_is_not_missed():
     core = noticed(1)
     assert notice(core, 1) == [], "once"
     actions = admitted(core, {0: 7, 1: 6, 2: 7})
@@ -614,10 +584,7 @@ def test_a_notice_is_for_the_next_round_of_the_leader():
     assert core.handle(worker(1), say.Heartbeat(), 4.0) == [Send(worker(1), say.Heartbeat())]
     assert bye(core, 1, 4.0, done=7) == lose(core, 1, 4.0) == []
     assert come(core, 1)[0][1].text == "worker 1 on h9 has come as a replacement"
-
-
-def test_one_that_has_left_is_not_missed():
-    """Also if it dies before it has said goodbye, and its number is free only then."""
+    # Also if it dies before it has said goodbye, and its number is free only then.
     core = noticed(1)
     admitted(core, {0: 7, 1: 7, 2: 7})
     (refused,) = core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 4.0)
@@ -750,7 +717,7 @@ def logged(actions):
     return [each.text for each in actions if isinstance(each, Log)]
 
 
-def test_all_complete_their_step_before_each_makes_steps_of_its_own():
+def test_steps_that_were_begun_are_completed_before_the_kvstore_is_another():
     core = of_kind("dist_sync")
     assert messages(ask(core, "dist_ssp", 4.0)) == [(worker(0), say.Invite(()))]
     actions = admitted(core, dict.fromkeys(range(3), 7))
@@ -760,9 +727,6 @@ def test_all_complete_their_step_before_each_makes_steps_of_its_own():
     actions = flushed(core, {1: 8}, view=2, turn=0)
     assert views(actions) == View(3, 8, ((0, 1), (2,)), (0, 1), kvstore="dist_ssp", staleness=4.0)
     assert "change 1 from view 3 on: kv_store=dist_ssp staleness=4" in logged(actions)
-
-
-def test_each_completes_its_step_before_all_make_steps_together():
     core = of_kind("dist_ssp", 2.0)
     ask(core, "dist_sync")
     view = views(admitted(core, dict.fromkeys(range(3), 10)))
@@ -799,7 +763,7 @@ def test_if_the_leader_is_lost_after_it_has_asked_the_others_may_be_anywhere():
     assert views(admitted(core, {1: 8, 2: 8}, view=2, leader=1)).drains
 
 
-def test_who_joins_or_leaves_meanwhile_does_it_before_or_after():
+def test_who_joins_or_leaves_meanwhile_does_it_before_or_after_and_servers_come_before():
     core = of_kind("dist_sync", max_workers=4)
     come(core, 3)
     ask(core, "dist_async")
@@ -811,9 +775,6 @@ def test_who_joins_or_leaves_meanwhile_does_it_before_or_after():
     assert (views(actions).members, views(actions).kvstore) == ((0, 1, 2, 3), "dist_async")
     assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))]
     assert views(admitted(core, dict.fromkeys(range(4), 12), view=4)).members == (0, 1, 3)
-
-
-def test_a_server_that_comes_meanwhile_does_it_before_the_change():
     core = of_kind("dist_ssp", 2.0, restart_servers=1)
     core.lost(("server", 1), "end of stream", 1.0)
     assert views(flushed(core, dict.fromkeys(range(3), 3))).servers == (0,)
@@ -885,7 +846,7 @@ def test_a_job_with_too_few_members_goes_on_when_there_are_enough_and_lets_other
     assert (entered(own).view.members, entered(own).holds) == ((0,), True)
 
 
-def test_another_loss_meanwhile_changes_nothing_but_without_a_worker_that_has_the_state_nobody_waits():
+def test_losses_while_the_job_waits_change_nothing_and_their_replacements_join_one_view_later():
     core = waiting()
     lose(core, 2, 4.0)
     actions = flushed(core, {0: 9}, view=3)
@@ -896,10 +857,7 @@ def test_another_loss_meanwhile_changes_nothing_but_without_a_worker_that_has_th
     assert messages(come(core, 4)[1], say.Flush)
     assert views(flushed(core, {0: 9}, view=4)).members == (0, 3, 4)
     assert finished(lose(other, 0, 4.0))
-
-
-def test_a_replacement_that_comes_before_its_loss_has_ended_joins_one_view_later():
-    """So no view has a worker both as lost and as joined."""
+    # So no view has a worker both as lost and as joined.
     core = waiting()
     lose(core, 2, 4.0)
     come(core, 2)
@@ -937,16 +895,13 @@ def measured(core, speeds, view=1, now=1.0):
 SLOW = {0: 10.0, 1: 5.0, 2: 10.0}
 
 
-def test_samples_are_divided_anew_between_two_rounds_of_the_leader_if_that_is_wanted():
+def test_samples_are_divided_anew_by_the_speeds_of_this_views_members():
     core = armed(balance=Balancing(60))
     assert measured(core, SLOW) == [(worker(0), say.Invite(()))]
     assert measured(core, SLOW) == [], "it waits"
     view = views(admitted(core, {0: 9, 1: 9, 2: 9}))
     assert view == View(2, 9, ((0, 1), (2,)), (0,), shares=(24, 12, 24))
     assert measured(armed(), SLOW) == []
-
-
-def test_speeds_of_an_earlier_view_and_of_removed_workers_do_not_count():
     core = without(3, workers=4, balance=Balancing(60))
     flushed(core, {0: 7, 1: 7, 2: 7})
     assert measured(core, SLOW, view=1) == []
@@ -954,7 +909,7 @@ def test_speeds_of_an_earlier_view_and_of_removed_workers_do_not_count():
     assert measured(core, {2: 10.0}, view=2) == [(worker(0), say.Invite(()))]
 
 
-def test_a_loss_before_the_leader_is_between_two_rounds_divides_at_once():
+def test_a_loss_divides_samples_at_once_and_a_replay_does_as_the_recorded_job():
     core = armed(balance=Balancing(60))
     measured(core, SLOW)
     lose(core, 0)
@@ -963,9 +918,6 @@ def test_a_loss_before_the_leader_is_between_two_rounds_divides_at_once():
     come(core, 0, host="id 0")
     shares = views(admitted(core, {1: 9, 2: 9}, view=2, leader=1)).shares
     assert shares == (20, 13, 27), "a newcomer gets an equal part"
-
-
-def test_a_replay_divides_as_the_recorded_job_did():
     replay = (View(1, 0, ((0, 1), (2,)), (0,)), View(2, 7, ((0, 1), (2,)), (0,), shares=(20, 15, 25)))
     core = armed(replay=replay, balance=Balancing(60))
     assert measured(core, SLOW) == []
