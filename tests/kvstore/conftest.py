@@ -1,14 +1,14 @@
 """What tests of schedulers, servers and relays that run as threads share."""
 
 import io
-import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from dmltrain.kvstore import log
-
-SECONDS = 30.0  # for a line, on a busy machine
+from tests.kvstore.whole_job import WholeJob
+from tests.waiting import wait_for
 
 
 class Logged:
@@ -23,10 +23,7 @@ class Logged:
         return self.stderr.getvalue()
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + SECONDS
-        while text not in self.text and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert text in self.text
+        wait_for(lambda: text in self.text, lambda: f"{text!r} in the log:\n{self.text}")
 
 
 @pytest.fixture
@@ -37,16 +34,14 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Logged:
 
 
 @pytest.fixture
-def begin_job():
-    """Begin a WholeJob with these arguments. All end with the test."""
-    from tests.kvstore.whole_job import WholeJob
+def whole_job() -> Iterator[Callable[..., WholeJob]]:
+    """whole_job(...) -> WholeJob(...), which is closed at the end."""
+    made: list[WholeJob] = []
 
-    jobs = []
+    def start(*words: object, **options: object) -> WholeJob:
+        made.append(WholeJob(*words, **options))
+        return made[-1]
 
-    def begin(*words, **options):
-        jobs.append(WholeJob(*words, **options))
-        return jobs[-1]
-
-    yield begin
-    for each in jobs:
+    yield start
+    for each in made:
         each.close()

@@ -1,12 +1,15 @@
 """Whole jobs of real processes: their results, and faults of older systems."""
 
 import os
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dmltrain.errors import JobLost
 from tests.forked_job import run_forked
+from tests.waiting import SECONDS
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -51,45 +54,100 @@ def test_two_asynchronous_workers(start_forked, tmp_path, kind):
     assert np.isfinite(np.load(tmp_path / "w.npy")).all()
 
 
-def test_a_load_waits_for_the_pulls_of_slower_workers(start_forked, tmp_path):
+def test_a_load_waits_for_the_pulls_of_slower_workers(whole_job, tmp_path):
     """Otherwise a resumed run with compression would start from other weights on the slower worker."""
-    start_forked("slow_pull.py", tmp_path / "state", workers=2, servers=2).succeed()
+    job, path, ones = whole_job(), str(tmp_path / "state"), np.ones(8, np.float32)
+
+    def train(store):
+        store.init("w", np.zeros(8, np.float32))
+        store.set_optimizer({"name": "plain"})
+        store.push("w", ones)
+        if store.rank == 0:
+            store.save_optimizer_states(path)
+        store.barrier()
+        store.push("w", ones)
+
+    def pulled(store):
+        out = np.empty(8, np.float32)
+        store.pull("w", out)
+        return out.tolist()
+
+    job.all(train)
+    assert pulled(job.stores[0]) == [-4.0] * 8
+    loading = job.at_once(lambda store: store.load_optimizer_states(path), 0)
+    assert not futures.wait([loading], timeout=0.5).done, "worker 1 has not pulled"
+    assert pulled(job.stores[1]) == [-4.0] * 8, "what worker 0 loads"
+    job.stores[1].load_optimizer_states(path)
+    loading.result(SECONDS)
+    assert job.all(pulled) == [[-2.0] * 8] * 2
 
 
-def test_optimizer_state_on_servers_is_saved_and_loaded(start_forked, tmp_path):
-    job = start_forked("optimizer_state.py", tmp_path / "state", workers=1, servers=2)
-    job.succeed()
-    assert "all as expected" in job.output("worker-0")
-    assert sorted(path.name for path in tmp_path.glob("state*")) == ["state.server-0", "state.server-1"]
+def test_optimizer_state_on_servers_is_saved_and_loaded(whole_job, tmp_path):
+    """And a learning rate reaches the servers with its push."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from dmltrain.backends.torch.backend import make_step
+
+    job, path = whole_job("dist_async", workers=1, staleness=np.inf, make_step=make_step), str(tmp_path / "state")
+    (store,), size = job.stores, 2_500_000  # three slices on two servers
+    ones, out, again = np.ones(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    store.init("w", np.zeros(size, np.float32))
+    store.set_optimizer({"name": "sgd", "lr": 0.5, "momentum": 0.9})
+    store.pushpull("w", ones, out)
+    assert (out == -0.5).all()
+    store.save_optimizer_states(path)
+    store.pushpull("w", ones, out)
+    store.load_optimizer_states(path)
+    store.pull("w", again)
+    assert (again == -0.5).all()
+    for more in ({}, {"rate": 0.0}):
+        store.pushpull("w", ones, again, **more)
+        assert again.tobytes() == out.tobytes()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["state.server-0", "state.server-1"]
 
 
-def test_a_request_that_no_server_can_serve_ends_the_job_at_once(start_forked, tmp_path):
-    for case, code, essentials in (("betas", 75, "this optimizer cannot be created"), ("state", 2, "cannot be read")):
-        job = start_forked("bad_request.py", case, tmp_path / "state", workers=1)
-        assert job.wait()["worker-0"] == code, job.outputs()
-        assert essentials in job.output("worker-0")
+STATES = Path(__file__).parents[1] / "golden" / "server-states"
 
 
-def test_a_learning_rate_that_is_not_a_number_ends_the_job_by_the_workers_name(start_forked, tmp_path):
-    job = start_forked("bad_request.py", "rate", tmp_path)
+@pytest.mark.parametrize(
+    "name, spec",
+    [
+        ("sgd", {"lr": 0.1, "momentum": 0.9}),
+        pytest.param("adam", {"lr": 0.01}, marks=pytest.mark.thorough),
+    ],
+)
+def test_states_of_version_0_4_are_continued_bit_exactly(whole_job, name, spec):
+    """It saved them after three steps of one worker and two servers, and NAME-after.npz after two more."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from dmltrain.backends.torch.backend import make_step
+
+    (store,) = whole_job(workers=1, make_step=make_step).stores
+    weights = {"w": np.zeros((8, 12), np.float32), "b": np.zeros(7, np.float64)}
+    store.init(list(weights), list(weights.values()))
+    store.set_optimizer({"name": name, **spec})
+    store.load_optimizer_states(f"{STATES}/{name}")
+    for number in (3, 4):
+        for key, value in weights.items():
+            gradient = np.random.default_rng([number, value.size]).standard_normal(value.shape).astype(value.dtype)
+            store.pushpull(key, gradient, value)
+    with np.load(STATES / f"{name}-after.npz") as expected:
+        assert set(expected) == set(weights)
+        for key, value in weights.items():
+            assert value.tobytes() == expected[key].tobytes(), key
+
+
+def test_training_ends_with_a_message_when_models_differ(whole_job):
+    with pytest.raises(JobLost, match="same model"):
+        whole_job().all(lambda store: store.init("w", np.zeros(10 + store.rank, np.float32)))
+
+
+@pytest.mark.parametrize(
+    "case, said",
+    [("betas", "optimizer cannot be created"), ("rate", "worker 1 sent the learning rate nan with key 'w'")],
+)
+def test_a_request_that_no_server_can_serve_ends_the_job_at_once(start_forked, case, said):
+    """With the reason, on each worker."""
+    job = start_forked("bad_request.py", case)
     codes = job.wait()
-    assert codes["worker-0"] == codes["worker-1"] == 75, job.outputs()
-    for rank in (0, 1):
-        assert "worker 1 sent the learning rate nan with key 'w' slice 0, expected a finite" in job.output(
-            f"worker-{rank}"
-        )
-    assert "Traceback" not in job.outputs()
-
-
-def test_a_worker_that_stops_early_is_named_at_once(start_forked):
-    job = start_forked("early_end.py")
-    assert job.wait()["worker-0"] == 75, job.outputs()
-    assert "worker 1 has finished already and will never push it" in job.output("worker-0")
-
-
-def test_training_ends_with_a_message_when_models_differ(start_forked):
-    job = start_forked("different_models.py")
-    codes = job.wait()
-    assert codes["worker-0"] == codes["worker-1"] == 75, job.outputs()
-    assert "all workers must train the same model" in job.output("worker-0") + job.output("worker-1")
+    for worker in ("worker-0", "worker-1"):
+        assert codes[worker] == 75 and said in job.output(worker), job.outputs()
     assert "Traceback" not in job.outputs()
