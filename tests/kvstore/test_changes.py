@@ -6,6 +6,7 @@ and steps add them, so all values are exact.
 
 import math
 import random
+import re
 from collections import deque
 
 import pytest
@@ -79,8 +80,8 @@ class Worker:
             self.pulled.append([None] * len(self.job.servers))
             self.missing = len(self.job.servers)
             self.doing = "waits for values"
-            for server in self.job.servers:
-                self.job.wires[self.rank, self.job.servers.index(server)] += [self.push_to, self.pull_from]
+            for number in range(self.missing):
+                self.job.wires[self.rank, number] += [self.push_to, self.pull_from]
         elif self.doing == "has values":
             self.made += 1
             self.doing = "asks" if self.changes.step_made() else "between"
@@ -267,8 +268,7 @@ def test_random_schedules_change_all_workers_at_once_and_use_each_gradient_once(
 @pytest.mark.thorough
 def test_many_more_schedules():
     for seed in range(1000, 2000):
-        job = Job(seed).run()
-        job.check()
+        Job(seed).run().check()
 
 
 def test_a_server_that_is_in_use_changes_nothing():
@@ -280,7 +280,7 @@ def test_a_server_that_is_in_use_changes_nothing():
     [work] = core.push(0, 0, 0, 1, 1.0, buffer)
     work.run()
     core.done(work)
-    with pytest.raises(Rejected, match=r"changes to dist_sync while key 'k0' slice 0 is in use: .*\{0: 1, 1: 0\}"):
+    with pytest.raises(Rejected, match=r"dist_sync while key 'k0' slice 0 is in use: .*\{0: 1, 1: 0\}"):
         core.change(Consistency("dist_sync", 0.0))
     assert core.staleness == 3.0
 
@@ -288,31 +288,34 @@ def test_a_server_that_is_in_use_changes_nothing():
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def refusal(now, wanted, compressed=False, relays=False):
-    return changes.refusal(now, wanted, compressed, relays)
+SSP, SYNC = kind("dist_ssp", 4.0), kind("dist_sync")
 
 
-def test_what_cannot_be_is_refused_with_the_reason():
-    ssp = kind("dist_ssp", 4.0)
-    assert refusal(ssp, change(kv_store="dist_async")) == ""
-    assert refusal(ssp, change(kv_store="", staleness=2.0)) == ""
-    assert (
-        refusal(ssp, change(kv_store="", staleness=4.0)) == "kv_store=dist_ssp staleness=4 is what the job has already"
-    )
-    assert refusal(ssp, change(kv_store="dist_sinc")).startswith("unknown kvstore 'dist_sinc'; choose one of ")
-    assert "staleness is an option of kvstore dist_ssp" in refusal(ssp, change(kv_store="dist_async", staleness=1.0))
-    expected = "expected dist_sync or dist_async or dist_ssp"
-    assert expected in refusal(ssp, change(kv_store="dist_local"))
-    assert expected in refusal(ssp, change(kv_store="local"))
-
-
-def test_rounds_come_and_go_only_without_compression_and_relays():
-    ssp, sync = kind("dist_ssp"), kind("dist_sync")
-    for now, to in ((ssp, "dist_sync"), (sync, "dist_ssp")):
-        assert refusal(now, change(kv_store=to)) == ""
-        assert "start it without --gc-type" in refusal(now, change(kv_store=to), compressed=True).lower()
-        assert "--host-sum off" in refusal(now, change(kv_store=to), relays=True)
-    assert refusal(ssp, change(kv_store="dist_async"), compressed=True, relays=True) == ""
+@pytest.mark.parametrize(
+    "now, wanted, without, said",
+    [
+        (SSP, change(kv_store="dist_async"), "", "^$"),
+        (SSP, change(kv_store="dist_async"), "compressed relays", "^$"),
+        (SSP, change(kv_store="", staleness=2.0), "", "^$"),
+        (SSP, change(kv_store="", staleness=4.0), "", "dist_ssp staleness=4 .* already"),
+        (SSP, change(kv_store="dist_sinc"), "", "unknown kvstore 'dist_sinc'"),
+        (SSP, change(kv_store="dist_async", staleness=1.0), "", "staleness is an option of kvstore dist_ssp"),
+        (SSP, change(kv_store="dist_local"), "", "dist_sync or dist_async or dist_ssp"),
+        (SSP, change(kv_store="local"), "", "dist_sync or dist_async or dist_ssp"),
+        # rounds come and go only without compression and relays
+        *((now, change(kv_store=to), "", "^$") for now, to in ((SSP, "dist_sync"), (SYNC, "dist_ssp"))),
+        *(
+            (now, change(kv_store=to), "compressed", "--gc-type")
+            for now, to in ((SSP, "dist_sync"), (SYNC, "dist_ssp"))
+        ),
+        *(
+            (now, change(kv_store=to), "relays", "--host-sum off")
+            for now, to in ((SSP, "dist_sync"), (SYNC, "dist_ssp"))
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(now, wanted, without, said):
+    assert re.search(said, changes.refusal(now, wanted, "compressed" in without, "relays" in without))
 
 
 def test_a_change_without_a_bound_has_that_of_the_type():
@@ -328,30 +331,32 @@ def test_a_program_that_makes_no_steps_on_servers_is_refused():
     assert not found.step_made()
 
 
-def test_what_is_asked_while_nothing_can_change_is_refused_at_once():
-    asked = change(3)
-    for why, arguments in (
-        (STARTING, (False, ())),
-        (ENDING, (True, (1,))),
-    ):
-        found = Changes(2).ask(asked, *arguments)
-        assert found == [Log("change 3 is asked for by a test"), Log(f"change 3 is refused: {why}")]
+@pytest.mark.parametrize("why, arguments", [(STARTING, (False, ())), (ENDING, (True, (1,)))])
+def test_what_is_asked_while_nothing_can_change_is_refused_at_once(why, arguments):
+    found = Changes(2).ask(change(3), *arguments)
+    assert found == [Log("change 3 is asked for by a test"), Log(f"change 3 is refused: {why}")]
 
 
 def test_one_change_at_a_time():
     scheduler = Changes(1)
     scheduler.ask(change(1), True, ())
-    assert scheduler.ask(change(2), True, ())[1:] == [Log("change 2 is refused: change 1 is not made yet: wait for it")]
+    assert "change 2 is refused: change 1 is not made yet" in scheduler.ask(change(2), True, ())[1].text
     scheduler.take(0, Stops(1, 5))
     [made] = scheduler.take(0, Changed(1, "kv_store=dist_async"))
     assert made == Log("change 1 after step 5 of all workers: kv_store=dist_async")
     assert len(scheduler.ask(change(3), True, ())) == 2
 
 
-def test_a_worker_that_finishes_ends_the_change():
-    core = SchedulerCore(2, 1)
-    for node in (("server", 0), ("worker", 0), ("worker", 1)):
+def registered(workers):
+    """A scheduler of so many workers and a server, which have all come."""
+    core = SchedulerCore(workers, 1)
+    for node in (("server", 0), *(("worker", rank) for rank in range(workers))):
         core.handle(node, Register("h", 1, "h", "", "h"), 0.0)
+    return core
+
+
+def test_a_worker_that_finishes_ends_the_change():
+    core = registered(2)
     core.change(change(1))
     core.handle(("worker", 0), Stops(1, 9), 0.0)
     found = core.handle(("worker", 1), Bye(), 0.0)
@@ -373,29 +378,24 @@ def test_a_report_is_the_median_of_steps_without_waits():
     assert reports == [(5, 1.0), (10, 1.0)]
 
 
-def test_few_steps_and_steps_without_computing_are_no_report():
+@pytest.mark.parametrize("steps, share", [(5, 0.0), (9, 1.0)], ids=["few steps", "steps without computing"])
+def test_what_is_no_report(steps, share):
     own = OwnSteps()
-    assert [own.made(10.0 * step, 0.0) for step in range(5)] == [None] * 5
-    own = OwnSteps()
-    assert [own.made(10.0 * step, 10.0 * step) for step in range(9)] == [None] * 9
+    assert [own.made(10.0 * step, share * 10.0 * step) for step in range(steps)] == [None] * steps
 
 
 def test_the_slowest_worker_is_compared_when_all_have_reported():
-    core = SchedulerCore(3, 1)
-    for node in (("server", 0), ("worker", 0), ("worker", 1), ("worker", 2)):
-        core.handle(node, Register("h", 1, "h", "", "h"), 0.0)
+    core = registered(3)
     for _ in range(2):
-        assert core.handle(("worker", 0), Took(0.2), 0.0) == []
-        assert core.handle(("worker", 2), Took(0.31), 0.0) == []
-        line = "worker 2 computes 55.0 % longer in a step than the median of 0.2 s"
-        assert core.handle(("worker", 1), Took(0.1), 0.0) == [Log(line)]
+        assert core.handle(("worker", 0), Took(0.2), 0.0) == core.handle(("worker", 2), Took(0.31), 0.0) == []
+        (line,) = core.handle(("worker", 1), Took(0.1), 0.0)
+        assert line.text.startswith("worker 2 computes 55.0 % longer") and "0.2 s" in line.text
 
 
 def test_only_the_workers_that_the_job_has_now_are_compared():
     stragglers = Stragglers()
-    assert stragglers.take(0, 0.2, (0, 1, 2)) == []
-    assert stragglers.take(2, 0.9, (0, 1, 2)) == []
-    assert stragglers.take(3, 0.2, (0, 1, 3)) == [], "worker 2 has left"
-    line = "worker 1 computes 50.0 % longer in a step than the median of 0.2 s"
-    assert stragglers.take(1, 0.3, (0, 1, 3)) == [Log(line)]
+    for worker, seconds, workers in ((0, 0.2, (0, 1, 2)), (2, 0.9, (0, 1, 2)), (3, 0.2, (0, 1, 3))):
+        assert stragglers.take(worker, seconds, workers) == [], "at last, worker 2 has left"
+    (line,) = stragglers.take(1, 0.3, (0, 1, 3))
+    assert line.text.startswith("worker 1 computes 50.0 % longer") and "0.2 s" in line.text
     assert stragglers.take(2, 0.9, ()) == [], "its last report comes when it has been removed"

@@ -10,16 +10,13 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore.worker.gathering import servers_of
 from dmltrain.kvstore.worker.transfers import Transfers
 from tests.kvstore.made import start
-from tests.kvstore.whole_job import WholeJob
 
 PART = 600_000  # elements: three slices
 
 
 @pytest.fixture
-def job(request):
-    made = WholeJob(**request.param)
-    yield made
-    made.close()
+def job(request, whole_job):
+    return whole_job(**request.param)
 
 
 def part_of(rank, step, size=PART):

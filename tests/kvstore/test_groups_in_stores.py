@@ -6,25 +6,21 @@ import pytest
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server import optimizer_state
 from launch.certificate import new
-from tests.kvstore.whole_job import WholeJob
 
 SIZES = (5, 0, 20_000, 1, 7, 70_000, 12)
 KEYS = [f"k{number}" for number in range(len(SIZES))]
 
 
 @pytest.fixture
-def run_job():
+def run_job(whole_job):
     """Runs `train(store, job)` on the workers of a job. Returns the job."""
-    jobs = []
 
     def run(train, **options):
-        jobs.append(job := WholeJob(**({"workers": 2, "servers": 1} | options)))
+        job = whole_job(**({"servers": 1} | options))
         job.all(lambda store: train(store, job))
         return job
 
-    yield run
-    for each in jobs:
-        each.close()
+    return run
 
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
