@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -16,11 +17,11 @@ from tests.fuzzing import Fuzzed, parts, survive
 ZIP = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7")
 
 
-def read_torch(data: bytes) -> None:
-    damage = wholeness.examine(data, ".pt").damage
+def read(backend: str, suffix: str, data: bytes) -> None:
+    damage = wholeness.examine(data, suffix).damage
     if damage:
         raise UserError(damage)
-    BACKENDS["torch"].decode(data)
+    BACKENDS[backend].decode(data)
 
 
 def torch_checkpoints() -> list[bytes]:
@@ -48,7 +49,7 @@ def sealed(data: bytes) -> bytes:
 
 
 TORCH = Fuzzed(
-    read_torch,
+    functools.partial(read, "torch", ".pt"),
     torch_checkpoints,
     (UserError,),
     (
@@ -58,13 +59,6 @@ TORCH = Fuzzed(
     ),
     (bytes, repacked, sealed),
 )
-
-
-def read_mxnet(data: bytes) -> None:
-    damage = wholeness.examine(data, ".npz").damage
-    if damage:
-        raise UserError(damage)
-    BACKENDS["mxnet"].decode(data)
 
 
 def mxnet_checkpoints() -> list[bytes]:
@@ -79,7 +73,7 @@ def mxnet_checkpoints() -> list[bytes]:
 
 
 MXNET = Fuzzed(
-    read_mxnet,
+    functools.partial(read, "mxnet", ".npz"),
     mxnet_checkpoints,
     (UserError,),
     (*ZIP, b"<f4", b"|O", b"|V9", b"(3,)", b"True", b'"array:', b"[", b"{", b"null", b"'descr'"),

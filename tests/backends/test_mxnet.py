@@ -95,12 +95,10 @@ def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
 
 def test_bfloat16_where_the_processor_lacks_it_is_refused(tmp_path):
     """oneDNN is limited to AVX2."""
-    code, text = run_forked(
-        *(tmp_path, ROOT / "examples/train_digits.py", "--backend", "mxnet", "--dtype", "bfloat16"),
-        *("--kv-store", "local", "--num-epochs", 1),
-        environment={**os.environ, "DNNL_MAX_CPU_ISA": "AVX2"},
-        backend="mxnet",
-    )
+    words = ["--backend", "mxnet", "--dtype", "bfloat16", "--kv-store", "local", "--num-epochs", "1"]
+    environment = {**os.environ, "DNNL_MAX_CPU_ISA": "AVX2"}
+    program = ROOT / "examples/train_digits.py"
+    code, text = run_forked(tmp_path, program, *words, environment=environment, backend="mxnet")
     assert code == 2 and "Traceback" not in text, text
     assert "--dtype bfloat16" in text and "cpu(0)" in text
 
@@ -108,16 +106,10 @@ def test_bfloat16_where_the_processor_lacks_it_is_refused(tmp_path):
 # -- state ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"noise",
-        pickle.dumps({"epoch": 1}),
-        mxnet_state.encode([1]),
-        mxnet_state.encode({"a": np.zeros(3)}).replace(b"array:0", b"array:9"),
-    ],
-    ids=["noise", "pickle", "list", "lost"],
-)
+LOST = mxnet_state.encode({"a": np.zeros(3)}).replace(b"array:0", b"array:9")
+
+
+@pytest.mark.parametrize("content", [b"noise", pickle.dumps({"epoch": 1}), mxnet_state.encode([1]), LOST])
 def test_a_file_that_is_not_a_checkpoint_is_refused(content):
     with pytest.raises(UserError, match="not a checkpoint"):
         mxnet_state.decode(content)
@@ -191,16 +183,12 @@ def test_weights_of_an_old_job_are_read(trained, tmp_path):
 # -- devices and the local stores -------------------------------------------------------------------------------------
 
 
-def test_devices_by_name():
+def test_devices_by_name_and_who_computes():
     assert backend.find_contexts(("cpu", "cpu")) == [mx.cpu(0), mx.cpu(1)]
     with pytest.raises(UserError, match="GPU 99 .*--gpus"):
         backend.find_contexts(("gpu:99",))
-
-
-def test_facts():
-    made = make()
-    assert made.describe().startswith("mxnet 1.9.1, ") and made.describe().endswith(" threads")
-    assert made.device_memory() is None
+    assert make().describe().startswith("mxnet 1.9.1, ") and make().describe().endswith(" threads")
+    assert make().device_memory() is None
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])

@@ -11,36 +11,28 @@ from dmltrain.layers import IDENTITY, Clip, Dense, Flatten, Network, Scale, chai
 IMAGES = torch.arange(1.0, 41.0).view(2, 1, 4, 5)
 
 
-def sampled(numbers, target=(4, 5), images=IMAGES):
-    return sample_affine(images, torch.tensor([numbers] * len(images)), target)
+def shifted(images, dimension, start):
+    """The images moved by one pixel or half of one; zeros come from outside."""
+    return torch.cat([images, torch.zeros_like(images)], dimension).narrow(dimension, start, images.shape[dimension])
 
 
-def test_the_identity_gives_the_image():
-    assert torch.allclose(sampled(IDENTITY), IMAGES, atol=1e-5)
+FLIPPED = (-1.0, 0, 0, 0, 1, 0)
 
 
-def test_the_first_row_is_of_x_and_pixels_outside_are_zeros():
+@pytest.mark.parametrize(
+    ("maps", "target", "expected"),
+    [
+        ([IDENTITY, IDENTITY], (4, 5), IMAGES),
+        ([(1.0, 0, 0.5, 0, 1, 0)] * 2, (4, 5), shifted(IMAGES, 3, 1)),  # the first row is of x
+        ([(1.0, 0, 0, 0, 1, 2 / 3)] * 2, (4, 5), shifted(IMAGES, 2, 1)),
+        ([(1.0, 0, 0.25, 0, 1, 0)] * 2, (4, 5), (IMAGES + shifted(IMAGES, 3, 1)) / 2),  # half a pixel
+        ([IDENTITY, IDENTITY], (2, 2), IMAGES[:, :, ::3, ::4]),  # corners are centres of the corner pixels
+        ([IDENTITY, FLIPPED], (4, 5), torch.stack([IMAGES[0], IMAGES[1].flip(-1)])),  # each has a map of its own
+    ],
+)
+def test_pixels_are_where_the_map_says_and_those_outside_are_zeros(maps, target, expected):
     """A pixel's width is 2 / (5 - 1), its height 2 / (4 - 1)."""
-    right = sampled((1.0, 0, 0.5, 0, 1, 0))
-    assert torch.allclose(right[..., :-1], IMAGES[..., 1:], atol=1e-4) and (right[..., -1] == 0).all()
-    down = sampled((1.0, 0, 0, 0, 1, 2 / 3))
-    assert torch.allclose(down[:, :, :-1], IMAGES[:, :, 1:], atol=1e-4) and (down[:, :, -1].abs() < 1e-4).all()
-
-
-def test_half_a_pixel_beyond_the_edge_is_half_of_the_edge():
-    found = sampled((1.0, 0, 0.25, 0, 1, 0))
-    assert torch.allclose(found[..., -1], IMAGES[..., -1] / 2, atol=1e-4)
-
-
-def test_corners_are_centres_of_the_corner_pixels():
-    found = sampled(IDENTITY, target=(2, 2))
-    assert torch.allclose(found, IMAGES[:, :, ::3, ::4], atol=1e-4)
-
-
-def test_each_image_has_a_map_of_its_own():
-    maps = torch.tensor([IDENTITY, (-1.0, 0, 0, 0, 1, 0)])
-    found = sample_affine(IMAGES, maps, (4, 5))
-    assert torch.allclose(found, torch.stack([IMAGES[0], IMAGES[1].flip(-1)]), atol=1e-4)
+    assert torch.allclose(sample_affine(IMAGES, torch.tensor(maps), target), expected, atol=1e-4)
 
 
 def test_half_types_do_not_move_the_places():

@@ -8,7 +8,6 @@ from dmltrain.audit.views_file import read
 from tests.elastic_job import AUDIT, PREFIX, make_forker, make_jobs  # noqa: F401
 
 KILLED = "1:before:complete:4:kill"
-FACTS = "it is of a job with --batch per-worker, this one has --batch constant: start this job with --batch per-worker"
 
 
 def rate(job, epoch):
@@ -20,9 +19,12 @@ def test_each_worker_keeps_its_samples_and_the_rate_follows_them(jobs):
     """The replay has the same steps and rates."""
     options = ["--batch", "per-worker-scaled-lr", "--lr", "0.12"]
     job = jobs.survives(KILLED, *options, workers=3, servers=1)
-    output = job.output("worker-0")
-    assert "A step has 12 samples now, 4 of each worker" in output and "A step has 8 samples now, 4 of each" in output
-    assert "Learning rates are multiplied by 0.6667: a step has 8 samples, 12 at the job's start" in output
+    for said in (
+        "12 samples now, 4 of each",
+        "8 samples now, 4 of each",
+        "multiplied by 0.6667: a step has 8 samples, 12",
+    ):
+        assert said in job.output("worker-0")
     assert rate(job, 1) == pytest.approx(0.08)
     facts = read(job.folder / "audit/views.json").job
     assert (facts.batch, facts.each) == (12, 4)
@@ -51,4 +53,5 @@ def test_a_replay_with_another_kind_of_batch_is_refused(jobs):
     job.wait()
     again = jobs.start("", "--replay", job.folder / "audit/views.json", workers=2, servers=1)
     again.wait()
-    assert FACTS in again.output("worker-0"), again.outputs()
+    fact = "with --batch per-worker, this one has --batch constant"
+    assert fact in again.output("worker-0"), again.outputs()
