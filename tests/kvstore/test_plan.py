@@ -64,16 +64,13 @@ def test_equal_slices_are_placed_key_by_key_beginning_at_the_lowest_server():
     assert plans[0] == plans[1] and [slices[0].server for slices in plans[0]] == [0, 1, 2]
 
 
-def test_big_slices_are_placed_first():
+def test_big_slices_are_placed_first_and_sizes_are_bytes():
     """In the order of the keys, the last and biggest slice would be added to an even load."""
     loads = [0, 0]
     plan = sharding.cut([10, 10, 10, 30], [4] * 4, loads)
     assert loads == [120, 120]
     assert [slices[0].server for slices in plan] == [1, 1, 1, 0]
-
-
-def test_sizes_are_bytes_not_elements():
-    """A key of float64 weighs as much as two of float32 of its length."""
+    # A key of float64 weighs as much as two of float32 of its length.
     loads = [0, 0]
     plan = sharding.cut([100, 100, 100], [8, 4, 4], loads)
     assert [slices[0].server for slices in plan] == [0, 1, 1] and loads == [800, 800]

@@ -55,7 +55,7 @@ def pull(core, worker, clock):
     return reply.buffer.array.tolist()
 
 
-def test_a_step_gets_the_value_of_its_workers_last_pull():
+def test_a_step_gets_the_value_of_its_workers_last_pull_or_of_the_state_loaded_since():
     core = core_of()
     step = core.slices()[0, 0].step
     push(core, 0, 0, 1, [1.0, 1.0])  # both had the value of the start
@@ -65,6 +65,16 @@ def test_a_step_gets_the_value_of_its_workers_last_pull():
     push(core, 0, 0, 2, [5.0, 5.0])
     assert step.seen == [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [4.0, 4.0]]
     assert pull(core, 1, 2) == [12.0, 12.0]
+    core = core_of()
+    step = core.slices()[0, 0].step
+    push(core, 0, 0, 1, [1.0, 1.0])
+    saved = optimizer_state.pack(core.slices())
+    push(core, 0, 0, 2, [7.0, 7.0])
+    pull(core, 1, 0)
+    optimizer_state.unpack(saved, core.slices())
+    for worker, clock in ((0, 3), (1, 1)):
+        push(core, worker, 0, clock, [0.0, 0.0])
+    assert step.seen[-2:] == [[2.0, 2.0], [2.0, 2.0]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40))  # worker, and whether it pulls first
@@ -115,19 +125,6 @@ def test_a_value_is_kept_while_a_step_with_it_runs():
     assert pull(core, 0, 1) == [8.0, 8.0]
 
 
-def test_after_a_state_was_loaded_all_workers_have_its_values():
-    core = core_of()
-    step = core.slices()[0, 0].step
-    push(core, 0, 0, 1, [1.0, 1.0])
-    saved = optimizer_state.pack(core.slices())
-    push(core, 0, 0, 2, [7.0, 7.0])
-    pull(core, 1, 0)
-    optimizer_state.unpack(saved, core.slices())
-    for worker, clock in ((0, 3), (1, 1)):
-        push(core, worker, 0, clock, [0.0, 0.0])
-    assert step.seen[-2:] == [[2.0, 2.0], [2.0, 2.0]]
-
-
 @pytest.mark.parametrize("slices", [((0, 2), (1, 3)), ((1, 3),)])
 def test_a_divided_key_is_refused_where_a_step_needs_a_whole_one(slices):
     """Also a later one, unless the optimizer is for others."""
@@ -144,8 +141,8 @@ def test_a_divided_key_is_refused_where_a_step_needs_a_whole_one(slices):
     declared(core, slices, 1)
 
 
-def test_whole_keys_are_not_divided(begin_job):
-    (store,) = begin_job(workers=1).stores
+def test_whole_keys_are_not_divided(whole_job):
+    (store,) = whole_job(workers=1).stores
     size = 1_000_000
     store.init(["divided"], [np.zeros(size, np.float32)])
     store.init(["whole", "small"], [np.zeros(size, np.float32), np.zeros(3, np.float32)], whole=True)

@@ -219,7 +219,7 @@ def test_a_second_process_with_the_rank_of_a_member_is_refused(serve, shared, mo
     assert heard(late) == [] and server.another(2).error() == said
 
 
-def test_a_replacement_that_leaves_before_its_view_is_missed_from_then_on_but_not_if_in_good_order(serve):
+def test_a_replacement_that_leaves_before_its_view_or_what_the_lost_one_has_finished_is_not_at_its_end(serve):
     """Also if it has said nothing."""
     server = serve(SECOND)
     late = server.another(2)
@@ -232,9 +232,6 @@ def test_a_replacement_that_leaves_before_its_view_is_missed_from_then_on_but_no
     leave(server.another(2))
     server.service.enter(THIRD)
     assert heard(server.peer(0)) == [] and server.lost.empty() and not server.core.workers.finished
-
-
-def test_what_a_lost_worker_has_finished_does_not_count_for_its_replacement(serve):
     server = serve()
     answered(server.peer(2), Leave(), view=1)
     assert server.core.workers.finished == {2}

@@ -50,15 +50,12 @@ def test_states_of_the_same_division_are_not_touched():
     assert resharding.fit(saved, ranges(2, 12), 2) is saved
 
 
-def test_scalars_are_those_of_the_slice_in_which_a_new_one_begins():
+def test_scalars_are_those_of_the_slice_in_which_a_new_one_begins_or_zero():
     stream = io.BytesIO()
     old = {"0/0/value": np.zeros(2), "0/0/step": np.float64(5), "0/1/value": np.ones(2), "0/1/step": np.float64(6)}
     np.savez(stream, **old)
     (found,) = content(resharding.fit([stream.getvalue()], ranges(1, 4, [4]), 1))
     assert [found[f"0/{index}/step"] for index in range(4)] == [5.0, 5.0, 6.0, 6.0]
-
-
-def test_a_slice_without_a_step_has_zeros_for_it():
     stream = io.BytesIO()
     np.savez(stream, **{"0/0/value": np.ones(2), "0/0/momentum": np.full(2, 7.0), "0/1/value": np.ones(1)})
     (found,) = content(resharding.fit([stream.getvalue()], ranges(1, 400, [3]), 1))

@@ -22,7 +22,7 @@ def slices(*lengths):
     return made
 
 
-def test_gathered_and_loaded_residuals_are_unchanged():
+def test_gathered_and_loaded_residuals_are_unchanged_and_those_of_another_worker_added():
     before, after = slices(3, 1, 2), slices(3, 1, 2)
     held = residual.gathered(before)
     assert held.tolist() == [0, 1, 2, 10, 20, 21]
@@ -30,6 +30,9 @@ def test_gathered_and_loaded_residuals_are_unchanged():
         slice_.residual[:] = -1
     residual.spread(after, [np.zeros(6, np.float32), held], lambda slice_: [1])
     assert [slice_.residual.tolist() for slice_ in after] == [slice_.residual.tolist() for slice_ in before]
+    own, other = slices(3, 1, 2), slices(3, 1, 2)
+    residual.add(own, residual.gathered(other))
+    assert [slice_.residual.tolist() for slice_ in own] == [[0, 2, 4], [20], [40, 42]]
 
 
 def test_each_slice_gets_the_sum_of_its_workers():
@@ -38,12 +41,6 @@ def test_each_slice_gets_the_sum_of_its_workers():
     workers = [np.full(6, number, np.float32) for number in (1, 10, 100)]
     residual.spread(own, workers, lambda slice_: {0: [2], 1: [0, 1], 2: []}[slice_.range.index])
     assert [slice_.residual.tolist() for slice_ in own] == [[100, 100], [11, 11], [0, 0]]
-
-
-def test_those_of_another_worker_are_added():
-    own, other = slices(3, 1, 2), slices(3, 1, 2)
-    residual.add(own, residual.gathered(other))
-    assert [slice_.residual.tolist() for slice_ in own] == [[0, 2, 4], [20], [40, 42]]
 
 
 @pytest.mark.parametrize("sizes", [[5], [7], [6, 5], [7, 6], []], ids=str)

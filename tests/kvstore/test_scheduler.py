@@ -130,15 +130,12 @@ def test_the_job_ends_after_the_last_bye_and_not_before(first):
     assert core.lost(("server", 0), "end of stream", 2.0) == []
 
 
-def test_a_bye_while_another_waits_at_a_barrier_ends_the_job_unless_it_is_a_servers():
+def test_a_bye_ends_a_job_whose_others_wait_at_a_barrier_that_it_has_not_reached():
     core = started(3, 2)
     core.handle(("worker", 0), say.Barrier("a"), 1.0)
     assert [core.handle(("server", server), say.Bye(), 1.0) for server in (0, 1)] == [[], []]
     said = "barrier 'a': worker 2 has finished and will not reach it"
     assert reason(core.handle(("worker", 2), say.Bye(), 1.0)) == said
-
-
-def test_a_worker_may_finish_before_others_reach_a_barrier_that_it_has_reached():
     core = started()
     core.handle(("worker", 0), say.Barrier("a"), 1.0)
     assert core.handle(("worker", 0), say.Bye(), 1.0) == []
@@ -201,14 +198,11 @@ NAMED = (
 )
 
 
-def test_a_lost_link_is_named_by_both_its_ends_when_there_is_no_better_cause():
+def test_a_lost_link_is_named_by_both_its_ends_and_the_end_that_found_the_cut_says_why():
     core = after_the_link()
     beats(core, 1.5)
     assert core.tick(2.9) == []
     assert reason(core.tick(3.0)) == NAMED, "two seconds later"
-
-
-def test_a_link_that_both_ends_report_counts_once_and_the_end_that_found_the_cut_says_why():
     core = started(3, 2)
     core.handle(("server", 1), lost(("server", 1), ("worker", 2), "end of stream", cut=False), 1.0)
     core.handle(("worker", 2), LOST, 2.0)

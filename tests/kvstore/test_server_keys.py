@@ -79,7 +79,7 @@ def of_one(pusher=1, **changes):
     return replace(made, keys=tuple(replace(key, pusher=pusher, **changes) for key in made.keys))
 
 
-def test_a_round_of_one_workers_key_is_its_push():
+def test_a_round_of_one_workers_key_is_its_push_and_a_late_one_is_named():
     core = core_of(3, of_one())
     with pytest.raises(Rejected, match="worker 2 pushes key 'k0' slice 0, which only worker 1 may push"):
         push(core, 2, 0, 1, [1, 2, 3])
@@ -93,6 +93,15 @@ def test_a_round_of_one_workers_key_is_its_push():
     assert run(core, core.pull(0, 0, 0, 2)) == []
     (second,) = push(core, 1, 0, 2, [4, 5, 6])
     assert second.buffer.array.tolist() == [4, 5, 6]
+    core = core_of(3, of_one(), wait_seconds=10.0)
+    core.pull(0, 0, 0, 1, now=1.0)
+    assert core.overdue(5.0) == ""
+    said = "worker 0 has waited 11 s for key 'k0' slice 0, which worker 1 (DMLTRAIN_WAIT_TIMEOUT) pushes"
+    assert core.overdue(12.0) == said
+    core.finish(2)
+    core.finish(1)
+    core.overdue(2.0)
+    assert core.overdue(2.0).startswith("worker 0 waits for key 'k0' slice 0: worker 1 has finished already and will")
 
 
 def test_a_pull_gets_the_round_of_its_clock_even_if_the_next_has_come():
@@ -138,18 +147,6 @@ def test_a_relays_waits_are_told_as_before():
     work.run()
     replies = core.done(work, now=5.5)
     assert [(each.worker, each.waited, each.worked) for each in replies] == [(first, 4.0, 0.5), (second, 0.0, 0.5)]
-
-
-def test_a_worker_that_has_finished_or_is_late_with_its_key_is_named():
-    core = core_of(3, of_one(), wait_seconds=10.0)
-    core.pull(0, 0, 0, 1, now=1.0)
-    assert core.overdue(5.0) == ""
-    said = "worker 0 has waited 11 s for key 'k0' slice 0, which worker 1 (DMLTRAIN_WAIT_TIMEOUT) pushes"
-    assert core.overdue(12.0) == said
-    core.finish(2)
-    core.finish(1)
-    core.overdue(2.0)
-    assert core.overdue(2.0).startswith("worker 0 waits for key 'k0' slice 0: worker 1 has finished already and will")
 
 
 @pytest.mark.parametrize(

@@ -122,15 +122,12 @@ def test_nothing_that_a_removed_server_says_counts_and_nobody_waits_for_its_link
     assert core.tick(8.0) == []
 
 
-def test_a_replacement_of_a_worker_is_told_which_servers_are_left():
+def test_a_replacement_of_a_worker_knows_which_servers_are_left_and_is_not_at_fault_for_others():
     core = without_it(0)
     lose(core, 1, 2.0)
     hold(core, 9, ranks=(0, 2), view=2)
     ((to, start),) = messages(core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 3.0), say.Start)
     assert to == worker(1) and start.lost == (1,) and len(start.servers) == 2
-
-
-def test_a_server_that_is_lost_while_a_replacement_waits_is_no_fault_of_the_replacement():
     core = without(1, 3, 2)
     hold(core, 7, ranks=(0, 2))
     core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 2.0)
@@ -188,7 +185,7 @@ def test_the_next_view_has_a_replacement_whatever_it_is_for_and_later_workers_le
     assert start.servers[1] != WHERE, "keys are divided as at the start"
 
 
-def test_without_any_server_the_members_wait_for_a_replacement():
+def test_without_any_server_the_members_wait_for_a_replacement_but_not_for_ever():
     core = without_any()
     assert messages(hold(core, 7, 6, 7)) == []
     view = views(comes(core, 0))
@@ -198,9 +195,6 @@ def test_without_any_server_the_members_wait_for_a_replacement():
         ALL,
         say.Abort("server 0 on h9 was lost: end of stream; no server is left"),
     )
-
-
-def test_a_replacement_that_does_not_come_ends_the_job_after_a_while():
     core = without_any()
     hold(core, 7)
     core.tick(2.0)

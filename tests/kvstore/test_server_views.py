@@ -178,7 +178,7 @@ def test_a_view_comes_with_rounds_in_place_of_steps_and_the_next_with_steps_in_p
     assert slice_.value.array.tolist() == [7, 7] and slice_.step.made.tolist() == [2], "the round is taken back"
 
 
-def test_weights_keep_their_values_and_other_keys_are_forgotten_so_that_their_numbers_mean_others():
+def test_weights_stay_and_other_keys_are_forgotten_with_their_numbers_and_limits():
     core = core_of(2, key(0), key(SUM, 3, weight=False))
     core.initialise(0, 0, 0, np.array([7, 8], np.float32))
     core.enter([(0,)])
@@ -190,9 +190,6 @@ def test_weights_keep_their_values_and_other_keys_are_forgotten_so_that_their_nu
     core.declare(0, Declare("dist_sync", 0.0, (key(SUM, 5, weight=False),)))
     (reply,) = pushed(core, 0, [1, 2, 3, 4, 5], SUM)
     assert reply.buffer.array.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_the_limit_of_values_does_not_count_what_was_forgotten():
     core = core_of(2, key(0))
     core._declared.max_bytes = 60
     for number in range(10):
@@ -202,7 +199,7 @@ def test_the_limit_of_values_does_not_count_what_was_forgotten():
         core.declare(0, Declare("dist_sync", 0.0, (key(SUM + 10, 10, weight=False),)))
 
 
-def test_a_forgotten_value_is_kept_for_its_reader_and_its_memory_then_used_again():
+def test_memory_of_forgotten_values_is_used_again_once_they_are_read():
     core = core_of(1, key(SUM, 3, weight=False))
     (old,) = pushed(core, 0, [1, 2, 3], SUM)
     receiving = core.buffer(0, SUM, 0, 12, 0)
@@ -219,10 +216,7 @@ def test_a_forgotten_value_is_kept_for_its_reader_and_its_memory_then_used_again
     core.declare(0, Declare("dist_sync", 0.0, (key(SUM + 1, 3, weight=False),)))
     assert len(core.allocate.offsets) == allocated
     assert {old.buffer.offset, receiving.offset} <= set(offsets_of(core.slices()[SUM + 1, 0]))
-
-
-def test_the_memory_of_a_key_that_one_worker_pushes_is_used_again():
-    """Of such a key the value of the round before is kept, too."""
+    # Of such a key the value of the round before is kept, too.
     core = core_of(1)
     for _ in range(3):
         core.declare(0, Declare("dist_sync", 0.0, (replace(key(SUM, 3, weight=False), pusher=0),)))
@@ -513,7 +507,7 @@ def test_a_view_begins_when_no_work_is_in_progress(serve, monkeypatch):
     expect_sum(peers[:2], 2, 11)
 
 
-def test_a_frame_of_a_newer_view_waits_for_it(serve):
+def test_a_frame_of_a_newer_view_waits_for_it_or_for_the_end_of_the_job(serve):
     server = serve()
     first, second, third = (server.peer(rank) for rank in range(3))
     push(first, [10] * 4, 2)
@@ -523,9 +517,6 @@ def test_a_frame_of_a_newer_view_waits_for_it(serve):
     server.service.enter(SECOND)
     push(second, [20] * 4, 2)
     expect_sum((first, second), 2, 30)
-
-
-def test_a_view_that_does_not_come_is_waited_for_until_the_job_ends(serve):
     server = serve()
     server.peer(0).send(Kind.PULL, view=5)
     server.service.end()

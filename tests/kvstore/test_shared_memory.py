@@ -15,15 +15,21 @@ ADD_SEALS, SEAL, SHRINK, GROW = 1033, 1, 2, 4  # linux/fcntl.h
 SIZE = 4096
 
 
-def test_an_arena_has_as_many_addresses_as_the_machine_has_memory():
+def test_an_arena_has_as_many_addresses_as_the_machine_has_memory_and_keeps_its_size():
     arena = Arena()
     assert arena.capacity == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert os.fstat(arena.descriptor).st_size == arena.capacity
     assert "memfd:dmltrain" in os.readlink(f"/proc/self/fd/{arena.descriptor}"), "its name in lists of open files"
     assert not os.get_inheritable(arena.descriptor), "no other program inherits it"
+    arena = Arena(SIZE)
+    for size in (0, SIZE - 1, SIZE + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.descriptor, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.descriptor, ADD_SEALS, SHRINK)
 
 
-def test_memory_is_given_in_order_in_steps_of_a_cache_line_until_none_is_left():
+def test_memory_is_given_in_order_and_only_what_was_taken_has_an_offset():
     arena = Arena(SIZE)
     taken = [arena.take(size) for size in (1, 65, 64, 0, SIZE - 256)]
     assert [offset for offset, _ in taken] == [0, 64, 192, 256, 256]
@@ -31,9 +37,6 @@ def test_memory_is_given_in_order_in_steps_of_a_cache_line_until_none_is_left():
     assert {memory.dtype for _, memory in taken} == {np.dtype(np.uint8)}
     assert arena.take(1) is None
     assert Arena(SIZE).take(SIZE + 1) is None
-
-
-def test_only_what_was_taken_has_an_offset():
     arena = Arena(SIZE)
     (_, first), (_, second) = arena.take(64), arena.take(64)
     assert arena.offset_of(first) == 0 and arena.offset_of(second) == 64
@@ -42,15 +45,6 @@ def test_only_what_was_taken_has_an_offset():
     assert arena.offset_of(beyond) is None and arena.offset_of(np.zeros(5)) is None
     before = np.lib.stride_tricks.as_strided(first[1:], (3,), (-1,))[1:]
     assert arena.offset_of(before) is None or before.ctypes.data >= first.ctypes.data
-
-
-def test_an_arena_keeps_its_size():
-    arena = Arena(SIZE)
-    for size in (0, SIZE - 1, SIZE + 1):
-        with pytest.raises(PermissionError):
-            os.ftruncate(arena.descriptor, size)
-    with pytest.raises(PermissionError):
-        fcntl.fcntl(arena.descriptor, ADD_SEALS, SHRINK)
 
 
 WRITERS = """

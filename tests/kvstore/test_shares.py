@@ -84,7 +84,7 @@ def trained(made):
     return float(values.min()), float(values.max()), made.measure_limits()
 
 
-def test_a_job_whose_first_server_holds_nothing_computes_the_same(begin_job, monkeypatch):
+def test_a_job_whose_first_server_holds_nothing_computes_the_same(whole_job, monkeypatch):
     asked = []
 
     def chosen(workers, servers, rates):
@@ -92,7 +92,7 @@ def test_a_job_whose_first_server_holds_nothing_computes_the_same(begin_job, mon
         return [0.0, 1.0]
 
     monkeypatch.setattr(store, "shares", chosen)
-    job = begin_job(server_shares="links", probe=True, transport="tcp")
+    job = whole_job(server_shares="links", probe=True, transport="tcp")
     for least, most, limits in job.all(trained):
         assert (least, most) == (3.0, 3.0) and limits.endswith("servers hold 0, 100 % of the weights")
     assert asked == [(2, 2, 1)] * 2
@@ -108,8 +108,8 @@ def test_a_job_whose_first_server_holds_nothing_computes_the_same(begin_job, mon
         ({"probe": False}, "none", "leave DMLTRAIN_PROBE=0 out"),
     ],
 )
-def test_what_shares_by_links_exclude_is_explained(begin_job, options, compression, said):
-    job = begin_job(**({"workers": 1, "servers": 1, "server_shares": "links", "probe": True} | options))
+def test_what_shares_by_links_exclude_is_explained(whole_job, options, compression, said):
+    job = whole_job(**({"workers": 1, "servers": 1, "server_shares": "links", "probe": True} | options))
     job.stores[0].set_gradient_compression({"type": compression})
     with pytest.raises(UserError, match=f"server shares by links need .*{said}"):
         job.stores[0].init(["w"], [np.zeros(3, np.float32)])

@@ -44,16 +44,16 @@ def pulled(store, key, size=LARGE):
 
 
 @pytest.mark.parametrize("far, kibibytes", [(0, 1024), (1, 1024), (2, 512)])
-def test_slices_are_smaller_if_all_servers_are_on_other_hosts(begin_job, far, kibibytes):
-    job = begin_job(far=far)
+def test_slices_are_smaller_if_all_servers_are_on_other_hosts(whole_job, far, kibibytes):
+    job = whole_job(far=far)
     job.all(lambda store: store.init("w", np.zeros(4 << 20, np.float32)))
     assert [store._entries.find("w").slices[0].range.length * 4 for store in job.stores] == [kibibytes << 10] * 2
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 @pytest.mark.parametrize("far", [0, 1, 2])
-def test_every_worker_gets_the_first_workers_values_and_then_sums(begin_job, far, transport):
-    job = begin_job(far=far, transport=transport)
+def test_every_worker_gets_the_first_workers_values_and_then_sums(whole_job, far, transport):
+    job = whole_job(far=far, transport=transport)
     job.all(lambda store: store.init(["w", "v"], [numbers(store.rank), numbers(10 + store.rank, 3)]))
     for found in job.all(lambda store: pulled(store, "w")):
         assert np.array_equal(found, numbers(0))
@@ -81,8 +81,8 @@ def test_every_worker_gets_the_first_workers_values_and_then_sums(begin_job, far
     assert job.ended() == [""] * 3
 
 
-def test_what_is_not_to_be_waited_for_is_not(begin_job):
-    job = begin_job()
+def test_what_is_not_to_be_waited_for_is_not(whole_job):
+    job = whole_job()
     job.all(lambda store: store.init("w", np.zeros(5, np.float32)))
     first, second = job.stores
     out = np.zeros(5, np.float32)
@@ -95,9 +95,9 @@ def test_what_is_not_to_be_waited_for_is_not(begin_job):
     assert out.tolist() == [2.0] * 5
 
 
-def test_bytes_are_counted_each_way_through_sockets_and_through_memory(begin_job):
+def test_bytes_are_counted_each_way_and_the_relays_for_its_worker(whole_job):
     for transport in ("tcp", "auto"):
-        without, job = begin_job(transport=transport), begin_job(transport=transport)
+        without, job = whole_job(transport=transport), whole_job(transport=transport)
         for each in (without, job):  # their counts are complete when they are closed
             each.all(lambda store: store.init("w", numbers(0)))
         job.all(lambda store: store.pushpull("w", numbers(1), np.zeros(LARGE, np.float32)))
@@ -107,10 +107,7 @@ def test_bytes_are_counted_each_way_through_sockets_and_through_memory(begin_job
             assert 4 * LARGE <= after.bytes_received - before.bytes_received < 4 * LARGE + 1000
             assert 4 * LARGE <= after.bytes_sent - before.bytes_sent < 4 * LARGE + 1500
             assert after.waits.total > 0.0
-
-
-def test_what_the_relay_sends_counts_for_its_worker(begin_job):
-    job = begin_job(servers=1, far=1)
+    job = whole_job(servers=1, far=1)
     job.all(lambda store: store.init("w", numbers(0)))
     before = [each.bytes_sent for each in job.stores]
     job.all(lambda store: store.pushpull("w", numbers(1), np.zeros(LARGE, np.float32)))
@@ -120,16 +117,16 @@ def test_what_the_relay_sends_counts_for_its_worker(begin_job):
     assert 4 * LARGE <= second < 4 * LARGE + 2000
 
 
-def test_sums_are_of_all_workers_and_leave_what_was_given(begin_job):
-    job = begin_job()
+def test_sums_are_of_all_workers_and_leave_what_was_given(whole_job):
+    job = whole_job()
     given = [np.array([[1, 2], [3, 4 + rank]]) for rank in range(2)]
     for found in job.all(lambda store: store.all_reduce("losses", given[store.rank])):
         assert found.dtype == np.float64 and found.tolist() == [[2, 4], [6, 9]]
     assert given[0].tolist() == [[1, 2], [3, 4]]
 
 
-def test_a_barrier_is_passed_when_all_have_come_and_each_anew(begin_job):
-    job = begin_job()
+def test_a_barrier_is_passed_when_all_have_come_and_each_anew(whole_job):
+    job = whole_job()
     for _ in range(3):
         waiting = job.at_once(lambda store: store.barrier(), 0)
         assert not wait([waiting], A_WHILE).done
@@ -141,9 +138,9 @@ def test_a_barrier_is_passed_when_all_have_come_and_each_anew(begin_job):
 # -- compression ------------------------------------------------------------------------------------------------------
 
 
-def test_what_compression_leaves_out_is_each_workers_or_its_hosts(begin_job):
+def test_what_compression_leaves_out_is_each_workers_or_its_hosts(whole_job):
     """Of a server on this host each worker encodes its own push; of one elsewhere the host's sum is encoded."""
-    job = begin_job(far=1)
+    job = whole_job(far=1)
     job.all(lambda store: store.set_gradient_compression({"type": "2bit", "threshold": 1.0}))
     job.all(lambda store: store.init("w", np.zeros(LARGE, np.float32)))
     slices = job.stores[0]._entries.find("w").slices
@@ -171,9 +168,9 @@ def test_what_compression_leaves_out_is_each_workers_or_its_hosts(begin_job):
     assert held(loaded) == {0: [{0.5}, {4.5}], 1: [{5.0}, {0.0}]}, "nothing is lost"
 
 
-def test_the_servers_residuals_are_theirs_again(begin_job):
+def test_the_servers_residuals_are_theirs_again(whole_job):
     """With int8 a server's sum is encoded with a loss, too."""
-    job = begin_job(servers=1, workers=1)
+    job = whole_job(servers=1, workers=1)
     (store,) = job.stores
     store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
     store.init("w", np.zeros(8, np.float32))
@@ -191,8 +188,8 @@ def test_the_servers_residuals_are_theirs_again(begin_job):
 
 
 @pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
-def test_a_push_that_needs_an_optimizer_is_refused_without_one(begin_job, kind):
-    job = begin_job(kind, staleness=1.0)
+def test_a_push_that_needs_an_optimizer_is_refused_without_one(whole_job, kind):
+    job = whole_job(kind, staleness=1.0)
     job.all(init)
     for call in (job.stores[0].push, job.stores[0].pushpull):
         with pytest.raises(UserError, match=f"kvstore {kind} .*set_optimizer"):
@@ -200,8 +197,8 @@ def test_a_push_that_needs_an_optimizer_is_refused_without_one(begin_job, kind):
     assert job.all(lambda store: pulled(store, "w", 4).tolist()) == [[0.0] * 4] * 2
 
 
-def test_servers_step_by_the_rate_of_the_push_and_their_states_come_back(begin_job):
-    job = begin_job("dist_async", workers=1)
+def test_servers_step_by_the_rate_of_the_push_and_their_states_come_back(whole_job):
+    job = whole_job("dist_async", workers=1)
     (store,) = job.stores
     store.init("w", numbers(0))
     store.set_optimizer({"name": "plain"})
@@ -226,15 +223,15 @@ def test_servers_step_by_the_rate_of_the_push_and_their_states_come_back(begin_j
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_states_are_continued_by_another_number_of_servers(begin_job, servers):
+def test_states_are_continued_by_another_number_of_servers(whole_job, servers):
     """The values, and what the optimizer keeps of them."""
-    (first,) = begin_job("dist_async", workers=1, servers=2).stores
+    (first,) = whole_job("dist_async", workers=1, servers=2).stores
     first.init("w", numbers(0))
     first.set_optimizer({"name": "plain"})
     first.push("w", numbers(1))
     expected = pulled(first, "w")
     states = [bytes(state) for state in first.optimizer_states()]
-    (second,) = begin_job("dist_async", workers=1, servers=servers).stores
+    (second,) = whole_job("dist_async", workers=1, servers=servers).stores
     second.init("w", np.zeros(LARGE, np.float32))
     second.set_optimizer({"name": "plain"})
     second.load_optimizer_state_bytes(states)
@@ -245,7 +242,7 @@ def test_states_are_continued_by_another_number_of_servers(begin_job, servers):
     assert np.array_equal(np.concatenate([parts[index] for index in sorted(parts)]), numbers(1))
 
 
-def test_an_optimizer_that_cannot_be_made_or_a_step_that_fails_ends_the_job_with_the_servers_words(begin_job):
+def test_an_optimizer_that_cannot_be_made_or_a_step_that_fails_ends_the_job_with_the_servers_words(whole_job):
     def step_too_far(store):
         store.set_optimizer({"name": "plain"})
         store.pushpull("w", ONES, np.zeros(4, np.float32), rate=2.0)
@@ -254,7 +251,7 @@ def test_an_optimizer_that_cannot_be_made_or_a_step_that_fails_ends_the_job_with
         (lambda store: store.set_optimizer({"name": "nonsense"}), "no optimizer nonsense"),
         (step_too_far, "a rate of 2.0, expected 1 at most"),
     ):
-        job = begin_job("dist_async", workers=1, servers=1)
+        job = whole_job("dist_async", workers=1, servers=1)
         job.all(init)
         with pytest.raises(JobLost, match=said):
             call(job.stores[0])
@@ -262,8 +259,8 @@ def test_an_optimizer_that_cannot_be_made_or_a_step_that_fails_ends_the_job_with
 
 
 @pytest.mark.parametrize("size", [1, 2000])
-def test_a_state_larger_than_the_server_can_have_is_not_received(begin_job, size):
-    (store,) = begin_job("dist_async", workers=1, servers=1).stores
+def test_a_state_larger_than_the_server_can_have_is_not_received(whole_job, size):
+    (store,) = whole_job("dist_async", workers=1, servers=1).stores
     store.init("w", np.zeros(size, np.float32))
     store.set_optimizer({"name": "plain"})
     state = bytes(store.optimizer_states()[0])
@@ -274,8 +271,8 @@ def test_a_state_larger_than_the_server_can_have_is_not_received(begin_job, size
         store._member.watched(server.request(Header(Kind.STATE, len(larger)).pack() + larger, SECONDS)).wait()
 
 
-def test_staleness_is_what_others_did_since_the_last_pull(begin_job):
-    job = begin_job("dist_async", staleness=float("inf"), servers=1)
+def test_staleness_is_what_others_did_since_the_last_pull(whole_job):
+    job = whole_job("dist_async", staleness=float("inf"), servers=1)
     job.all(init)
     job.all(lambda store: store.set_optimizer({"name": "plain"}))
     first, second = job.stores
@@ -299,13 +296,13 @@ def test_staleness_is_what_others_did_since_the_last_pull(begin_job):
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_limits_are_measured_where_that_is_wanted(begin_job):
-    job = begin_job()
+def test_limits_are_measured_where_that_is_wanted(whole_job):
+    job = whole_job()
     assert (
         job.all(lambda store: (store.measure_limits(), store.carried(), store.bound(None, 1.0)))
         == [("", None, 0.0)] * 2
     )
-    job = begin_job(far=1, probe=True)
+    job = whole_job(far=1, probe=True)
     job.all(lambda store: store.init("w", numbers(0)))
     for said in job.all(lambda store: store.measure_limits()):
         assert "the network carries " in said and "memory " in said
@@ -323,8 +320,8 @@ def test_limits_are_measured_where_that_is_wanted(begin_job):
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_fails_ends_the_job_for_all_with_its_reason(begin_job):
-    job = begin_job()
+def test_a_worker_that_fails_ends_the_job_for_all_with_its_reason(whole_job):
+    job = whole_job()
     waiting = job.at_once(lambda store: store.barrier(), 0)
     job.stores[1].abort("out of memory")
     with pytest.raises(JobLost, match="worker 1.*: out of memory"):
@@ -334,8 +331,8 @@ def test_a_worker_that_fails_ends_the_job_for_all_with_its_reason(begin_job):
     job.stores[1].close()
 
 
-def test_a_job_that_one_thread_gives_up_is_lost_for_its_own_main_thread_too(begin_job):
-    job = begin_job()
+def test_a_job_that_one_thread_gives_up_is_lost_for_its_own_main_thread_too(whole_job):
+    job = whole_job()
     job.all(init)
     waiting = job.at_once(lambda store: store.pushpull("w", ONES), 0)
     other = job.at_once(lambda store: store.barrier(), 1)
@@ -349,8 +346,8 @@ def test_a_job_that_one_thread_gives_up_is_lost_for_its_own_main_thread_too(begi
     assert "a callback failed" in job.ended()[0]
 
 
-def test_pushes_under_way_are_sent_before_a_worker_leaves(begin_job):
-    job = begin_job("dist_async", staleness=float("inf"), transport="tcp")
+def test_pushes_under_way_are_sent_before_a_worker_leaves(whole_job):
+    job = whole_job("dist_async", staleness=float("inf"), transport="tcp")
     job.all(lambda store: store.init("w", numbers(0)))
     job.all(lambda store: store.set_optimizer({"name": "plain"}))
     first, second = job.stores
@@ -363,17 +360,17 @@ def test_pushes_under_way_are_sent_before_a_worker_leaves(begin_job):
     assert job.ended() == [""] * 3, "when both have left"
 
 
-def test_a_worker_of_a_lost_job_does_not_say_that_no_push_is_missing(begin_job):
+def test_a_worker_of_a_lost_job_does_not_say_that_no_push_is_missing(whole_job):
     """Else the others would hear that it has finished, and that it made too few steps."""
-    job = begin_job()
+    job = whole_job()
     job.all(lambda store: store.init("w", numbers(0)))
     job.stores[0]._member._control.failure = "another reason, a moment before its links are cut"
     job.stores[0].close()
     assert all("worker 0" in reason and "was lost: end of stream" in reason for reason in job.ended())
 
 
-def test_a_lost_link_is_named_after_two_seconds(begin_job):
-    job = begin_job()
+def test_a_lost_link_is_named_after_two_seconds(whole_job):
+    job = whole_job()
     job.all(lambda store: store.init("w", numbers(0)))
     since = time.monotonic()
     job.stores[0]._routes.servers[1].link.cut()
@@ -383,8 +380,8 @@ def test_a_lost_link_is_named_after_two_seconds(begin_job):
     assert time.monotonic() - since > 1.5, "the scheduler may know the cause"
 
 
-def test_a_relay_stays_until_its_hosts_last_worker_has_left(begin_job):
-    job = begin_job(servers=1, far=1)
+def test_a_relay_stays_until_its_hosts_last_worker_has_left(whole_job):
+    job = whole_job(servers=1, far=1)
     job.all(init)
     job.all(lambda store: store.pushpull("w", ONES))
     leaving = job.at_once(lambda store: store.close(), 0)
@@ -395,8 +392,8 @@ def test_a_relay_stays_until_its_hosts_last_worker_has_left(begin_job):
 
 
 @pytest.mark.parametrize("early", [0, 1])
-def test_who_left_too_early_is_named_by_the_relay(begin_job, early):
-    job = begin_job(servers=1, far=1)
+def test_who_left_too_early_is_named_by_the_relay(whole_job, early):
+    job = whole_job(servers=1, far=1)
     job.all(init)
     waiting = job.at_once(lambda store: store.pushpull("w", ONES), 1 - early)
     job.at_once(lambda store: store.close(), early)
@@ -410,23 +407,20 @@ def test_who_left_too_early_is_named_by_the_relay(begin_job, early):
 SHM_AND_TCP = {"far": 1, "each": {0: {"transport": "shm"}, 1: {"transport": "tcp"}}}
 
 
-def test_shared_memory_that_was_asked_for_and_cannot_be_had_ends_the_job(begin_job):
-    job = begin_job(**SHM_AND_TCP)
+def test_shared_memory_that_was_asked_for_and_cannot_be_had_ends_the_job_and_is_its_reason(whole_job):
+    job = whole_job(**SHM_AND_TCP)
     with pytest.raises(UserError, match="--transport shm: server 1 at .* is not on this worker's host"):
         job.starting[0].result(SECONDS)
     with pytest.raises(JobLost, match="--transport shm: server 1 at"):
         job.starting[1].result(SECONDS).barrier()
     assert "--transport shm" in job.ended()[0]
-
-
-def test_a_server_that_left_with_the_lost_job_is_not_the_reason(begin_job):
-    """A worker that connects late is told why the job was lost."""
+    # A worker that connects late is told why the job was lost.
     with pytest.raises(JobLost, match="--transport shm: server 1 at"):
-        begin_job(far_server=RefusingServer, **SHM_AND_TCP).starting[1].result(SECONDS)
+        whole_job(far_server=RefusingServer, **SHM_AND_TCP).starting[1].result(SECONDS)
 
 
-def test_each_worker_begins_at_another_server_and_meets_its_relay_first(begin_job):
-    job = begin_job(servers=3, far=2)
+def test_each_worker_begins_at_another_server_and_meets_its_relay_first(whole_job):
+    job = whole_job(servers=3, far=2)
     for rank, store in enumerate(job.stores):
         routes = store._routes
         assert [link.name.split(" at ")[0] for link in routes.links[1:]] == [
@@ -439,8 +433,8 @@ def test_each_worker_begins_at_another_server_and_meets_its_relay_first(begin_jo
 
 
 @pytest.mark.parametrize("options", [{"host_sum": "off"}, {"transport": "tcp"}])
-def test_without_sums_of_the_host_each_sends_its_own(begin_job, options):
-    job = begin_job(servers=2, far=1, **options)
+def test_without_sums_of_the_host_each_sends_its_own(whole_job, options):
+    job = whole_job(servers=2, far=1, **options)
     for rank, store in enumerate(job.stores):
         assert store._routes.host is None and store._routes.relay is None
         assert [store._routes.keeps(number) for number in range(2)] == [(rank,)] * 2
@@ -450,15 +444,15 @@ def test_without_sums_of_the_host_each_sends_its_own(begin_job, options):
 
 
 @pytest.mark.parametrize("far", [0, 1])
-def test_who_is_waited_for_too_long_is_named(begin_job, far):
-    job = begin_job(servers=1, far=far, wait_seconds=1.0)
+def test_who_is_waited_for_too_long_is_named(whole_job, far):
+    job = whole_job(servers=1, far=far, wait_seconds=1.0)
     job.all(init)
     with pytest.raises(JobLost, match=r"has waited \d+ s for worker 1 \(DMLTRAIN_WAIT_TIMEOUT\)"):
         job.at_once(lambda store: store.pushpull("w", ONES), 0).result(SECONDS)
 
 
-def test_what_no_server_knows_is_refused_by_name(begin_job):
-    (store,) = begin_job(servers=1, workers=1).stores
+def test_what_no_server_knows_is_refused_by_name(whole_job):
+    (store,) = whole_job(servers=1, workers=1).stores
     asked = store._routes.servers[0].request(Header(Kind.DONE).pack(), SECONDS)
     with pytest.raises(JobLost, match=f"frame kind {int(Kind.DONE)} from a worker"):
         asked.wait()
@@ -477,19 +471,19 @@ def test_servers_look_for_unreachable_objects_after_many_new_ones_only():
 
 
 @pytest.mark.parametrize("transport, shares", [("tcp", False), ("auto", True), ("shm", True)])
-def test_servers_share_memory_unless_told_otherwise(begin_job, transport, shares):
-    job = begin_job(transport=transport)
+def test_servers_share_memory_unless_told_otherwise(whole_job, transport, shares):
+    job = whole_job(transport=transport)
     for store in job.stores:
         assert [each.link.own_arena is not None for each in store._routes.servers] == [shares] * 2
         assert [bool(each.socket_name) for each in store.start.servers] == [shares] * 2
 
 
-def test_servers_without_shared_memory_say_so_and_use_tcp(begin_job, capfd):
+def test_servers_without_shared_memory_say_so_and_use_tcp(whole_job, capfd):
     """Where files may have a mebibyte, so may memory that is to be shared."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        job = begin_job()
+        job = whole_job()
         job.all(lambda store: store.init("w", numbers(0)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -499,9 +493,9 @@ def test_servers_without_shared_memory_say_so_and_use_tcp(begin_job, capfd):
     assert re.search(r"no shared memory: no memory to share: .*File too large; using TCP", capfd.readouterr().err)
 
 
-def test_a_server_stops_listening_when_all_its_workers_have_connected(begin_job):
+def test_a_server_stops_listening_when_all_its_workers_have_connected(whole_job):
     """From then on unauthenticated peers cannot take its time."""
-    address = begin_job(servers=1).stores[0].start.servers[0]
+    address = whole_job(servers=1).stores[0].start.servers[0]
 
     def refuses(family, name):
         with socket.socket(family) as peer, contextlib.suppress(ConnectionResetError):
@@ -515,8 +509,8 @@ def test_a_server_stops_listening_when_all_its_workers_have_connected(begin_job)
     wait_for(lambda: refuses(socket.AF_UNIX, f"\0{address.socket_name}"), "callers by name are refused")
 
 
-def test_a_server_of_a_job_that_never_starts_says_so(begin_job):
-    job = begin_job(start_seconds=0.5, each={1: {"job": "another job"}})
+def test_a_server_of_a_job_that_never_starts_says_so(whole_job):
+    job = whole_job(start_seconds=0.5, each={1: {"job": "another job"}})
     with pytest.raises(JobLost):
         job.starting[1].result(SECONDS)
     reasons = job.ended()

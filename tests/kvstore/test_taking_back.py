@@ -61,7 +61,7 @@ def state(core, number=0):
     return core.slices()[number, 0].step.state()
 
 
-def test_the_step_after_the_one_that_workers_hold_is_taken_back():
+def test_the_step_after_the_one_that_workers_hold_is_taken_back_and_no_other():
     core = core_of(0)
     assert stepped(core, 1) == [3, 3] and stepped(core, 2) == [36, 36]
     core.enter([(0,)])
@@ -74,9 +74,6 @@ def test_the_step_after_the_one_that_workers_hold_is_taken_back():
     core.hold(0, 0)
     assert value_of(core) == [7, 7] and state(core) == {}
     assert stepped(core, 1) == [10, 10]
-
-
-def test_a_step_that_workers_hold_stays_and_only_one_more_can_be_taken_back():
     core = core_of(0)
     stepped(core, 1), stepped(core, 2)
     core.enter(HOSTS)
@@ -100,7 +97,7 @@ def test_a_value_that_is_read_while_its_step_is_taken_back_stays_as_it_is():
     reply.release()
 
 
-def test_memory_is_used_again():
+def test_memory_is_used_again_and_a_plain_server_keeps_nothing():
     core = core_of(0)
     for clock in range(1, 4):
         stepped(core, clock)
@@ -111,9 +108,6 @@ def test_memory_is_used_again():
         core.hold(0, clock - 1)
         stepped(core, clock)
     assert len(core.allocate.offsets) == allocated
-
-
-def test_a_plain_server_keeps_nothing():
     core = ServerCore(1, make_step=Momentum, allocate=Arena())
     core.declare(0, Declare("dist_sync", 0.0, (key(0),)))
     core.optimize({"name": "momentum"})

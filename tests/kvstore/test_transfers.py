@@ -15,9 +15,9 @@ LARGE = 200_000  # elements; cut into slices on both servers
 
 
 @pytest.fixture(params=["tcp", "shm"])
-def store(request, begin_job):
+def store(request, whole_job):
     """The only worker's."""
-    return begin_job(workers=1, transport=request.param).stores[0]
+    return whole_job(workers=1, transport=request.param).stores[0]
 
 
 def numbers(seed, size=LARGE, dtype=np.float32):
@@ -94,7 +94,7 @@ def test_gradients_in_a_buffer_are_not_sent_through_the_socket_inside_a_host(sto
 
 
 @pytest.mark.parametrize("kind", ["int8", "2bit"])
-def test_residuals_are_sent_later_also_by_another_job(store, begin_job, kind):
+def test_residuals_are_sent_later_also_by_another_job(store, whole_job, kind):
     store.set_gradient_compression({"type": kind})
     store.init("w", np.zeros(LARGE, np.float32))
     gradient, total, out = numbers(1), np.zeros(LARGE, np.float64), np.zeros(LARGE, np.float32)
@@ -104,7 +104,7 @@ def test_residuals_are_sent_later_also_by_another_job(store, begin_job, kind):
     left = store.residuals()
     np.testing.assert_allclose(total + left["worker 0"], 3.0 * gradient, atol=1e-4)
     store.pushpull("w", gradient, out)
-    (later,) = begin_job(workers=1, transport="tcp").stores
+    (later,) = whole_job(workers=1, transport="tcp").stores
     later.set_gradient_compression({"type": kind})
     later.init("w", np.zeros(LARGE, np.float32))
     later.load_residuals({"worker 0": left["worker 0"]})

@@ -12,7 +12,7 @@ def encode(undo, op):
     undo.residual += op
 
 
-def test_random_rounds_leave_what_committed_rounds_have_left():
+def test_random_rounds_leave_what_committed_rounds_have_left_and_a_new_member_begins_at_zero():
     for seed in range(2000):
         chance, undo, committed = random.Random(seed), Undo(np.zeros(3, np.float32)), 0.0
         op = 0
@@ -27,9 +27,6 @@ def test_random_rounds_leave_what_committed_rounds_have_left():
             if chance.random() < 0.2:
                 undo.back_to(op)
             assert (undo.residual == committed).all(), f"seed {seed}"
-
-
-def test_a_new_member_begins_at_zero():
     undo = Undo(np.zeros(2, np.float32))
     encode(undo, 7)
     undo.forget()

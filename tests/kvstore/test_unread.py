@@ -24,16 +24,13 @@ def test_a_value_outside_the_shared_memory_is_sent_and_each_worker_and_slice_has
         assert unread.lend(other)
 
 
-def test_a_released_value_makes_room():
+def test_a_released_value_makes_room_and_only_what_was_lent_is_released():
     unread = Unread()
     kept = [reply(0) for _ in range(MAX_REPLIES)]
     assert all(unread.lend(each) for each in kept)
     assert not unread.lend(reply(0))
     assert unread.released(0, 0, 0, 0) is kept[-1]
     assert unread.lend(reply(0))
-
-
-def test_only_what_was_lent_is_released():
     unread = Unread()
     unread.lend(reply(64))
     unread.released(0, 0, 0, 64)
