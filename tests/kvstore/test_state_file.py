@@ -33,5 +33,5 @@ def test_states_of_servers_are_one_file_each_and_all_are_needed(tmp_path):
         KVStore.load_optimizer_states(SimpleNamespace(load_optimizer_state_bytes=loaded.append), path)
     assert loaded == [[b"a", b"b", b"c"], [b"d", b"e"]]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["states.server-0", "states.server-1"]
-    with pytest.raises(UserError, match=r"states.server-0: No such file.*one file for each server"):
-        KVStore.load_optimizer_states(SimpleNamespace(load_optimizer_state_bytes=list), str(tmp_path / "states"))
+    with pytest.raises(UserError, match=r"missing.server-0: No such file.*one file for each server"):
+        KVStore.load_optimizer_states(SimpleNamespace(load_optimizer_state_bytes=list), str(tmp_path / "missing"))
