@@ -1,6 +1,7 @@
 # make demo: set up, train on this machine, print the tables.   make check: style, types, shell scripts, documentation.
 # make docs: the documentation as a site, in build/docs.
 # make quick, make test, make test-all: more and more tests (CONTRIBUTING.md); make test-ci: those of CI.
+# make flaky: test files that have changed, or FILES=..., on a busy machine whose processes stand still at times.
 # make bench: the benchmarks behind the figures of docs/performance.md.   make testbed: five hosts to try (root).
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +19,7 @@ SIDE_BY_SIDE := --maxprocesses 24 --dist loadgroup
 # With this variable set, each process of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-ci test-all check docs bench mutation mutation-changed testbed kubernetes clean system
+.PHONY: demo quick test test-ci test-all flaky check docs bench mutation mutation-changed testbed kubernetes clean system
 .NOTPARALLEL:
 
 demo: $(VENV)/demo.done
@@ -42,6 +43,9 @@ test-all: export DMLTRAIN_TEST_INPUTS ?= 1000000
 test test-ci test-all: system $(VENV)/test.done
 	$(PYTEST) -n $(AT_ONCE) $(SIDE_BY_SIDE) -m "not alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
 	$(PYTEST) -m "alone $(TIER)" $(PYTEST_ARGUMENTS) || [ $$? = 5 ]
+
+flaky: $(VENV)/test.done
+	$(BIN)/python -m tests.flaky $(FILES) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 check: $(VENV)/test.done docs
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ BED_OF = re.compile(r"testbed-(.+)-(?:h\d+|login|switch)")  # the name of a netw
 GROUPS = re.compile(r"dmltrain-(?:cost|flaky|test)-(\d+)")
 FOLDERS = re.compile(r"dmltrain-(?:(?:fuzz|browser|test)-|(?P<mark>.+)\.)[a-z0-9_]{8}")  # of tests; of a job
 MARK_OF_A_TEST = re.compile(r"[a-z]+-(\d+)-\d+")  # with the pid of its pytest
+BUILD = Path(__file__).parents[1] / "build"
 EVERY_PROCESS = "pid:[4026531836]"  # the namespace that sees all of them: PROC_PID_INIT_INO of linux/proc_ns.h
 OLD = {"a job": 600.0, "a test": 86400.0}  # s that a folder stays whose owner is not known
 
@@ -49,12 +50,12 @@ def beds() -> Iterator[Testbed]:
             yield Testbed(name)
 
 
-def groups() -> Iterator[Path]:
-    for _, folder in control_groups.mounts():
-        for group in folder.glob("dmltrain-*/"):
-            match = GROUPS.fullmatch(group.name)
-            if match and owners.is_dead(int(match[1])):
-                yield group
+def owned(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
+    """The folders in it with these names whose owners are dead."""
+    for path in folder.glob("*/"):
+        match = names.fullmatch(path.name)
+        if match and owners.is_dead(int(match[1])):
+            yield path
 
 
 def environments() -> dict[int, list[str]]:
@@ -101,12 +102,13 @@ def remove() -> list[str]:
             done.append(f"test bed {bed.layout.name}")
         except TestbedError as error:  # another run removes it at the same time
             done.append(f"test bed {bed.layout.name}, not whole: {error}")
-    for group in list(groups()):
+    for group in [group for _, top in control_groups.mounts() for group in owned(top, GROUPS)]:
         control_groups.remove(group)
         done.append(f"control group {group}")
-    for path in list(folders()):
+    for path in [*folders(), *owned(BUILD, re.compile(r"flaky-(\d+)"))]:
         shutil.rmtree(path, ignore_errors=True)
         done.append(f"folder {path}")
+    owners.forget_the_dead()
     return done
 
 

@@ -54,6 +54,14 @@ def is_dead(pid: int) -> bool:
         return False
 
 
+def forget_the_dead() -> None:
+    """Remove their files."""
+    for path in FILES.glob("dmltrain-owner-*.lock"):
+        pid = path.stem.rpartition("-")[2]
+        if pid.isdigit():
+            is_dead(int(pid))
+
+
 def _may_be_one(pid: int) -> bool:
     """Whether a process has the number that can be of pytest or of a benchmark."""
     try:
