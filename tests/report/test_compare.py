@@ -81,6 +81,10 @@ def test_results(tmp_path: Path) -> None:
     assert rows["epochs"] == (4, 4, "")
     assert rows["best_epoch"] == (3, 4, "+1")
     assert "seed" not in rows
+    half = log(accuracies=(0.5, 0.6, 0.65, 0.70)).replace("50000 training", "25000 training")
+    time, _, until = of(tmp_path, [log()], [half]).verdicts
+    assert "50000 samples in A, 25000 in B" in time.text, "epochs that are not alike"
+    assert "accuracy of 0.700000, which all runs reach: A 22.0 s, B 42.3 s" in until.text
 
 
 # ---- verdicts on time -----------------------------------------------------------------------------------------------
@@ -119,12 +123,6 @@ def test_repetitions_count_more_than_epochs(tmp_path: Path) -> None:
     assert results(found)["time"] == NO_DIFFERENCE
     assert "in 3 runs" in found.verdicts[0].text
     assert "One run each" not in found.verdicts[0].text
-
-
-def test_unequal_epochs_are_named(tmp_path: Path) -> None:
-    half = log().replace("50000 training", "25000 training")
-    text = of(tmp_path, [log()], [half]).verdicts[0].text
-    assert "Epochs are not alike: 50000 samples in A, 25000 in B; compare samples/s." in text
 
 
 # ---- verdicts on accuracy -------------------------------------------------------------------------------------------
@@ -175,23 +173,14 @@ def test_accuracies_of_seeds(tmp_path: Path) -> None:
     assert results(of(tmp_path, side(0.7, 0.7), side(0.7, 0.7)))["accuracy"] == NO_DIFFERENCE
 
 
-def test_time_until_an_accuracy(tmp_path: Path) -> None:
-    found = of(tmp_path, [log()], [log(accuracies=(0.5, 0.6, 0.65, 0.70))])
-    assert "accuracy of 0.700000, which all runs reach: A 22.0 s, B 42.3 s" in found.verdicts[2].text
-
-
-def test_logs_that_count_iterations_have_no_epochs_to_compare(logs: Path) -> None:
+def test_runs_without_epochs_have_none_to_compare(logs: Path, tmp_path: Path) -> None:
     (caffe,) = reading.read(str(logs / "other" / "caffe_squeezenet224_2gpu.log"))
     found = compare([caffe], [caffe])
     assert results(found) == {"time": UNKNOWN, "accuracy": NO_DIFFERENCE, "time to accuracy": UNKNOWN}
     assert "no epoch of A and B has its seconds" in found.verdicts[0].text
     assert "seconds_per_epoch" not in {each.name for each in found.results}
-
-
-def test_runs_without_epochs_or_accuracies(tmp_path: Path) -> None:
     found = of(tmp_path, [log((), ())], [log()])
-    assert results(found) == {"time": UNKNOWN, "accuracy": UNKNOWN}
-    assert "no epoch of A has" in found.verdicts[0].text
+    assert results(found) == {"time": UNKNOWN, "accuracy": UNKNOWN} and "no epoch of A has" in found.verdicts[0].text
     assert of(tmp_path, ["x"], ["x"]).results[-1].name == "error"
 
 
@@ -212,13 +201,9 @@ def test_welchs_interval() -> None:
     assert found is not None and found.value == 10 and not found.beyond_noise
     freedom = (29 / 3) ** 2 / ((4 / 3) ** 2 / 2 + (25 / 3) ** 2 / 2)
     assert found.high - found.value == pytest.approx(t_quantile(freedom) * math.sqrt(29 / 3))
-
-
-def test_too_few_measurements() -> None:
-    assert difference([1, 2], [3]) is difference([], [1, 2, 3]) is difference([1, 2], [3, math.nan]) is None
+    assert difference([1, 2], [3]) is difference([], [1, 2, 3]) is difference([1, 2], [3, math.nan]) is None, "too few"
     one = difference([1, 2, 3], [4])
-    assert one is not None
-    assert one.high - one.value == pytest.approx(4.303 * math.sqrt(4 / 3), abs=0.001)
+    assert one is not None and one.high - one.value == pytest.approx(4.303 * math.sqrt(4 / 3), abs=0.001)
 
 
 def test_the_interval_holds_what_it_promises() -> None:

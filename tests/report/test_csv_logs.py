@@ -74,13 +74,18 @@ def test_cells_that_are_no_numbers_are_left_out(rows: Callable) -> None:
     assert "train_note" not in read[0]
 
 
-def test_unknown_columns_become_metrics(parse: Callable, tmp_path: Path) -> None:
+def test_unknown_columns_become_metrics_and_our_own_tables_can_be_read(parse: Callable, tmp_path: Path) -> None:
     log = tmp_path / "history.csv"
     log.write_text("epoch,loss,Grad Norm,val/top5\n0,1.5,3.5,0.75\n")
     done = parse(log, "--metric-names", "grad_norm", "top_k_accuracy_5", "--format", "csv")
     assert (done.returncode, done.stderr) == (0, "")
     heading = "epoch,train-grad_norm,train-top_k_accuracy_5,val-grad_norm,val-top_k_accuracy_5,time"
     assert done.stdout.splitlines() == [heading, "1,3.5,,,0.75,"]
+    log.write_text("Epoch[0] Train-accuracy=0.5\nEpoch[0] Validation-accuracy=0.25\nEpoch[0] Time cost=1.5\n")
+    for form in ("csv", "none"):
+        shown = parse(log, "--format", form).stdout
+        (tmp_path / "table.csv").write_text(shown)
+        assert parse(tmp_path / "table.csv", "--format", form).stdout == shown
 
 
 @pytest.mark.parametrize(("first", "shown"), [(0, " 1"), (1, " 1"), (5, " 6")])
@@ -90,15 +95,6 @@ def test_epochs_are_counted_from_one_whether_the_file_counts_from_zero_or_one(
     log = tmp_path / "log.csv"
     log.write_text(f"epoch,acc\n{first},0.5\n{first + 1},0.625\n")
     assert parse(log, "--format", "none").stdout.splitlines()[1].split("\t")[:2] == [shown, "0.500000"]
-
-
-def test_our_own_tables_can_be_read(parse: Callable, tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
-    log.write_text("Epoch[0] Train-accuracy=0.5\nEpoch[0] Validation-accuracy=0.25\nEpoch[0] Time cost=1.5\n")
-    for form in ("csv", "none"):
-        shown = parse(log, "--format", form).stdout
-        (tmp_path / "table.csv").write_text(shown)
-        assert parse(tmp_path / "table.csv", "--format", form).stdout == shown
 
 
 def test_runs_that_append_to_a_file_are_separate_runs() -> None:

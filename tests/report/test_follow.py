@@ -97,17 +97,17 @@ def followed(path: Path, steps: list[Callable[[], object]], *options: str) -> tu
 # ---- reading what was appended --------------------------------------------------------------------------------------
 
 
-def test_only_what_was_appended_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
+def test_only_what_was_appended_is_read(job: Job) -> None:
+    log = job.folder / "worker-0.log"
     log.write_text("")
-    one = Tail(str(log))
-    assert not one.read() and not one.found()
+    one, follower = Tail(str(log)), Follower(str(job.folder), LiveJob(str(job.folder)))
+    assert not one.read() and not one.found() and follower.poll() is None
     for number in range(50):
-        with log.open("a") as file:
-            file.write(epoch(number % 9))
+        job.append(epoch(number % 9))
         assert one.read() and not one.read()
     assert one.bytes_read == log.stat().st_size
     assert len(one.found()[0].epochs[0]["train_accuracy"]) == 6
+    assert follower.poll() is not None and follower.poll() is None, "it says nothing new until something is written"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -226,14 +226,6 @@ def test_a_restart_is_followed(job: Job) -> None:
     assert followed(job.folder / "restart-1", [])[0] == [HEADING + row(1, "0.251000"), row(2, "0.351000")]
 
 
-def test_one_log_of_a_job(job: Job) -> None:
-    steps = [lambda: job.append(epoch(1)), lambda: (job.end(), job.unlock())]
-    job.append(epoch(0))
-    job.append(epoch(0, 1), "worker-1.log")
-    writes, _, faults = followed(job.folder / "worker-0.log", steps, "--format", "csv")
-    assert "".join(writes) == "epoch,train-accuracy,val-accuracy,time\n1,0.15,0.1,1.5\n2,0.25,0.2,1.5\n" and not faults
-
-
 @pytest.mark.parametrize(
     ("text", "end", "rows", "fault"),
     [
@@ -256,11 +248,15 @@ def test_a_job_json_of_any_content(tmp_path: Path, record: str) -> None:
     assert writes == [HEADING + row(0, "0.150000")]
 
 
-def test_columns_that_come_later_get_a_heading(job: Job) -> None:
+def test_columns_that_come_later_and_one_log_of_a_job(job: Job) -> None:
     job.append(epoch(0) + epoch(1) + "Epoch[1] Sent=17\n")
+    job.append(epoch(0, 1), "worker-1.log")
     steps = [lambda: job.append(epoch(2) + "Epoch[2] Sent=18\n"), lambda: (job.end(), job.unlock())]
-    writes, _, _ = followed(job.folder, steps, "--metric-names", "sent", "--format", "none")
-    assert writes[0] == "epoch\tsent\ttime\n 1\t-\t1.5\n" and writes[-1] == " 3\t18.000000\t1.5\n"
+    log = job.folder / "worker-0.log"
+    writes, _, faults = followed(log, steps, "--metric-names", "sent", "--format", "none")
+    assert writes[0] == "epoch\tsent\ttime\n 1\t-\t1.5\n" and writes[-1] == " 3\t18.000000\t1.5\n" and not faults
+    expected = "epoch,train-accuracy,val-accuracy,time\n1,0.15,0.1,1.5\n2,0.25,0.2,1.5\n3,0.35,0.3,1.5\n"
+    assert "".join(followed(log, [], "--format", "csv")[0]) == expected
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------
@@ -332,13 +328,6 @@ def test_in_a_terminal(program: Callable, job: Job) -> None:
     last = bytes(seen).rpartition(b"train-accuracy")[2].decode()
     assert "0.150000" in last and "0.250000" in last and "0.200000" in last
     assert b"\x1b[" in seen and b"Traceback" not in seen
-
-
-def test_a_follower_says_nothing_new_until_something_is_written(job: Job) -> None:
-    follower = Follower(str(job.folder), LiveJob(str(job.folder)))
-    assert follower.poll() is None
-    job.append(epoch(0))
-    assert follower.poll() is not None and follower.poll() is None
 
 
 @pytest.mark.thorough

@@ -1,7 +1,6 @@
 """The points of a run over epochs, iterations and time."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from dmltrain.report import reading
 from dmltrain.report.run import Run, merge
 from dmltrain.report.series import AXES, points
 from dmltrain.report.stamp import Clock
-
-ROOT = Path(__file__).parents[2]
 
 
 def of_text(*texts: str | bytes) -> Run:
@@ -43,6 +40,9 @@ def test_every_axis() -> None:
     assert points(run, "test_error", "iteration") == [(391, 0.5), (782, 0.25)]
     assert points(run, "test_error", "time") == [(11.25, 0.5), (71.25, 0.25)]
     assert [points(run, "no_such", x) for x in AXES] == [[], [], []]
+    run = of_text("Epoch[0] Validation-accuracy=43.5\nEpoch[1] Validation-accuracy=0.5\n")  # percent
+    assert points(run, "validation_accuracy") == [(1, 0.435), (2, 0.005)]
+    assert points(run, "test_error")[0] == (1, pytest.approx(0.565))
 
 
 def test_times_of_workers_whose_clocks_differ() -> None:
@@ -68,7 +68,7 @@ def test_iterations_of_other_programs() -> None:
     assert points(of_text("Epoch[1] Train-accuracy=0.5\n"), "train_accuracy", "iteration") == []
 
 
-def test_caffe(logs: Path) -> None:
+def test_real_logs(logs: Path) -> None:
     (run,) = reading.read(str(logs / "other" / "caffe_squeezenet224_2gpu.log"))
     assert points(run, "validation_accuracy", "iteration")[-1] == (170000, 0.59202)
     assert points(run, "validation_accuracy", "epoch") == []
@@ -80,20 +80,11 @@ def test_caffe(logs: Path) -> None:
     second = first.replace("I1231 23:59:59", "I0101 00:00:01").replace("Iteration 0", "Iteration 500")
     passed = points(of_text(first + second), "validation_accuracy", "time")
     assert passed == [(0, 0.1), (2, 0.1)]  # over the new year, in a year of 366 days
-
-
-def test_mxnet_logs(logs: Path) -> None:
     (run,) = reading.read(str(logs / "mxnet" / "mxnet_nb_module_cifar10_1.log"))
     times = [x for x, _ in points(run, "train_accuracy", "time")]
     assert (len(times), times[0]) == (20, pytest.approx(104, abs=6))
     (run,) = reading.read(str(logs / "mxnet" / "mxnet_cifar10_incept_2.log"))
     assert points(run, "train_accuracy", "time")[0] == (70.614, 0.538261)
-
-
-def test_percent_becomes_fractions(rows: Callable) -> None:
-    run = of_text("Epoch[0] Validation-accuracy=43.5\nEpoch[1] Validation-accuracy=0.5\n")
-    assert points(run, "validation_accuracy") == [(1, 0.435), (2, 0.005)]
-    assert points(run, "test_error")[0] == (1, pytest.approx(0.565))
 
 
 LINES = {

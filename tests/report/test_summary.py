@@ -8,10 +8,11 @@ import pytest
 from dmltrain import record
 from dmltrain.report import reading
 from dmltrain.report.run import Run
+from dmltrain.report.spreadsheet import quoted
 from dmltrain.report.summary import COLUMNS, summary
+from dmltrain.report.summary_text import plain
+from tests.running_job import ROOT
 
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "logs" / "reference"
 STAMP = "2026-11-20 12:00:00,123"
 
 
@@ -53,7 +54,8 @@ def folder_of(folder: Path, workers: int = 2, **more: float) -> Run:
 
 
 def test_every_column(tmp_path: Path) -> None:
-    row = summary(folder_of(tmp_path / "r20"))
+    run = folder_of(tmp_path / "r20")
+    row, largest = summary(run), summary(run, "max")
     assert list(row) == list(COLUMNS)
     expected = {
         **{"run": "r20", "workers": 2, "machines": 1, "machine": "EPYC, 2 cores", "batch": 32, "global_batch": 64},
@@ -66,13 +68,8 @@ def test_every_column(tmp_path: Path) -> None:
         **{"measured_staleness": 1.5, "sent": 6000.0, "received": 12003.0},
     }
     assert {name: value for name, value in row.items() if value is not None} == pytest.approx(expected)
-
-
-def test_aggregates(tmp_path: Path) -> None:
-    run = folder_of(tmp_path)
-    assert summary(run, "max")["last_accuracy"] == pytest.approx(0.71)
-    assert summary(run, "max")["seconds_per_epoch"] == 11.0
-    assert summary(run, "max")["samples_per_second"] == 129.0  # a sum of all workers, whatever the aggregate
+    assert (largest["last_accuracy"], largest["seconds_per_epoch"]) == (pytest.approx(0.71), 11.0)
+    assert largest["samples_per_second"] == 129.0  # a sum of all workers, whatever the aggregate
 
 
 def test_a_sum_needs_all_workers(tmp_path: Path) -> None:
@@ -83,24 +80,9 @@ def test_a_sum_needs_all_workers(tmp_path: Path) -> None:
     assert row["seconds_per_epoch"] == 10.0
 
 
-def test_one_epoch_is_not_left_out(tmp_path: Path) -> None:
-    (tmp_path / "x.log").write_text(worker_log(0, epochs=1, workers=1))
-    row = summary(reading.read(str(tmp_path / "x.log"))[0])
-    assert (row["epochs"], row["first_epoch_seconds"], row["seconds_per_epoch"]) == (1, 20.0, 20.0)
-
-
-def test_a_resumed_run_has_no_first_epoch(tmp_path: Path) -> None:
-    text = "".join(line for line in worker_log(0, workers=1).splitlines(True) if "Epoch[0]" not in line)
-    (tmp_path / "x.log").write_text(text)
-    row = summary(reading.read(str(tmp_path / "x.log"))[0])
-    assert (row["epochs"], row["first_epoch_seconds"], row["seconds_per_epoch"]) == (2, None, 10.0)
-
-
 def test_nan_is_shown_and_is_never_the_best(tmp_path: Path) -> None:
-    text = worker_log(0, workers=1) + "".join(
-        f"{STAMP} Node[0] Epoch[3] {line}\n"
-        for line in ("Train-accuracy=nan", "Validation-accuracy=nan", "Time cost=inf")
-    )
+    lines = ("Train-accuracy=nan", "Validation-accuracy=nan", "Time cost=inf")
+    text = worker_log(0, workers=1) + "".join(f"{STAMP} Node[0] Epoch[3] {line}\n" for line in lines)
     (tmp_path / "x.log").write_text(text)
     row = summary(reading.read(str(tmp_path / "x.log"))[0])
     assert math.isnan(row["last_accuracy"])
@@ -117,11 +99,25 @@ def test_a_run_without_epochs(tmp_path: Path) -> None:
     assert row["last_accuracy"] is row["seconds_per_epoch"] is row["best_epoch"] is None
 
 
-def test_an_unfinished_epoch_does_not_count(tmp_path: Path) -> None:
-    text = worker_log(0, workers=1) + f"{STAMP} Node[0] {record.batch(3, 20, 64.0, {'accuracy': 0.9})}\n"
+ALONE = worker_log(0, workers=1)
+RESUMED = "".join(line for line in ALONE.splitlines(True) if "Epoch[0]" not in line)
+UNFINISHED = ALONE + f"{STAMP} Node[0] {record.batch(3, 20, 64.0, {'accuracy': 0.9})}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "epochs", "first", "each", "total"),
+    [
+        (worker_log(0, epochs=1, workers=1), 1, 20.0, 20.0, 20.0),  # the only one is not left out
+        (RESUMED, 2, None, 10.0, 20.0),
+        (UNFINISHED, 3, 20.0, 10.0, 40.0),
+    ],
+    ids=["one", "resumed", "unfinished"],
+)
+def test_epochs_that_count(tmp_path: Path, text: str, epochs: int, first: float, each: float, total: float) -> None:
     (tmp_path / "x.log").write_text(text)
     row = summary(reading.read(str(tmp_path / "x.log"))[0])
-    assert (row["epochs"], row["total_seconds"]) == (3, 40.0)
+    assert (row["epochs"], row["first_epoch_seconds"]) == (epochs, first)
+    assert (row["seconds_per_epoch"], row["total_seconds"]) == (each, total)
 
 
 def test_runs_of_other_programs(logs: Path) -> None:
@@ -133,14 +129,27 @@ def test_runs_of_other_programs(logs: Path) -> None:
     assert of("mxnet/gluoncv_ucf101_vgg16")["last_accuracy"] == pytest.approx(0.75099097)  # a log in percent
     keras = of("other/keras_kuza55_2xm60", 1)
     assert (keras["run"], keras["backend"], keras["epochs"]) == ("keras_kuza55_2xm60#2", "tensorflow", 5)
-    assert (of("other/caffe_squeezenet224_2gpu")["best_epoch"], of("other/caffe_squeezenet224_2gpu")["epochs"]) == (
-        170000,
-        None,
-    )
-
-
-def test_reference_run() -> None:
-    row = summary(reading.read(str(REFERENCE / "cifar10-resnet20-async"))[0])
+    caffe = of("other/caffe_squeezenet224_2gpu")
+    assert (caffe["best_epoch"], caffe["epochs"]) == (170000, None)
+    row = summary(reading.read(str(ROOT / "logs/reference/cifar10-resnet20-async"))[0])
     assert (row["launcher"], row["workers"], row["servers"], row["exit_code"]) == ("local", 2, 2, 0)
-    assert row["measured_staleness"] == pytest.approx(0.96, abs=0.01)
-    assert COLUMNS["sent"].show(row["sent"]) == "3.4 GB"
+    assert row["measured_staleness"] == pytest.approx(0.96, abs=0.01) and COLUMNS["sent"].show(row["sent"]) == "3.4 GB"
+
+
+@pytest.mark.parametrize("show", [plain, quoted])
+def test_texts_that_a_spreadsheet_would_compute_are_quoted(show):
+    for text in ("=HYPERLINK(1)", "@SUM(1)", "+cmd|' /C calc'!A0", "-2+cmd|' /C calc'!A0", "\t=1", "\r=1"):
+        assert show(text) == f"'{text}"
+    for text in ("-1e-3", "+5", "-", "-1,2", "dist_sync", "a=b", "", "--lr"):
+        assert show(text) == text
+    assert plain(-0.5) == "-0.5" and plain(-3) == "-3"
+
+
+@pytest.mark.parametrize(
+    "first, second, expected", [("1e308", "1e308", "inf"), ("inf", "-inf", "nan"), ("-1e308", "-1e308", "-inf")]
+)
+def test_sums_are_infinite_or_nan(tmp_path: Path, first: str, second: str, expected: str) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"Epoch[{epoch}] Time cost={one}\n" for epoch, one in enumerate([5, first, second])))
+    found = summary(reading.read(str(log))[0])
+    assert str(found["total_seconds"]) == str(found["seconds_per_epoch"]) == expected

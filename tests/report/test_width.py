@@ -122,11 +122,7 @@ def test_names_are_neither_html_nor_ends_of_cells(tmp_path: Path, parse: Callabl
     assert r"EP\|YC &lt;b>, 2 cores" in lines[2]
     assert r"host &lt;script>alert(1)&lt;/script>\|x is lost" in lines[2]
     assert json.loads(parse("--summary", folder, "--format", "json").stdout)[0]["error"] == f"host {host} is lost"
-
-
-def test_a_long_error_is_shortened_unless_wide(tmp_path: Path, parse: Callable) -> None:
-    folder = folder_of(tmp_path / "r").log
-    (tmp_path / "r" / "job.json").write_text(json.dumps({"cause": "x" * 500}))
+    (folder / "job.json").write_text(json.dumps({"cause": "x" * 500}))  # a long one is shortened unless --wide
     assert f"| {'x' * 57}... |" in parse("--summary", folder).stdout
     assert "x" * 500 in parse("--summary", folder, "--wide").stdout
 
@@ -236,18 +232,14 @@ def test_another_first_column(parse: Callable) -> None:
     assert len(table) == 1 + 8 and table[1][:2] == ["79.149", ""]
 
 
-def test_a_run_without_the_axis_is_named(tmp_path: Path, parse: Callable) -> None:
-    (tmp_path / "x.log").write_text("Epoch[0] Train-accuracy=0.5\n")
-    done = parse(tmp_path / "x.log", "--x", "iteration")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "x.log: --x iteration: the log does not say how many batches an epoch has: expected " in done.stderr
-    assert "--x time: neither have its lines times" in parse(tmp_path / "x.log", "--x", "time").stderr
-    assert parse(tmp_path / "x.log", "--x", "time", "--plot", tmp_path / "x.svg").returncode == 2
-
-
-def test_a_plot_over_time(parse: Callable, tmp_path: Path) -> None:
+def test_a_plot_over_time_and_a_run_without_the_axis(tmp_path: Path, parse: Callable) -> None:
     run = ROOT / "logs/reference/cifar10-resnet20-local"
     pictures = [tmp_path / f"{x}.svg" for x in ("epoch", "iteration", "time")]
     for picture in pictures:
         assert parse(run, "--x", picture.stem, "--plot", picture).returncode == 0
     assert [">seconds<" in picture.read_text() for picture in pictures] == [False, False, True]
+    (tmp_path / "x.log").write_text("Epoch[0] Train-accuracy=0.5\n")
+    done = parse(tmp_path / "x.log", "--x", "iteration")
+    assert (done.returncode, done.stdout) == (2, "") and "x.log: --x iteration: " in done.stderr
+    assert "--x time: " in parse(tmp_path / "x.log", "--x", "time").stderr
+    assert parse(tmp_path / "x.log", "--x", "time", "--plot", tmp_path / "x.svg").returncode == 2
