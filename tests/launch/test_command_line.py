@@ -242,32 +242,6 @@ def test_a_given_port_is_used_or_named_if_it_is_in_use(launcher):
     assert launcher.log("worker-0") == b"port %d\n" % port
 
 
-def test_a_dead_schedulers_port_refuses_connections(launcher):
-    """A copy of the socket kept open by the agent would leave clients waiting in its backlog."""
-    script = launcher.script(
-        """
-import os, socket, sys, time
-role = os.environ["DMLC_ROLE"]
-if role == "scheduler":
-    socket.socket(fileno=int(os.environ["DMLTRAIN_LISTEN_FD"])).listen()
-    print("ready", flush=True)
-    sys.exit()
-while not b"ready" in open("logs/scheduler-0.log", "rb").read():
-    time.sleep(0.01)
-address = os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"])
-for _ in range(500):
-    try:
-        socket.create_connection(address).close()
-        time.sleep(0.01)
-    except ConnectionRefusedError:
-        sys.exit()
-sys.exit("still open")
-"""
-    )
-    result = launcher.run("-n", 1, "-s", 1, script)
-    assert result.code == 0, result
-
-
 # -- the live view ---------------------------------------------------------------------------------------------------
 
 
@@ -378,26 +352,11 @@ def test_the_program_prints_a_user_error_without_a_traceback(launcher):
     assert result.err.startswith("dmltrain-launch: error: -n is 0") and result.err.count("\n") == 1
 
 
-def test_programs_that_cannot_be_started(launcher):
-    plain = launcher.script("echo hello\n", "plain")
-    orphan = launcher.script("#!/no/such/interpreter\n", "orphan")
-    broken = launcher.script("neither ELF nor #!\n", "broken")
-    for each in (orphan, broken):
-        each.chmod(0o755)
-    cases = [
-        ("nothing-of-this-name", 127, "program nothing-of-this-name not found in PATH on localhost"),
-        (launcher.folder / "gone", 127, "gone not found on localhost"),
-        ("gone.py", 127, "script gone.py not found on localhost (working directory"),
-        (plain, 126, f"program {plain} is not executable on localhost: chmod +x {plain}"),
-        (orphan, 127, f"the interpreter in the first line (#!) of {orphan} was not found"),
-        (broken, 126, f"program {broken} cannot be run on localhost: Exec format error"),
-        (launcher.folder, 126, f"{launcher.folder} is a folder on localhost, not a program"),
-    ]
-    for program, code, message in cases:
-        result = launcher.run("-n", 2, "-s", 1, program)
-        assert (result.code, message in result.err) == (code, True), f"{program}: {result}"
-        assert "Traceback" not in result.err
-        assert result.err.splitlines()[-1] == "0 processes left on 1 host"
+def test_a_program_that_cannot_be_started_is_named(launcher):
+    result = launcher.run("-n", 2, "-s", 1, "gone.py")
+    assert result.code == 127 and "script gone.py not found on localhost (working directory" in result.err
+    assert "Traceback" not in result.err
+    assert result.err.splitlines()[-1] == "0 processes left on 1 host"
 
 
 def test_help_and_version_import_nothing_heavy(launcher):
@@ -411,25 +370,14 @@ def test_help_and_version_import_nothing_heavy(launcher):
 # -- the log folder --------------------------------------------------------------------------------------------------
 
 
-def test_a_second_run_sets_the_first_ones_logs_aside(launcher):
-    logs = launcher.folder / "logs"
-    assert launcher.run("--usage", 0, "-n", 2, "-s", 0, "echo", "one").code == 0
-    (logs / "model-0001.params").write_text("kept")
-    assert launcher.run("--usage", 0, "-n", 1, "-s", 0, "echo", "two").code == 0
-    assert sorted(os.listdir(logs)) == ["job.json", "model-0001.params", "previous-1", "worker-0.log"]
-    assert (logs / "worker-0.log").read_text() == "two\n"
-    assert sorted(os.listdir(logs / "previous-1")) == ["job.json", "worker-0.log", "worker-1.log"]
-
-
-def test_logs_of_something_else_are_left_alone_and_a_folder_that_cannot_be_made_is_named(launcher):
+def test_a_log_folder_that_cannot_be_made_or_is_of_something_else_is_named(launcher):
     precious = launcher.folder / "logs" / "worker-0.log"
     precious.parent.mkdir()
     precious.write_text("precious")
-    result = launcher.run("-n", 1, "-s", 0, "true")
-    assert result.code == 2 and "has worker-0.log but no job.json" in result.err
+    for logs, said in (("logs", "has worker-0.log but no job.json"), ("logs/worker-0.log/logs", "Not a directory")):
+        result = launcher.run("-n", 1, "-s", 0, "true", logs=logs)
+        assert result.code == 2 and f"{launcher.folder / logs}" in result.err and said in result.err
     assert precious.read_text() == "precious"
-    result = launcher.run("-n", 1, "-s", 0, "true", logs="logs/worker-0.log/logs")
-    assert result.code == 2 and f"cannot write to {precious}/logs: Not a directory" in result.err
 
 
 def test_two_jobs_do_not_share_a_log_folder(launcher):

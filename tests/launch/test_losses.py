@@ -124,6 +124,11 @@ def job_with_two_servers(**settings) -> Job3:
 STOP = [Send(name, Stop(5.0)) for name in "abc"]
 
 
+@pytest.fixture
+def job() -> Job3:
+    return Job3()
+
+
 def test_workers_are_on_hosts_of_their_own():
     assert [Job3().host(task) for task in range(5)] == ["a", "a", "a", "b", "c"]
 
@@ -136,8 +141,7 @@ def test_workers_are_on_hosts_of_their_own():
         (75, "exited with code 75 (it lost another process of the job)"),
     ],
 )
-def test_the_job_goes_on_without_a_worker_that_ends_in_any_way(code, fate):
-    job = Job3()
+def test_the_job_goes_on_without_a_worker_that_ends_in_any_way(job, code, fate):
     job.now += 12.25
     assert job.exit(WORKER_1, code) == []
     assert job.notices == [f"worker 1 (pid 103 on b) {fate}; 2 workers are left"]
@@ -148,20 +152,35 @@ def test_the_job_goes_on_without_a_worker_that_ends_in_any_way(code, fate):
     assert job.last_line == "0 processes left on 3 hosts; lost: worker 1 after 12 s"
 
 
-@pytest.mark.parametrize(
-    "ends", [((WORKER_1, 1), (WORKER_0, 0), (WORKER_2, 0)), ((WORKER_0, 0), (WORKER_2, 0), (WORKER_1, -11))]
-)
-def test_the_rest_has_a_moment_after_the_last_worker_even_if_that_is_lost(ends):
-    job = Job3()
-    for task, code in ends:
-        assert job.supervisor.deadline == math.inf
-        job.exit(task, code)
-    assert job.tick() == STOP
-    job.end(0)
+ENDS = [  # of an elastic job with this least number: which tasks end with which codes, its own code, and who is why
+    (1, ((WORKER_1, 1), (WORKER_0, 0), (WORKER_2, 0)), 0, ""),
+    (1, ((WORKER_0, 0), (WORKER_2, 0), (WORKER_1, -11)), 0, ""),
+    (1, ((WORKER_1, 75), (WORKER_0, 75), (WORKER_2, 75)), 75, "worker-1"),
+    (3, ((WORKER_1, 75), (SCHEDULER, 75)), 75, "worker-1"),
+    (3, ((WORKER_0, 75), (WORKER_1, 3), (SCHEDULER, 75)), 3, "worker-1"),
+]
+AT_ONCE = [
+    (1, ((WORKER_1, 2),), 2, "worker-1"),  # wrong usage
+    (1, ((WORKER_1, 3), (SCHEDULER, -9)), 137, "scheduler-0"),
+    (1, ((WORKER_1, 3), (SERVER, -9)), 137, "server-0"),
+    (1, ((WORKER_1, 1), (WORKER_0, 75), (WORKER_2, 75), (SERVER, -9)), 137, "server-0"),
+]
 
 
-def test_if_no_worker_is_left_the_first_one_is_the_cause():
-    job = Job3()
+@pytest.mark.parametrize(("elastic", "ends", "code", "why"), [*ENDS, *AT_ONCE])
+def test_who_ends_the_job_and_when(elastic, ends, code, why):
+    """The rest has a moment after the last worker; and who has lost a peer is why only if nobody else is."""
+    job = Job3(elastic)
+    for task, ended_with in ends:
+        actions = job.exit(task, ended_with)
+    at_once = (elastic, ends, code, why) in AT_ONCE
+    assert actions == (STOP if at_once else []) and (at_once or job.tick() == STOP)
+    job.end(code)
+    assert (job.supervisor.cause.process.task.name if why else "") == why
+    assert not job.supervisor.restartable or code not in (0, 2)
+
+
+def test_if_no_worker_is_left_the_first_one_is_the_cause(job):
     job.exit(WORKER_1, 3)
     job.now += 60
     job.exit(WORKER_0, -9)
@@ -196,51 +215,6 @@ def test_a_scheduler_that_gives_up_names_the_first_lost_worker(first):
     ]
 
 
-@pytest.mark.parametrize(
-    ("elastic", "ends", "code"),
-    [
-        (3, ((WORKER_0, 75), (WORKER_1, 3), (SCHEDULER, 75)), 3),
-        (3, ((WORKER_1, 75), (SCHEDULER, 75)), 75),
-        (1, ((WORKER_1, 75), (WORKER_0, 75), (WORKER_2, 75)), 75),
-    ],
-)
-def test_a_worker_that_lost_a_peer_is_the_cause_only_if_none_ended_for_another_reason(elastic, ends, code):
-    job = Job3(elastic)
-    for task, ended_with in ends:
-        assert job.exit(task, ended_with) == []
-    assert job.tick() == STOP
-    job.end(code)
-    assert job.supervisor.cause.process.task.name == "worker-1"
-
-
-@pytest.mark.parametrize("task", [SCHEDULER, SERVER])
-def test_the_scheduler_and_servers_are_not_done_without(task):
-    job = Job3()
-    job.exit(WORKER_1, 3)
-    assert job.exit(task, -9) == STOP
-    job.end(137)
-    assert job.supervisor.cause.process.task.rank == 0 and job.supervisor.cause.process.task.role != "worker"
-    assert Job3().freeze(task) == STOP
-
-
-def test_a_server_whose_end_is_reported_after_that_of_all_workers_is_the_cause():
-    job = Job3()
-    job.exit(WORKER_1, 1)
-    job.now += 3600
-    for task in (WORKER_0, WORKER_2):
-        assert job.exit(task, 75) == []
-    assert job.exit(SERVER, -9) == STOP
-    job.end()
-    assert job.supervisor.cause.text == "server 0 (pid 101 on a) was killed by SIGKILL"
-
-
-def test_wrong_usage_ends_the_job_as_ever():
-    job = Job3()
-    assert job.exit(WORKER_1, 2) == STOP
-    job.end(2)
-    assert not job.supervisor.restartable
-
-
 def test_before_all_have_started_any_loss_ends_the_job():
     for event in (Exited("b", WORKER_1, 1), Lost("b", "was killed")):
         job = Job3(started=4)
@@ -261,8 +235,7 @@ def test_a_job_that_is_not_elastic_ends_with_its_first_worker():
 @pytest.mark.parametrize(
     ("ended", "connect"), [(True, Connect("b", RECONNECT_SECONDS, 3)), (False, Connect("b", RECONNECT_LOST_SECONDS))]
 )
-def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(ended, connect):
-    job = Job3()
+def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(job, ended, connect):
     job.now += 9
     assert job.say(Lost("b", "was killed by SIGKILL", ended)) == [connect]
     assert job.notices == [
@@ -279,16 +252,14 @@ def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(ended, conne
 
 
 @pytest.mark.parametrize("event", [Unreached("b", "no route", 125), Lost("b", "sent no heartbeat for 9.5 s")])
-def test_a_host_that_is_off_stays_unknown_and_is_no_failure(event):
-    job = Job3()
+def test_a_host_that_is_off_stays_unknown_and_is_no_failure(job, event):
     job.say(Quiet("b", 7.0), Lost("b", "sent no heartbeat for 9.5 s"))
     assert job.say(event, Quiet("b", 7.0)) == []
     job.finish(WORKER_0, WORKER_2)
     assert job.last_line == "0 processes left on 2 hosts: unknown for b; lost: worker 1 after 0 s"
 
 
-def test_an_agent_that_still_cleans_up_at_the_end_is_waited_for():
-    job = Job3()
+def test_an_agent_that_still_cleans_up_at_the_end_is_waited_for(job):
     job.say(Lost("b", "was killed by SIGKILL"), Connected("b"))
     for task in (WORKER_0, WORKER_2, SERVER):
         job.exit(task, 0)
@@ -298,14 +269,12 @@ def test_an_agent_that_still_cleans_up_at_the_end_is_waited_for():
     assert job.supervisor.over and job.supervisor.exit_code == 0 and "unknown for b" in job.last_line
 
 
-def test_what_is_left_on_a_lost_host_is_an_error():
-    job = Job3()
+def test_what_is_left_on_a_lost_host_is_an_error(job):
     job.say(Lost("b", "was killed by SIGKILL"), Connected("b"), Ended("b", (103,)))
     job.finish(WORKER_0, WORKER_2, code=125)
 
 
-def test_a_host_with_the_scheduler_or_a_server_ends_the_job():
-    job = Job3()
+def test_a_host_with_the_scheduler_or_a_server_ends_the_job(job):
     assert job.say(Lost("a", "was killed by SIGKILL")) == [Connect("a", RECONNECT_LOST_SECONDS), *STOP[1:]]
     assert job.supervisor.exit_code == 125 and not job.lost
 
@@ -334,9 +303,8 @@ def test_a_host_with_a_server_and_a_worker_is_lost_with_both():
     assert sorted(job.lost) == [2, 4]
 
 
-def test_a_host_that_shuts_down_is_lost():
+def test_a_host_that_shuts_down_is_lost(job):
     """Its agent gets SIGTERM, says so, and ends its processes."""
-    job = Job3()
     message = "the agent on b was ended by SIGTERM"
     assert job.say(Refused("b", message, 125)) == [STOP[1]]
     assert job.notices == [f"{message}; lost: worker 1 (pid 103 on b); 2 workers are left"]
@@ -360,8 +328,7 @@ def test_a_host_that_shuts_down_at_the_jobs_end_and_says_no_more_is_no_failure()
     assert job.supervisor.over and job.supervisor.exit_code == 0
 
 
-def test_a_job_that_loses_all_hosts_of_workers_ends_and_one_on_which_all_were_done_loses_no_worker():
-    job = Job3()
+def test_a_job_that_loses_all_hosts_of_workers_ends_and_one_on_which_all_were_done_loses_no_worker(job):
     job.exit(WORKER_0, -9)
     job.say(Lost("b", "said nothing"))
     assert job.say(Lost("c", "said nothing"))[1:] == [STOP[0]]
@@ -393,8 +360,7 @@ def test_the_time_limit_ends_an_elastic_job():
 # -- stopped workers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_stopped_for_a_while_is_not_lost():
-    job = Job3()
+def test_a_worker_that_is_stopped_for_a_while_is_not_lost(job):
     said = ["worker 1 (pid 103 on b) has been stopped (SIGSTOP?) for 5 s"]
     assert job.freeze(WORKER_1) == job.freeze(WORKER_1, 6) == []
     assert job.notices == said, "once"
@@ -411,8 +377,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_not_lost():
     assert not job.lost
 
 
-def test_a_worker_that_was_removed_because_it_is_stopped_does_not_keep_the_job_from_its_end():
-    job = Job3()
+def test_a_worker_that_was_removed_because_it_is_stopped_does_not_keep_the_job_from_its_end(job):
     job.freeze(WORKER_1)
     for task in (WORKER_0, WORKER_2):
         job.exit(task, 0)
@@ -437,6 +402,11 @@ def test_a_removed_worker_that_runs_again_has_lost_the_job(later, code):
     job.exit(SCHEDULER, 75)
     job.tick()
     job.end(code)
+
+
+@pytest.mark.parametrize("task", [SCHEDULER, SERVER])
+def test_a_stopped_server_or_scheduler_ends_the_job(task):
+    assert Job3().freeze(task) == STOP
 
 
 def test_a_scheduler_that_gives_up_names_the_worker_that_is_stopped():
@@ -496,16 +466,6 @@ def ended(launched, code: int = 0):
     return result
 
 
-def test_a_job_of_processes_that_loses_a_server(launcher):
-    launched = launcher.start("-n", 2, "-s", 2, "--elastic", launcher.script(PROGRAM))
-    launched.wait_ready("scheduler-0", "server-0", "server-1", "worker-0", "worker-1")
-    os.kill(launched.pid("server", 1), signal.SIGKILL)
-    said(launched, "was killed by SIGKILL; 2 workers and 1 server are left")
-    go(launched, "go")
-    go(launched, "done")
-    assert ended(launched).err.splitlines()[-1].startswith("0 processes left on 1 host; lost: server 1 after ")
-
-
 def lost_ranks(launched) -> list[int]:
     return [row["rank"] for row in launched.record["processes"] if row["lost_after"] is not None]
 
@@ -528,29 +488,11 @@ def test_a_job_of_processes_that_loses_one_by_its_code_and_one_by_a_signal(runni
     assert launched.record["exit_code"] == 0 and launched.record["cause"] is None
 
 
-def test_a_job_of_processes_that_loses_all_its_workers(running):
-    launched = running("worker-1=3")
-    go(launched, "go")
-    said(launched, "2 workers are left")
-    os.kill(launched.pid("worker", 0), signal.SIGKILL)
-    said(launched, "1 worker is left")
-    os.kill(launched.pid("worker", 2), signal.SIGTERM)
-    lines = ended(launched, 3).err.splitlines()
-    cause = next(index for index, line in enumerate(lines) if line.endswith("exited with code 3"))
-    assert lines[cause + 2].endswith("ready worker-1")
-
-
 def test_a_job_of_processes_that_ends_without_a_stopped_worker(running):
     launched = running("worker-1=stop")
     go(launched, "done")
     assert "; lost: worker 1 after " in ended(launched).err.splitlines()[-1]
     assert lost_ranks(launched) == [1]
-
-
-def test_a_job_of_processes_whose_scheduler_gives_up(running):
-    launched = running("--min-workers", 3, "worker-1=3", "scheduler-0=75")
-    go(launched, "go")
-    assert "after that, scheduler 0 (pid " in ended(launched, 3).err
 
 
 def test_a_lost_worker_is_lost_in_its_attempt_only(launcher):

@@ -247,27 +247,6 @@ def test_a_bridge_that_is_killed(desk, tmp_path):
     assert desk.over()
 
 
-def test_a_connection_that_ends(desk, tmp_path):
-    channel = desk.channel(ends_by_its_input(tmp_path))
-    assert channel.read(DEADLINE) == b"up\n"
-    desk.caller.stream.abort()
-    assert desk.over() and (tmp_path / "end").read_text() == "input ended\n", "the bridge has waited for the command"
-    with pytest.raises(OSError):
-        channel.write(b"x")
-    assert channel.close().startswith("lost its bridge")
-
-
-def test_a_connection_that_ends_while_output_waits(desk):
-    channel = desk.channel("exec yes")
-    channel.read(DEADLINE)
-    desk.caller.stream.abort()
-    channel.close()
-    with contextlib.suppress(psutil.NoSuchProcess):  # nobody has told `yes`, which does not read, to end
-        for each in psutil.Process(desk.caller.pid).children():
-            each.kill()
-    assert desk.over()
-
-
 def is_connected(pid: int) -> bool:
     return bool(psutil.Process(pid).net_connections("tcp"))
 
@@ -445,10 +424,10 @@ def test_an_address_that_does_not_answer_holds_up_no_other(desk):
         channel.close()
 
 
-def test_a_bridge_that_reaches_no_launcher_reports_what_it_tried(desk):
+def test_a_bridge_that_reaches_no_launcher_reports_what_it_tried_and_does_not_wait(desk):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-    started = desk.start(port=port, addresses=["127.0.0.1", "127.0.0.9"], seconds=5)
+    started = desk.start(port=port, addresses=["127.0.0.1", "127.0.0.9"], seconds=1000)
     _, said = started.communicate(timeout=DEADLINE)
     assert started.returncode == 1
     assert f"port {port}: 127.0.0.1: Connection refused; 127.0.0.9: " in said
