@@ -95,12 +95,8 @@ def test_evaluation_is_in_order_and_complete(split):
             assert np.array_equal(batch.images, split.images[batch.labels])
         seen += labels.tolist()
     assert sorted(seen) == list(range(COUNT))
-
-
-def test_evaluation_of_nothing_and_of_a_given_number_of_batches(split):
     assert list(EvalBatches(split, np.arange(0), 10)) == []
-    sizes = [len(batch.labels) for batch in EvalBatches(split, np.arange(12), 10, num_batches=3)]
-    assert sizes == [10, 2, 0]
+    assert [len(each.labels) for each in EvalBatches(split, np.arange(12), 10, num_batches=3)] == [10, 2, 0]
 
 
 # threads

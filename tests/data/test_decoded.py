@@ -86,17 +86,10 @@ def test_validation_pixels_do_not_depend_on_threads_and_seeds(records):
         np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels) for a, b in zip(one, two, strict=True)
     )
     assert np.concatenate([batch.labels for batch in one]).tolist() == [number % CLASSES for number in range(COUNT)]
-
-
-def test_images_have_their_channels_last_in_memory(records):
-    batch = next(iter(EvalBatches(decoded(open_reader(records)), np.arange(8), 8)))
-    assert batch.images.shape == (8, *SHAPE) and batch.images.transpose(0, 2, 3, 1).flags.c_contiguous
-
-
-def test_the_first_records_and_an_empty_batch(records):
+    assert one[0].images.shape == (16, *SHAPE) and one[0].images.transpose(0, 2, 3, 1).flags.c_contiguous
     split = decoded(open_reader(records), count=10)
-    assert len(split) == 10
     images, labels = split.training(np.arange(0), np.empty(0, np.uint64))
+    assert len(split) == 10, "the first records"
     assert images.shape == (0, *SHAPE) and labels.shape == (0,) and labels.dtype == np.int64
 
 
@@ -163,13 +156,10 @@ def test_broken_records_are_absent_and_each_is_reported(damaged):
     with pytest.raises(UserError, match=r"record \d+ \(key.*--skip-broken 2"):
         list(TrainBatches(split, part))
     assert len(lines) == 3 + 2, "one more than is allowed ends the job"
-
-
-def test_the_limit_counts_for_all_workers_together():
-    broken = Broken(3, lambda line: None)
+    broken = Broken(3, lines.append)
     broken.check(3)
     with pytest.raises(UserError, match="skipped 4 records.*--skip-broken 3"):
-        broken.check(4)
+        broken.check(4)  # of all workers together
 
 
 def test_a_record_with_a_damaged_header_is_broken_too(records, tmp_path):

@@ -79,6 +79,8 @@ def test_workers_see_the_same_pixels_as_one_process(photos):
     assert all(np.array_equal(alone[sample], together[sample]) for sample in alone)
     centred = OneByOne(COUNT, SHAPE, photos.sample).evaluation(np.arange(COUNT))[0]
     assert any(not np.array_equal(centred[sample], alone[sample]) for sample in alone)
+    images, labels = OneByOne(COUNT, SHAPE, photos.sample).training(np.arange(0), augment.words(0, 0, 0))
+    assert images.shape == (0, *SHAPE) and labels.shape == (0,)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -88,12 +90,6 @@ def test_no_more_images_are_decoded_at_once_than_there_are_threads(photos, threa
         pass
     assert 1 <= photos.most <= threads
     assert photos.alive == 0
-
-
-def test_an_empty_batch_has_the_images_shape(photos):
-    split = OneByOne(COUNT, SHAPE, photos.sample)
-    images, labels = split.training(np.arange(0), augment.words(0, 0, 0))
-    assert images.shape == (0, *SHAPE) and labels.shape == (0,)
 
 
 def test_the_training_programs_train_with_it(photos, monkeypatch, capfd):

@@ -106,10 +106,7 @@ def test_local_parts_of_equal_sizes_are_permuted_differently():
     parts = Local((100, 100), 10)
     orders = [parts.part(rank, 1, epoch).order.tolist() for rank in range(2) for epoch in range(2)]
     assert len({tuple(order) for order in orders}) == 4
-
-
-def test_a_worker_without_local_samples_is_named():
-    with pytest.raises(UserError, match="--data-parts local: worker 1 has no training samples"):
+    with pytest.raises(UserError, match="--data-parts local: worker 1 has no"):
         Local((5, 0, 3), 2)
 
 

@@ -32,24 +32,16 @@ def contents(reader) -> list[tuple[int, str]]:
 
 
 def test_labels_are_the_places_of_the_class_folders_in_order(tmp_path):
-    folder = make(tmp_path, "n02/b.JPEG", "n02/a.png", "n01/z.jpg", "n10/1.bmp", "n10/x.webp")
+    folder = make(tmp_path / "data", "n02/b.JPEG", "n02/a.png", "n01/z.jpg", "n10/1.bmp", "n10/x.webp", "n10/c/d/e.jpg")
+    make(tmp_path / "elsewhere", "f.jpg")
+    (folder / "n11").symlink_to(tmp_path / "elsewhere")  # links and folders within a class belong to it
     reader = open_reader(folder)
-    assert reader.class_names == ("n01", "n02", "n10")
+    assert reader.class_names == ("n01", "n02", "n10", "n11")
     assert contents(reader) == [
-        *((0, "n01/z.jpg"), (1, "n02/a.png"), (1, "n02/b.JPEG")),
-        *((2, "n10/1.bmp"), (2, "n10/x.webp")),
+        *((0, "n01/z.jpg"), (1, "n02/a.png"), (1, "n02/b.JPEG"), (2, "n10/1.bmp"), (2, "n10/c/d/e.jpg")),
+        *((2, "n10/x.webp"), (3, "f.jpg")),
     ]
     assert reader.where(2) == f"{folder}: record 2 (n02/b.JPEG)"
-
-
-def test_folders_within_a_class_and_links_belong_to_it(tmp_path):
-    folder = make(tmp_path / "data", "n01/images/a.jpg", "n01/b.jpg", "n01/c/d/e.jpg")
-    make(tmp_path / "elsewhere", "f.jpg")
-    (folder / "n02").symlink_to(tmp_path / "elsewhere")
-    assert contents(open_reader(folder)) == [
-        *((0, "n01/b.jpg"), (0, "n01/c/d/e.jpg"), (0, "n01/images/a.jpg")),
-        (1, "f.jpg"),
-    ]
 
 
 def test_names_in_utf_8_and_in_no_encoding(tmp_path):

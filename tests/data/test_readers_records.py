@@ -104,51 +104,25 @@ def test_keys_count_where_the_index_says_nothing_else(records):
     for first in (0, 10**17):
         idx.write_text("".join(f"{first + number}\t{offset}\n" for number, offset in enumerate(offsets(records))))
         assert f"(key {first + 4}, " in open_reader(records).where(4)
-
-
-def test_an_index_may_list_a_record_many_times(records):
-    """That is how a large data set is simulated."""
-    digest = open_reader(records).digest()
-    records.with_suffix(".idx").write_text("".join(f"{n}\t{o}\n" for n, o in enumerate(offsets(records) * 1000)))
-    reader = open_reader(records)
-    assert len(reader) == 5000 and reader.digest() != digest
-    assert [reader.read(number).image for number in range(500, 5000, 1000)] == IMAGES
-
-
-def test_an_index_elsewhere_is_read_or_made_there(records, tmp_path):
-    records.with_suffix(".idx").rename(tmp_path / "other.idx")
-    reader = open_reader(records, index=tmp_path / "other.idx")
-    assert len(reader) == 5
-    open_reader(records, index=tmp_path / "new.idx")
-    assert (tmp_path / "new.idx").read_bytes() == (tmp_path / "other.idx").read_bytes()
-    assert not records.with_suffix(".idx").exists()
-    with pytest.raises(UserError, match="new.idx is given for 2 files: expected one"):
-        open_reader([records, records], index=tmp_path / "new.idx")
-
-
-def test_a_rebuilt_index_counts_where_two_records_have_the_same_id(tmp_path):
-    writer = RecordWriter(tmp_path / "train.rec")
+    writer = RecordWriter(records)
     for key in (3, 3, 2**60):
         writer.write(0, key, b"image")
     writer.finish()
-    (tmp_path / "train.idx").unlink()
-    assert "record 2 (key 2," in open_reader(tmp_path / "train.rec").where(2)
+    idx.unlink()
+    assert "record 2 (key 2," in open_reader(records).where(2), "two records have the same number"
 
 
-def test_an_index_that_cannot_be_kept_is_in_memory_and_a_warning_says_so_once(records, tmp_path):
-    records.with_suffix(".idx").unlink()
-    warnings = []
-    nowhere = tmp_path / "missing" / "train.idx"
-    reader = open_reader(records, index=nowhere, warn=warnings.append)
-    assert reader.read(3).image == IMAGES[3]
+def test_an_index_elsewhere_is_read_or_made_there_or_in_memory(records, tmp_path):
+    records.with_suffix(".idx").rename(tmp_path / "other.idx")
+    assert len(open_reader(records, index=tmp_path / "other.idx")) == 5
+    open_reader(records, index=tmp_path / "new.idx")
+    assert (tmp_path / "new.idx").read_bytes() == (tmp_path / "other.idx").read_bytes()
+    assert not records.with_suffix(".idx").exists()
+    with pytest.raises(UserError, match="new.idx is given for 2 files"):
+        open_reader([records, records], index=tmp_path / "new.idx")
+    warnings, nowhere = [], tmp_path / "missing" / "train.idx"
+    assert open_reader(records, index=nowhere, warn=warnings.append).read(3).image == IMAGES[3]
     assert len(warnings) == 1 and f"{nowhere}: cannot be written: No such file" in warnings[0]
-
-
-def test_two_files_with_other_classes_are_not_joined(tmp_path, records):
-    (tmp_path / "images" / "cat").mkdir(parents=True)
-    (tmp_path / "images" / "cat" / "a.jpg").write_bytes(b"image")
-    with pytest.raises(UserError, match="1 classes, the first 'cat', and .*no names of classes.*same classes"):
-        open_reader([records, tmp_path / "images"])
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -172,20 +146,22 @@ def refused(path: Path | list[Path], *words: str, **arguments) -> str:
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("cut", [1, 30, 36])
 def test_a_truncated_file_is_refused_at_the_start(records, cut, indexed):
-    last, idx = offsets(records)[4], records.with_suffix(".idx")
+    starts, idx = offsets(records), records.with_suffix(".idx")
     os.truncate(records, records.stat().st_size - cut)
     if not indexed:
         idx.unlink()
     refused(
-        records, str(idx if indexed else records), "record 4", "truncated", f"offset {last}", "copy or pack it again"
+        records,
+        str(idx if indexed else records),
+        "record 4",
+        "truncated",
+        f"offset {starts[4]}",
+        "copy or pack it again",
     )
     assert idx.exists() == indexed  # nothing is kept of a damaged file
-
-
-@pytest.mark.parametrize("record", [0, 1, 4])
-def test_a_file_that_was_cut_between_two_records_is_shorter_than_its_index(records, record):
-    os.truncate(records, offsets(records)[record])
-    refused(records, "train.idx", "record 4", "train.rec", "truncated", "copy or pack it again")
+    for record in (4, 1, 0) if indexed else ():  # cut between two records, it is shorter than its index
+        os.truncate(records, starts[record])
+        refused(records, "train.idx", "record 4", "train.rec", "truncated", "copy or pack it again")
 
 
 def test_a_wrong_magic_number_in_the_middle(records):
@@ -241,17 +217,12 @@ def test_an_index_of_another_file(records, mxnet_files):
         refused(records, idx, "index of another file", "delete the index", index=mxnet_files / idx)
     for rec, idx in (("sample", "sample-256"), ("sample-256", "sample")):
         refused(mxnet_files / f"{rec}.rec", f"{idx}.idx", "another file", index=mxnet_files / f"{idx}.idx")
-
-
-def test_an_index_whose_entries_overlap_is_that_of_another_file(records):
-    """The content of this record is itself a file of records, so that something lies where the index says."""
-    inner = records.read_bytes()
-    writer = RecordWriter(records.with_name("outer.rec"))
-    writer.write(0, 0, bytes(8) + inner)
-    writer.finish()
+    # the content of this record is itself a file of records, so that something lies where the index says
     outer = records.with_name("outer.rec")
-    start = outer.read_bytes().find(recordio.MAGIC, 8)
-    outer.with_suffix(".idx").write_text(f"0\t0\n1\t{start}\n")
+    writer = RecordWriter(outer)
+    writer.write(0, 0, bytes(8) + records.read_bytes())
+    writer.finish()
+    outer.with_suffix(".idx").write_text(f"0\t0\n1\t{outer.read_bytes().find(recordio.MAGIC, 8)}\n")
     refused(outer, "outer.idx", "another file")
 
 
@@ -295,20 +266,25 @@ def test_an_index_with_a_line_that_cannot_be_right(records, line, shown):
     refused(records, str(idx), shown, "delete the index, and it is made again")
 
 
-def test_an_index_that_is_parsed_in_several_pieces(records):
-    """Of more than CHUNK bytes, with lines across the limit of a piece; and one whose first piece is no line."""
-    idx, count = records.with_suffix(".idx"), 500_000
+def test_an_index_may_list_a_record_many_times_and_is_parsed_in_several_pieces(records):
+    """That is how a large data set is simulated. Of more than CHUNK bytes, lines lie across the limit of a piece; and
+    one has a first piece without a line."""
+    digest, idx, count = open_reader(records).digest(), records.with_suffix(".idx"), 500_000
     idx.write_text("".join(f"{number}\t{offset}\n" for number, offset in enumerate(offsets(records) * (count // 5))))
     assert idx.stat().st_size > record_index.CHUNK
     reader = open_reader(records)
-    assert len(reader) == count
+    assert len(reader) == count and reader.digest() != digest
     assert [reader.read(number).image for number in range(0, count, count // 5)] == IMAGES
     with idx.open("ab") as file:
         file.write(b"7" * record_index.CHUNK * 2)
     refused(records, str(idx), "are no lines of key, tab and offset")
 
 
-def test_empty_files(records):
+def test_empty_files_and_files_with_other_classes(records, tmp_path):
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "a.jpg").write_bytes(b"image")
+    with pytest.raises(UserError, match="1 classes, the first 'cat', and .*no names"):
+        open_reader([records, tmp_path / "images"])
     records.with_suffix(".idx").write_bytes(b"")
     refused(records, "train.idx: has no line", "delete the index")
     records.write_bytes(b"")

@@ -78,7 +78,7 @@ def test_a_killed_writers_file_is_continued_after_its_last_whole_record(tmp_path
     assert not part.exists()
 
 
-def test_without_resume_a_writer_begins_anew_and_replaces_what_was_there(tmp_path):
+def test_without_resume_or_without_a_file_a_writer_begins_anew(tmp_path):
     for numbers in (range(9), range(3)):
         writer = RecordWriter(tmp_path / "train.rec")
         write(writer, numbers)
@@ -87,13 +87,10 @@ def test_without_resume_a_writer_begins_anew_and_replaces_what_was_there(tmp_pat
         write(writer, numbers)
         writer.finish()
     assert len(open_reader(tmp_path / "train.rec")) == 3
-
-
-def test_resuming_without_a_file_begins_one(tmp_path):
-    writer = RecordWriter(tmp_path / "train.rec", resume=True)
+    writer = RecordWriter(tmp_path / "other.rec", resume=True)
     write(writer, range(2))
     writer.finish()
-    assert len(open_reader(tmp_path / "train.rec")) == 2
+    assert len(open_reader(tmp_path / "other.rec")) == 2
 
 
 @pytest.mark.thorough  # it takes a gigabyte of memory
