@@ -18,6 +18,7 @@ from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import declaration
+from tests.kvstore.test_server_views import Add
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS, wait_for
 
@@ -91,7 +92,7 @@ def test_the_first_view_that_a_server_enters_may_have_fewer_servers_than_the_sta
 
 def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
     """Else a busy server of an elastic job would never be quiescent."""
-    core = ServerCore(1, make_step=lambda spec, key, value: Add())
+    core = ServerCore(1, make_step=Add)
     service = service_of(core)
     core.declare(0, declaration("dist_async", math.inf, sizes=(4,)))
     core.optimize({})
@@ -130,14 +131,6 @@ def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
         service._progress.notify_all()
     entering.result(SECONDS)
     made(5)
-
-
-class Add:
-    def __call__(self, value, gradient, rate):
-        value += gradient
-
-    def state(self):
-        return {}
 
 
 class Sender:

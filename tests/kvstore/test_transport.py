@@ -43,20 +43,6 @@ def test_compression_does_not_depend_on_the_transport(start_forked, kind):
     assert one["sent"] < 4 * codec.make({"type": kind}).nbytes(values) * 1.03, "headers are little"
 
 
-@pytest.mark.thorough
-def test_residuals_survive_a_restart(start_forked, tmp_path):
-    """Rounds 1 to 3, a new job, rounds 4 to 6: as without a restart. Without the residuals they would differ."""
-    path = tmp_path / "held.npz"
-    first = results(start_forked, "auto", "auto", "2bit", 1, 3, path)
-    assert first["error"] > 0 and path.exists()
-    continued = results(start_forked, "auto", "auto", "2bit", 4, 6, path)
-    forgetful = results(start_forked, "auto", "auto", "2bit", 4, 6, "")
-    assert continued["digest"] != forgetful["digest"]
-    job = start_forked("transport.py", "auto", "auto", "2bit", 1, 6, "")
-    job.succeed()
-    assert job.results(0)[-1]["last"] == continued["last"]
-
-
 LONGER = [
     pytest.param(["own_pushes.py", *each], marks=pytest.mark.thorough)
     for each in (("dist_async", "tcp"), ("dist_ssp", "shm"))
