@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from dmltrain.kvstore import READ, Handle, KVStore
+from dmltrain.kvstore import READ, Handle
 from dmltrain.kvstore.base import ViewChanged
+from tests.backends.late_store import LateStore
 
 
 class _Sum(Handle):
@@ -31,19 +32,19 @@ class _Sum(Handle):
         self.interrupt()
 
 
-class ChangingStore(KVStore):
-    """dist_sync. Each push, wait and recognition of a round is a call; at the calls with the numbers `changes`, from 1,
+class ChangingStore(LateStore):
+    """Each push, wait and recognition of a round is a call; at the calls with the numbers `changes`, from 1,
     a member is lost. `pushes`: by round and key, the bytes of each push. `rounds`: the members of each round.
     `recognised` is called for each round before its results may be used."""
 
-    type = "dist_sync"
     elastic = True
     keeps_gradients = True
 
     def __init__(self, members=3, changes=(), recognised=lambda: None):
+        super().__init__()
         self.members, self.num_workers, self.changes, self._recognised = members, members, changes, recognised
         self.calls, self.pushes, self.rounds = 0, [{}], []
-        self._weights, self._sums, self._pending = {}, {}, 0
+        self._sums, self._pending = {}, 0
 
     def call(self):
         self.calls += 1
@@ -54,14 +55,7 @@ class ChangingStore(KVStore):
 
     def init(self, key, value, whole=False, mean=False):
         assert not mean
-        self._weights.update(zip(key, map(np.copy, value), strict=True))
-
-    def buffers(self, keys):
-        return [np.full_like(self._weights[key], np.nan) for key in keys]
-
-    def pull(self, key, out, priority=0, wait=True):
-        np.copyto(out, self._weights[key])
-        return Handle(0, "", 1.0)
+        super().init(key, value)
 
     def all_reduce(self, name, array):
         return np.array(array)

@@ -58,27 +58,30 @@ def test_same_weights_give_the_same_logits_gradients_and_statistics(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_mxnet_names_orders_and_shapes_arrays_the_same_way(name):
     network = NETWORKS[name]
-    found = mxnet_layers.symbol(network)
+    found, arrays = mxnet_layers.symbol(network), mxnet_layers.build(network).collect_params()
     arguments, _, auxiliary = found.infer_shape(data=(1, *network.input_shape))
-    fixed = {each.name for each in mxnet_layers.fixed_gammas(network)}
+    fixed = mxnet_layers.fixed_gammas(network)
     arguments = zip(found.list_arguments(), arguments, strict=True)
-    learned = [pair for pair in arguments if pair[0] not in {"data", *fixed}]
+    learned = [pair for pair in arguments if pair[0] not in {"data", *(each.name for each in fixed)}]
     expected = [(each.name, each.shape) for each in network.parameters()]
     if network.auxiliary_outputs:  # MXNet lists the main output's first
         learned, expected = sorted(learned), sorted(expected)
     assert learned == expected
     auxiliary = list(zip(found.list_auxiliary_states(), auxiliary, strict=True))
     assert auxiliary == [(each.name, each.shape) for each in network.auxiliary()]
+    everything = (*network.parameters(), *network.auxiliary(), *fixed)
+    assert {key: arrays[key].shape for key in arrays} == {each.name: each.shape for each in everything}
+    assert {key for key in arrays if arrays[key].grad_req != "null"} == {name for name, _ in learned}
 
 
-def test_both_start_from_the_same_weights():
-    network = NETWORKS["resnet-20"]
-    module, block = torch_layers.build(network), mxnet_layers.build(network)
-    torch_layers.initialise(module, network, 7)
-    mxnet_layers.initialise(block, network, 7, [mx.cpu()])
-    arrays = block.collect_params()
-    for name, values in module.state_dict().items():
-        assert np.array_equal(arrays[name].data().asnumpy(), values.numpy()), name
+@pytest.mark.parametrize("build", [torch_layers.build, mxnet_layers.build])
+def test_a_layer_without_an_operator_is_named(build):
+    class Unsupported(layers.Layer):
+        pass
+
+    root = layers.chain(Unsupported("odd"), layers.Flatten(), layers.Dense("d", 1))
+    with pytest.raises(NotImplementedError, match="Unsupported 'odd'"):
+        build(layers.Network("n", root, (1, 2, 2), 1))
 
 
 # -- float32 ----------------------------------------------------------------------------------------------------------

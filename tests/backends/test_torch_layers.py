@@ -21,7 +21,6 @@ from dmltrain.layers import (  # noqa: E402
     Dropout,
     Flatten,
     GlobalAvgPool,
-    Layer,
     LocalResponseNorm,
     MaxPool,
     Network,
@@ -340,15 +339,6 @@ def test_trains_under_autocast(dtype):
     assert torch.allclose(found.float(), expected, atol=0.1)
     found.float().square().sum().backward()
     assert all(torch.isfinite(each.grad).all() for each in module.parameters())
-
-
-def test_a_layer_without_an_operator_is_named():
-    class Unsupported(Layer):
-        pass
-
-    network = Network("n", chain(Unsupported("odd"), Flatten(), Dense("d", 1)), (1, 2, 2), 1)
-    with pytest.raises(NotImplementedError, match="Unsupported 'odd'"):
-        torch_layers.build(network)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(8, 1), (8, 3), (8, 5), (2, 5)])
