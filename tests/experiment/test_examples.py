@@ -144,3 +144,23 @@ def test_a_trial_of_scaling_has_speed_ups(tmp_path):
     assert rows[0]["speed_up"]["mean"] == 1 and all(row["speed_up"]["mean"] > 0 for row in rows)
     assert "61938.36" in table
     assert run(tmp_path, "mxnet-scaling.yaml", "--remake") == table
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/measured-experiments.md"
+FOLDERS = sorted(path.parent for path in (ROOT / "logs/reference").glob("*/experiment.json"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_cell_of_a_reference_is_done(folder):
+    count = len(json.loads((folder / "experiment.json").read_text())["cells"])
+    ended = [json.loads(path.read_text())["exit_code"] for path in folder.glob("cells/*/job.json")]
+    assert ended == [0] * count
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_documentation_shows_the_tables(folder):
+    shown = set(PAGE.read_text().splitlines())
+    rows = [line for line in (folder / "table.md").read_text().splitlines() if line.startswith("|")]
+    assert rows
+    assert [row for row in rows if row not in shown] == []

@@ -36,25 +36,18 @@ CELLS = cells(EXPERIMENT, None).all
         (("lr=0.1,devices=2,seed=1",), 1),
         (("devices > 1 and seed == 0",), 2),
         (("lr=0.2", "seed=1"), 2),
+        (("lr=3",), "no cell is meant"),
+        (("device=1",), "expected name=value"),
+        (("device > 1",), "no variable device, .*devices, lr, seed"),
+        (("lr /",), "is no expression"),
     ],
 )
 def test_only(only, count):
-    assert len(chosen(CELLS, only)) == count
-
-
-@pytest.mark.parametrize(
-    ("only", "expected"),
-    [
-        ("lr=3", "no cell is meant"),
-        ("device=1", "expected name=value, a cell's ID, or an expression"),
-        ("device > 1", "no variable device, did you mean devices?; the variables are devices, lr, seed"),
-        ("lr /", "is no expression"),
-    ],
-)
-def test_only_that_means_nothing(only, expected):
-    with pytest.raises(UserError) as error:
-        chosen(CELLS, [only])
-    assert expected in str(error.value)
+    if isinstance(count, int):
+        assert len(chosen(CELLS, only)) == count
+        return
+    with pytest.raises(UserError, match=count):
+        chosen(CELLS, only)
 
 
 @pytest.mark.thorough
@@ -81,6 +74,7 @@ def test_the_launcher_says_why_there_is_no_place(tmp_path, monkeypatch):
     (tmp_path / "hosts").write_text("a slots=1\n")
     found = launch.plan(launcher(), ("-n", "2", "-s", "0", "-H", "hosts"), ["t.py"])
     assert found.error.startswith("-n 2: the hosts have slots for 1 worker")
+    assert launcher() == str(Path(sys.executable).parent / "dmltrain-launch")
 
 
 def test_the_state_of_a_cell_follows_from_its_files():
@@ -107,6 +101,9 @@ def test_a_store_reads_what_it_wrote(tmp_path):
     store.begin(EXPERIMENT, CELLS[0])
     assert store.result(EXPERIMENT, CELLS[0]).status == PENDING
     assert not list(store.path(CELLS[0]).glob("*.log"))
+    (store.path(CELLS[0]) / "cell.json").unlink()
+    os.mkfifo(store.path(CELLS[0]) / "cell.json")
+    assert store.result(EXPERIMENT, CELLS[0]).status == PENDING, "a pipe keeps nobody waiting"
     with pytest.raises(DiskFull, match="cannot be written: "), disk(tmp_path):
         (tmp_path / "none" / "x").write_text("")
 
@@ -142,15 +139,8 @@ def test_the_reason_of_a_failure(tmp_path):
 @pytest.mark.parametrize("name", ["experiment.json", "table.md", "results.json"])
 def test_files_of_others_are_not_replaced(tmp_path, name):
     (tmp_path / name).write_text("{}")
-    with pytest.raises(UserError, match=f"has no results of dmltrain-experiment, and {tmp_path}/{name} would be"):
+    with pytest.raises(UserError, match=f"no results of dmltrain-experiment, .*{tmp_path}/{name}"):
         Store(tmp_path).compare(EXPERIMENT, CELLS)
-
-
-def test_a_pipe_with_the_name_of_a_record_keeps_nobody_waiting(tmp_path):
-    store = Store(tmp_path)
-    store.path(CELLS[0]).mkdir(parents=True)
-    os.mkfifo(store.path(CELLS[0]) / "cell.json")
-    assert store.result(EXPERIMENT, CELLS[0]).status == PENDING
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path, monkeypatch):
@@ -208,7 +198,3 @@ def test_forecasts():
 )
 def test_whose_options_a_program_has(source, ours):
     assert uses_dmltrain(source) == ours
-
-
-def test_the_launcher_is_that_of_this_python():
-    assert launcher() == str(Path(sys.executable).parent / "dmltrain-launch")

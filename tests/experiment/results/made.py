@@ -11,6 +11,9 @@ from dmltrain.experiment.cell import Cell, cells
 from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.file import parse
 from dmltrain.experiment.result import DONE, ERROR, Result
+from dmltrain.experiment.results import outcome
+from dmltrain.experiment.results.presentation import presentation
+from dmltrain.experiment.results.reading import cells as result_cells
 
 HEAD = """\
 dmltrain 0.4.0: train_cifar10.py --network resnet
@@ -49,14 +52,8 @@ def usual(settings: Mapping[str, Any]) -> str:
     for number in range(4):
         seconds = 60 / settings.get("devices", 1) * (1 + 0.1 * chance.random())
         accuracy = 1 - 0.7 * 0.7**number * (1 + 0.1 * chance.random())
-        found.append(
-            {
-                "Train-accuracy": f"{accuracy:.6f}",
-                "Time cost": f"{seconds:.3f}",
-                "Validation-accuracy": f"{accuracy - 0.02:.6f}",
-                "Speed": f"{50000 / seconds:.2f}",
-            }
-        )
+        lines = {"Train-accuracy": f"{accuracy:.6f}", "Time cost": f"{seconds:.3f}"}
+        found.append(lines | {"Validation-accuracy": f"{accuracy - 0.02:.6f}", "Speed": f"{50000 / seconds:.2f}"})
     return epochs(*found, devices=settings.get("devices", 1))
 
 
@@ -72,3 +69,9 @@ def _result(folder: Path, cell: Cell, text: str | None, error: str) -> Result:
     (place / "job.json").write_text(JOB)
     status, said = (ERROR, error) if text is None else (DONE, "")
     return Result(cell.id, cell.settings, cell.options, status, place, said, 1.0, cell.workers, cell.servers)
+
+
+def outcome_of(folder: Path, text: str | Experiment = FILE, log: Log = usual) -> Any:
+    """The outcome of an experiment, or of the text of its file, whose cells have these logs."""
+    made = experiment(text) if isinstance(text, str) else text
+    return outcome(made, presentation(made), result_cells(folder, results(folder, made, log)))

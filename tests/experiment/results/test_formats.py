@@ -12,24 +12,20 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from dmltrain.experiment.results import outcome
 from dmltrain.experiment.results.formats import FORMATS, latex, markdown
-from dmltrain.experiment.results.presentation import presentation
-from dmltrain.experiment.results.reading import cells
 from dmltrain.report.summary import COLUMNS
 from tests.experiment.results import made
 
 ACCURACY = COLUMNS["last_accuracy"].heading
 
 HOSTILE = [
-    r"a|b&c_d%e<b>f",
-    r"\textbf{x} $y$ #1 ~ ^ {",
-    "`code` [link](x) *star* _under_ </td>",
-    "\"quoted\", 'single'; =cmd()",
-    "日本語 ± × é – ñ",
-    "\\",
-    "&lt; &amp; <script>alert(1)</script>",
-    "][ | \\| `",
+    *(
+        r"a|b&c_d%e<b>f",
+        r"\textbf{x} $y$ #1 ~ ^ {",
+        "`code` [link](x) *star* _under_ </td>",
+        "\"quoted\", 'single'; =cmd()",
+    ),
+    *("日本語 ± × é – ñ", "\\", "&lt; &amp; <script>alert(1)</script>", "][ | \\| `"),
 ]
 FILE = (
     made.FILE
@@ -43,10 +39,7 @@ sentences: [fastest]
 
 
 def written(tmp_path, text=FILE, **options):
-    experiment = made.experiment(text)
-    found = outcome(
-        experiment, presentation(experiment), cells(tmp_path, made.results(tmp_path, experiment, **options))
-    )
+    found = made.outcome_of(tmp_path, text, **options)
     return {name: text(found) for name, text in FORMATS.items()}
 
 
@@ -88,9 +81,8 @@ def test_markdown_shows_hostile_text_as_it_is(tmp_path):
 
 
 def test_markdown_links_a_failure_to_its_log(tmp_path):
-    text = written(tmp_path, log=lambda settings: None if settings["devices"] == 2 else made.usual(settings))[
-        "table.md"
-    ]
+    found = written(tmp_path, log=lambda settings: None if settings["devices"] == 2 else made.usual(settings))
+    text = found["table.md"]
     assert "| [error](cells/devices=2,kv-store=dist_sync/worker-0.log)<sup>a</sup> | - |" in text
     assert "- <sup>a</sup> [exit code 1](cells/devices=2,kv-store=dist_sync/worker-0.log)\n" in text
     assert "Not all cells are done: 2 failed." in text
@@ -197,11 +189,8 @@ def test_csv_keeps_hostile_text(tmp_path):
 def test_json_has_what_the_page_needs(tmp_path):
     text = FILE + "seeds: [0, 1]\n"
     failing = {"devices": 2, "kv_store": "dist_sync", "seed": 1}
-    found = json.loads(
-        written(tmp_path, text, log=lambda settings: None if settings == failing else made.usual(settings))[
-            "results.json"
-        ]
-    )
+    files = written(tmp_path, text, log=lambda settings: None if settings == failing else made.usual(settings))
+    found = json.loads(files["results.json"])
     assert found["title"] == "ResNets on several devices" and found["small"] is None
     assert [column["key"] for column in found["columns"]] == [
         *("devices", "kv_store", "last_accuracy", "seconds_per_epoch")
@@ -214,11 +203,9 @@ def test_json_has_what_the_page_needs(tmp_path):
     assert failed["status"] == "done" and failed["error"] == "exit code 1"
     assert failed["values"]["last_accuracy"]["spread"] is None and failed["values"]["last_accuracy"]["count"] == 1
     assert failed["log"] == "cells/devices=2,kv-store=dist_sync,seed=1/worker-0.log"
+    figures = {"devices": 8, "last_accuracy": 0.5}
     assert found["published"][0]["rows"] == [
-        {
-            "devices": {"value": 8, "shown": "8", "printed": 8, "error": None},
-            "last_accuracy": {"value": 0.5, "shown": "0.5", "printed": 0.5, "error": None},
-        }
+        {name: {"value": one, "shown": str(one), "printed": one, "error": None} for name, one in figures.items()}
     ]
     assert html.unescape(found["caption"][0]) == found["caption"][0]
 

@@ -36,17 +36,9 @@ def test_settings_have_no_spread_and_different_ones_are_listed():
 @pytest.mark.parametrize(
     "numbers, places",
     [
-        ([1, 2.0, 300], 0),
-        ([0.8123, 0.9], 4),
-        ([74.74, 9.871], 2),
-        ([1234.5], 0),
-        ([101.2, 0.034], 3),
-        ([1e-9, 0.5], 4),
-        ([3e-5, 0.5], 6),
-        ([math.nan, math.inf, None, "text"], 0),
-        ([0.0, 0.5], 4),
-        ([True, 2], 0),
-        ([1e12, 2.5], 3),
+        *(([1, 2.0, 300], 0), ([0.8123, 0.9], 4), ([74.74, 9.871], 2), ([1234.5], 0), ([101.2, 0.034], 3)),
+        *(([1e-9, 0.5], 4), ([3e-5, 0.5], 6), ([math.nan, math.inf, None, "text"], 0), ([0.0, 0.5], 4)),
+        *(([True, 2], 0), ([1e12, 2.5], 3)),
     ],
 )
 def test_a_column_has_as_many_decimals_as_its_numbers_need(numbers, places):

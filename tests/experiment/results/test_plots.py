@@ -7,12 +7,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from dmltrain.errors import UserError
-from dmltrain.experiment.results import outcome
 from dmltrain.experiment.results.column import Names
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.plots import KINDS, plots
 from dmltrain.experiment.results.presentation import presentation
-from dmltrain.experiment.results.reading import cells
 from tests.experiment.results import made
 
 NAMES = Names(frozenset({"devices", "kv_store"}))
@@ -22,8 +20,7 @@ SEEDS = "seeds: [0, 1, 2]\n"
 def drawn(tmp_path, plot, more="", log=made.usual):
     """The figure of the first plot."""
     experiment = made.experiment(f"{made.FILE}{more}plots: [{plot}]\n")
-    found = outcome(experiment, presentation(experiment), cells(tmp_path, made.results(tmp_path, experiment, log)))
-    return presentation(experiment).plots[0].draw(found)
+    return presentation(experiment).plots[0].draw(made.outcome_of(tmp_path, experiment, log))
 
 
 def lines(axes):
@@ -45,15 +42,9 @@ def scaling(settings):
 
 def test_the_speed_up_and_the_ideal(tmp_path):
     rate, ratio = drawn(tmp_path, "speed-up", log=scaling).axes
-    assert lines(rate) == {
-        "kv-store dist_sync": [(1, 100), (2, 190), (4, 340)],
-        "kv-store dist_async": [(1, 50), (2, 95), (4, 170)],
-    }
-    assert lines(ratio) == {
-        "kv-store dist_sync": [(1, 1), (2, 1.9), (4, 3.4)],
-        "kv-store dist_async": [(1, 1), (2, 1.9), (4, 3.4)],
-        "ideal speed-up": [(1, 1), (4, 4)],
-    }
+    sync, other, same = "kv-store dist_sync", "kv-store dist_async", [(1, 1), (2, 1.9), (4, 3.4)]
+    assert lines(rate) == {sync: [(1, 100), (2, 190), (4, 340)], other: [(1, 50), (2, 95), (4, 170)]}
+    assert lines(ratio) == {sync: same, other: same, "ideal speed-up": [(1, 1), (4, 4)]}
     assert (rate.get_xlabel(), rate.get_ylabel(), ratio.get_ylabel()) == ("workers x devices", "samples/s", "speed-up")
     assert rate.get_ylim()[0] == 0 and all(float(tick).is_integer() for tick in rate.get_xticks())
     assert not rate.containers, "no error bars without seeds"
@@ -148,8 +139,7 @@ def test_values_that_are_hard_to_draw(tmp_path, kind):
         return made.epochs(one, one, devices=settings["devices"])
 
     experiment = made.experiment(f"{made.FILE}plots: [{kind}]\n")
-    shown = presentation(experiment)
-    content = shown.plots[0].svg(outcome(experiment, shown, cells(tmp_path, made.results(tmp_path, experiment, log))))
+    content = presentation(experiment).plots[0].svg(made.outcome_of(tmp_path, experiment, log))
     assert content == b"" or ElementTree.fromstring(content).tag.endswith("svg")
 
 
@@ -159,9 +149,8 @@ def test_a_title_stands_in_the_figure_and_says_what_was_emulated(tmp_path):
     figure = drawn(tmp_path / "b", plot.replace("title", "title"), "speed-up: {of: samples_per_second}\n")
     assert "emulated" not in figure._suptitle.get_text()
     experiment = made.experiment(made.FILE.replace("num-layers: 20", "emulate-step: 0.1") + "plots: [bars]\n")
-    shown = presentation(experiment)
-    found = outcome(experiment, shown, cells(tmp_path, made.results(tmp_path, experiment)))
-    assert shown.plots[0].draw(found)._suptitle.get_text() == "samples/s (computing emulated)"
+    figure = presentation(experiment).plots[0].draw(made.outcome_of(tmp_path, experiment))
+    assert figure._suptitle.get_text() == "samples/s (computing emulated)"
 
 
 @pytest.mark.parametrize(

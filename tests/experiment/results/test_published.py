@@ -2,12 +2,9 @@
 
 import pytest
 
-from dmltrain.experiment.results import outcome
 from dmltrain.experiment.results.column import Names, columns
 from dmltrain.experiment.results.fault import Fault
-from dmltrain.experiment.results.presentation import presentation
 from dmltrain.experiment.results.published import published
-from dmltrain.experiment.results.reading import cells
 from dmltrain.experiment.results.table import tables
 from dmltrain.report.summary import COLUMNS
 from tests.experiment.results import made
@@ -100,10 +97,7 @@ def test_mistakes_in_published_results(changes, place, part):
     with pytest.raises(Fault) as fault:
         read(**changes)
     assert fault.value.place == ("published", *place) and part in str(fault.value)
-
-
-def test_published_is_a_list():
-    with pytest.raises(Fault, match="expected a list of results"):
+    with pytest.raises(Fault, match="a list of results"):
         published({"title": "x"}, COLUMNS, NAMES)
 
 
@@ -138,7 +132,7 @@ published:
       - {devices: 16, seconds_per_epoch: 5.0}
 """
     )
-    found = shown(tmp_path, text)
+    found = tables(made.outcome_of(tmp_path, text))
     assert [(entry.text, entry.mark) for entry in found.main.lines[-1][-3:]] == [("-", ""), ("2.5", "b"), ("-", "")]
     assert [(note.mark, note.text) for note in found.notes] == [
         ("a", "printed 50: counts twice"),
@@ -146,25 +140,12 @@ published:
     ]
 
 
-def shown(tmp_path, text):
-    experiment = made.experiment(text)
-    return tables(outcome(experiment, presentation(experiment), cells(tmp_path, made.results(tmp_path, experiment))))
-
-
 def test_published_rows_stand_beside_the_rows_of_the_same_settings(tmp_path):
-    found = shown(tmp_path, FILE)
-    lines = [[entry.text for entry in line[:3]] for line in found.main.lines]
-    own = "this experiment"
+    found = tables(made.outcome_of(tmp_path, FILE))
+    lines = [" ".join(entry.text.replace("this experiment", "own") for entry in line[:3]) for line in found.main.lines]
     assert lines == [
-        [own, "1", "dist_sync"],
-        [own, "1", "dist_async"],
-        [own, "2", "dist_sync"],
-        ["Report", "2", "dist_sync"],
-        [own, "2", "dist_async"],
-        ["Report", "2", "-"],
-        [own, "4", "dist_sync"],
-        [own, "4", "dist_async"],
-        ["Report", "16", "-"],
+        *("own 1 dist_sync", "own 1 dist_async", "own 2 dist_sync", "Report 2 dist_sync", "own 2 dist_async"),
+        *("Report 2 -", "own 4 dist_sync", "own 4 dist_async", "Report 16 -"),
     ]
     corrected = found.main.lines[5][4]
     assert (corrected.text, corrected.mark) == ("30.40", "a")
@@ -173,7 +154,9 @@ def test_published_rows_stand_beside_the_rows_of_the_same_settings(tmp_path):
 
 
 def test_published_results_can_have_a_table_of_their_own(tmp_path):
-    found = shown(tmp_path, FILE.replace("  - title: Report\n", "  - title: Report\n    place: table\n"))
+    found = tables(
+        made.outcome_of(tmp_path, FILE.replace("  - title: Report\n", "  - title: Report\n    place: table\n"))
+    )
     assert len(found.main.lines) == 6 and found.main.headings[0].text == "devices"
     (table,) = found.beside
     assert [heading.text for heading in table.headings] == ["devices", "kv-store", ACCURACY, "s/epoch"]
@@ -182,7 +165,7 @@ def test_published_results_can_have_a_table_of_their_own(tmp_path):
 
 
 def test_runs_can_be_columns(tmp_path):
-    found = shown(tmp_path, FILE + "transpose: true\n").main
+    found = tables(made.outcome_of(tmp_path, FILE + "transpose: true\n")).main
     assert [heading.text for heading in found.headings][:3] == ["source", "this experiment", "this experiment"]
     assert [line[0].text for line in found.lines] == ["devices", "kv-store", ACCURACY, "s/epoch"]
     assert [entry.text for entry in found.lines[0]] == ["devices", "1", "1", "2", "2", "2", "2", "4", "4", "16"]
