@@ -62,42 +62,16 @@ def test_a_killed_process_ends_the_job(start_forked, victim, kind):
     assert job.processes[victim].wait() == -signal.SIGKILL
 
 
-@victims
-def test_a_frozen_process_ends_the_job(start_forked, victim):
-    job = training_job(start_forked, HEARTBEAT_TIMEOUT="3")
+@pytest.mark.parametrize(
+    "victim, more", [("worker-1", {}), *((each, {"HEARTBEAT_TIMEOUT": "3"}) for each in ("server-0", "scheduler-0"))]
+)
+def test_a_frozen_process_ends_the_job(start_forked, victim, more):
+    """By default after a time that leaves some of the promised ten seconds for telling the others."""
+    job = training_job(start_forked, **more)
     job.processes[victim].send_signal(signal.SIGSTOP)
-    expect_the_end(job, victim)
+    took = expect_the_end(job, victim)
     assert "missed heartbeats for" in job.output("worker-0")
-
-
-def test_a_frozen_process_is_lost_after_the_default_time(start_forked):
-    """It is the time that is promised: ten seconds, with what it takes to tell the others."""
-    job = training_job(start_forked)
-    job.processes["worker-1"].send_signal(signal.SIGSTOP)
-    took = expect_the_end(job, "worker-1")
-    assert 5.0 < Environment().lost_seconds < 10.0 and took > 5.0
-
-
-def test_a_worker_that_dies_before_it_registers_is_named(start_job):
-    job = start_job("endless.py", "dist_sync", env={"DMLTRAIN_START_TIMEOUT": "4"})
-    job.processes["worker-1"].kill()
-    expect_the_end(job, "worker-1")
-
-
-def test_a_worker_that_others_wait_for_too_long_is_named(start_forked):
-    """Before its heartbeats are overdue."""
-    job = training_job(start_forked, WAIT_TIMEOUT="2", HEARTBEAT_TIMEOUT=str(2 * SECONDS))
-    job.processes["worker-1"].send_signal(signal.SIGSTOP)
-    assert job.processes["worker-0"].wait(SECONDS) == LOST
-    assert "worker 1" in job.output("worker-0"), job.outputs()
-
-
-def test_a_wrong_key_is_refused(training):
-    peer = Caller.new("test", b"wrong", "worker", 0, "scheduler 0", CONTROL)
-    with pytest.raises(FrameError, match="this job's key"):
-        link.connect(("127.0.0.1", training.port), peer, SECONDS)
-    training.wait_for_line("scheduler-0", "cut off an unauthenticated peer")
-    assert still_there(training)
+    assert more or 5.0 < Environment().lost_seconds < min(10.0, took + 2.0)
 
 
 def noise(port: int, data: bytes) -> bytes:
@@ -130,6 +104,9 @@ def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(train
     answer = noise(training.port, bytes(wrong_version) + zlib.crc32(wrong_version).to_bytes(4, "big") + b"{}")
     assert b"version 77, expected 8" in answer
     assert training.output("scheduler-0").count("cut off an unauthenticated peer") == LINES, "the others are counted"
+    peer = Caller.new("test", b"wrong", "worker", 0, "scheduler 0", CONTROL)
+    with pytest.raises(FrameError, match="this job's key"):
+        link.connect(("127.0.0.1", training.port), peer, SECONDS)
     server = psutil.Process(training.processes["server-0"].pid)
     assert not [each for each in server.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
     assert still_there(training), training.outputs()
