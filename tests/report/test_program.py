@@ -64,11 +64,9 @@ def test_a_folder_is_one_run(run: Path, parse: Callable) -> None:
 
 def test_records_beside_undecodable_text_are_read(parse: Callable, tmp_path: Path) -> None:
     """UTF-16 with half of a surrogate pair between its lines, and cut off within a letter."""
-    log = tmp_path / "x.log"
-    log.write_bytes(
-        "Epoch[0] Train-accuracy=0.5\n".encode("utf-16") + b"\x00\xd8\n\0" + "Epoch[1] T".encode("utf-16-le") + b"i"
-    )
-    assert parse(log).stdout.splitlines()[2:] == ["|  1 | 0.500000 | - | - |"]
+    first, second = "Epoch[0] Train-accuracy=0.5\n".encode("utf-16"), "Epoch[1] T".encode("utf-16-le")
+    (tmp_path / "x.log").write_bytes(first + b"\x00\xd8\n\0" + second + b"i")
+    assert parse(tmp_path / "x.log").stdout.splitlines()[2:] == ["|  1 | 0.500000 | - | - |"]
 
 
 def test_runs_side_by_side(run: Path, parse: Callable) -> None:
@@ -81,34 +79,25 @@ def test_runs_side_by_side(run: Path, parse: Callable) -> None:
     assert lines[2] == "|  1 | 0.500000 | 0.750000 | 10.2 | 0.500000 | 0.750000 | 10.2 | 0.505000 | 0.750000 | 10.8 |"
     assert lines[3] == "|  2 | 0.600000 | 0.750000 | 10.2 | - | - | - | 0.605000 | 0.750000 | 10.8 |"
     assert lines[5] == "|  5 | - | - | - | 0.900000 | - | - | - | - | - |"
-
-
-def test_runs_with_the_same_name_get_different_labels(run: Path, parse: Callable) -> None:
     other = run.parent / "r|21"
     other.mkdir()
     (other / "worker-0.log").write_text(worker_log(0))
-    logs = [run / "worker-0.log", other / "worker-0.log", other / "worker-0.log"]
+    logs = [run / "worker-0.log", other / "worker-0.log", other / "worker-0.log"]  # of the same name
     heading = parse(*logs, "--wide").stdout.partition("\n")[0].removesuffix(" |")
     times = [cell for cell in heading.split(" | ") if "time" in cell]
     assert times == ["r20/worker-0 time", r"r\|21/worker-0 time", r"r\|21/worker-0 (2) time"]
 
 
-@pytest.mark.parametrize(
-    "aggregate, cells",
-    [
+def test_aggregates_and_the_order_of_workers(run: Path, parse: Callable) -> None:
+    for aggregate, cells in (
         ("mean", ["0.505000", "10.8"]),
         ("max", ["0.510000", "11.2"]),
         ("last", ["0.510000", "11.2"]),
         ("all", ["0.500000 0.510000", "10.2 11.2"]),
-    ],
-)
-def test_aggregates(run: Path, parse: Callable, aggregate: str, cells: list[str]) -> None:
-    done = parse(run, "--aggregate", aggregate, "--format", "none").stdout.splitlines()
-    assert done[0] == "epoch\ttrain-accuracy\tval-accuracy\ttime"
-    assert done[1].split("\t")[1::2] == cells
-
-
-def test_workers_are_in_the_order_of_their_numbers(run: Path, parse: Callable) -> None:
+    ):
+        done = parse(run, "--aggregate", aggregate, "--format", "none").stdout.splitlines()
+        assert done[0] == "epoch\ttrain-accuracy\tval-accuracy\ttime"
+        assert done[1].split("\t")[1::2] == cells, aggregate
     for rank in range(2, 12):
         (run / f"worker-{rank}.log").write_text(worker_log(rank, epochs=1))
     (read,) = json.loads(parse(run, "--format", "json", "--aggregate", "all").stdout)
@@ -188,30 +177,19 @@ def test_json(run: Path, parse: Callable) -> None:
             {"epoch": 9, "train_accuracy": 0.5, "validation_accuracy": 0.25, "seconds": None, "train_loss": None},
         ],
     }
-    assert second["log"] == str(run)
-    assert "part" not in second
-    assert second["epochs"][0] == {
-        "epoch": 0,
-        "train_accuracy": 0.505,
-        "validation_accuracy": 0.75,
-        "seconds": 10.75,
-        "train_top_k_accuracy_5": 0.9,
-        "sent": 1000.5,
-    }
+    assert second["log"] == str(run) and "part" not in second
+    mean = {"epoch": 0, "train_accuracy": 0.505, "validation_accuracy": 0.75, "seconds": 10.75}
+    assert second["epochs"][0] == {**mean, "train_top_k_accuracy_5": 0.9, "sent": 1000.5}
 
 
-def test_json_of_all_values_has_lists(run: Path, parse: Callable) -> None:
+def test_json_of_all_values_has_lists_and_the_parts_of_a_file(run: Path, parse: Callable) -> None:
     (run / "worker-1.log").write_text("Epoch[0] Train-accuracy=nan\n")
     (read,) = json.loads(parse(run, "--format", "json", "--aggregate", "all").stdout)
-    assert read["epochs"][0]["train_accuracy"] == [0.5, "nan"]
-    assert read["epochs"][0]["seconds"] == [10.25]
+    assert read["epochs"][0]["train_accuracy"] == [0.5, "nan"] and read["epochs"][0]["seconds"] == [10.25]
     (run / "worker-0.log").write_text("Epoch[0] Validation-accuracy=0.5\n")
     (read,) = json.loads(parse(run, "--format", "json", "--aggregate", "all").stdout)
     assert read["epochs"][0]["seconds"] == []
-
-
-def test_json_keeps_the_parts_of_a_file(parse: Callable, tmp_path: Path) -> None:
-    log = tmp_path / "keras.log"
+    log = run / "keras.log"
     log.write_text("Epoch 1/1\n12s - loss: 0.7 - acc: 0.5\nEpoch 1/1\n11s - loss: 0.6 - acc: 0.6\n")
     read = json.loads(parse(log, "--format", "json").stdout)
     parts = [(one["log"], one["part"], one["epochs"][0]["seconds"]) for one in read]
@@ -260,16 +238,14 @@ def test_a_restart_in_one_log_is_reported(parse: Callable, tmp_path: Path) -> No
     assert parse(log).stderr == ""
 
 
-def test_standard_input(process: Callable) -> None:
-    assert process("-", input=worker_log(0)).stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
-
-
-def test_a_fifo(parse: Callable, tmp_path: Path) -> None:
+def test_standard_input_and_a_fifo(process: Callable, parse: Callable, tmp_path: Path) -> None:
+    expected = "|  1 | 0.500000 | 0.750000 | 10.2 |"
+    assert process("-", input=worker_log(0)).stdout.splitlines()[2] == expected
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     writer = threading.Thread(target=lambda: fifo.write_text(worker_log(0)))
     writer.start()
-    assert parse(fifo).stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
+    assert parse(fifo).stdout.splitlines()[2] == expected
     writer.join()
 
 
@@ -412,15 +388,11 @@ def test_wrong_arguments(parse: Callable, arguments: str, essential: str) -> Non
 def test_a_closed_output_pipe_ends_it_quietly(run: Path, shape: str) -> None:
     """As `| head -1`: the process ends quietly, without a traceback, also where Python does not buffer."""
     (run / "worker-0.log").write_text(worker_log(0, epochs=5000))  # more than a pipe holds
-    parser = subprocess.Popen(
-        [sys.executable, "-u", "-m", "dmltrain.report.cli", str(run), "--format", shape],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert parser.stdout.readline()
-    parser.stdout.close()
-    assert parser.wait(timeout=60) == 141
-    assert parser.stderr.read() == b""
+    command = [sys.executable, "-u", "-m", "dmltrain.report.cli", str(run), "--format", shape]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parser:
+        assert parser.stdout.readline()
+        parser.stdout.close()
+        assert parser.wait(timeout=60) == 141 and parser.stderr.read() == b""
 
 
 def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:
@@ -448,25 +420,16 @@ def test_help_lists_the_formats_and_shows_examples(parse: Callable) -> None:
         assert said in words
 
 
-def test_what_collects_text_gets_it(run: Path, parse: Callable) -> None:
-    """As in a notebook: standard output is no file there."""
-    with contextlib.redirect_stdout(io.StringIO()) as text:
+def test_output_that_is_no_file_or_has_no_encoding(run: Path, parse: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as text:  # as in a notebook
         assert cli.main([str(run)]) == 0
     assert text.getvalue() == parse(run).stdout
-
-
-def test_output_without_an_encoding_is_utf8(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = run.parent / "gr\xf6\xdfe.log"
     log.write_text(worker_log(0))
     output = SimpleNamespace(buffer=io.BytesIO(), encoding=None)
     monkeypatch.setattr(sys, "stdout", output)
     assert cli.main([str(log), str(run)]) == 0
-    assert "gr\xf6\xdfe time" in output.buffer.getvalue().decode()
-
-
-def test_a_full_disk(process: Callable, run: Path) -> None:
-    with open("/dev/full", "w") as full:
-        failed(process(run, stdout=full), "the report cannot be written: No space left on device")
+    assert "gr\xf6\xdfe time" in output.buffer.getvalue().decode(), "UTF-8"
 
 
 def test_exit_codes_and_streams_of_the_process(process: Callable, run: Path) -> None:
@@ -474,11 +437,9 @@ def test_exit_codes_and_streams_of_the_process(process: Callable, run: Path) -> 
     assert done.returncode == 2 and done.stdout.startswith("| epoch |")
     last = done.stdout.splitlines()[-1]
     assert last.startswith("dmltrain-parse: error: ") and "nothing.log: cannot be read" in last
-
-
-def test_an_ascii_terminal(process: Callable, run: Path) -> None:
     log = run.parent / "größe\n.log"
     log.write_text(worker_log(0))
     done = process(log, run, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
-    assert done.returncode == 0
-    assert r"gr\xf6\xdfe? time" in done.stdout.splitlines()[0]
+    assert done.returncode == 0 and r"gr\xf6\xdfe? time" in done.stdout.splitlines()[0]
+    with open("/dev/full", "w") as full:
+        failed(process(run, stdout=full), "cannot be written: No space left")

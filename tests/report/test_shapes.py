@@ -239,10 +239,12 @@ KERAS = {
 @pytest.mark.parametrize("version", KERAS)
 def test_keras(rows: Callable, version: str) -> None:
     read = rows(KERAS[version])
-    assert [
-        (row["train_accuracy"], row["validation_accuracy"], row["seconds"], row["train_loss"]) for row in read.values()
-    ] == [(0.5, 0.4, 12, 0.7), (0.6, 0.5, 11, 0.6)]
+    keys = ("train_accuracy", "validation_accuracy", "seconds", "train_loss")
+    assert [[row[key] for key in keys] for row in read.values()] == [[0.5, 0.4, 12, 0.7], [0.6, 0.5, 11, 0.6]]
     assert math.isnan(read[2]["validation_loss"])
+    # Keras prints the bar of an epoch once more, full, when its validation is done
+    bar = "32/32 [====] - 7s - loss: 0.7 - acc: 0.5\r32/32 [====] - 9s - loss: 0.7 - acc: 0.5 - val_acc: 0.4\n"
+    assert rows(f"Epoch 1/1\n{bar}")[1] == row(0.5, 0.4, 9, train_loss=0.7)
 
 
 @pytest.mark.parametrize(
@@ -260,14 +262,6 @@ def test_an_incomplete_keras_progress_bar_is_not_an_epoch(rows: Callable, bar: s
     read = rows(killed)
     assert sorted(read) == ([1, 2] if before else [1])
     assert [row["seconds"] for row in read.values()] == ([7, 8] if before else [7])
-
-
-def test_a_keras_epoch_has_its_last_full_bar(rows: Callable) -> None:
-    """Keras prints the bar of an epoch once more, full, when its validation is done."""
-    read = rows(
-        "Epoch 1/1\n32/32 [====] - 7s - loss: 0.7 - acc: 0.5\r32/32 [====] - 9s - loss: 0.7 - acc: 0.5 - val_acc: 0.4\n"
-    )
-    assert (read[1]["seconds"], read[1]["validation_accuracy"]) == (9, 0.4)
 
 
 def test_caffe_with_two_test_nets_and_new_iteration_lines(rows: Callable) -> None:
@@ -293,9 +287,14 @@ def test_workers_without_tags_at_different_epochs(rows: Callable) -> None:
         "Epoch[1] Train-accuracy=0.4\nEpoch[0] Train-accuracy=0.1\nEpoch[1] Train-accuracy=0.6\n"
         "Epoch[0] Train-accuracy=0.3\nEpoch[0] Time cost=5\n"
     )
-    assert {
-        how: [row["train_accuracy"] for row in rows(text, how).values()] for how in ("mean", "max", "last", "all")
-    } == {"mean": [pytest.approx(0.2), 0.5], "max": [0.3, 0.6], "last": [0.3, 0.6], "all": [[0.1, 0.3], [0.4, 0.6]]}
+    expected = {
+        "mean": [pytest.approx(0.2), 0.5],
+        "max": [0.3, 0.6],
+        "last": [0.3, 0.6],
+        "all": [[0.1, 0.3], [0.4, 0.6]],
+    }
+    for how, values in expected.items():
+        assert [row["train_accuracy"] for row in rows(text, how).values()] == values
     assert [row["seconds"] for row in rows(text, "all").values()] == [[5], []]
 
 
@@ -313,31 +312,20 @@ def test_last_batch_lines_of_workers_at_different_epochs(rows: Callable, epochs:
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Epoch[0] Resetting Data Iterator\n",
-        "Epoch[] Train-accuracy=0.5\n",
-        "Epoch[x] Train-accuracy=0.5\n",
-        'Epoch[0] Saved checkpoint to "m-0001.params"; n=5\n',
-        "Epoch[-1] Train-accuracy=0.5\n",
-        "Node[0] Train-accuracy=0.5\n",
-        "Epoch[99999999999] Train-accuracy=0.5\n",
-        "Epoch [3/10], Step [100/500], Loss: 0.5\n",
-        "Batch [3] Train-accuracy=0.5\n",
-        "Iter[4]\t\t CE loss 3.7, ppl 41.9. Eval duration = 539.9 seconds\n",
-        "Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec\n",
-        "Epoch[0] Train-accuracy=\n",
-        "Epoch[0] Train-accuracy=0.5.6\n",
-        "Epoch[0] Train-accuracy=0.5INFO:root:\n",
-        "Epoch 1/5\n",
-        "Epoch 1/5\n 128/1024 [==>...] - ETA: 7s - loss: 0.9 - acc: 0.1\n",
-        "[12] Train-accuracy\n",
-        "solver.cpp:341] Iteration 5000, Testing net (#0)\n",
-    ],
-)
+NOTHING = [
+    *("Epoch[0] Resetting Data Iterator", "Epoch[] Train-accuracy=0.5", "Epoch[x] Train-accuracy=0.5", "Epoch 1/5"),
+    *('Epoch[0] Saved checkpoint to "m-0001.params"; n=5', "Epoch[-1] Train-accuracy=0.5", "[12] Train-accuracy"),
+    *("Node[0] Train-accuracy=0.5", "Epoch[99999999999] Train-accuracy=0.5", "Epoch[0] Train-accuracy="),
+    *("Epoch [3/10], Step [100/500], Loss: 0.5", "Batch [3] Train-accuracy=0.5", "Epoch[0] Train-accuracy=0.5.6"),
+    *("Iter[4]\t\t CE loss 3.7, ppl 41.9. Eval duration = 539.9 seconds", "Epoch[0] Train-accuracy=0.5INFO:root:"),
+    *("Epoch[0] Batch [50]\tSpeed: 9.5 samples/sec", "solver.cpp:341] Iteration 5000, Testing net (#0)"),
+    "Epoch 1/5\n 128/1024 [==>...] - ETA: 7s - loss: 0.9 - acc: 0.1",
+]
+
+
+@pytest.mark.parametrize("text", NOTHING)
 def test_text_without_a_value_gives_no_row(rows: Callable, text: str) -> None:
-    assert rows(text) == {}
+    assert rows(f"{text}\n") == {}
 
 
 @pytest.mark.parametrize("digits", range(1, 8))
