@@ -35,7 +35,7 @@ def test_a_pushed_value_comes_back_complete(store, dtype):
         assert np.array_equal(out, large) and np.array_equal(little, small)
 
 
-def test_a_pull_is_of_the_workers_last_push_or_of_the_first_value(store):
+def test_a_pull_is_of_the_workers_last_push_or_of_the_first_value_and_there_are_no_residuals(store):
     first, pushed, out = numbers(0), numbers(1), np.zeros(LARGE, np.float32)
     store.init("w", first)
     store.pull("w", out)
@@ -43,11 +43,13 @@ def test_a_pull_is_of_the_workers_last_push_or_of_the_first_value(store):
     store.push("w", pushed)
     store.pull("w", out)
     assert np.array_equal(out, pushed)
+    assert store.residuals() == {}
+    store.load_residuals({"worker 0": np.zeros(5, np.float32)})
 
 
-def test_values_are_written_to_any_destination(store):
+def test_values_are_written_to_any_destination_or_read_in_place(store):
     """Into several arrays, also with other shapes and not contiguous."""
-    store.init("w", numbers(0))
+    store.init(["w", "v"], [numbers(0), numbers(1, 9)])
     plain, square, spread = (np.zeros(shape, np.float32) for shape in (LARGE, (400, 500), 2 * LARGE))
     pushed = numbers(1)
     store.pushpull("w", pushed, [plain, square, spread[::2]])
@@ -56,11 +58,7 @@ def test_values_are_written_to_any_destination(store):
     assert not spread[1::2].any()
     store.pushpull("w", 2 * pushed, [spread[1::2], plain])
     assert np.array_equal(spread[1::2], 2 * pushed) and np.array_equal(plain, 2 * pushed)
-
-
-def test_values_are_read_in_place(store):
-    """Repeatedly: values that were read are released, so that servers reuse their memory."""
-    store.init(["w", "v"], [numbers(0), numbers(1, 9)])
+    # Repeatedly: values that were read are released, so that servers reuse their memory.
     (buffer,) = store.buffers(["v"])
     places = set()
     for clock in range(1, 30):
@@ -115,12 +113,6 @@ def test_residuals_are_sent_later_also_by_another_job(store, whole_job, kind):
     again = np.zeros_like(out)
     later.pushpull("w", gradient, again)
     assert again.tobytes() == out.tobytes(), "as without a restart"
-
-
-def test_without_compression_there_are_no_residuals(store):
-    store.init("w", numbers(0))
-    assert store.residuals() == {}
-    store.load_residuals({"worker 0": np.zeros(5, np.float32)})
 
 
 def test_sums_are_of_any_size_and_each_is_declared_once(store):

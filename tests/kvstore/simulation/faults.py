@@ -194,14 +194,18 @@ class Faults:
 
     def end_process(self, process):
         self.dead.add(process.node)
-        for (origin, target), messages in self.channels.items():
-            if target == process.node:
-                messages.clear()
-            elif origin == process.node:
-                for _ in range(self.chance.randrange(len(messages) + 1)):  # some did not leave the machine
-                    messages.pop()
+        self.lose_messages(process.node)
         if process.follows:
             self.channels.add((process.node, ("scheduler", process.follows)), None)
+
+    def lose_messages(self, node):
+        """Those to it, and some of its own, which did not leave the machine."""
+        for (origin, target), messages in self.channels.items():
+            if target == node:
+                messages.clear()
+            elif origin == node:
+                for _ in range(self.chance.randrange(len(messages) + 1)):
+                    messages.pop()
 
     def kill(self, worker):
         self.end_process(worker)

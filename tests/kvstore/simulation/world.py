@@ -151,12 +151,7 @@ class World(Faults, Invariants):
         """It dies; perhaps with messages that it has sent."""
         own = ("scheduler", number)
         self.dead.add(own)
-        for (origin, target), messages in self.channels.items():
-            if target == own:
-                messages.clear()
-            elif origin == own:
-                for _ in range(self.chance.randrange(len(messages) + 1)):
-                    messages.pop()
+        self.lose_messages(own)
         for node in self.nodes():
             if self.process(node).follows == number:
                 self.channels.add((own, node), None)
@@ -182,9 +177,7 @@ class World(Faults, Invariants):
             self.makers[view.number] = number
             gone = {("server", each.number) for each in view.lost_servers}
             gone |= {("worker", each.member) for each in view.lost if not self.workers[each.member].is_newcomer}
-            gone -= {
-                each.node for each in self.workers if each.has_notice and each.ended
-            }  # only it may know that it left
+            gone -= {each.node for each in self.workers if each.has_notice and each.ended}  # only it may know of that
             innocent = gone - self.doomed - self.excused
             require(not innocent, f"only processes with a fault are removed, not {innocent}: {view}")
             for each in view.lost:
