@@ -1,13 +1,16 @@
 """A process that imports a framework once and then forks the processes of jobs: each costs milliseconds instead of
 seconds.
 
-    python -m tests.forked_job DESCRIPTOR BACKEND
+    python -m tests.forked_job DESCRIPTOR LISTENING BACKEND
 
 It is served over the socket DESCRIPTOR, which keeps messages apart: a request is the JSON object {"command": [program,
 argument, ...], "environment": {...}, "log": path, "folder": path}, with a descriptor that the process inherits or none
 (its number goes into DMLTRAIN_LISTEN_FD). The answer is the process's id; and when the process has ended, its id and
 its exit code, negative for a signal. At the end of the socket it ends, and its processes do. A process enters the
 network namespace that NETWORK in its environment names, if that is there.
+
+Over the listening socket LISTENING anybody who sees it may ask, such as the processes of a launcher's job: see
+tests/forked_program.py.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ import gc
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -39,6 +45,10 @@ from tests.running_job import ROOT, RunningJob
 LARGEST = 1 << 16  # bytes of a request
 NETWORK = "DMLTRAIN_TESTS_NETWORK"  # such as /proc/PID/ns/net
 CLONE_NEWNET = 0x40000000  # linux/sched.h
+NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000, "mnt": 0x00020000}
+# Where a test bed's hosts see it, which have a /tmp of their own.
+PLACE = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
+PROGRAM = Path(__file__).with_name("forked_program.py")
 
 
 @dataclass
@@ -86,10 +96,15 @@ class Forker:
 
     def __init__(self, backend: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.forked_job", str(theirs.fileno()), backend]
+        self.place = PLACE / f"dmltrain-forker-{backend}-{os.getpid()}"
+        self.place.unlink(missing_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], cwd=ROOT)
-        theirs.close()
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(str(self.place))
+            listening.listen()
+            descriptors = [theirs.fileno(), listening.fileno()]
+            command = [sys.executable, "-m", "tests.forked_job", *map(str, descriptors), backend]
+            self._process = subprocess.Popen(command, env=environment, pass_fds=descriptors, cwd=ROOT)
         self._forked: dict[int, Forked] = {}
         self._new = threading.Semaphore(0)
         self._newest: Forked
@@ -105,6 +120,7 @@ class Forker:
         return self._newest
 
     def close(self) -> None:
+        self.place.unlink(missing_ok=True)
         self._socket.shutdown(socket.SHUT_RDWR)
         self._process.wait()
 
@@ -112,7 +128,8 @@ class Forker:
         while answer := self._socket.recv(LARGEST):
             pid, *code = json.loads(answer)
             if code:
-                self._forked.pop(pid).end(*code)
+                if pid in self._forked:  # the others were asked for over the listening socket
+                    self._forked.pop(pid).end(*code)
                 continue
             self._newest = self._forked[pid] = Forked(pid)
             self._new.release()
@@ -124,6 +141,11 @@ def forker(backend: str = "torch") -> Forker:
     made = Forker(backend)
     atexit.register(made.close)
     return made
+
+
+def forked(program: Path | str, *words: object, backend: str = "torch") -> list[str]:
+    """The command of a process that has this program run by one that is forked: for a launcher's jobs."""
+    return [sys.executable, "-IS", str(PROGRAM), str(forker(backend).place), str(program), *map(str, words)]
 
 
 def run_forked(
@@ -153,11 +175,12 @@ def start_forked(start_job):
 # -- the process itself -----------------------------------------------------------------------------------------------
 
 
-def serve(own: socket.socket) -> dict:
+def serve(own: socket.socket, listening: socket.socket) -> dict:
     """Fork a process for each request. Returns its request in each of them, and ends in this one."""
     running: dict[int, int] = {}  # descriptors of processes, and their ids
     with selectors.DefaultSelector() as selector:
         selector.register(own, selectors.EVENT_READ)
+        selector.register(listening, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
                 if key.fileobj is own:
@@ -166,28 +189,74 @@ def serve(own: socket.socket) -> dict:
                         _end(running)
                     pid = os.fork()
                     if not pid:
-                        break
+                        own.close()
+                        listening.close()
+                        return _request(content, inherited, running)
                     for descriptor in inherited:
                         os.close(descriptor)
                     own.send(json.dumps([pid]).encode())
-                    descriptor = os.pidfd_open(pid)
-                    running[descriptor] = pid
-                    selector.register(descriptor, selectors.EVENT_READ)
+                elif key.fileobj is listening:
+                    asking, _ = listening.accept()
+                    pid = os.fork()
+                    if not pid:
+                        own.close()
+                        listening.close()
+                        return attend(asking)
+                    asking.close()
                 else:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     pid, status = os.waitpid(running.pop(key.fd), 0)
                     own.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
-            else:
-                continue
-            break
-    own.close()
+                    continue
+                descriptor = os.pidfd_open(pid)
+                running[descriptor] = pid
+                selector.register(descriptor, selectors.EVENT_READ)
+
+
+def _request(content: bytes, inherited: list[int], running: dict[int, int]) -> dict:
     for descriptor in running:
         os.close(descriptor)
     request = json.loads(content)
     if inherited:
         request["environment"]["DMLTRAIN_LISTEN_FD"] = str(inherited[0])
+    output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     return request
+
+
+def attend(asking: socket.socket) -> dict:
+    """Returns the request in the process that is to run its program, in the namespaces of who asks. This one tells the
+    program's id and its exit code, and kills it when who asks is gone."""
+    content, descriptors, _, _ = socket.recv_fds(asking, LARGEST, 4)
+    request = json.loads(content)
+    (caller,) = struct.unpack("i8x", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    enter_all(caller)
+    pid = os.fork()
+    if not pid:
+        asking.send(json.dumps(os.getpid()).encode())  # as it is seen there
+        asking.close()
+        os.setsid()
+        for place, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, place)
+            os.close(descriptor)
+        if len(descriptors) > 3:
+            request["environment"]["DMLTRAIN_LISTEN_FD"] = str(descriptors[3])
+        return request
+    for descriptor in descriptors:
+        os.close(descriptor)
+    ended = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(asking, select.POLLIN)
+    if ended not in dict(poll.poll()):
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):  # who asked is gone
+        asking.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
 
 
 def _end(running: dict[int, int]) -> None:
@@ -204,10 +273,6 @@ def become(request: dict) -> NoReturn:
     if network := os.environ.pop(NETWORK, ""):
         enter(network)
     os.chdir(request["folder"])
-    output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
     sys.argv = request["command"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     code: Any = None
@@ -224,22 +289,34 @@ def become(request: dict) -> NoReturn:
 
 
 def enter(network: str) -> None:
+    with open(network) as opened:
+        setns(opened.fileno(), CLONE_NEWNET)
+
+
+def enter_all(pid: int) -> None:
+    """The namespaces of a process that are not this one's; that of pids counts for children only."""
+    ways = {name: [os.readlink(f"/proc/{each}/ns/{name}") for each in (pid, "self")] for name in NAMESPACES}
+    kinds = sum(NAMESPACES[name] for name, (there, here) in ways.items() if there != here)
+    if kinds:
+        setns(os.pidfd_open(pid), kinds)
+
+
+def setns(descriptor: int, kinds: int) -> None:
     """os.setns is there since Python 3.12."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(network) as opened:
-        if libc.setns(opened.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter {network}")
+    if libc.setns(descriptor, kinds):
+        raise OSError(ctypes.get_errno(), f"cannot enter a namespace of the kinds {kinds:#x}")
 
 
 if __name__ == "__main__":
     import dmltrain.fit  # noqa: F401
     from dmltrain.backends.table import BACKENDS
 
-    BACKENDS[sys.argv[2]].load()
-    if sys.argv[2] == "torch":
+    BACKENDS[sys.argv[3]].load()
+    if sys.argv[3] == "torch":
         from dmltrain.backends.torch import plain_step
 
         plain_step.postpone_compiler()  # which scripts import when they make an optimizer: a second
     weakref.finalize._registry.clear()  # each process would undo torch's registrations of operators at its end
     gc.freeze()  # a million objects, which no process needs to look at before its end
-    become(serve(socket.socket(fileno=int(sys.argv[1]))))
+    become(serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3])))

@@ -23,6 +23,7 @@ from tests.cluster.layout import LOGIN
 from tests.cluster.left import namespace
 from tests.cluster.processes import DEAD, Process, read
 from tests.cluster.testbed import Testbed
+from tests.forked_job import forked
 from tests.launch.conftest import wait_for
 
 # From the fault to the end of all processes of the job that can be reached: 20 s, and as much for a busy machine.
@@ -228,7 +229,7 @@ class Contract:
     def test_weights_and_tables_are_those_without_it(self, engine: Engine, start_forked, capsys):
         """Bit for bit."""
         alone = start_forked(DIGITS, *TRAINING, workers=2, servers=1)
-        placed = engine.job("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS=1", DIGITS, *TRAINING)
+        placed = engine.job("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS=1", *forked(DIGITS, *TRAINING))
         alone.succeed()
         done = placed.wait()
         assert done.code == 0, done

@@ -14,6 +14,7 @@ from dmltrain.audit.count import count
 from tests.cluster.launching import LONGEST, ROOT, Front, Launched, way
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
+from tests.forked_job import forked
 from tests.launch.conftest import wait_for
 from tests.launch.test_change_commands import PROGRAM
 
@@ -70,7 +71,7 @@ def test_a_training_goes_on_when_the_host_of_the_scheduler_and_a_server_is_remov
     front, hosts, audit = Front(testbed, tmp_path), tmp_path / "hosts", tmp_path / "audit"
     hosts.write_text("h1 roles=server,worker\nh2 roles=scheduler,server,worker\n")
     options = ["-n", 2, "-s", 2, "--elastic", "--env", "OMP_NUM_THREADS=1", "--hostfile", hosts]
-    program = [ROOT / "examples/train_digits.py", *TRAINING, "--audit", audit]
+    program = forked(ROOT / "examples/train_digits.py", *TRAINING, "--audit", audit)
     launched = front.start("--launcher", "ssh", *options, *program)
     rows = audit / "samples-0.jsonl"
     wait_for(lambda: rows.exists() and rows.read_text().count("\n") > 2, "training", LONGEST)
@@ -115,7 +116,7 @@ def test_a_host_of_the_file_that_was_off_returns_to_the_training(testbed: Testbe
     front, hosts, audit = Front(testbed, tmp_path), tmp_path / "hosts", tmp_path / "audit"
     hosts.write_text("h1\nh2 roles=worker\n")
     options = ["-H", hosts, "-n", 2, "-s", 1, "--elastic", "--watch-hosts", "--env", "OMP_NUM_THREADS=1"]
-    program = [ROOT / "examples/train_digits.py", *TRAINING, "--num-epochs", 60, "--audit", audit]
+    program = forked(ROOT / "examples/train_digits.py", *TRAINING, "--num-epochs", 60, "--audit", audit)
     launched = front.start("--launcher", "ssh", *options, *program)
     rows = audit / "samples-0.jsonl"
     wait_for(lambda: rows.exists() and rows.read_text().count("\n") > 2, "training", LONGEST)

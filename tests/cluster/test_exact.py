@@ -12,25 +12,12 @@ import pytest
 
 from tests.cluster.launching import ROOT, Front, way
 from tests.cluster.testbed import Testbed
+from tests.forked_job import forked
 
 HOSTS = "h[1-3]"
 WORKERS = 3
-TRAINING = [
-    "--network",
-    "resnet",
-    "--num-layers",
-    8,
-    "--num-epochs",
-    1,
-    "--batch-size",
-    100,
-    "--num-val-examples",
-    100,
-    "--seed",
-    7,
-    "--kv-store",
-    "dist_sync",
-]
+TRAINING = ["--network", "resnet", "--num-layers", 8, "--num-epochs", 1, "--batch-size", 100, "--seed", 7]
+TRAINING += ["--num-val-examples", 100, "--kv-store", "dist_sync"]
 SAMPLES = 300
 
 
@@ -40,16 +27,8 @@ def train(testbed: Testbed, folder: Path, name: str, data: Path) -> dict:
     folder.mkdir()
     front = Front(testbed, folder)
     options = [*way(name, HOSTS), "-n", WORKERS, "-s", WORKERS, "--quiet", "--env", "OMP_NUM_THREADS=1"]
-    program = [
-        ROOT / "examples" / "train_cifar10.py",
-        "--data-dir",
-        data,
-        "--model-prefix",
-        "model",
-        "--num-examples",
-        SAMPLES,
-        *TRAINING,
-    ]
+    files = ["--data-dir", data, "--model-prefix", "model", "--num-examples", SAMPLES]
+    program = forked(ROOT / "examples/train_cifar10.py", *files, *TRAINING)
     launched = front.start(*options, *program)
     done = launched.wait(250)
     assert done.code == 0, done

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.launching import ROOT, Front, way
 from tests.cluster.testbed import Testbed
+from tests.forked_job import forked
 
 WORKERS = 3
 EXAMPLES = 6  # one step
@@ -25,7 +26,7 @@ def trained(testbed: Testbed, folder: Path, name: str, records: Path) -> str:
     folder.mkdir()
     (folder / "hosts").write_text("h[1-3]\n")
     options = [*way(name, "h[1-3]"), "-n", WORKERS, "-s", WORKERS, "--env", "OMP_NUM_THREADS=1"]
-    launched = Front(testbed, folder).start(*options, *PROGRAM, "--data-train", records)
+    launched = Front(testbed, folder).start(*options, *forked(*PROGRAM, "--data-train", records))
     done = launched.wait(250)
     assert done.code == 0, done
     assert re.search(r"^\| +1 \|", done.out + done.err, re.MULTILINE), done

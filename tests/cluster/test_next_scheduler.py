@@ -9,6 +9,7 @@ import pytest
 from dmltrain.audit.count import count
 from tests.cluster.launching import LONGEST, ROOT, WAYS, Front
 from tests.cluster.testbed import Testbed
+from tests.forked_job import forked
 from tests.launch.conftest import wait_for
 
 HOSTS = "h1 roles=server,worker\nh2 roles=worker\nh3 roles=scheduler,worker\n"
@@ -20,7 +21,7 @@ SLOW = ["--emulate-step", 0.2]  # so that epochs end while the scheduler is away
 def test_the_host_of_the_scheduler_and_a_worker_is_switched_off(testbed: Testbed, tmp_path: Path):
     front, hosts, audit = Front(testbed, tmp_path), tmp_path / "hosts", tmp_path / "audit"
     hosts.write_text(HOSTS)
-    program = [ROOT / "examples/train_digits.py", *TRAINING, *SLOW, "--audit", audit]
+    program = forked(ROOT / "examples/train_digits.py", *TRAINING, *SLOW, "--audit", audit)
     options = ["-n", 3, "-s", 1, "--elastic", "--env", "OMP_NUM_THREADS=1", "--restart-workers", 1]
     launched = front.start(*WAYS["ssh"][0], "--hostfile", hosts, *options, *program)
     rows = audit / "samples-0.jsonl"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,10 +62,11 @@ class Laptop:
         self.server, self.folder = server, folder
         (folder / "program.py").write_text(PROGRAM)
 
-    def start(self, *words: object) -> subprocess.Popen[str]:
+    def start(self, *words: object, **popen: Any) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "launch.cli", *map(str, words)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(argv, cwd=self.folder, env=environment, stdout=-1, stderr=-1, text=True)
+        more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **popen}
+        return subprocess.Popen(argv, cwd=self.folder, env=environment, **more)
 
     def run(self, *words: object) -> tuple[int, str, str]:
         with self.start(*words) as popen:
