@@ -94,39 +94,27 @@ def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted,
 
 
 def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):
-    found = Asking(tmp_path / "change.json", logged, [], kind="dist_async", staleness=np.inf)
-
-    def train(store):
-        store.init("w", np.zeros(4, np.float32))
-        store.set_optimizer(SPEC)
-        store.follow_changes(["w"], lambda wanted: "")
-        if store.rank == 0:
-            for number, (name, staleness, why) in enumerate(REFUSED, 1):
-                found.ask(number, name, staleness)
-                logged.wait_for(f"change {number} is refused: {why}")
-        store.barrier()
-        assert not store.between_steps(lambda: None) and store.type == "dist_async"
-        store.barrier()
-        store.close()
-
-    found.job.all(train)
-    assert found.job.ended() == [""] * 3
+    """Also what a program cannot do that pushes by itself."""
+    found = Asking(tmp_path / "change.json", logged, [], kind="dist_async", staleness=np.inf, workers=1, servers=1)
+    (store,) = found.job.stores
+    found.ask(1, "dist_ssp", -1.0)
+    logged.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
+    store.init("w", np.zeros(4, np.float32))
+    store.set_optimizer(SPEC)
+    store.follow_changes(["w"], lambda wanted: "")
+    for number, (name, staleness, why) in enumerate(REFUSED, 2):
+        found.ask(number, name, staleness)
+        logged.wait_for(f"change {number} is refused: {why}")
+    assert not store.between_steps(lambda: None) and store.type == "dist_async"
+    store.close()
+    assert found.job.ended() == [""] * 2
 
 
 REFUSED = [
-    ("dist_async", 2.0, "staleness is an option of kvstore dist_ssp; this is dist_async: use dist_ssp, or leave "),
-    ("dist_sinc", -1.0, "unknown kvstore 'dist_sinc'; choose one of "),
-    ("dist_async", -1.0, "kv_store=dist_async is what the job has already\n"),
+    ("dist_async", 2.0, "staleness is an option of kvstore dist_ssp; this is dist_async"),
+    ("dist_sinc", -1.0, "unknown kvstore 'dist_sinc'"),
+    ("dist_async", -1.0, "kv_store=dist_async is what the job has already"),
 ]
-
-
-def test_a_program_that_pushes_by_itself_is_refused(tmp_path, logged):
-    found = Asking(tmp_path / "change.json", logged, [], kind="dist_sync", workers=1, servers=1)
-    [store] = found.job.stores
-    found.ask(1, "dist_ssp", -1.0)
-    logged.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
-    store.close()
-    assert found.job.ended() == [""] * 2
 
 
 @pytest.mark.thorough

@@ -14,27 +14,21 @@ LAUNCHED = Environment(launched=True, num_workers=2)
 @pytest.mark.parametrize(
     "kind, options, environment, message",
     [
-        ("dist", {}, ALONE, "choose one of local, device, dist_sync"),
+        ("dist", {}, ALONE, "local, device, dist_sync"),
         ("dist_sync", {}, ALONE, "dmltrain-launch -n WORKERS"),
-        ("dist_sync", {}, LAUNCHED, "needs at least one server, this job has none (-s 0)"),
-        ("dist_sync", {"transport": "udp"}, LAUNCHED, "transport='udp': expected one of auto, tcp, shm"),
-        ("dist_sync", {"host_sum": "on"}, LAUNCHED, "host_sum='on': expected one of auto, off"),
-        ("dist_sync", {"server_shares": "link"}, LAUNCHED, "server_shares='link': expected one of equal, links"),
-        ("dist_sync", {"staleness": 3}, LAUNCHED, "staleness is an option of kvstore dist_ssp"),
-        ("dist_local", {"staleness": 3}, LAUNCHED, "staleness is an option of kvstore dist_ssp; this is dist_local"),
-        (
-            "dist_local",
-            {"backend": "mxnet"},
-            LAUNCHED,
-            "kvstore dist_local: MXNet does not have it; use one of local, ",
-        ),
-        ("dist_ssp", {"backend": "mxnet"}, LAUNCHED, "MXNet does not have it; use one of local, dist_sync, dist_async"),
+        ("dist_sync", {}, LAUNCHED, "at least one server, .*-s 0"),
+        ("dist_sync", {"transport": "udp"}, LAUNCHED, "transport='udp': .* auto, tcp, shm"),
+        ("dist_sync", {"host_sum": "on"}, LAUNCHED, "host_sum='on': .* auto, off"),
+        ("dist_sync", {"server_shares": "link"}, LAUNCHED, "server_shares='link': .* equal, links"),
+        ("dist_sync", {"staleness": 3}, LAUNCHED, "staleness is .* dist_ssp"),
+        ("dist_local", {"staleness": 3}, LAUNCHED, "staleness is .* dist_ssp; this is dist_local"),
+        ("dist_local", {"backend": "mxnet"}, LAUNCHED, "dist_local: MXNet .* local, "),
+        ("dist_ssp", {"backend": "mxnet"}, LAUNCHED, "MXNet .* local, dist_sync, dist_async"),
     ],
 )
 def test_mistakes_are_explained(kind, options, environment, message):
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match=message):
         kvstore.create(kind, environment=environment, **options)
-    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["local", "device"])
@@ -70,32 +64,20 @@ def test_an_optimizer_in_the_local_store_and_its_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spec, message",
+    "call, message",
     [
-        ({"name": "magic"}, "unknown optimizer 'magic': servers have "),
-        ({"name": "sgd", "lr": 0.1, "speed": 3}, "optimizer sgd takes lr, momentum"),
-        ({"name": "sgd", "lr": "fast"}, "lr='fast': expected a finite number"),
+        (lambda kv: kv.set_optimizer({"name": "magic"}), "unknown optimizer 'magic'"),
+        (lambda kv: kv.set_optimizer({"name": "sgd", "lr": 0.1, "speed": 3}), "sgd takes lr, momentum"),
+        (lambda kv: kv.set_optimizer({"name": "sgd", "lr": "fast"}), "lr='fast': expected a finite number"),
+        (lambda kv: kv.push("x", np.zeros(1, np.float32)), "'x' was not declared: call init first"),
+        (lambda kv: kv.init(["a", "b"], [np.zeros(1, np.float32)]), "2 keys but 1 values"),
+        (lambda kv: kv.init("a", np.zeros(1, np.int64)), "float32 or float64, .* int64"),
+        (lambda kv: kv.push("x", np.zeros(1, np.float32), rate=float("nan")), "rate is nan, expected a finite number"),
+        (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "compression '2bit' is not available"),
     ],
 )
-def test_optimizer_specs_are_names_and_numbers(spec, message):
+def test_wrong_calls_are_explained(call, message):
     kv = kvstore.create("local", environment=ALONE)
     kv.init("w", np.zeros(3, np.float32))
-    with pytest.raises(UserError) as raised:
-        kv.set_optimizer(spec)
-    assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "action, message",
-    [
-        (lambda kv: kv.push("x", np.zeros(1, np.float32)), "key 'x' was not declared: call init first"),
-        (lambda kv: kv.init(["a", "b"], [np.zeros(1, np.float32)]), "2 keys but 1 values"),
-        (lambda kv: kv.init("a", np.zeros(1, np.int64)), "float32 or float64, this one is int64"),
-        (lambda kv: kv.push("x", np.zeros(1, np.float32), rate=float("nan")), "rate is nan, expected a finite number"),
-        (lambda kv: kv.set_gradient_compression({"type": "2bit"}), "gradient compression '2bit' is not available"),
-    ],
-)
-def test_wrong_calls_are_explained(action, message):
-    with pytest.raises(UserError) as raised:
-        action(kvstore.create("local", environment=ALONE))
-    assert message in str(raised.value)
+    with pytest.raises(UserError, match=message):
+        call(kv)
