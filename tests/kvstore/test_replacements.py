@@ -25,21 +25,9 @@ from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.routes import Sharing
 from tests.kvstore.made import start
-from tests.kvstore.served import (
-    DEADLINE,
-    ELASTIC,
-    FIRST,
-    Peer,
-    Process,
-    Server,
-    answered,
-    expect_sum,
-    heard,
-    leave,
-    push,
-)
+from tests.kvstore.served import ELASTIC, FIRST, Peer, Process, Server, answered, expect_sum, heard, leave, push
 from tests.kvstore.whole_job import NEVER, begun
-from tests.waiting import wait_for
+from tests.waiting import SECONDS, wait_for
 
 LOST = Lost(2, "frozen")
 SECOND = FIRST.without([2], base=1, lost=(LOST,))
@@ -64,7 +52,7 @@ class Blocked:
 
     def __call__(self, connection, header):
         self.begun.set()
-        assert self.may_go_on.wait(DEADLINE)
+        assert self.may_go_on.wait(SECONDS)
         return Header(Kind.DONE, 0, header.view).pack(), None
 
 
@@ -99,7 +87,7 @@ def push_sum(peers, view, shared, values=(10, 20, 300), clock=1):
 
 def lost_by(server):
     """The rank of the worker whose link the server reports as lost."""
-    return server.lost.get(timeout=DEADLINE).peer.index
+    return server.lost.get(timeout=SECONDS).peer.index
 
 
 def joined(server, view=THIRD):
@@ -163,7 +151,7 @@ def test_a_frozen_process_wakes_up_and_changes_nothing(serve, shared, views):
     third.send(Kind.PULL, view=1)
     offset, earlier = third.value()[0].offset, server.service._answers.outboxes[2].link
     third.send(Kind.READ_STATE, view=1)
-    assert blocked.begun.wait(DEADLINE)
+    assert blocked.begun.wait(SECONDS)
     push(third, [1000] * 4, 1, shared)
     declare(third, 1, key(7))
     if shared:
@@ -178,10 +166,10 @@ def test_a_frozen_process_wakes_up_and_changes_nothing(serve, shared, views):
         return late
 
     replacing = begun(replace)
-    assert connecting.wait(DEADLINE)
+    assert connecting.wait(SECONDS)
     for view in views:
         server.service.enter(view)
-    late = replacing.result(DEADLINE)
+    late = replacing.result(SECONDS)
     late.send(Kind.PULL, view=last)
     assert late.value()[0].offset == offset, "both read the same value"
     buffer = server.core.slices()[0, 0].value
@@ -272,7 +260,7 @@ def test_a_replacement_with_another_network_ends_alone(serve, shared, keys, said
     declare(late, 3, *keys)
     error = late.error()
     assert said in error and error.endswith("all workers must train the same model")
-    lost = server.lost.get(timeout=DEADLINE)
+    lost = server.lost.get(timeout=SECONDS)
     assert lost.peer.index == 2 and lost.error == error and server.failed.empty()
     assert list(server.core.slices()) == [(0, 0), (1, 0)]
     server.service.enter(View(4, 2, ((0,), (1,)), (0,), lost=(LOST,)))
@@ -309,7 +297,7 @@ def test_a_process_of_an_elastic_job_accepts_replacements(transport):
     push_sum((first, second, late), 3, shared)
     for rank, peer in enumerate((first, second, late)):
         leave(peer, 7, view=3)
-        assert process.heard.get(timeout=DEADLINE) == Left(3, rank, 7)
+        assert process.heard.get(timeout=SECONDS) == Left(3, rank, 7)
     third.link.close()
     process.close()
     assert process.heard.empty()
@@ -372,12 +360,12 @@ def test_a_joining_worker_that_is_rejected_says_why_and_ends_no_job(serve, share
     server.service.enter(THIRD)
     for each in member.routes.links:
         each.enter(3)
-    entries = Entries(member.routes, 3, "dist_sync", 0.0, DEADLINE)
+    entries = Entries(member.routes, 3, "dist_sync", 0.0, SECONDS)
     entries.declare(["k0"], [np.zeros(9, np.float32)], is_weight=True)
     with pytest.raises(JobLost, match="another worker as 'k0' .*: all workers must train the same model"):
         member.flush()
     member.abort("ended by JobLost")
-    heard = list(iter(lambda: scheduler.heard.get(timeout=DEADLINE), "end of stream"))
+    heard = list(iter(lambda: scheduler.heard.get(timeout=SECONDS), "end of stream"))
     assert not [each for each in heard if not isinstance(each, LinkLost)]
 
 

@@ -5,20 +5,7 @@ from dataclasses import replace
 from dmltrain.kvstore.scheduler.actions import ALL, Cut, Log, Send
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import LostServer, View
-from tests.kvstore.test_views import (
-    armed,
-    asked,
-    bye,
-    finished,
-    flushed,
-    link_lost,
-    lose,
-    messages,
-    registered,
-    views,
-    without,
-    worker,
-)
+from tests.kvstore.test_views import armed, asked, finished, flushed, link_lost, messages, views, without, worker
 
 REASON = "server 1 on h1 was lost: end of stream"
 
@@ -57,7 +44,7 @@ def test_who_lacks_the_results_of_a_lost_server_does_not_wait_for_them_but_can_c
     without_server(core)
     actions = hold(core, 6, 7, 6)
     assert views(actions).base == 7 and views(actions).behind == (0, 2) and not messages(actions, say.Flush)
-    lose(core, 1, 2.0)
+    core.lost(worker(1), "end of stream", 2.0)
     assert messages(hold(core, 8, 9, ranks=(0, 2), view=2)) == asked(0, view=2, op=9)
 
 
@@ -73,7 +60,7 @@ def test_if_the_last_holder_dies_too_all_make_the_op_again():
     core = armed(3, 2)
     without_server(core)
     hold(core, 7, 6, ranks=(1, 0))
-    lose(core, 1)
+    core.lost(worker(1), "end of stream", 1.0)
     found = views(hold(core, 6, ranks=(0, 2), turn=2))
     assert (found.base, found.behind, found.members) == (6, (), (0, 2))
 
@@ -90,16 +77,13 @@ def test_a_barrier_that_was_released_can_be_completed_without_the_server():
 
 def test_a_member_that_has_left_cannot_give_its_step_to_others():
     core = armed(2, 2)
-    bye(core, 1, done=7)
+    core.handle(worker(1), say.Bye(done=7), 1.0)
     without_server(core)
     (said,) = finished(hold(core, 6, ranks=(0,)))
     assert "only workers that have finished have its results of op 7" in said
 
 
-def test_the_loss_of_the_only_server_or_before_all_are_ready_or_in_a_replay_ends_the_job():
-    core = registered(3, 2)
-    core.handle(worker(0), say.Ready(), 0.0)
-    assert finished(without_server(core)) == [REASON]
+def test_the_loss_of_the_only_server_or_in_a_replay_ends_the_job():
     core = armed(3, 2, replay=(View(1, 0, ((0, 1), (2,)), (0, 1)),))
     assert finished(without_server(core)) == [f"{REASON}; a replay needs all of its servers: start it again"]
     actions = without_server(armed(3, 1), 0)
@@ -124,7 +108,7 @@ def test_nothing_that_a_removed_server_says_counts_and_nobody_waits_for_its_link
 
 def test_a_replacement_of_a_worker_knows_which_servers_are_left_and_is_not_at_fault_for_others():
     core = without_it(0)
-    lose(core, 1, 2.0)
+    core.lost(worker(1), "end of stream", 2.0)
     hold(core, 9, ranks=(0, 2), view=2)
     ((to, start),) = messages(core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 3.0), say.Start)
     assert to == worker(1) and start.lost == (1,) and len(start.servers) == 2
@@ -176,7 +160,7 @@ def test_a_replacement_waits_for_a_moment_between_two_rounds_of_the_leader():
 def test_the_next_view_has_a_replacement_whatever_it_is_for_and_later_workers_learn_where_it_is():
     core = without_it()
     comes(core)
-    lose(core, 2, 3.0)
+    core.lost(worker(2), "end of stream", 3.0)
     actions = hold(core, 7, ranks=(0, 1), view=2)
     assert views(actions).servers == (0, 1) and views(actions).joined_servers == (1,)
     actions = core.handle(worker(2), say.Register("10.0.0.1", 0, "h0", "", "h0"), 4.0)

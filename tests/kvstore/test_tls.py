@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import socket
 import ssl
-import threading
 import time
 from dataclasses import replace
 
@@ -94,22 +93,23 @@ def test_large_and_small_frames_pass_in_both_directions_at_once_until_the_link_i
             end.read_header()
 
 
+def relayed(pass_on):
+    """Two sockets whose bytes are passed on by pass_on(source, target, towards the caller)."""
+    (mine, towards_caller), (theirs, towards_listener) = tcp(), tcp()
+    begun(pass_on, towards_caller, towards_listener, False)
+    begun(pass_on, towards_listener, towards_caller, True)
+    return mine, theirs
+
+
 def test_nothing_can_be_read_on_the_way(meet):
     seen = bytearray()
 
-    def between():
-        """Two sockets whose bytes pass through a recorder."""
-        (mine, towards_caller), (theirs, towards_listener) = tcp(), tcp()
-        for source, target in ((towards_caller, towards_listener), (towards_listener, towards_caller)):
-            threading.Thread(target=record, args=(source, target), daemon=True).start()
-        return mine, theirs
-
-    def record(source, target):
+    def record(source, target, towards_caller):
         while data := source.recv(1 << 16):
             seen.extend(data)
             target.sendall(data)
 
-    mine, theirs = meet(between=between)
+    mine, theirs = meet(between=lambda: relayed(record))
     secret = b"gradients and weights"
     mine.send(Header(Kind.PUSH, len(secret)).pack(), secret)
     assert theirs.read_payload(theirs.read_header()) == secret
@@ -143,24 +143,18 @@ def test_a_tls_handshake_that_drips_is_given_up(meet, monkeypatch):
     """The limit is for the whole handshake, also for its part inside TLS."""
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.5)
 
-    def between():
-        """Two sockets; the caller gets the answer in TLS as a byte now and then."""
-        (mine, towards_caller), (theirs, towards_listener) = tcp(), tcp()
-        threading.Thread(target=pass_on, args=(towards_caller, towards_listener), daemon=True).start()
-        threading.Thread(target=pass_on, args=(towards_listener, towards_caller, 0.1), daemon=True).start()
-        return mine, theirs
-
-    def pass_on(source, target, pause=0.0):
+    def pass_on(source, target, towards_caller):
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                drips = pause and data.startswith(TLS_HANDSHAKE)
+                drips = towards_caller and data.startswith(TLS_HANDSHAKE)
                 for part in map(bytes, zip(data, strict=True)) if drips else [data]:
                     target.sendall(part)
-                    time.sleep(pause if drips else 0.0)
+                    time.sleep(0.1 if drips else 0.0)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_RDWR)
 
-    assert "silent for 0.5 s during the TLS handshake" in str(meet(between=between)[0])
+    caller, _ = meet(between=lambda: relayed(pass_on))
+    assert "silent for 0.5 s during the TLS handshake" in str(caller)
 
 
 @pytest.mark.parametrize("years", [-20, 20])

@@ -157,9 +157,10 @@ def test_what_a_finished_worker_holds_is_committed_whenever_it_finishes():
 
 
 def test_a_loss_ends_a_job_that_is_not_elastic_or_whose_workers_are_not_all_ready():
-    core = registered()
+    core = registered(servers=2)
     core.handle(worker(0), say.Ready(), 0.0)
-    assert finished(lose(core, 1)) == [LOST]
+    for lost, reason in ((worker(1), LOST), (("server", 1), LOST.replace("worker", "server"))):
+        assert finished(copy.deepcopy(core).lost(lost, "end of stream", 1.0)) == [reason]
     core = registered(elastic=0)
     assert [each.reason for each in core.handle(worker(0), say.Ready(), 0.0)] == ["ready is not for the scheduler"]
     assert finished(lose(core, 1)) == [LOST]
