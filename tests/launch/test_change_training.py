@@ -8,33 +8,21 @@ from dmltrain.audit.count import count
 from launch.cli import job
 from tests.launch.conftest import ROOT, wait_for
 
-WORDS = [
-    "--kv-store",
-    "dist_sync",
-    "--network",
-    "mlp",
-    "--batch-size",
-    "16",
-    "--num-epochs",
-    "4",
-    "--emulate-step",
-    "0.1",
-]
+WORDS = "--kv-store dist_sync --network mlp --batch-size 16 --num-epochs 4 --emulate-step 0.1"
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["dist_async", "dist_sync --update-on-kvstore 1"])
 def test_a_rule_changes_an_elastic_job_with_a_view(launcher, kind):
-    words = ["--kv-store", *kind.split(), "--network", "mlp", "--batch-size", "16", "--num-epochs", "3"]
-    words += ["--emulate-step", "0.1", "--slow-worker", "1:2"]
+    words = f"--kv-store {kind} --network mlp --batch-size 16 --num-epochs 3 --emulate-step 0.1 --slow-worker 1:2"
     rule = ["--rule", "when straggler > 20 % set kv_store=dist_ssp staleness=4"]
-    launched = launcher.start("-n", 2, "-s", 1, "--elastic", *rule, ROOT / "examples/train_digits.py", *words)
+    program = [ROOT / "examples/train_digits.py", *words.split()]
+    launched = launcher.start("-n", 2, "-s", 1, "--elastic", *rule, *program)
     result = launched.wait()
     assert result.code == 0, result
     (change,) = launched.record["kvstore_changes"]
-    assert change["now"] == "kv_store=dist_ssp staleness=4" and change["by"].startswith(
-        "the rule 'when straggler > 20 %"
-    )
+    assert change["now"] == "kv_store=dist_ssp staleness=4"
+    assert change["by"].startswith("the rule 'when straggler > 20 %")
     assert b"kv_store=dist_ssp staleness=4" in launched.log("worker-0")
 
 
@@ -42,7 +30,7 @@ def test_a_rule_changes_an_elastic_job_with_a_view(launcher, kind):
 def test_a_worker_that_is_added_takes_its_part_of_the_samples_and_one_that_is_removed_hands_its_own_back(
     launcher, capsys
 ):
-    program = [ROOT / "examples/train_digits.py", *WORDS, "--audit", "audit"]
+    program = [ROOT / "examples/train_digits.py", *WORDS.split(), "--audit", "audit"]
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", *program)
     wait_for(lambda: b"View 1" in launched.log("worker-1"), "the first view")
     assert job(["add", str(launched.logs), "1"]) == 0

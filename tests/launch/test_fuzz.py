@@ -8,22 +8,12 @@ import json
 import pytest
 
 from launch import LaunchError, channels
-from launch.agent import commands, events
+from launch.agent import commands, events, protocol
 from launch.agent.channel import Incoming
 from launch.agent.commands import Entry, Peer, Spawn
 from launch.agent.events import StoppedProcess
 from launch.agent.gpus import Reports
-from launch.agent.protocol import (
-    EVENT,
-    HEADER,
-    HELLO,
-    NO_TASK,
-    OUTPUT,
-    ProtocolError,
-    decode_event,
-    encode_command,
-    encode_event,
-)
+from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
 from launch.channels import ChannelError
 from launch.channels.bridges.channel import BridgeChannel, frame
 from launch.job import hosts
@@ -86,7 +76,7 @@ def sent(kind: int, payload: bytes, task: int = NO_TASK) -> bytes:
 
 def streams() -> list[bytes]:
     """What agents send: a greeting, events and output."""
-    frames = [sent(EVENT, encode_event(each)) for each in EVENTS]
+    frames = [sent(EVENT, protocol.encode_event(each)) for each in EVENTS]
     whole = HELLO + sent(OUTPUT, b"Epoch[0] accuracy=0.5\n", 3).join(frames)
     return [whole, b"Welcome to h1\n" + HELLO + frames[0], *(HELLO + each for each in frames)]
 
@@ -95,7 +85,7 @@ def listen(data: bytes) -> None:
     """What the launcher does with the bytes of an agent."""
     for kind, _, payload in channels.frames(Pieces(data), 1.0):
         if kind == EVENT:
-            decode_event(payload, "h1")
+            protocol.decode_event(payload, "h1")
 
 
 def with_lengths(data: bytes) -> bytes:
@@ -121,7 +111,7 @@ def obey(data: bytes) -> None:
 
 
 def lines() -> list[bytes]:
-    each = [encode_command(command) + b"\0\n}{5" * isinstance(command, commands.File) for command in COMMANDS]
+    each = [protocol.encode_command(command) + b"\0\n}{5" * isinstance(command, commands.File) for command in COMMANDS]
     return [b"".join(each), *each]
 
 
