@@ -105,8 +105,11 @@ def test_addr_wins_and_the_others_join_its_network():
     told = Host("h1", "10.9.0.1")
     reached = {"h1": "10.0.0.1", "h2": "10.0.0.2"}
     assert choose([told, H2], have, reached=reached) == {"h1": ("10.9.0.1", "ib0"), "h2": ("10.9.0.2", "ib0")}
-    assert choose([told, H2], have, interface="eth0")["h1"] == ("10.9.0.1", "ib0")
-    assert choose([told, H2], have, interface="eth0")["h2"] == ("10.0.0.2", "eth0")
+    both = {"h1": ("10.9.0.1", "ib0"), "h2": ("10.0.0.2", "eth0")}
+    assert choose([told, H2], have, interface="eth0") == both
+    loopback = [Host("h1", "127.0.0.2"), Host("h2", "127.0.0.3")]
+    assert choose(loopback, pair())["h2"] == ("127.0.0.3", "lo"), "any loopback address"
+    assert choose([Host("h1", "10.0.0.9")], {"h1": []}) == {"h1": ("10.0.0.9", "")}, "interfaces are unknown"
 
 
 def test_addr_that_no_interface_has_or_is_a_name():
@@ -115,11 +118,6 @@ def test_addr_that_no_interface_has_or_is_a_name():
     assert "10.0.0.1/24 on eth0" in said and "10.1.0.1/24 on eth1 (unplugged)" in said
     said = refusal([Host("h1", "h1-ib", where="hosts:1")], {"h1": nics("eth0 10.0.0.1/24")})
     assert said.startswith("hosts:1: addr=h1-ib of h1 is not an IP address") and "10.0.0.1/24" in said
-
-
-def test_addr_may_be_any_loopback_address_and_anything_where_interfaces_are_unknown():
-    assert choose([Host("h1", "127.0.0.2"), Host("h2", "127.0.0.3")], pair())["h2"] == ("127.0.0.3", "lo")
-    assert choose([Host("h1", "10.0.0.9")], {"h1": []}) == {"h1": ("10.0.0.9", "")}
 
 
 def test_interface_takes_its_first_ipv4_address_else_ipv6():

@@ -216,9 +216,7 @@ def test_paths_that_fail_are_named_with_their_cure():
         "h2": {"h1": {"error": REFUSED}, "h3": {"error": UNAUTHENTICATED}},
     }
     found = paths({"h1": "10.0.0.1", "h2": "10.0.0.2", "h3": "10.0.0.3"}, reached)
-    assert [(each.host, each.message) for each in found] == [
-        ("h1", "cannot reach h3 at 10.0.0.3: timed out"),
-        ("h2", "cannot reach h1 at 10.0.0.1: refused"),
-        ("h2", "cannot reach h3 at 10.0.0.3: another program or host answers there"),
-    ]
+    assert [each.host for each in found] == ["h1", "h2", "h2"]
+    reasons = ["h3 at 10.0.0.3: timed out", "h1 at 10.0.0.1: refused", "h3 at 10.0.0.3: another program"]
+    assert all(reason in each.message for each, reason in zip(found, reasons, strict=True))
     assert all(each.code == 2 and "--subnet" in each.fix for each in found)

@@ -82,11 +82,8 @@ def test_the_steps_on_hosts_of_a_network_with_a_copy():
     course = Course(replace(FAR, copy_to="/copy"))
     preparation = course.preparation
     assert preparation.begin() == [Connect("a"), Connect("b")]
-    assert (preparation.step, preparation.waiting, preparation.waiting_for) == (
-        "connect",
-        "a, b (connecting)",
-        {"a", "b"},
-    )
+    assert (preparation.step, preparation.waiting) == ("connect", "a, b (connecting)")
+    assert preparation.waiting_for == {"a", "b"}
     assert course.connect() == [Copy("a", "/copy"), Copy("b", "/copy")]
     assert preparation.waiting == "a, b (copying)"
     asked = course.say(Copied("a", "all"), Copied("b", "all"))
@@ -104,10 +101,8 @@ def test_the_steps_on_hosts_of_a_network_with_a_copy():
     assert preparation.waiting == "a, b (connecting to the other hosts)" and not preparation.done
     assert course.reach() == []
     assert preparation.done and (preparation.step, preparation.waiting, preparation.waiting_for) == ("", "", set())
-    assert [(each.address, each.interface) for each in preparation.hosts.values()] == [
-        ("10.0.0.1", "eth1"),
-        ("10.0.0.2", "eth1"),
-    ]
+    found = [(each.address, each.interface) for each in preparation.hosts.values()]
+    assert found == [("10.0.0.1", "eth1"), ("10.0.0.2", "eth1")]
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -267,10 +262,8 @@ def test_a_check_continues_without_a_lost_host():
     assert preparation.handle(Ready("b", 10, 4)) == []
     probes = preparation.leave_out("c", "c: no such name", 125)
     assert [each.host for each in probes] == ["b"] and list(preparation.hosts) == ["b"]
-    assert [(each.host, each.message, each.code) for each in preparation.problems] == [
-        ("a", "a: no route to host", 2),
-        ("c", "c: no such name", 125),
-    ]
+    found = [(each.host, each.message, each.code) for each in preparation.problems]
+    assert found == [("a", "a: no route to host", 2), ("c", "c: no such name", 125)]
     (bind,) = preparation.handle(Probed("b", facts(2)))
     assert bind.command.reach is bind.command.throughput is False, "nobody is left to reach it"
 

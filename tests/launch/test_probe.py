@@ -144,7 +144,7 @@ def test_without_a_working_directory_it_is_the_root():
 # -- the program ---------------------------------------------------------------------------------------------------
 
 
-def test_programs_are_found_as_they_would_be_started(tmp_path):
+def test_programs_and_scripts_are_found_as_they_would_be_started(tmp_path):
     good = executable(tmp_path / "good", "")
     (tmp_path / "plain").write_text("")
     (tmp_path / "folder").mkdir()
@@ -159,15 +159,11 @@ def test_programs_are_found_as_they_would_be_started(tmp_path):
     assert state("./plain") == (f"{tmp_path}/./plain", False, False)
     assert state("./folder")[1:] == (True, False)
     assert state("train.py", script="train.py", python="/opt/none/python3") == ("", False, False)
-
-
-def test_a_script_is_looked_for_in_the_working_directory(tmp_path):
     (tmp_path / "train.py").write_text("")
-    request = {"workdir": str(tmp_path), "argv": ["train.py"]}
-    found = facts({**request, "script": "train.py"})
+    found = facts({"workdir": str(tmp_path), "argv": ["train.py"], "script": "train.py"})
     assert found["script"] == {"path": "train.py", "exists": True, "readable": True}
     assert found["program"]["path"] == sys.executable
-    assert facts({**request, "script": "other.py"})["script"]["exists"] is False
+    assert facts({"workdir": str(tmp_path), "script": "other.py"})["script"]["exists"] is False
 
 
 # -- the modules ---------------------------------------------------------------------------------------------------
@@ -187,13 +183,24 @@ def site_packages(python: str) -> Path:
 
 
 def test_another_python_is_asked_what_it_lacks(tmp_path, empty_python):
-    (tmp_path / "train.py").write_text("")
+    """Modules beside the script are found, also through a link. `packages` are those that are asked for."""
+    (tmp_path / "real").mkdir()
+    for name, text in {"train.py": "", "common.py": "", "one.py": "x = 1\n__version__ = '1.5'\n"}.items():
+        (tmp_path / "real" / name).write_text(text)
+    (tmp_path / "train.py").symlink_to("real/train.py")
     request = {"workdir": str(tmp_path), "argv": ["train.py"], "script": "train.py", "needs": ["json", "numpy", "yaml"]}
     assert look(**request)["inspection"]["missing"] == []
     there = look(**request, python=empty_python, unset=["PYTHONPATH"])["inspection"]
-    assert there["missing"] == ["numpy", "yaml"]
+    assert (there["missing"], there["local"]) == (["numpy", "yaml"], [])
     assert (there["executable"], there["version"]) == (empty_python, platform.python_version())
     assert there["packages"] == dict.fromkeys(["dmltrain", "torch", "mxnet", "numpy"])
+    request |= {"needs": ["common", "numpy"], "python": empty_python}
+    there = look(**request)["inspection"]
+    assert (there["missing"], there["local"]) == (["numpy"], ["common"])
+    request |= {"workdir": str(tmp_path / "real"), "script": "", "needs": ["one", "two"]}
+    there = look(**request, packages=["one", "two"])["inspection"]
+    assert there["packages"] == {"one": "1.5", "two": None}
+    assert (there["missing"], there["local"]) == (["two"], []), "a package that was asked for is none of the user's"
 
 
 def test_versions_come_without_an_import(tmp_path, empty_python):
@@ -212,16 +219,6 @@ def test_versions_come_without_an_import(tmp_path, empty_python):
     own = dmltrain.__version__
     assert found["packages"] == {"dmltrain": own, "torch": "2.9.1+cpu", "mxnet": "1.9.1", "numpy": "unknown"}
     assert not (tmp_path / "imported").exists()
-
-
-def test_modules_beside_the_script_are_found_through_a_link_too(tmp_path, empty_python):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real/train.py").write_text("")
-    (tmp_path / "real/common.py").write_text("")
-    (tmp_path / "train.py").symlink_to("real/train.py")
-    request = {"workdir": str(tmp_path), "script": "train.py", "argv": ["train.py"], "needs": ["common", "numpy"]}
-    found = look(**request, python=empty_python)["inspection"]
-    assert (found["missing"], found["local"]) == (["numpy"], ["common"])
 
 
 def test_the_jobs_environment_decides_what_is_found(tmp_path, empty_python, monkeypatch):
@@ -298,14 +295,6 @@ def test_an_answer_is_found_behind_whatever_else_is_printed():
 def test_a_name_that_cannot_be_one_of_a_program_is_named_with_the_reason(tmp_path):
     error = look(workdir=str(tmp_path), python="a\0b")["inspection"]["error"]
     assert error == "a\0b cannot be started: embedded null byte"
-
-
-def test_versions_are_those_of_the_packages_that_were_asked_for(tmp_path, empty_python):
-    (tmp_path / "one.py").write_text("x = 1\n__version__ = '1.5'\n")
-    request = {"workdir": str(tmp_path), "python": empty_python, "packages": ["one", "two"]}
-    found = look(**request, needs=["one", "two"])["inspection"]
-    assert found["packages"] == {"one": "1.5", "two": None}
-    assert (found["missing"], found["local"]) == (["two"], []), "a package that was asked for is none of the user's"
 
 
 HANGS = "exec sleep 300"

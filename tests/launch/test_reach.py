@@ -118,14 +118,6 @@ def test_an_unauthenticated_port_is_not_the_peer(agents, other_program, answer):
     assert finish(first) == [{"h7": {"error": UNAUTHENTICATED}}]
 
 
-def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
-    first, second = agents[:2]
-    with contextlib.closing(Reach("127.0.0.7", "another job", "h7")) as other:
-        first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]], LONG)
-        result = finish_first(first, second, other)
-        assert result == dict.fromkeys(["h9", "h7", "itself"], {"error": UNAUTHENTICATED})
-
-
 def test_an_unauthenticated_caller_learns_nothing_and_blocks_no_other_nor_does_one_that_breaks_off(agents):
     first, second = agents[:2]
     for data in (b"", b"hello"):
@@ -232,12 +224,18 @@ def test_an_agent_that_has_no_descriptor_left_drops_a_unauthenticated_peer(talk)
         assert len(os.listdir(f"/proc/{pid}/fd")) <= few
 
 
-def test_names_and_tokens_of_any_text_are_proved():
-    here, there = (Reach(f"127.0.0.{number}", "\udcff token", f"h\udce9{number}") for number in (2, 3))
-    here.begin([["h\udce93", *address(there)], ["h\udce94", *address(there)]], LONG)
-    result = finish_first(here, there)
-    assert "ms" in result["h\udce93"] and result["h\udce94"] == {"error": UNAUTHENTICATED}
-    for each in (here, there):
+def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
+    """Names and tokens are of any text."""
+    first, second = agents[:2]
+    with contextlib.closing(Reach("127.0.0.7", "another job", "h7")) as other:
+        first.begin([["h9", *address(second)], ["h7", *address(other)], ["itself", *address(first)]], LONG)
+        result = finish_first(first, second, other)
+        assert result == dict.fromkeys(["h9", "h7", "itself"], {"error": UNAUTHENTICATED})
+    odd = [Reach(f"127.0.0.{number}", "\udcff token", f"h\udce9{number}") for number in (7, 8)]
+    odd[0].begin([["h\udce98", *address(odd[1])], ["h\udce94", *address(odd[1])]], LONG)
+    result = finish_first(*odd)
+    assert "ms" in result["h\udce98"] and result["h\udce94"] == {"error": UNAUTHENTICATED}
+    for each in odd:
         each.close()
 
 

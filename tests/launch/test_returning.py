@@ -99,10 +99,14 @@ def test_a_host_that_the_job_does_not_lack_is_not_used(job):
     assert come(job) == [("worker-4", "b", 6)]
 
 
-def test_a_host_that_is_gone_from_the_file_is_not_tried(job):
+def test_a_host_that_is_gone_from_the_file_is_not_tried_nor_does_one_hold_up_the_end():
+    job = losing()
     a, b, c, e = LISTED
     job.say(Listed((a, c, e)))
     assert job.supervisor.deadline == math.inf
+    job = losing()
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.changes.returning.deadline == math.inf
 
 
 def test_a_host_that_was_removed_on_purpose_stays_away(job):
@@ -113,8 +117,3 @@ def test_a_host_that_was_removed_on_purpose_stays_away(job):
     assert job.exit(5, 0) == [Send("b", Stop(5.0))]
     job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
     assert job.supervisor.deadline == math.inf
-
-
-def test_a_host_that_waits_for_its_next_try_does_not_hold_up_the_end(job):
-    job.finish(WORKER_0, WORKER_2)
-    assert job.supervisor.changes.returning.deadline == math.inf

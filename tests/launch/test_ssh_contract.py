@@ -114,7 +114,7 @@ def test_reading_and_writing_at_once_do_not_wait_for_each_other(talk):
 
     threading.Thread(target=send, daemon=True).start()
     assert talk.until("ended")["left"] == []
-    assert sent.is_set()
+    assert sent.wait(SECONDS)
     assert talk.printed > 1_000_000
 
 

@@ -31,19 +31,14 @@ def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_what_is_sent_is_the_commands_input_and_its_output_comes_back():
-    proxy = ProxyCommand("sh -c 'read line; echo \"<$line>\"; cat'")
+def test_what_is_sent_is_the_commands_input_and_it_ends_with_its_connection(tmp_path):
+    proxy = ProxyCommand(f"sh -c 'echo $$ > {tmp_path}/pid; read line; echo \"<$line>\"; exec cat'")
+    pid = pid_in(tmp_path / "pid")
+    assert os.getsid(pid) == pid, "a session of its own"
     assert proxy.line.send(b"hello\n") == 6
     assert received(proxy.line) == b"<hello>\n"
     assert proxy.line.send(b"more") == 4
     assert received(proxy.line) == b"more"
-    proxy.line.close()
-
-
-def test_the_command_ends_with_its_connection(tmp_path):
-    proxy = ProxyCommand(f"sh -c 'echo $$ > {tmp_path}/pid; exec cat'")
-    pid = pid_in(tmp_path / "pid")
-    assert os.getsid(pid) == pid, "a session of its own"
     proxy.line.close()
     wait_for(lambda: not psutil.pid_exists(pid), "its end, reaped")
 
@@ -107,24 +102,18 @@ def test_the_first_failure_is_kept_and_none_after_the_close():
         with pytest.raises(error):
             call(b"x")
     assert line.failure is first
-    closed = Line(Broken(OSError(9, "closed")), lambda: None)
-    closed.close()
-    with pytest.raises(OSError):
-        closed.recv(1)
-    assert closed.failure is None
-
-
-def test_a_line_is_closed_once_whatever_that_says():
     ends = []
 
     def end() -> None:
         ends.append(1)
         raise OSError(9, "bad descriptor")
 
-    line = Line(Broken(), end)
-    line.close()
-    line.close()
-    assert ends == [1]
+    closed = Line(Broken(OSError(9, "closed")), end)
+    closed.close()
+    closed.close()
+    with pytest.raises(OSError):
+        closed.recv(1)
+    assert closed.failure is None and ends == [1], "it is closed once, whatever that says"
 
 
 class Clogged:

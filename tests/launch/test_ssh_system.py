@@ -110,9 +110,11 @@ def test_the_error_for_a_changed_key_has_both_fingerprints_and_the_command_that_
     assert full.code == bare.code == 2
 
 
-def test_other_exit_codes_are_those_of_the_shell_there(tmp_path):
+def test_other_exit_codes_are_those_of_the_shell_there_and_ssh_may_not_be_installed(tmp_path):
     error = refused(tmp_path, "sh: 1: python: not found\n", code=127)
     assert f"h1 (hosts:3): {sys.executable} was not found there (sh: 1: python: not found)" in str(error)
+    with pytest.raises(LaunchError, match="no-such-ssh is not installed .*openssh-client, or use --ssh para"):
+        connect(HOST, "mark", Ssh(("no-such-ssh",)), SECONDS)
 
 
 def test_a_login_to_a_busy_server_is_retried_until_it_succeeds(tmp_path):
@@ -125,12 +127,6 @@ def test_a_login_to_a_busy_server_is_retried_until_it_succeeds(tmp_path):
     channel.terminate()
     channel.close()
     assert not ssh.starting
-
-
-def test_a_server_that_stays_busy_is_an_error_at_the_deadline(tmp_path):
-    error = refused(tmp_path, RESET, seconds=0.5)
-    assert "raise MaxStartups in its sshd_config" in str(error) or "no answer from n1 within 0.5 s" in str(error)
-    assert error.code == 125
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -149,7 +145,10 @@ def test_what_is_still_connecting_ends_with_the_job(tmp_path, begun):
     assert isinstance(error, LaunchError) and error.code == 125 and not ssh.starting
 
 
-def test_an_ssh_that_reads_nothing_is_given_up_in_time(tmp_path):
+def test_a_server_that_stays_busy_and_an_ssh_that_reads_nothing_are_given_up_in_time(tmp_path):
+    error = refused(tmp_path, RESET, seconds=0.5)
+    assert "raise MaxStartups in its sshd_config" in str(error) or "no answer from n1 within 0.5 s" in str(error)
+    assert error.code == 125
     began = time.monotonic()
     with pytest.raises(LaunchError, match=r"^h1 \(hosts:3\): .* within 0\.3 s") as caught:
         connect(HOST, "mark", ssh_that(tmp_path, "exec sleep 300"), 0.3)
@@ -209,8 +208,3 @@ def test_a_write_that_stalls_fails_and_so_does_one_behind_it(tmp_path):
             pass
     channel.terminate()
     channel.close()
-
-
-def test_no_ssh_is_installed():
-    with pytest.raises(LaunchError, match="no-such-ssh is not installed .*openssh-client, or use --ssh para"):
-        connect(HOST, "mark", Ssh(("no-such-ssh",)), SECONDS)

@@ -71,10 +71,8 @@ def rows(job: Job3) -> list[dict]:
 def test_it_is_started_again_on_its_host_and_all_are_told_where(job):
     job.now += 8
     assert job.exit(SCHEDULER, -9) == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
-    assert job.notices == [
-        "scheduler 0 (pid 100 on a) was killed by SIGKILL; 3 workers are left; "
-        "starting the scheduler again on a, 1 of 2"
-    ]
+    (notice,) = job.notices
+    assert "3 workers are left; starting the scheduler again on a, 1 of 2" in notice
     start, *told = job.bound("a")
     (spawn,) = start.command.tasks
     assert (start.host, spawn.task, spawn.listens, start.command.follows) == ("a", NEXT, True, True)

@@ -168,11 +168,9 @@ def test_stopped_processes_are_named(clock):
     clock.exit(WORKER_0, 3)
     clock.say(Stopped("b", ((104, WORKER_1), (999, WORKER_1), (998, None))))
     lines = report.failure(clock.end(3), lambda task: [], "logs")
-    assert lines[-3:] == [
-        "worker 1 (pid 104 on b) is stopped (SIGSTOP?)",
-        "a descendant (pid 999) of worker 1 (pid 104 on b) is stopped (SIGSTOP?)",
-        "a process (pid 998 on b) is stopped (SIGSTOP?)",
-    ]
+    who = "worker 1 (pid 104 on b)"
+    named = [who, f"a descendant (pid 999) of {who}", "a process (pid 998 on b)"]
+    assert lines[-3:] == [f"{each} is stopped (SIGSTOP?)" for each in named]
 
 
 def test_a_lost_agent_is_replaced_once(clock):
@@ -253,21 +251,26 @@ def test_a_process_that_was_stopped_and_kept_the_job_from_its_end_is_the_cause(c
     assert cause.text == "server 1 (pid 102 on b) did not end: it is stopped"
 
 
-def test_the_record_has_how_each_process_ended_and_whether_the_launcher_ended_it(clock):
-    clock.exit(SERVER_0, 0)
-    clock.exit(WORKER_1, -signal.SIGSEGV)
-    clock.exit(WORKER_0, -signal.SIGTERM)
+def test_record_and_report_have_how_each_process_ended_and_whether_the_launcher_ended_it():
+    clock = Clock(started=4)
+    clock.exit(SERVER_0, 75)
+    clock.exit(SERVER_1, 0)
+    clock.exit(WORKER_0, -signal.SIGSEGV)
+    clock.exit(SCHEDULER, -signal.SIGTERM)
     rows = report.record(clock.supervisor, "0", Options(), 0.0, None)["processes"]
     told = [(row["exit_code"], row["signal"], row["ended_by_launcher"]) for row in rows]
     still, segv = (None, None, False), (139, "SIGSEGV", False)
-    assert told == [still, (0, None, False), still, (143, "SIGTERM", True), segv]
-
-
-def test_a_long_line_is_cut_in_the_report_of_a_failure(clock):
-    clock.exit(WORKER_0, 1)
+    assert told == [(143, "SIGTERM", True), (75, None, False), (0, None, False), segv, still]
+    assert [process.fate for process in clock.supervisor.processes] == [
+        "scheduler 0 (pid 100 on a) was killed by SIGTERM",
+        "server 0 (pid 101 on a) exited with code 75 (it lost another process of the job)",
+        "server 1 (pid 102 on b) exited with code 0",
+        "worker 0 (pid 103 on a) was killed by SIGSEGV",
+        "worker 1 (on b) has not ended",
+    ]
     lines = report.failure(clock.supervisor, lambda task: ["short", "x" * 10_000], "logs")
     assert lines[1:3] == ["its last lines (logs/worker-0.log):", "    short"]
-    assert lines[3].startswith("    xxx") and 100 < len(lines[3]) < 1000
+    assert lines[3].startswith("    xxx") and 100 < len(lines[3]) < 1000, "a long line is cut"
 
 
 def test_what_is_left_is_an_error(clock):
@@ -371,27 +374,18 @@ def test_every_host_that_cannot_be_reached_is_named_in_the_order_of_the_hosts():
     assert supervisor.cause.text == "the launcher got SIGINT\nb: no such name", "what comes in between hides nothing"
 
 
-def preparing(*names: str) -> Supervisor:
-    """All of these hosts have an agent that is still at something."""
-    return begun(*map(Connected, names), hosts=[Host(name, "10.0.0.1", "python3") for name in names])
-
-
-def test_refusals_of_all_hosts_are_reported_together_at_once():
-    supervisor = preparing("a", "b", "c")
+@pytest.mark.parametrize("all_refuse", [True, False])
+def test_the_first_refusal_gives_the_others_a_moment_and_the_second_no_more(all_refuse):
+    """All are reported together, and at once if no host is left."""
+    hosts = [Host(name, "10.0.0.1", "python3") for name in "abc"]
+    supervisor = begun(*map(Connected, "abc"), hosts=hosts)
     assert supervisor.handle(Refused("b", "b: no room", 2), 5.0) == []
-    assert supervisor.handle(Refused("a", "a: no room", 2), 5.25) == []
-    assert len(supervisor.handle(Refused("c", "c: no room", 2), 5.5)) == 3
-    assert supervisor.cause.text == "a: no room\nb: no room\nc: no room"
-
-
-def test_the_first_refusal_gives_the_others_a_moment_and_the_second_no_more():
-    supervisor = preparing("a", "b", "c")
-    supervisor.handle(Refused("b", "b: no room", 2), 5.0)
     assert supervisor.handle(Tick(), 5.5) == []
     assert supervisor.handle(Refused("a", "a: no room", 2), 5.9) == []
     assert supervisor.deadline < 6.5, "what c is at may take long"
-    assert len(supervisor.handle(Tick(), 6.5)) == 3
-    assert supervisor.cause.text == "a: no room\nb: no room"
+    last = Refused("c", "c: no room", 2) if all_refuse else Tick()
+    assert len(supervisor.handle(last, 5.95 if all_refuse else 6.5)) == 3
+    assert supervisor.cause.text == "a: no room\nb: no room" + "\nc: no room" * all_refuse
 
 
 def test_an_interrupted_start_does_not_wait_for_a_connection():
@@ -500,17 +494,3 @@ def test_hosts_run_the_program_by_their_own_python_or_by_their_agents():
     rows = [(each.host, row.task, row.argv, row.workdir, row.script) for each in starts for row in each.command.tasks]
     assert rows == [("a", 0, programs[0], "/", "train.py"), ("b", 1, programs[1], "/", "train.py")]
     assert {each.command.unset for each in starts} == {OWNED}
-
-
-def test_the_fate_of_a_process_as_text():
-    clock = Clock(started=4)
-    clock.exit(SCHEDULER, 0)
-    clock.exit(SERVER_0, -signal.SIGSEGV)
-    clock.exit(WORKER_0, 75)
-    assert [process.fate for process in clock.supervisor.processes] == [
-        "scheduler 0 (pid 100 on a) exited with code 0",
-        "server 0 (pid 101 on a) was killed by SIGSEGV",
-        "server 1 (pid 102 on b) has not ended",
-        "worker 0 (pid 103 on a) exited with code 75 (it lost another process of the job)",
-        "worker 1 (on b) has not ended",
-    ]

@@ -398,9 +398,8 @@ def test_a_copy_that_was_cut_off_knows_what_it_had_begun(source, to):
     assert tree(to) == tree(source)
 
 
-def test_agents_that_share_a_folder_share_its_list(source, tmp_path):
+def test_agents_that_share_a_folder_share_its_list(source, to):
     """One copies x while the other, which has read the list before, is about to copy y."""
-    to = tmp_path / "to"
     copy(source, to)
     slow, fast = Agent("h1"), Agent("h2")
     slow.write(message(do="sync", to=str(to)))
@@ -430,14 +429,6 @@ def test_paths_to_remove_that_nobody_asked_about_are_refused_or_left_alone(sourc
     assert (to / "own").exists() and (to / "train.py").exists()
     agent.write(message(do="remove", paths=["own"], last=True))
     assert agent.last("refused")["code"] == 125
-
-
-def test_the_list_of_a_source_that_is_itself_a_copy_is_not_copied(source, tmp_path):
-    copy(source, tmp_path / "first")
-    (tmp_path / "first/lib/deep/a.txt").unlink()
-    copy(tmp_path / "first", tmp_path / "second")
-    assert tree(tmp_path / "second") == tree(tmp_path / "first")
-    assert b"a.txt" not in (tmp_path / "second" / os.fsdecode(LIST)).read_bytes()
 
 
 NAMES = st.binary(min_size=1, max_size=6).filter(
@@ -622,26 +613,34 @@ def test_a_file_that_cannot_be_read_is_named(source):
         manifest(source)
 
 
-# -- the same folder -------------------------------------------------------------------------------------------------
-
-
-def test_the_source_itself_is_found_and_left_alone(source, tmp_path):
+def test_the_source_itself_is_found_and_left_alone_and_the_list_of_one_that_is_a_copy_is_not_copied(source, tmp_path):
     (tmp_path / "alias").symlink_to(source)  # as a file system that is shared under another name
     before = tree(source)
     sync, agent = copy(source, tmp_path / "alias")
     assert sync.lines() == ["h1: has the folder itself, nothing to copy"]
     assert [event["event"] for event in agent.events] == ["destination"]
     assert tree(source) == before
+    copy(source, tmp_path / "first")
+    (tmp_path / "first/lib/deep/a.txt").unlink()
+    copy(tmp_path / "first", tmp_path / "second")
+    assert tree(tmp_path / "second") == tree(tmp_path / "first")
+    assert b"a.txt" not in (tmp_path / "second" / os.fsdecode(LIST)).read_bytes()
 
 
 def test_a_source_that_its_hosts_can_only_read_is_up_to_date(source, tmp_path, read_only):
+    """What matters of a file there is whether it can be executed if it is to be."""
+    fill(source, {"tool": "abc"})
     to = read_only(source)
     sync, agent = copy(source, to)
     assert agent.last("synced")["files"] == 0
     (source / "train.py").write_text("changed")
     other = fill(tmp_path / "other", {"train.py": "other"})
-    with pytest.raises(LaunchError, match=f"cannot write {to} on h1: Read-only file system; choose another"):
+    with pytest.raises(LaunchError, match=f"cannot write {to} on h1: Read-only file system"):
         copy(other, to)
+    os.chmod(source / "tool", 0o644)
+    assert answer(to, [row(0, "tool", 0o600, 5)])["event"] == "synced"
+    said = answer(to, [row(0, "tool", 0o755, 5)])
+    assert said["event"] == "refused" and "Read-only file system" in said["message"]
 
 
 @pytest.fixture
@@ -751,15 +750,6 @@ def test_a_lying_agent_ends_the_copy(source, lie):
     assert refused.value.code == 125
 
 
-def test_answers_that_nobody_asked_for_are_refused(source):
-    sync = Sync(source, partial(manifest, source), ["h1"], patience=0.01)
-    for _ in range(2):
-        assert sync.take(events.Wanted("h1", (), 0, True))
-    with pytest.raises(ProtocolError, match="more answers about the copy than expected"):
-        sync.take(events.Wanted("h1", (), 0, True))
-    sync.take(Refused("h1", "it cannot", 2))  # which needs no room
-
-
 def test_very_many_entries_and_entries_without_a_destination_are_refused(tmp_path):
     agent = Agent()
     agent.receiver.most = 2
@@ -787,14 +777,6 @@ def test_a_file_that_gives_way_to_another_or_comes_otherwise_is_dropped_and_can_
     agent.write(file(1, b"abc"))
     assert agent.last("synced") == {"event": "synced", "files": 1, "bytes": 3, "changed": [], "notes": []}
     assert (tmp_path / "w").read_bytes() == b"abc"
-
-
-def test_only_what_cannot_be_executed_matters_of_a_file_that_can_only_be_read(tmp_path, read_only):
-    to = read_only(fill(tmp_path / "to", {"tool": "abc"}))
-    os.chmod(tmp_path / "to/tool", 0o644)
-    assert answer(to, [row(0, "tool", 0o600, 5)])["event"] == "synced"
-    said = answer(to, [row(0, "tool", 0o755, 5)])
-    assert said["event"] == "refused" and "Read-only file system" in said["message"]
 
 
 def test_a_folder_that_is_another_disk_gets_its_files_there(small):
@@ -837,6 +819,15 @@ def test_cancelling_and_a_broken_channel_end_the_copy_with_nothing(source, tmp_p
         assert waits.result() is None
     with pytest.raises(Over):
         manifest(source, cancelled=lambda: True)
+
+
+def test_answers_that_nobody_asked_for_are_refused(source):
+    sync = Sync(source, partial(manifest, source), ["h1"], patience=0.01)
+    answer = events.Wanted("h1", (), 0, True)
+    assert sync.take(answer) and sync.take(answer)
+    with pytest.raises(ProtocolError, match="more answers"):
+        sync.take(answer)
+    sync.take(Refused("h1", "it cannot", 2))  # which needs no room
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -105,24 +105,19 @@ def test_the_time_of_processes_that_have_ended_stays(kernel, found):
 def test_orphans_and_new_processes_are_found_and_others_are_not_read_again(kernel, found):
     kernel.has(60, 50, 1.0)
     kernel.has(61, 60, 1.0)
+    kernel.has(63, 64, 0.5)  # whose parent ended after the list of pids was made
+    kernel.has(70, 1, 9.0)
     assert found.use()[0] == 2.0
     kernel.lost(60)  # its child is adopted; the agent has not yet collected it
     kernel.has(61, 50, 1.5)
     kernel.has(62, 61, 4.0)
+    kernel.has(63, 50, 0.5)
     kernel.has(1, 0, name="unread")
     (kernel.folder / "1" / "stat").write_text("unreadable")
-    assert found.use()[0] == 5.5
-
-
-def test_what_was_another_process_or_had_a_parent_that_was_missed_is_found_in_time(kernel, found):
-    """The parent of 61 ended after the list of pids was made."""
-    kernel.has(60, 1, 9.0)
-    kernel.has(61, 62, 1.0)
-    assert found.use()[0] == 0
-    kernel.has(61, 50, 1.0)
-    assert found.use()[0] == 1.0
-    kernel.has(60, 50, 1.0)
-    assert [found.use()[0] for _ in range(JobProcesses.RENEW)][-1] == 2.0
+    assert found.use()[0] == 6.0
+    kernel.has(1, 0)
+    kernel.has(70, 50, 1.0)
+    assert [found.use()[0] for _ in range(JobProcesses.RENEW)][-1] == 7.0, "another process has that pid"
 
 
 # -- what nvidia-smi prints ----------------------------------------------------------------------------------------
@@ -165,7 +160,7 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(text))
 
 
-def test_rows(tmp_path):
+def test_rows_and_a_file_that_cannot_be_made(tmp_path):
     notes: list[str] = []
     file = UsageFile(LogFolder(tmp_path), notes.append, lambda: 1795376581.8984)
     assert not (tmp_path / "usage.csv").exists(), "a job without samples has none"
@@ -180,17 +175,13 @@ def test_rows(tmp_path):
     )
     assert rows(tmp_path / "usage.csv")[1]["host"] == 'h"2,'
     assert notes == []
-
-
-def test_a_file_that_cannot_be_made_is_noted_once(tmp_path):
-    folder, notes = LogFolder(tmp_path), []
-    (tmp_path / "usage.csv").mkdir()
-    file = UsageFile(folder, notes.append)
+    file = UsageFile(LogFolder(tmp_path / "other"), notes.append)
+    (tmp_path / "other/usage.csv").mkdir()
     file.write(FULL)
     file.write(FULL)
     file.close()
     (note,) = notes
-    assert note.startswith(f"{tmp_path}/usage.csv ends here: File exists")
+    assert note.startswith(f"{tmp_path}/other/usage.csv ends here: File exists")
 
 
 def test_a_disk_that_is_full_leaves_whole_rows(tmp_path):

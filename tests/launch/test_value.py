@@ -45,23 +45,20 @@ def test_what_are_no_fields_is_refused(args, named, said):
         Pair(*args, **named)
 
 
-def test_values_of_one_class_are_equal_by_their_fields():
+def test_values_of_one_class_are_equal_by_their_fields_and_shown_with_them():
     assert Pair(1) == Pair(1, "two")
     assert Pair(1) != Pair(2) and Pair(1) != Pair(1, "b")
     assert Pair(1) != Other(1) and Pair(1) != 1
     assert hash(Pair(1, rest=())) == hash(Pair(1, "two", ()))
     assert len({Pair(number % 2, rest=()) for number in range(4)}) == 2
-
-
-def test_a_value_is_shown_with_its_fields():
     assert repr(Pair(1, "b")) == "Pair(first=1, second='b', rest=[])"
 
 
 def test_a_value_does_not_change():
     made = Pair(1)
-    with pytest.raises(FrozenInstanceError, match="^cannot assign to field 'first'$"):
+    with pytest.raises(FrozenInstanceError, match="assign to field 'first'"):
         made.first = 2
-    with pytest.raises(FrozenInstanceError, match="^cannot delete field 'first'$"):
+    with pytest.raises(FrozenInstanceError, match="delete field 'first'"):
         del made.first
     assert made == Pair(1)
     with pytest.raises(TypeError, match="always frozen"):
