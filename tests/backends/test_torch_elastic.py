@@ -50,14 +50,19 @@ def backward(model, step, dealt):
     (model(images).pow(2).sum() / dealt).backward()
 
 
+def begin(optimizer, model, step, dealt=3 * OWN):
+    """A round with gradients of this step."""
+    optimizer.round(dealt, np.array(RECEIPT))
+    optimizer.zero_grad()
+    backward(model, step, dealt)
+
+
 def run(model, store, kind="sgd", dealt=3 * OWN, steps=STEPS):
     """Train; returns the optimizer and the committed receipt of each step."""
     optimizer = distribute(model, OPTIMIZERS[kind](model.parameters()), store, average=False, defer=True)
     committed = []
     for step in range(steps):
-        optimizer.round(dealt, np.array(RECEIPT))
-        optimizer.zero_grad()
-        backward(model, step, dealt)
+        begin(optimizer, model, step, dealt)
         optimizer.step()
         committed.append(optimizer.committed.tolist())
     return optimizer, committed
@@ -203,10 +208,8 @@ def test_a_round_without_samples_changes_nothing(kind):
     (model(torch.zeros(1, 4)).sum() * 0.0).backward()
     optimizer.step()
     assert all(map(torch.equal, state(), before)) and len(before) > 1 and not optimizer._pending
-    optimizer.round(12, np.array(RECEIPT))
-    optimizer.zero_grad()
-    backward(model, STEPS, 12)  # goes on as if that round had not been
-    optimizer.step()
+    begin(optimizer, model, STEPS)
+    optimizer.step()  # goes on as if that round had not been
     assert torch.equal(weights(model), expected([3] * (STEPS + 1), kind))
 
 
@@ -240,9 +243,7 @@ def clipped(changes=()):
     model, store, norms = network(), ChangingStore(changes=changes), []
     optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store, average=False)
     for step in range(STEPS):
-        optimizer.round(3 * OWN, np.array(RECEIPT))
-        optimizer.zero_grad()
-        backward(model, step, 3 * OWN)
+        begin(optimizer, model, step)
         optimizer.reduce_gradients()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
         optimizer.reduce_gradients()  # again: nothing
@@ -327,8 +328,7 @@ def test_rates_are_multiplied_where_weights_change_and_nowhere_else(kind):
     expected_ = OPTIMIZERS[kind](twin.parameters())
     own = [group["lr"] for group in inner.param_groups]
     optimizer.rate_factor = 0.75
-    optimizer.round(3 * OWN, np.array(RECEIPT))
-    backward(model, 0, 3 * OWN)
+    begin(optimizer, model, 0)
     backward(twin, 0, OWN)
     for group in expected_.param_groups:
         group["lr"] *= 0.75

@@ -21,11 +21,8 @@ def test_newer_releases_are_used(version):
 
 @pytest.mark.parametrize("version", ["2.9.1", "2.4.0+cpu", "1.13.1", "0.4.1", "unknown", ""])
 def test_older_releases_are_refused_with_the_fix(version):
-    with pytest.raises(
-        UserError,
-        match=rf"^PyTorch {re.escape(version)} is installed, expected 2.10 or newer: .*"
-        r"CVE-2025-32434, CVE-2026-24747.*pip install --upgrade 'torch>=2.10'$",
-    ):
+    facts = rf"^PyTorch {re.escape(version)} .* 2.10 .*CVE-2025-32434, CVE-2026-24747.*pip install .*'torch>=2.10'$"
+    with pytest.raises(UserError, match=facts):
         release.check(version)
 
 
@@ -49,13 +46,14 @@ TorchBackend().decode(b"")
 """
 
 
+QUIET = "from dmltrain import errors; errors.end_scripts_without_traceback()\n"
+
+
 @pytest.mark.parametrize(
     "command",
     [
         ["examples/train_digits.py", "--kv-store", "local", "--num-epochs", "1"],
-        ["-c", "from dmltrain import errors; errors.end_scripts_without_traceback();" + SCRIPT],
-        ["-c", "from dmltrain import errors; errors.end_scripts_without_traceback()" + STORE],
-        ["-c", "from dmltrain import errors; errors.end_scripts_without_traceback()" + DECODE],
+        *(["-c", QUIET + program] for program in (SCRIPT, STORE, DECODE)),
     ],
     ids=["training program", "script", "optimizer of a store", "checkpoint"],
 )
@@ -64,12 +62,7 @@ def test_a_program_with_an_older_release_ends_with_the_fix(command, tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text('__version__ = "2.9.1"')
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DML")}
-    ended = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-    )
+    environment["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
+    ended = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
-    assert "PyTorch 2.9.1 is installed, expected 2.10 or newer" in ended.stderr and "Traceback" not in ended.stderr
+    assert "PyTorch 2.9.1 is installed" in ended.stderr and "Traceback" not in ended.stderr
