@@ -82,12 +82,7 @@ def test_zip_lists_of_grids_and_cells_that_are_the_same():
     assert cells(parse(text.encode(), Path("x.yaml")), FLAGS).merged == 2
 
 
-def test_values_of_the_grid_are_expressions_too():
-    text = PROGRAM + "grid: {lr: [0.05, 0.05 * devices], devices: [1, 2]}\noptions: {devices: 'cpu:{devices}'}\n"
-    assert ids(text) == ["lr=0.05,devices=1", "lr=0.05,devices=2", "lr=0.1,devices=2"]
-
-
-def test_values_as_words():
+def test_values_as_words_and_expressions():
     text = PROGRAM + (
         "options: {lr: 1e-3, wd: -0.5, data-dir: no, lr-step-epochs: '30,60', mom: null,\n"
         " add-stn: true, monitor: false, model-prefix: 'runs/{cell}', data-train: 'p{rank}.rec', disp-batches: 010}\n"
@@ -98,9 +93,9 @@ def test_values_as_words():
         *("--model-prefix", "runs/batch-size=8", "--data-train", "p{rank}.rec", "--disp-batches", "10"),
         *("--batch-size", "8"),
     )
-
-
-def test_a_foreign_program_gets_every_variable_that_is_not_set_to_null():
+    text = PROGRAM + "grid: {lr: [0.05, 0.05 * devices], devices: [1, 2]}\noptions: {devices: 'cpu:{devices}'}\n"
+    assert ids(text) == ["lr=0.05,devices=1", "lr=0.05,devices=2", "lr=0.1,devices=2"]
+    # a foreign program gets every variable that is not set to null
     text = PROGRAM + "grid: {depth: [3], rule: [fast]}\noptions: {speed: 2 if rule == 'fast' else 1, rule: null}\n"
     assert made(text, flags=None)[0].words == ("--speed", "2", "--depth", "3")
 
@@ -221,17 +216,14 @@ def with_set(*words: str, small: bool = False):
 def test_set_replaces_an_option_of_all_cells():
     found = with_set("num_epochs=3", "--servers=2", "lr=0.2 * devices", "wd=1e-4", "data-dir='7'")
     first = cells(found, FLAGS).all[0]
-    assert " ".join(first.words) == (
-        "--num-epochs 3 --devices cpu:1 --lr 0.2 --wd 0.0001 --data-dir 7 --num-layers 50 --seed 0"
-    )
+    expected = "--num-epochs 3 --devices cpu:1 --lr 0.2 --wd 0.0001 --data-dir 7 --num-layers 50 --seed 0"
+    assert " ".join(first.words) == expected
     assert first.servers == 2 and found.digest != with_set().digest
     assert with_set("num-epochs=3").changed == "num-epochs 3 (in the file: 12)"
     small = with_set("num-epochs=3", "lr=", small=True)
     assert small.changed == "num-epochs 3 (in the file: 2); lr not given (in the file: 0.1)"
     assert "num-epochs 2 (whole: 12)" in small.small
-    assert with_set("devices=gpu:{devices}").changed == (
-        "devices gpu:1 or gpu:2 or gpu:4 (in the file: cpu:1 or cpu:2 or cpu:4)"
-    )
+    assert "gpu:1 or gpu:2 or gpu:4 (in the file: cpu:1 or cpu:2 or cpu:4)" in with_set("devices=gpu:{devices}").changed
     assert with_set("num-epochs=12").changed == "" and with_set("num-epochs=12").digest == with_set().digest
 
 
@@ -240,7 +232,7 @@ def test_set_replaces_an_option_of_all_cells():
     [
         ("num-epochs", "--set num-epochs: expected NAME=VALUE, such as --set num-epochs=3"),
         ("=3", "--set =3: expected NAME=VALUE"),
-        ("devices=3", "devices varies in the file's grid or seeds: expected an option that all cells share, or an "),
+        ("devices=3", "devices varies in"),
         ("seed=3", "seed varies"),
         ("lr=[1, 2]", "--set lr=[1, 2]: expected one value"),
         ("lr=[1", "--set lr=[1:1: invalid YAML"),
@@ -280,23 +272,16 @@ def test_what_a_file_does_not_say_is_that_of_the_one_it_extends(extending):
     assert found.time_limit == 60
 
 
-def test_what_a_file_makes_small_is_not_taken_over(extending, tmp_path):
-    extending("title: Mine")
-    with pytest.raises(UserError, match="--small needs a section `small`"):
-        load(tmp_path / "below" / "own.yaml", make_small=True)
-
-
-def test_paths_stay_relative_to_the_file_that_names_them(extending):
+def test_paths_stay_relative_to_the_file_that_names_them_and_dashes_do_not_matter(extending, tmp_path):
     base = "program: ~/train.py\nlaunch: {hosts: racks/hosts}\n"
     found = extending("", base)
     assert (found.program, found.launch["hosts"]) == ("~/train.py", "../racks/hosts")
     found = extending("program: own.py\nlaunch: {hosts: hosts}", base)
     assert (found.program, found.launch["hosts"]) == ("own.py", "hosts")
-
-
-def test_names_with_dashes_or_without_are_the_same(extending):
     found = extending("time_limit: 7\noptions: {--num_epochs: 2}")
     assert found.time_limit == 7 and found.options["num-epochs"] == 2 and len(found.options) == 3
+    with pytest.raises(UserError, match="--small needs a section `small`"):  # that of the other is not taken over
+        load(tmp_path / "below" / "own.yaml", make_small=True)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +292,7 @@ def test_names_with_dashes_or_without_are_the_same(extending):
         ("options: {lr: 1}", PROGRAM + "\noptions: {mom: [0]}", r"base\.yaml:3: options\.mom: expected one value"),
         ("", "- 1", r"base\.yaml:1: expected sections"),
         ("", "extends: none.yaml", r"base\.yaml:1: extends: .*none\.yaml: No such file"),
-        ("", "extends: below/own.yaml", r"extends: more than 4 files extend each other: does one extend itself\?"),
+        ("", "extends: below/own.yaml", r"extends: more than 4 files"),
         ("", "extends: [1]", r"base\.yaml:1: extends: expected the path of a file"),
     ],
 )

@@ -28,15 +28,14 @@ def test_cells_that_differ_in_the_seed_are_a_row():
     found = rows([cell(1, 0), cell(2, 0), cell(1, 1), cell(2, 1), cell(4, 0)])
     assert [(row.settings["devices"], len(row.cells)) for row in found] == [(1, 2), (2, 2), (4, 1)]
     assert [len(rows([cell(1, seed), cell(True, seed), cell("1", seed)])) for seed in (None, 0)] == [3, 3]
-
-
-@pytest.mark.parametrize(
-    "states, status",
-    [((ERROR, DONE), DONE), ((PENDING, ERROR), ERROR), ((PENDING, RUNNING), RUNNING), ((PENDING, PENDING), PENDING)],
-)
-def test_the_state_of_a_row(states, status):
-    (row,) = rows([cell(1, seed, state) for seed, state in enumerate(states)])
-    assert row.status == status
+    for one, other, status in (
+        (ERROR, DONE, DONE),
+        (PENDING, ERROR, ERROR),
+        (PENDING, RUNNING, RUNNING),
+        (PENDING, PENDING, PENDING),
+    ):
+        (row,) = rows([cell(1, 0, one), cell(1, 1, other)])
+        assert row.status == status
 
 
 def test_a_variable_comes_before_the_log_and_the_log_before_an_option():
@@ -53,16 +52,12 @@ def test_expressions_are_computed_for_each_cell():
     percent = value({"accuracy": {"value": "last_accuracy", "percent": True}}, *cells)
     assert (percent.mean, percent.count) == (62.5, 2) and percent.spread == pytest.approx(25 / math.sqrt(2))
     assert value({"more": "devices * 10"}, *cells) == Measured(20, None, 2)
-
-
-@pytest.mark.parametrize("formula", ["last_accuracy / (devices - 2)", "lr_rule * last_accuracy", "best_accuracy * 2"])
-def test_an_expression_without_a_value_is_unknown(formula):
-    assert value({"x": formula}, cell(2, None, last_accuracy=0.5)) == NOTHING
-
-
-def test_an_expression_of_nan_is_nan():
-    assert math.isnan(value({"x": "last_accuracy * 2"}, cell(2, None, last_accuracy=math.nan)).mean)
-    assert math.isnan(value({"x": "1 - last_accuracy"}, cell(2, None, last_accuracy=math.inf)).mean)
+    for formula in ("last_accuracy / (devices - 2)", "lr_rule * last_accuracy", "best_accuracy * 2"):
+        assert value({"x": formula}, cells[0]) == NOTHING, "it has no value"
+    for formula, accuracy in (("last_accuracy * 2", math.nan), ("1 - last_accuracy", math.inf)):
+        assert math.isnan(value({"x": formula}, cell(2, None, last_accuracy=accuracy)).mean)
+    (row,) = rows([cell(1, None, last_accuracy=0.75)])
+    assert derived([row], SpeedUp())[row.cells[0].id]["error_rate"] == 0.25
 
 
 def test_what_failed_has_settings_and_no_values():
@@ -141,8 +136,3 @@ def test_the_file_can_choose_the_baseline_and_the_rate():
     assert speed_ups(cells, SpeedUp(baseline={"devices": 8})) == [(None, None)] * 3
     assert speed_ups(cells, SpeedUp(of="steps_per_second")) == [(None, None)] * 3
     assert baselines(rows(cells), SpeedUp(baseline={"devices": 8})) == []
-
-
-def test_the_error_rate():
-    (row,) = rows([cell(1, None, last_accuracy=0.75)])
-    assert derived([row], SpeedUp())[row.cells[0].id]["error_rate"] == 0.25

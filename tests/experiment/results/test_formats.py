@@ -90,10 +90,12 @@ def test_markdown_links_a_failure_to_its_log(tmp_path):
     assert set(raw) == {"<sup>", "</sup>"}
 
 
-@pytest.mark.parametrize("text", ["a\nb", "a\r\n\tb", "a\u2028b", "a\0b"])
-def test_no_text_ends_a_line(text):
-    assert markdown.escaped(text) == "a b"
-    assert re.fullmatch("a +b", latex.escaped(text))
+def test_no_text_ends_a_line_or_is_the_argument_of_a_line_break():
+    for text in ("a\nb", "a\r\n\tb", "a\u2028b", "a\0b"):
+        assert markdown.escaped(text) == "a b"
+        assert re.fullmatch("a +b", latex.escaped(text))
+    assert latex.escaped("[x]") == "[x]"
+    assert latex._entry(latex.Entry("[x]")) == "{}[x]" and latex._entry(latex.Entry("*")) == "{}*"
 
 
 # -- LaTeX ------------------------------------------------------------------------------------------------------------
@@ -145,16 +147,13 @@ def seen(text):
     return re.sub(r"\[U\+([0-9A-F]{4,6})\]", lambda match: chr(int(match[1], 16)), text).replace("--", "–")
 
 
-def test_latex_shows_hostile_text_as_it_is(tmp_path):
+def test_latex_and_csv_show_hostile_text_as_it_is(tmp_path):
     headings, *lines = latex_rows(written(tmp_path, hostile_file())["table.tex"])
     assert headings == ["source", "devices", "kv-store", ACCURACY, "s/epoch"]
     assert [line[2] for line in lines[:-1]] == HOSTILE
     assert lines[-1][0] == "a|b_<i>"
-
-
-def test_an_entry_is_no_argument_of_the_line_break_before_it():
-    assert latex.escaped("[x]") == "[x]"
-    assert latex._entry(latex.Entry("[x]")) == "{}[x]" and latex._entry(latex.Entry("*")) == "{}*"
+    lines = list(csv.DictReader(io.StringIO(written(tmp_path / "csv", hostile_file())["table.csv"])))
+    assert [line["kv_store"] for line in lines[:-1]] == HOSTILE
 
 
 # -- CSV and JSON -----------------------------------------------------------------------------------------------------
@@ -179,11 +178,6 @@ def accuracy(seed):
     """The last accuracy in the made log of the first setting."""
     log = made.usual({"devices": 1, "kv_store": "dist_sync", "seed": seed})
     return float(re.findall(r"Validation-accuracy=(\S+)", log)[-1])
-
-
-def test_csv_keeps_hostile_text(tmp_path):
-    lines = list(csv.DictReader(io.StringIO(written(tmp_path, hostile_file())["table.csv"])))
-    assert [line["kv_store"] for line in lines[:-1]] == HOSTILE
 
 
 def test_json_has_what_the_page_needs(tmp_path):
@@ -218,9 +212,6 @@ def test_nan_and_infinite_values_in_every_format(tmp_path):
     assert list(csv.DictReader(io.StringIO(found["table.csv"])))[0]["last_accuracy"] == "nan"
     values = json.loads(found["results.json"], parse_constant=lambda name: pytest.fail(name))["rows"][0]["values"]
     assert (values["last_accuracy"]["mean"], values["seconds_per_epoch"]["mean"]) == ("nan", "inf")
-
-
-def test_a_run_without_epochs_says_so(tmp_path):
-    text = written(tmp_path, log=lambda settings: "hello\n")["table.md"]
+    text = written(tmp_path / "none", log=lambda settings: "hello\n")["table.md"]  # a run without epochs
     assert "no epoch in any of its logs" in text and str(tmp_path) not in text
     assert "| this experiment | 1 | dist_sync | -<sup>a</sup> | - |" in text

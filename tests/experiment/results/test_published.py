@@ -30,11 +30,8 @@ def test_a_figure_is_shown_as_it_was_printed():
     assert figure(one.rows[0], "accuracy") == (70.1, "70.10", 70.1, "")
     assert figure(read(rows=[{"devices": "8 x P100"}]).rows[0], "devices") == ("8 x P100", "8 x P100", "8 x P100", "")
     assert figure(read(rows=[{"accuracy": None}]).rows[0], "accuracy") == (None, "-", None, "")
-
-
-@pytest.mark.parametrize("name", ["accuracy", "last_accuracy", "last-accuracy"])
-def test_a_column_has_its_heading_and_its_name(name):
-    assert set(read(rows=[{name: 1}]).rows[0].figures) == {"accuracy"}
+    for name in ("accuracy", "last_accuracy", "last-accuracy"):  # a column has its heading and its name
+        assert set(read(rows=[{name: 1}]).rows[0].figures) == {"accuracy"}
 
 
 def test_units_are_converted():
@@ -60,10 +57,7 @@ def test_an_error_of_a_whole_column_is_an_expression():
     one = read(errors=[error], rows=[*rows, {"devices": 4}])
     assert [figure(row, "seconds_per_epoch")[1] for row in one.rows[:3]] == ["50", "310.68", "20833"]
     assert figure(one.rows[1], "seconds_per_epoch")[2:] == (372.82, "printed 372.82: counts 60,000")
-
-
-def test_an_error_without_a_correction_is_told():
-    one = read(errors=[{"where": {"column": "s/epoch"}, "why": "the sum over GPUs"}])
+    one = read(errors=[{"where": {"column": "s/epoch"}, "why": "the sum over GPUs"}])  # without a correction
     assert figure(one.rows[0], "seconds_per_epoch") == (304.02, "304.02", 304.02, "the sum over GPUs")
 
 
