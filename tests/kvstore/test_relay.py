@@ -95,3 +95,23 @@ def test_a_relay_that_is_frozen_after_its_own_end_is_named(start_forked, two_hos
     for name in ("scheduler-0", "server-1"):
         job.processes[name].wait(SECONDS)
         assert "worker 0 on " in job.output(name) and "missed heartbeats" in job.output(name), job.outputs()
+
+
+SUMS_LATE = """
+import atexit, threading
+from dmltrain.kvstore.server.pool import Pool
+
+pool, done = Pool(2, "arithmetic"), threading.Event()
+
+def late():
+    pool.submit(done.set)
+    print(done.wait(60.0))
+
+atexit.register(late)
+"""
+
+
+def test_a_relay_still_sums_for_others_after_its_own_program_has_ended():
+    """Kvstores that the program left open are closed then, when concurrent.futures accepts no more work."""
+    ended = subprocess.run([sys.executable, "-c", SUMS_LATE], stdout=subprocess.PIPE, text=True, timeout=SECONDS)
+    assert ended.stdout == "True\n"

@@ -1,4 +1,7 @@
-"""The workers' residuals of compression: gathered for a checkpoint, and loaded by a resumed job."""
+"""The workers' residuals of compression: gathered for a checkpoint, loaded by a resumed job, and what an aborted round
+has put into them is taken back, whatever else was encoded."""
+
+import random
 
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.sharding import Slice
+from dmltrain.kvstore.worker.undo import Undo
 from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 TWO_BITS = codec.make({"type": "2bit", "threshold": 1.0})
@@ -52,3 +56,32 @@ def test_residuals_of_another_model_are_refused(sizes):
     ):
         residual.spread(own, [np.ones(size, np.float32) for size in sizes], lambda slice_: range(len(sizes)))
     assert [slice_.residual.tolist() for slice_ in own] == [slice_.residual.tolist() for slice_ in slices(3, 3)]
+
+
+def encode(undo, op):
+    undo.keep(op)
+    undo.residual += op
+
+
+def test_random_rounds_leave_what_committed_rounds_have_left_and_a_new_member_begins_at_zero():
+    for seed in range(2000):
+        chance, undo, committed = random.Random(seed), Undo(np.zeros(3, np.float32)), 0.0
+        op = 0
+        for _ in range(20):
+            op += chance.choice([1, 1, 3])  # between rounds there are other ops
+            for _ in range(chance.choice([0, 0, 1, 2])):  # aborted rounds, each ends with a view
+                if chance.random() < 0.7:  # else it was not encoded yet
+                    encode(undo, op)
+                undo.back_to(op - 1)
+            encode(undo, op)
+            committed += op
+            if chance.random() < 0.2:
+                undo.back_to(op)
+            assert (undo.residual == committed).all(), f"seed {seed}"
+    undo = Undo(np.zeros(2, np.float32))
+    encode(undo, 7)
+    undo.forget()
+    assert not undo.residual.any()
+    encode(undo, 3)
+    undo.back_to(2)
+    assert not undo.residual.any()
