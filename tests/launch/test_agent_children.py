@@ -123,22 +123,21 @@ def test_output_is_paused_above_a_backlog_and_resumes_below_half_of_it_also_that
     assert paused == [False, True, True, False] and late.pipe in watched(bench)
 
 
-def test_a_pipe_that_all_have_closed_is_watched_no_more(bench):
-    child = bench.start("exec >&- 2>&-; exec sleep 120")
+def test_an_exit_is_noticed_by_the_selector_and_a_pipe_that_all_have_closed_is_watched_no_more(bench):
+    child, ends = bench.start("exec >&- 2>&-; exec sleep 120"), bench.start("exit 3")
     pipe = child.pipe
     assert readable([pipe], DEADLINE)
-    for key, _ in bench.selector.select(DEADLINE):
-        key.data()
-    assert child.pipe is None and pipe not in watched(bench)
+    ended(ends)
+
+    def noticed() -> bool:
+        for key, _ in bench.selector.select(DEADLINE):
+            key.data()
+        return child.pipe is None and ends.popen.returncode == 3
+
+    wait_for(noticed, "the exit and the end of the pipe")
+    assert ("exited", 3) in bench.sent() and not {pipe, ends.pidfd} & watched(bench)
     with pytest.raises(OSError):
         os.fstat(pipe)
-
-
-def test_an_exit_is_noticed_by_the_selector(bench):
-    child = bench.start("exit 3")
-    ended(child)
-    wait_for(lambda: [key.data() for key, _ in bench.selector.select(DEADLINE)] and child.popen.returncode == 3, "exit")
-    assert ("exited", 3) in bench.sent() and child.pidfd not in watched(bench)
 
 
 def test_a_task_that_is_stopped_for_5_seconds_is_reported_at_every_look(bench):
@@ -277,15 +276,11 @@ def test_commands_and_the_bytes_of_files_are_told_apart_however_they_are_cut():
     assert list(incoming) == [b"c\ne", Beat()]
     incoming.feed(b'{"do": "file", "entry": 2, "bytes": 0}\n{"do": "beat"}\n')
     assert list(incoming) == [File(2, 0), Beat()]
-
-
-def test_a_line_that_is_no_command_is_passed_over():
-    incoming = Incoming()
     incoming.feed(b'\nnonsense\n{"do": "beat"}\n')
     for _ in range(2):
         with pytest.raises(ProtocolError):
             incoming.take()
-    assert list(incoming) == [Beat()]
+    assert list(incoming) == [Beat()], "a line that is no command is passed over"
 
 
 def test_silence_counts_from_the_last_byte(bench):

@@ -84,27 +84,18 @@ def test_an_address_of_another_machine_is_refused(talk, purpose):
     assert refused["message"].startswith("192.0.2.77 on here") and "Cannot assign requested" in refused["message"]
 
 
-def test_two_hosts_reach_each_other_and_report_once(talk, other):
-    here, there = (bound(each, reach=True)["reach"] for each in (talk, other))
-    for each, port in ((talk, there), (other, here)):
-        each.send(do="reach", peers=[["here", "127.0.0.1", port], ["elsewhere", "127.0.0.1", port]])
-        peers = each.until("reached")["peers"]
-        assert set(peers) == {"here", "elsewhere"} and 0 < peers["here"]["ms"] < 1000 * DEADLINE
-        assert peers["elsewhere"] == {"error": UNAUTHENTICATED}, "that is another host"
-    assert talk.answer() == other.answer() == []
-
-
-def test_the_throughput_to_another_host_is_measured_again_and_again(talk, other):
-    port = bound(other, throughput=True)["throughput"]
-    bound(talk, throughput=True)
-    for _ in range(2):
-        talk.send(do="measure", peer=["here", "127.0.0.1", port])
-        found = talk.until("measured")
-        assert found["peer"] == "here" and min(found["out"], found["back"]) > 1e6
-    assert talk.answer() == other.answer() == []
-
-
-def test_a_request_before_its_preparation_is_not_answered(talk):
+def test_two_hosts_reach_each_other_once_and_measure_again_and_again_but_not_before_they_are_prepared(talk, other):
     talk.send(do="reach", peers=[["here", "127.0.0.1", 1]])
     talk.send(do="measure", peer=["here", "127.0.0.1", 1])
     assert talk.answer() == []
+    here, there = (bound(each, reach=True, throughput=True) for each in (talk, other))
+    for each, ports in ((talk, there), (other, here)):
+        each.send(do="reach", peers=[[name, "127.0.0.1", ports["reach"]] for name in ("here", "elsewhere")])
+        peers = each.until("reached")["peers"]
+        assert set(peers) == {"here", "elsewhere"} and 0 < peers["here"]["ms"] < 1000 * DEADLINE
+        assert peers["elsewhere"] == {"error": UNAUTHENTICATED}, "that is another host"
+    for _ in range(2):
+        talk.send(do="measure", peer=["here", "127.0.0.1", there["throughput"]])
+        found = talk.until("measured")
+        assert found["peer"] == "here" and min(found["out"], found["back"]) > 1e6
+    assert talk.answer() == other.answer() == []

@@ -194,19 +194,15 @@ def test_another_users_logs_and_jobs_can_be_shown(tmp_path):
         assert jobs.find_jobs(shared / "theirs")[0].record["job"] == "fit"
 
 
-def test_a_record_that_another_user_moves_into_a_folder_of_this_user_is_refused(folder):
+def test_a_record_or_a_folder_of_another_user_is_refused_wherever_it_is_moved_to(folder):
+    """The owner of a folder can exchange a record there for that of another job."""
     with sticky_folder() as shared:
         shell(OTHER_USER, ATTACKS["python"], shared / "theirs")
+        shell(OTHER_USER, "mkdir -m 777 $1", shared / "open")
+        os.rename(folder / "job.json", shared / "open/job.json")
+        assert f"{shared}/open belongs to user {OTHER_USER}, not to " in refused(shared / "open")
         os.rename(shared / "theirs/job/job.json", folder / "job.json")
     assert f"{folder}/job.json belongs to user {OTHER_USER}, not to " in refused(folder)
-
-
-def test_a_record_of_this_user_in_another_users_folder_is_refused(folder):
-    """Its owner can exchange it for the record of another job."""
-    with sticky_folder() as shared:
-        shell(OTHER_USER, "mkdir -m 777 $1", shared / "theirs")
-        os.rename(folder / "job.json", shared / "theirs/job.json")
-        assert f"{shared}/theirs belongs to user {OTHER_USER}, not to " in refused(shared / "theirs")
 
 
 @pytest.mark.parametrize(
