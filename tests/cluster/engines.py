@@ -24,7 +24,7 @@ from tests.cluster.left import namespace
 from tests.cluster.processes import DEAD, Process, read
 from tests.cluster.testbed import Testbed
 from tests.forked_job import forked
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 # From the fault to the end of all processes of the job that can be reached: 20 s, and as much for a busy machine.
 GONE_SECONDS = 40.0

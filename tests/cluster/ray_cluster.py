@@ -10,13 +10,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
+from tests.waiting import wait_for
 
 PORT, DASHBOARD = 6379, 8265
 NODES_SECONDS = 180.0  # on a machine that does much else
@@ -86,10 +86,8 @@ class RayCluster:
             self._wait_living()
 
     def _wait_living(self) -> None:
-        end = time.monotonic() + NODES_SECONDS
-        while self._living() != sorted(map(self.testbed.address, self.testbed.hosts)):
-            assert time.monotonic() < end, self._living()
-            time.sleep(0.5)
+        nodes = sorted(map(self.testbed.address, self.testbed.hosts))
+        wait_for(lambda: self._living() == nodes, lambda: f"all nodes; alive: {self._living()}", NODES_SECONDS)
 
     def _living(self) -> list[str]:
         (nodes,) = self.listed("nodes")

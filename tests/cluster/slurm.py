@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
+from tests.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc")  # Debian: munge, slurmctld, slurmd, slurm-client
-IDLE_SECONDS = 60.0
 GRACE_SECONDS = 20  # between the signal and the end of a job of the partition `warned` that gives way
 CONFIGURATION = """
 ClusterName=testbed
@@ -117,11 +116,8 @@ class Slurm:
         self.on(host, ["sh", "-c", script, str(self.folder)])
 
     def _wait_idle(self) -> None:
-        end = time.monotonic() + IDLE_SECONDS
-        while self.on(LOGIN, ["sinfo", "-h", "-N", "-p", "debug", "-t", "idle", "-o", "%N"]).split() != self.nodes:
-            if time.monotonic() > end:
-                raise TimeoutError(f"Slurm's nodes are not idle: {self.on(LOGIN, ['sinfo', '-N', '-l'])}")
-            time.sleep(0.1)
+        asks = ["sinfo", "-h", "-N", "-p", "debug", "-t", "idle", "-o", "%N"]
+        wait_for(lambda: self.on(LOGIN, asks).split() == self.nodes, lambda: self.on(LOGIN, ["sinfo", "-N", "-l"]))
 
     def on(self, host: str, argv: Sequence[str]) -> str:
         """The output of a command, which must succeed."""

@@ -20,8 +20,8 @@ import pytest
 from launch.cli import main
 from tests.cluster.launching import ROOT_MAY_RUN_MPI, Front, Launched, Result, way
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
 from tests.scripts import executable
+from tests.waiting import wait_for
 
 USER, FAULT, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 125, 126, 127, 130  # exit codes
 SOON = 20.0  # s; a fraction of one on an idle machine
@@ -316,7 +316,7 @@ def test_a_busy_sshd_is_asked_again(bad: Bad, rebooted: Callable, ssh: str):
     holder = bad.testbed.start("login", [sys.executable, "-c", f"{hold}; time.sleep(1.5)"], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
     done = bad.run("-n", 4, "-s", 0, "--hosts", "h2,h3,h4,h5", "--ssh", ssh, "--connect-timeout", 30, bad.program)
-    holder.wait(10)
+    holder.wait()
     holder.stdout.close()
     assert done.code == 0, done
     assert bad.ran() == {"h2", "h3", "h4", "h5"}

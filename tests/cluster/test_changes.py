@@ -15,8 +15,8 @@ from tests.cluster.launching import LONGEST, ROOT, Front, Launched, way
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
 from tests.forked_job import forked
-from tests.launch.conftest import wait_for
 from tests.launch.test_change_commands import PROGRAM
+from tests.waiting import wait_for
 
 
 def ask(front: Front, launched: Launched, do: str, what: object) -> tuple[int, str]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.launching import Front, Launched, way
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
@@ -161,7 +161,7 @@ def test_a_stopped_launcher_handles_a_signal_when_it_continues(testbed: Testbed,
     pid = testbed.command_pid(launched.process)
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
         os.kill(pid, number)
-    assert launched.wait(15).code == 128 + signal.SIGTERM
+    assert launched.wait().code == 128 + signal.SIGTERM
 
 
 def test_logs_of_a_running_job_are_shown_and_followed(testbed: Testbed, front: Front):

@@ -24,7 +24,7 @@ from tests.cluster.kubernetes import Kubernetes, folder, missing
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(800)  # with the start of the cluster
 GONE_SECONDS = 20.0  # for the end of all processes of a job that is deleted

@@ -10,7 +10,7 @@ from dmltrain.audit.count import count
 from tests.cluster.launching import LONGEST, ROOT, WAYS, Front
 from tests.cluster.testbed import Testbed
 from tests.forked_job import forked
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 HOSTS = "h1 roles=server,worker\nh2 roles=worker\nh3 roles=scheduler,worker\n"
 TRAINING = ["--kv-store", "dist_sync", "--batch-size", 16, "--num-epochs", 4, "--network", "mlp"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.launching import LONGEST, Front, Launched, way
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 PROGRAM = """
 import os, sys, time

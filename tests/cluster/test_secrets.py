@@ -16,7 +16,7 @@ from tests.cluster.launching import WAYS, Front, way
 from tests.cluster.layout import LOGIN
 from tests.cluster.processes import Process, read, shown
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 # Of this run alone, as others may run the same at the same time
 PART = f"line-{secrets.token_hex(8)}"  # what no quoting or encoding changes

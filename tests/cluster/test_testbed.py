@@ -16,7 +16,7 @@ from tests.cluster.layout import LOGIN
 from tests.cluster.probes import SSH, output, python, with_argv
 from tests.cluster.ssh_files import dot_ssh
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 WORKERS = [f"h{number}" for number in range(1, 6)]
 

@@ -16,7 +16,7 @@ from tests.cluster.conftest import OnHost
 from tests.cluster.layout import LOGIN
 from tests.cluster.probes import python
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 
 def test_a_command_has_the_callers_environment_folder_and_files(login: OnHost, tmp_path: Path):
@@ -55,7 +55,7 @@ def test_signals_reach_the_command_once_even_when_sent_to_the_group(login: OnHos
     os.killpg(started.pid, signal.SIGINT)
     time.sleep(0.1)  # a second one would come at once
     started.send_signal(signal.SIGTERM)
-    assert started.communicate(timeout=20)[0].split() == [str(int(signal.SIGINT)), str(int(signal.SIGTERM))]
+    assert started.communicate()[0].split() == [str(int(signal.SIGINT)), str(int(signal.SIGTERM))]
     assert started.returncode == 7
 
 
@@ -65,7 +65,7 @@ def test_what_ends_the_popen_ends_the_command(testbed: Testbed, login: OnHost, n
     pid = wait_for(lambda: testbed.command_pid(started), "the command starts")
     wait_for(lambda: [process.pid for process in testbed.processes(LOGIN)] == [pid], "it is on the host")
     started.send_signal(number)
-    assert started.wait(20) == -number
+    assert started.wait() == -number
     wait_for(lambda: not testbed.processes(LOGIN), "the command ends")
 
 
@@ -75,14 +75,14 @@ def test_a_popen_killed_while_the_command_starts_leaves_nothing(testbed: Testbed
         while not testbed.command_pid(started):  # no pause: the window is between its fork and its exec
             assert started.poll() is None
         started.kill()
-        assert started.wait(20) == -signal.SIGKILL
+        assert started.wait() == -signal.SIGKILL
     wait_for(lambda: not testbed.processes(LOGIN), "every command ends")
 
 
 def test_a_commands_own_death_is_the_popens(testbed: Testbed, login: OnHost):
     started = login.start(["sleep", "1004"])
     os.kill(wait_for(lambda: testbed.command_pid(started), "the command starts"), signal.SIGKILL)
-    assert started.wait(20) == -signal.SIGKILL
+    assert started.wait() == -signal.SIGKILL
 
 
 def test_marks_and_secrets_are_found_in_proc(testbed: Testbed):
@@ -113,6 +113,6 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once(login: OnHost):
     os.write(terminal, b"\x03")
     time.sleep(0.1)  # a second one would come at once
     started.send_signal(signal.SIGTERM)
-    assert started.communicate(timeout=20)[0].split() == [str(int(signal.SIGINT)), str(int(signal.SIGTERM))]
+    assert started.communicate()[0].split() == [str(int(signal.SIGINT)), str(int(signal.SIGTERM))]
     os.close(terminal)
     os.close(stdin)

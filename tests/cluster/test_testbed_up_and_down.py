@@ -15,7 +15,7 @@ from tests.cluster.layout import BASE, LOGIN, Layout, Settings
 from tests.cluster.probes import SSH, left_of, machine, output, reaches
 from tests.cluster.requirements import missing
 from tests.cluster.testbed import Testbed, locked
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 PROGRAM = str(Path(__file__).with_name("testbed.py"))
 
@@ -45,7 +45,7 @@ def test_down_leaves_nothing_and_the_machine_as_it_was(other: Testbed):
     other.down()
     assert machine() == before and left_of(other) == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids) and not other.folder.exists()
-    assert [each.wait(20) for each in started] == [-signal.SIGKILL] * 4
+    assert [each.wait() for each in started] == [-signal.SIGKILL] * 4
 
 
 @pytest.mark.parametrize("seconds", [0.2, *(pytest.param(each, marks=pytest.mark.thorough) for each in (0.1, 0.3))])
@@ -70,7 +70,7 @@ def test_a_change_waits_for_another_of_the_same_test_bed_and_of_no_other(other: 
         change.start()
         change.join(0.2)
         assert change.is_alive()
-    change.join(20)
+    change.join()
     assert not change.is_alive() and not (BASE / f"bed-{other.layout.name}.lock").exists()
 
 

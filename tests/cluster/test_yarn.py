@@ -17,9 +17,9 @@ from tests.cluster import engines
 from tests.cluster.launching import LONGEST, Result
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
-from tests.launch.conftest import wait_for
 from tests.launch.test_yarn import Laptop
 from tests.launch.yarn_server import PATH, Yarn, yarn
+from tests.waiting import wait_for
 
 QUOTED = 'a "b" $c'
 HOSTS = ("h1", "h2")
