@@ -201,20 +201,8 @@ def _from(chance: random.Random, size: int) -> Iterator[int]:
 
 
 CHANGES: tuple[Change, ...] = (
-    _flip,
-    _flip,
-    _byte,
-    _byte,
-    _number,
-    _number,
-    _cut,
-    _remove,
-    _repeat,
-    _move,
-    _insert,
-    _word,
-    _word,
-    _digits,
+    *(_flip, _flip, _byte, _byte, _number, _number, _cut),
+    *(_remove, _repeat, _move, _insert, _word, _word, _digits),
 )
 
 
@@ -246,9 +234,8 @@ def run(fuzzed: Fuzzed, first: int, count: int) -> Result:
             outcome = _read(fuzzed, mutant(fuzzed, golden, number), number)
             refused[outcome] += 1
             if peak() - before > MAX_GROWTH:
-                raise Broken(
-                    f"input {number} took {(peak() - before) >> 20} MiB; it ended with: {outcome or 'success'}"
-                )
+                grown = (peak() - before) >> 20
+                raise Broken(f"input {number} took {grown} MiB; it ended with: {outcome or 'success'}")
     faulthandler.cancel_dump_traceback_later()
     used, accepted = resource.getrusage(resource.RUSAGE_SELF), refused.pop("", 0)
     return Result(count, accepted, dict(refused), (peak() - before) / 2**20, used.ru_utime + used.ru_stime)
@@ -308,11 +295,8 @@ def follow_coverage(fuzzed: Fuzzed, name: str, options: Sequence[str]) -> None:
         with contextlib.suppress(*fuzzed.errors):
             fuzzed.read(data)
 
-    limits = [
-        f"-artifact_prefix={corpus}/",
-        f"-rss_limit_mb={(peak() + MAX_ADDRESSES) >> 20}",
-        f"-timeout={fuzzed.cpu_seconds:.0f}",
-    ]
+    memory = f"-rss_limit_mb={(peak() + MAX_ADDRESSES) >> 20}"
+    limits = [f"-artifact_prefix={corpus}/", memory, f"-timeout={fuzzed.cpu_seconds:.0f}"]
     atheris.Setup([sys.argv[0], *limits, *options, str(corpus)], one)
     atheris.Fuzz()
 

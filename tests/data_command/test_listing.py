@@ -17,12 +17,11 @@ def test_each_folder_is_a_class_in_the_order_of_names(images):
     found = listing.find(images, recursive=True)
     assert [item.number for item in found] == list(range(15))
     assert found[0] == Item(0, "ant/ant 0.jpg", 0) and found[-1] == Item(14, "cow/cow 4.jpg", 2)
-
-
-def test_only_the_root_without_recursive(images):
     assert {item.label for item in listing.find(images / "bee", recursive=False)} == {0}
     with pytest.raises(UserError, match="--recursive"):
         listing.find(images, recursive=False)
+    # random.seed(100); random.shuffle(list(range(10))) in Python 3, as im2rec does it
+    assert [item.number for item in listing.shuffled(TEN)] == [4, 0, 5, 9, 3, 1, 6, 8, 7, 2]
 
 
 def test_other_endings(images, tmp_path):
@@ -30,18 +29,9 @@ def test_other_endings(images, tmp_path):
     (tmp_path / "b.txt").write_bytes(b"")
     assert [item.path for item in listing.find(tmp_path, False)] == ["a.PNG"]
     assert [item.path for item in listing.find(tmp_path, False, [".txt"])] == ["b.txt"]
-
-
-def test_a_link_to_a_folder_above_ends_somewhere(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(b"")
     (tmp_path / "b").mkdir()
-    os.symlink(tmp_path, tmp_path / "b" / "up")
-    assert [item.path for item in listing.find(tmp_path, True)] == ["a.jpg"]
-
-
-def test_the_order_is_im2recs():
-    """random.seed(100); random.shuffle(list(range(10))) in Python 3."""
-    assert [item.number for item in listing.shuffled(TEN)] == [4, 0, 5, 9, 3, 1, 6, 8, 7, 2]
+    os.symlink(tmp_path, tmp_path / "b" / "up")  # a link to a folder above ends somewhere
+    assert [item.path for item in listing.find(tmp_path, True)] == ["a.PNG"]
 
 
 @pytest.mark.parametrize(
@@ -59,10 +49,7 @@ def test_parts(tmp_path, parts, sizes):
     assert {path.name: len(path.read_text().splitlines()) for path in written} == sizes
     every = [line for path in written for line in path.read_text().splitlines()]
     assert len(set(every)) == len(every)
-
-
-def test_a_line_has_number_label_and_path(tmp_path):
-    (path,) = listing.write(tmp_path / "x", [Item(7, "a b/ü.jpg", 3)], Parts())
+    (path,) = listing.write(tmp_path / "y", [Item(7, "a b/ü.jpg", 3)], Parts())
     assert path.read_bytes() == "7\t3.000000\ta b/ü.jpg\n".encode()
 
 

@@ -76,6 +76,7 @@ def move_to(page: Page, chart: str, at: float) -> str:
 
 
 def test_every_curve_has_the_values_of_the_logs(seen, two):
+    """A band reaches from the smallest to the largest worker, and time counts from the start of training."""
     for number, folder in enumerate(two):
         [run] = reading.read(str(folder))
         for key, name in (("validation_accuracy", "validation"), ("train_accuracy", "train")):
@@ -83,9 +84,9 @@ def test_every_curve_has_the_values_of_the_logs(seen, two):
             assert [x for x, _ in drawn] == [epoch + 1 for epoch in run.epochs]
             expected = [sum(values[key]) / len(values[key]) for values in run.epochs.values()]
             assert [y for _, y in drawn] == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_band_reaches_from_the_smallest_to_the_largest_worker(seen, two):
+        ends = [x for x, _ in points(run, "validation_accuracy", "time")]
+        drawn = curves(seen, "accuracy-by-time")[f"run-{number} validation"]
+        assert ends and [x for x, _ in drawn] == pytest.approx(ends, rel=1e-6)
     [run] = reading.read(str(two[0]))
     found = {each["id"]: each["data"] for each in series(seen, "accuracy-by-epoch")}
     lows = [y for _, y in found["0 low"]]
@@ -102,13 +103,6 @@ def test_all_charts_are_there_and_drawn(seen):
     expected += "received staleness usage-cpu usage-host-cpu usage-memory host-cpu host-memory host-job-cpu "
     expected += "parts-by-worker-0 parts-by-epoch-0 parts-by-worker-1 parts-by-epoch-1 learning-rate"
     assert set(expected.split()) <= set(charts)
-
-
-def test_time_counts_from_the_start_of_training(seen, two):
-    [run] = reading.read(str(two[1]))
-    ends = [x for x, _ in points(run, "validation_accuracy", "time")]
-    drawn = curves(seen, "accuracy-by-time")["run-1 validation"]
-    assert ends and [x for x, _ in drawn] == pytest.approx(ends, rel=1e-6)
 
 
 def test_bars_have_each_workers_seconds(seen, two):
