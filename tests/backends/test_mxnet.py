@@ -64,23 +64,6 @@ def test_steps_are_those_of_a_plain_gluon_loop():
     assert_close(made, plain, 1e-5)
 
 
-def test_an_epoch_equals_torchs():
-    """SGD without momentum and without batch norm: the same first weights, losses and weights after 45 steps."""
-    torch = pytest.importorskip("dmltrain.backends.torch.trainer", reason="torch is not installed")
-    line = "--mom 0 --wd 0.01 --batch-size 32"
-    ours = make(MLP, line)
-    theirs = torch.TorchTrainer(MLP, parse(line.split()), kvstore.create("local"))
-    for name, value in arrays(theirs).items():
-        assert np.array_equal(arrays(ours)[name], value), name
-    for step in range(45):
-        for each in (ours, theirs):
-            each.train_step(*batch(MLP, 32, seed=step), total=32, learning_rate=0.05)
-        if step in (0, 44):
-            found, expected = ours.take_sums(), theirs.take_sums()
-            assert found.values() == pytest.approx(expected.values(), rel=1e-5)
-    assert_close(ours, theirs, 1e-4)
-
-
 def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
     if "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX-512, without which MXNet 1.9.1 has no bfloat16")

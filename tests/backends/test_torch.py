@@ -77,10 +77,9 @@ def test_counting():
     assert backend.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
 
 
-def test_the_seed_decides():
-    assert make(RESNET).digest() == make(RESNET).digest() != make(RESNET, "--seed 1").digest()
+def test_the_seed_of_a_step_is_the_same_in_every_version():
     make().seed(1, 2, 3)
-    assert torch.initial_seed() == 5014325815932447471, "the seed of a step is the same in every version"
+    assert torch.initial_seed() == 5014325815932447471
 
 
 def test_who_computes_is_described():

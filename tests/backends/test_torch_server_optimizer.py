@@ -1,4 +1,5 @@
-"""A server's step of one slice, and the spec that a worker makes of its optimizer."""
+"""A server's step of one slice, and the spec that a worker makes of its optimizer. That a server's steps are the
+workers' is in test_optimizers_on_servers.py."""
 
 import json
 
@@ -23,6 +24,7 @@ def stepped(spec, *gradients, key=0, rate=-1.0, value=1.0):
     "spec, rate, expected",
     [
         ({"lr": 0.5}, -1.0, 0.5),  # a negative rate means none: that of the spec counts
+        ({"lr": 0.5, "name": "SGD"}, -1.0, 0.5),  # as torch writes it
         ({"lr": 0.5}, 0.0, 1.0),
         ({"lr": 0.5}, 0.25, 0.75),
         ({}, -1.0, 1.0),  # without a learning rate nothing changes
@@ -47,20 +49,6 @@ def test_a_learning_rate_holds_until_the_next_one():
 def test_options_of_a_key_override_those_of_all_keys():
     spec = {"name": "sgd", "lr": 0.5, "keys": {"7": {"lr": 0.25}, "8": {}}}
     assert [stepped(spec, 1.0, key=key)[0] for key in (7, 8, 9)] == [0.75, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("name", [*BY_CLASS, "SGD", "AdamW"])
-def test_an_optimizer_equals_torchs_of_the_same_name(name):
-    values, own = np.full(3, 2.0, np.float32), torch.full((3,), 2.0, requires_grad=True)
-    step = Step({"name": name, "lr": 0.1}, 0, values)
-    torchs = class_of(name.lower())([own], lr=0.1)
-    if BY_CLASS[name.lower()].numbered:
-        torchs.state[own]["number"] = 0
-    for number in (1.0, -3.0, 0.5):
-        step(values, np.full(3, number, np.float32), -1.0)
-        own.grad = torch.full((3,), number)
-        torchs.step()
-    np.testing.assert_allclose(values, own.detach().numpy(), rtol=1e-6)
 
 
 def test_a_step_writes_to_the_given_destination():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmltrain import kvstore
+from dmltrain import initial, kvstore
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
 from dmltrain.layers import Dense, Dropout, Flatten, Network, chain
@@ -44,6 +44,12 @@ def of_devices(made):
     return {name: [each.asnumpy() for each in array.list_data()] for name, array in made._arrays.items()}
 
 
+def test_first_weights_are_those_of_the_seed(make):
+    found, expected = arrays(make(line="--seed 4")), initial.first_values(MLP, 4)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], values) for name, values in expected.items())
+
+
 def test_dropout_is_decided_by_every_number_of_the_seed_and_off_in_evaluation(make):
     def digest(*numbers):
         made = make(DROPOUT)
@@ -53,7 +59,7 @@ def test_dropout_is_decided_by_every_number_of_the_seed_and_off_in_evaluation(ma
 
     assert digest(1, 2, 3) == digest(1, 2, 3)
     assert len({digest(1, 2, 3), digest(2, 1, 3), digest(1, 2), digest(1, 2, 4)}) == 4
-    made, losses = make(DROPOUT), {}
+    made = make(DROPOUT)
     for step in (made.evaluate, lambda *given: made.train_step(*given, 16, 0.0), made.evaluate):
         losses = {number: [] for number in range(2)}
         for number, found in losses.items():

@@ -13,28 +13,27 @@ from dmltrain.models import graph_file  # noqa: E402
 from dmltrain.mxnet_files import weights  # noqa: E402
 
 RESNET_MEAN = np.array([123.68, 116.779, 103.939], np.float32).reshape(3, 1, 1)
-OLD = {  # job -> its file, our own network of the same form, accuracy in MXNet
-    "lenet": ("lenet-0002", lambda: models.create("lenet", None, 10, (1, 28, 28)), 0.9874),
-    "resnet20": ("resnet20-0003", lambda: models.create("resnet", 20, 10, (3, 28, 28)), 0.4375),
+OLD = {  # job -> its file, our own network of the same form
+    "lenet": ("lenet-0002", lambda: models.create("lenet", None, 10, (1, 28, 28))),
+    "resnet20": ("resnet20-0003", lambda: models.create("resnet", 20, 10, (3, 28, 28))),
 }
 
 
 def images(job, real_data, count):
-    """The first images and labels of the validation set, as the job's program prepared them."""
+    """The first images of the validation set, as the job's program prepared them."""
     if job == "lenet":
-        files = (real_data / "mnist" / f"t10k-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
-        pixels, labels = (gzip.decompress(file.read_bytes()) for file in files)
+        pixels = gzip.decompress((real_data / "mnist" / "t10k-images-idx3-ubyte.gz").read_bytes())
         rows = np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, 1, 28, 28)[:count]
-        return rows.astype(np.float32) / 255, np.frombuffer(labels, np.uint8, offset=8)[:count]
+        return rows.astype(np.float32) / 255
     file = real_data / "cifar10" / "test_batch.bin"
     rows = np.frombuffer(file.read_bytes(), np.uint8).reshape(-1, 3073)[:count]
     planes = rows[:, 1:].reshape(-1, 3, 32, 32)[:, :, 2:30, 2:30]
-    return planes - RESNET_MEAN, rows[:, 0]
+    return planes - RESNET_MEAN
 
 
 def loaded(job, which, folder):
     """The network of the file, or our own of that form, with the weights of the file."""
-    file, own, _ = OLD[job]
+    file, own = OLD[job]
     name = str(folder / f"{job}-symbol.json")
     shape = (1, 28, 28) if job == "lenet" else (3, 28, 28)
     network = own() if which == "own" else models.create(name, None, 10, shape)
@@ -49,14 +48,5 @@ def loaded(job, which, folder):
 @pytest.mark.parametrize("job", OLD)
 def test_logits_are_mxnets(job, which, mxnet_files, real_data):
     expected = np.load(mxnet_files / f"{job}-logits.npz")["logits"]
-    found = loaded(job, which, mxnet_files)(torch.from_numpy(images(job, real_data, len(expected))[0])).detach().numpy()
+    found = loaded(job, which, mxnet_files)(torch.from_numpy(images(job, real_data, len(expected)))).detach().numpy()
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("job", "count"), [("lenet", 10_000), ("resnet20", 2_000)])
-def test_accuracy_is_mxnets(job, count, mxnet_files, real_data):
-    module, (x, y) = loaded(job, "graph", mxnet_files), images(job, real_data, count)
-    with torch.no_grad():
-        found = [module(part).argmax(1) for part in torch.from_numpy(x).split(500)]
-    assert (torch.cat(found).numpy() == y).mean() == pytest.approx(OLD[job][2], abs=0.001)

@@ -87,14 +87,6 @@ def test_a_rebuilt_network_computes_what_mxnet_computes(name):
     assert np.abs(found - expected).max() <= most * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("file", ["mlp", "lenet", "lenet-stn", "resnet-v1-20-cifar", "inception-bn-28"])
-def test_mxnets_own_networks_compute_what_mxnet_computes(mxnet_networks, file):
-    rebuilt, _ = of_mxnet(mxnet_networks, file)
-    content = (mxnet_networks / f"{file}-symbol.json").read_bytes()
-    found, expected = outputs_of_both(content, rebuilt, "float64")
-    assert np.abs(found - expected).max() <= 1e-9 * np.abs(expected).max()
-
-
 # -- old and other files ----------------------------------------------------------------------------------------------
 
 
