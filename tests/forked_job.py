@@ -23,6 +23,7 @@ import gc
 import json
 import os
 import runpy
+import secrets
 import select
 import selectors
 import signal
@@ -96,8 +97,7 @@ class Forker:
 
     def __init__(self, backend: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.place = PLACE / f"dmltrain-forker-{backend}-{os.getpid()}"
-        self.place.unlink(missing_ok=True)
+        self.place = PLACE / f"dmltrain-forker-{os.getpid()}-{secrets.token_hex(4)}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(str(self.place))

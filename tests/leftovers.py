@@ -4,8 +4,8 @@
     python -m tests.leftovers       # removes it, and says what that was
 
 Each pytest does this at its start and at its end, for all dead owners: test beds (with their network namespaces and the
-sshd there), control groups, processes that tests started, private folders of jobs and of tests in the folder for
-temporary files. What belongs to a living process, or to nobody known, stays.
+sshd there), control groups, processes that tests started, sockets of forking processes, private folders of jobs and of tests
+in the folder for temporary files. What belongs to a living process, or to nobody known, stays.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.cluster.command import TestbedError, namespaces
 from tests.cluster.layout import BASE
 from tests.cluster.requirements import missing
 from tests.cluster.testbed import Testbed
+from tests.forked_job import PLACE
 
 BEDS = re.compile(r"(?:pytest|other|bench|benchmark)(\d+)(?:_\w+)?")
 BED_OF = re.compile(r"testbed-(.+)-(?:h\d+|login|switch)")  # the name of a network namespace
@@ -108,6 +109,10 @@ def remove() -> list[str]:
     for path in [*folders(), *owned(BUILD, re.compile(r"flaky-(\d+)"))]:
         shutil.rmtree(path, ignore_errors=True)
         done.append(f"folder {path}")
+    for path in PLACE.glob("dmltrain-forker-*"):
+        if owners.is_dead(int(path.name.split("-")[2])):
+            path.unlink(missing_ok=True)
+            done.append(f"socket {path}")
     owners.forget_the_dead()
     return done
 
