@@ -48,11 +48,9 @@ class Server:
         self.keys, self.view = keys, 1
         self.core = ServerCore(RANKS, make_step=Add, allocate=Arena())
         self.core.on_hosts([(member,) for member in members])
-        self.declaration = Declare(
-            kind_with(staleness).type.name, staleness, tuple(key(each, samples) for each in keys)
-        )
+        declared = Declare(kind_with(staleness).type.name, staleness, tuple(key(each, samples) for each in keys))
         for member in members:
-            self.core.declare(member, self.declaration)
+            self.core.declare(member, declared)
         for number in keys:
             self.core.initialise(members[0], number, 0, np.zeros(samples, np.float32))
         self.core.optimize({"name": "add"})
@@ -65,17 +63,12 @@ class Server:
         self.view = number
 
     def take(self, worker, job):
-        """The next frame of this worker, unless it is of a later view. Returns whether there was one."""
-        frames = self.frames.get(worker)
-        if not frames or frames[0][0] > self.view:
-            return False
-        view, what, *words = frames.popleft()
+        """The next frame of this worker."""
+        view, what, *words = self.frames[worker].popleft()
         if view == self.view and self.core.workers.takes(worker):
-            replies = getattr(self, what)(worker, *words)
-            for reply in replies:
+            for reply in getattr(self, what)(worker, *words):
                 job.reply(reply.worker, view, reply.key, reply.clock)
                 reply.release()
-        return True
 
     def push(self, worker, number, clock, values):
         return carrying_out.push(self.core, worker, number, clock, values)
@@ -132,12 +125,9 @@ class Job:
         for server in self.servers:
             if server.views:
                 found.append(lambda server=server: server.enter(*server.views.popleft()))
-            for rank, frames in server.frames.items():
-                if frames and frames[0][0] <= server.view:
-                    found.append(lambda server=server, rank=rank: server.take(rank, self))
-        for worker in self.workers.values():
-            if action := self.next_of(worker):
-                found.append(action)
+            ready = [rank for rank, frames in server.frames.items() if frames and frames[0][0] <= server.view]
+            found += [partial(server.take, rank, self) for rank in ready]
+        found += [action for worker in self.workers.values() if (action := self.next_of(worker))]
         if self.all_told:
             found.append(self.share)
         elif self.rest_together and self.at_rest and len(self.workers) > 1:
@@ -152,18 +142,14 @@ class Job:
 
     def next_of(self, worker):
         if self.pending.get(worker.rank):
-            return lambda: self.enter(worker)
-        if worker.told or worker.rests:
-            return None
-        if worker.view != self.view:
+            return partial(self.enter, worker)
+        if worker.told or worker.rests or worker.view != self.view:
             return None
         if worker.step is None:
-            return lambda: self.begin(worker)
+            return partial(self.begin, worker)
         if worker.unsent:
-            return lambda: self.push(worker)
-        if not worker.awaited:
-            return lambda: self.complete(worker)
-        return None
+            return partial(self.push, worker)
+        return None if worker.awaited else partial(self.complete, worker)
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
@@ -179,13 +165,13 @@ class Job:
         return [number for server in self.servers for number in server.keys]
 
     def begin(self, worker):
-        found = worker.dealing.next_of(worker.rank, worker.clock)
-        if found is None:
+        worker.step = worker.dealing.next_of(worker.rank, worker.clock)
+        if worker.step:
+            worker.clock = worker.step[0] - 1
+            self.again(worker)
+        else:
             worker.clock, worker.rests = worker.dealing.end, True
             self.hold(worker)
-            return
-        worker.step, worker.clock = found, found[0] - 1
-        self.again(worker)
 
     def again(self, worker):
         worker.unsent, worker.awaited = self.keys(), set(self.keys())
@@ -308,17 +294,11 @@ def check(job):
         assert value.sum() <= job.epochs * job.samples + extra, "samples were used twice"
 
 
-@pytest.mark.parametrize("start", range(0, 400, 100))
-def test_each_sample_is_used_once_whatever_happens(start):
+@pytest.mark.parametrize("start, at_rest", [*((start, 0) for start in range(0, 400, 100)), (0, 2)])
+def test_each_sample_is_used_once_whatever_happens(start, at_rest):
+    """Also if workers are lost when all samples are used."""
     for seed in range(start, start + 100):
-        job = Job(seed)
+        job = Job(seed, at_rest)
         job.run()
-        if job.workers:
+        if job.workers or at_rest:
             check(job)
-
-
-def test_workers_are_lost_when_all_samples_are_used():
-    for seed in range(100):
-        job = Job(seed, at_rest=2)
-        job.run()
-        check(job)

@@ -79,12 +79,6 @@ def test_reports_of_an_earlier_view_do_not_count():
     assert not balance.report(view, 1, 1.0, 9.0) and view.shares == ()
 
 
-@given(st.lists(st.floats(0.98, 1.02), min_size=2, max_size=9))
-def test_hosts_of_equal_speed_are_left_alone(speeds):
-    balance = Balance(Balancing(32 * len(speeds)))
-    assert not reported(balance, view_of(range(len(speeds))), speeds)
-
-
 def test_two_changes_have_a_pause_between_them():
     balance, view = Balance(SETTINGS), view_of(range(2))
     assert reported(balance, view, [1.0, 2.0], 100.0)

@@ -205,15 +205,6 @@ def test_int8_errs_by_half_a_step_of_the_group(values):
         assert np.abs(sent[start : start + 512] - group).max() <= max(step * 0.5001, 1.5e-36)
 
 
-def test_an_outlier_costs_its_own_group_only():
-    source = normal(2048)
-    alone = there_and_back({"type": "int8"}, source)
-    source[600] = 1e4
-    beside = there_and_back({"type": "int8"}, source)
-    assert np.array_equal(alone[:512], beside[:512]) and np.array_equal(alone[1024:], beside[1024:])
-    assert beside[600] == 1e4 and np.count_nonzero(beside[512:1024]) == 1
-
-
 # 2bit
 
 
@@ -224,13 +215,14 @@ def test_2bit_sends_one_threshold_at_a_time():
         assert through(kind, source, residual).tolist() == [0.5, -0.5, third, -0.5, last]
 
 
-@pytest.mark.parametrize("shape", ["normal", "equal", "one", "heavy"])
-def test_2bit_without_a_threshold_sends_the_means_of_large_and_small_values(shape):
+@pytest.mark.parametrize("shape", ["normal", "equal", "one", "heavy", "outlier"])
+def test_2bit_without_a_threshold_sends_the_means_of_large_and_small_values_of_each_512(shape):
     source = {
         "normal": normal(5000),
         "equal": np.full(5000, -0.3, np.float32),
         "one": np.eye(1, 5000, 77)[0],
         "heavy": normal(5000) ** 3,
+        "outlier": np.where(np.arange(5000) == 600, 1e4, normal(5000)),
     }[shape].astype(np.float32)
     sent = there_and_back({"type": "2bit"}, source)
     for start in range(0, source.size, 512):
@@ -243,12 +235,6 @@ def test_2bit_without_a_threshold_sends_the_means_of_large_and_small_values(shap
         np.testing.assert_allclose(found, np.where(part < 0, -1, 1) * expected, rtol=1e-4, atol=1e-9)
 
 
-def test_2bit_leaves_an_eighth_of_the_energy_of_normal_values():
-    source = normal(1 << 18)
-    left = source - there_and_back({"type": "2bit"}, source)
-    assert np.square(left).sum() / np.square(source).sum() == pytest.approx(1 / 8, abs=0.006)
-
-
 @pytest.mark.parametrize("length", [1, 513, BLOCK + 700])
 def test_2bit_residual_is_the_exact_difference_from_the_decoded_values(length):
     source, residual = normal(length), normal(length, 0.004, seed=1)
@@ -256,12 +242,6 @@ def test_2bit_residual_is_the_exact_difference_from_the_decoded_values(length):
     expected = source + residual
     sent = through(codec.make({"type": "2bit"}), source, residual)
     assert np.array_equal(residual, expected - sent)
-
-
-def test_2bit_has_levels_for_each_512_elements():
-    source = np.concatenate([normal(512, 1.0), normal(512, 1e-6)])
-    sent = there_and_back({"type": "2bit"}, source)
-    assert 1e-6 < np.abs(sent[512:]).max() < 3e-6 and 1 < np.abs(sent[:512]).max() < 3
 
 
 def test_2bit_sends_sums_in_steps_of_as_many_thresholds():
@@ -274,14 +254,9 @@ def test_2bit_sends_sums_in_steps_of_as_many_thresholds():
 # topk
 
 
-def test_topk_sends_the_largest_values_and_the_first_of_equal_ones():
-    kind = codec.make({"type": "topk", "ratio": 0.5})
-    assert through(kind, np.array([1, -3, 2, 2, 2, 0], np.float32)).tolist() == [0, -3, 2, 2, 0, 0]
-
-
 @pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("shape", ["normal", "few", "equal", "periodic", "ascending"])
-def test_topk_sends_the_largest_values_for_any_sample(ratio, shape):
+def test_topk_sends_the_largest_values_for_any_sample_and_the_first_of_equal_ones(ratio, shape):
     length = 50_021
     source = {
         "normal": normal(length),

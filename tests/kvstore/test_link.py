@@ -279,12 +279,6 @@ def test_both_ends_of_loopback_are_tuned(opened):
         opened([accepted.result(SECONDS)])
 
 
-def test_each_listener_has_a_port_of_its_own():
-    with link.listen("127.0.0.1") as one, link.listen("127.0.0.1") as other:
-        assert one.getsockname() != other.getsockname()
-        assert one.family == socket.AF_INET and one.type == socket.SOCK_STREAM
-
-
 def test_a_listener_that_accepts_nobody_is_given_up():
     """Its queue is full."""
     with socket.socket() as listening, contextlib.ExitStack() as waiting:

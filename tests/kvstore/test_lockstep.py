@@ -75,9 +75,8 @@ class Schedule:
 
     def run(self, events):
         for _ in range(events):
-            self.random.choices(
-                [self.push, self.receive, self.work, self.release, self.pull, self.rest], [5, 3, 5, 3, 1, 0.3]
-            )[0]()
+            every = [self.push, self.receive, self.work, self.release, self.pull, self.rest]
+            self.random.choices(every, [5, 3, 5, 3, 1, 0.3])[0]()
         self.finish()
 
     def finish(self):
@@ -189,13 +188,12 @@ class Schedule:
     def expect(self, worker, key, pulls):
         clock = self.clocks[worker][key]
         value = np.random.default_rng([worker, key, clock]).standard_normal(self.sizes[key])
-        buffer = self.twin.buffer(worker, key, 0, value.size * np.dtype(self.types[key]).itemsize, self.number(key))
+        buffer = self.twin.buffer(
+            worker, key, 0, value.size * np.dtype(self.types[key]).itemsize, int(self.types[key] == "float64")
+        )
         buffer.array[:] = value
         actions = self.twin.push(worker, key, 0, clock, 0.5, buffer)
         self.note(actions + (self.twin.pull(worker, key, 0, clock, 0.0, worker) if pulls else []))
-
-    def number(self, key):
-        return int(self.types[key] == "float64")
 
     def note(self, actions):
         actions = deque(actions)

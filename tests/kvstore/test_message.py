@@ -147,7 +147,6 @@ def test_a_field_too_many_or_too_few_is_named(value):
         (m.Speed, {"samples": math.nan}, "speed of nan samples"),
         (m.Hello, {"role": "king", "index": 0}, "HELLO: role 'king' with index 0"),
         (m.Hello, {"role": "worker", "index": -1}, "HELLO: role 'worker' with index -1"),
-        (m.Proof, {"proof": "x" * 513}, "PROOF: proof of 513 characters, expected 512"),
         (m.Declare, {"staleness": "x"}, "staleness is 'x', expected a number"),
         (m.Declare, {"staleness": 10**400}, "number that a double can hold"),
         (m.Declare, {"keys": [{**DECLARED_KEY, "weight": 1}]}, "DECLARE: keys: weight is 1, expected true or false"),
