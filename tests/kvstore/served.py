@@ -4,7 +4,6 @@ import contextlib
 import queue
 import socket
 import struct
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -133,18 +132,13 @@ class Server:
         self.met[0].close()
 
 
-class Process:
-    """A server's process, whose scheduler is this. `heard` has what it reports."""
+class Scheduler:
+    """Plays the scheduler of a process of an elastic job. `heard` has what that reports, then "end of stream"."""
 
-    def __init__(self, environment, transport="tcp"):
+    def __init__(self):
         self._listening, self.heard, self._links = socket.create_server(("127.0.0.1", 0)), queue.Queue(), queue.Queue()
-        environment = replace(environment, root_port=self._listening.getsockname()[1], transport=transport)
-        own = replace(environment, role="scheduler")
-        threading.Thread(target=accept_loop, args=(self._listening, own, "scheduler", self._serve), daemon=True).start()
-        self.ended = begun(ServerProcess(environment, None, NEVER).run)
-        self._link, registered = self._links.get(timeout=DEADLINE)
-        self.address, self.socket_name = (registered.host, registered.port), registered.socket_name
-        self.send(start([("h", "")] * environment.num_workers, [(*self.address, self.socket_name, "h")]))
+        self.port, own = self._listening.getsockname()[1], replace(ELASTIC, role="scheduler")
+        begun(accept_loop, self._listening, own, "scheduler", self._serve)
 
     def _serve(self, connection, role, index):
         with contextlib.suppress(Closed):
@@ -156,14 +150,36 @@ class Process:
                     connection.send(message.encode(found))
                 else:
                     self.heard.put(found)
+        self.heard.put("end of stream")
+
+    def registered(self):
+        """What the process has registered as. From then on `send` reaches it."""
+        self.link, found = self._links.get(timeout=DEADLINE)
+        return found
 
     def send(self, found):
-        self._link.send(message.encode(found))
+        self.link.send(message.encode(found))
+
+    def rest(self):
+        """What has been reported that was not read, until the process has gone."""
+        self._listening.close()
+        return list(iter(lambda: self.heard.get(timeout=DEADLINE), "end of stream"))
+
+
+class Process(Scheduler):
+    """A server's process."""
+
+    def __init__(self, transport="tcp"):
+        super().__init__()
+        self.ended = begun(ServerProcess(replace(ELASTIC, root_port=self.port, transport=transport), None, NEVER).run)
+        its = self.registered()
+        self.address, self.socket_name = (its.host, its.port), its.socket_name
+        self.send(start([("h", "")] * ELASTIC.num_workers, [(*self.address, self.socket_name, "h")]))
 
     def close(self):
         self.send(Shutdown())
         assert self.ended.result(DEADLINE) == ""
-        self._listening.close()
+        return self.rest()
 
 
 def heard(peer):

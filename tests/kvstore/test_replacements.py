@@ -1,8 +1,6 @@
 """A worker of an elastic job takes the place of a lost one: its link to a server, and what becomes of the earlier."""
 
-import contextlib
 import gc
-import queue
 import socket
 import threading
 import weakref
@@ -16,14 +14,14 @@ from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.server import service
 from dmltrain.kvstore.transport import host, message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Declare, Enter, Heartbeat, Key, Leave, Left, LinkLost, Register
+from dmltrain.kvstore.transport.message import Declare, Enter, Key, Leave, Left, LinkLost
 from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker import membership
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.routes import Sharing
+from tests.kvstore import served
 from tests.kvstore.made import start
 from tests.kvstore.served import ELASTIC, FIRST, Peer, Process, Server, answered, expect_sum, heard, leave, push
 from tests.kvstore.whole_job import NEVER, begun
@@ -282,7 +280,7 @@ def test_the_memory_of_a_lost_worker_is_freed(serve, shared):
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_process_of_an_elastic_job_accepts_replacements(transport):
-    process = Process(ELASTIC, transport)
+    process = Process(transport)
     address, shared = process.socket_name or process.address, transport == "shm"
     first, second, third = (Peer(address, rank) for rank in range(3))
     for peer in (first, second, third):
@@ -299,86 +297,49 @@ def test_a_process_of_an_elastic_job_accepts_replacements(transport):
         leave(peer, 7, view=3)
         assert process.heard.get(timeout=SECONDS) == Left(3, rank, 7)
     third.link.close()
-    process.close()
-    assert process.heard.empty()
+    assert process.close() == []
 
 
 # -- the worker -------------------------------------------------------------------------------------------------------
 
 
-class Scheduler:
-    """Lets worker 2 join a job with this server. `heard` has what it reports."""
-
-    def __init__(self, address, socket_name):
-        self._listening, self._links, self.heard = socket.create_server(("127.0.0.1", 0)), [], queue.Queue()
-        self._start = start([(host.identity(), "")] * 3, [(*address, socket_name, host.identity())])
-        transport = "shm" if socket_name else "tcp"
-        port = self._listening.getsockname()[1]
-        self.environment = replace(
-            ELASTIC, role="worker", index=2, joins=True, root_port=port, transport=transport, lost_seconds=60.0
-        )
-        own = replace(ELASTIC, role="scheduler")
-        threading.Thread(target=accept_loop, args=(self._listening, own, "scheduler", self._serve), daemon=True).start()
-
-    def _serve(self, connection, role, index):
-        self._links.append(connection)
-        with contextlib.suppress(Closed):
-            while True:
-                found = connection.read_message(connection.read_header())
-                if isinstance(found, Register):
-                    connection.send(message.encode(self._start))
-                elif not isinstance(found, Heartbeat):
-                    self.heard.put(found)
-        self.heard.put("end of stream")
-
-    def join(self):
-        return Membership(self.environment, Sharing(self.environment, sums=False), NEVER)
-
-    def close(self):
-        self._listening.close()
-        for each in self._links:
-            each.cut()
+def join(address, socket_name="", transport="tcp"):
+    """Worker 2 joins a job with this server: its scheduler, and its membership to be waited for."""
+    scheduler = served.Scheduler()
+    its = replace(ELASTIC, role="worker", index=2, joins=True, root_port=scheduler.port, transport=transport)
+    its = replace(its, lost_seconds=60.0)
+    member = begun(Membership, its, Sharing(its, sums=False), NEVER)
+    scheduler.registered()
+    scheduler.send(start([(host.identity(), "")] * 3, [(*address, socket_name, host.identity())]))
+    return scheduler, member
 
 
-@pytest.fixture
-def schedule():
-    made = []
-
-    def begin(*address):
-        made.append(Scheduler(*address))
-        return made[-1]
-
-    yield begin
-    for each in made:
-        each.close()
-
-
-def test_a_joining_worker_that_is_rejected_says_why_and_ends_no_job(serve, shared, schedule):
+def test_a_joining_worker_that_is_rejected_says_why_and_ends_no_job(serve, shared):
     server = serve(SECOND)
-    scheduler = schedule(server.listening.getsockname(), server.met[1] if shared else "")
-    member = scheduler.join()
+    by_memory = (server.met[1], "shm") if shared else ()
+    scheduler, joining = join(server.listening.getsockname(), *by_memory)
+    member = joining.result(SECONDS)
     server.service.enter(THIRD)
     for each in member.routes.links:
         each.enter(3)
     entries = Entries(member.routes, 3, "dist_sync", 0.0, SECONDS)
     entries.declare(["k0"], [np.zeros(9, np.float32)], is_weight=True)
-    with pytest.raises(JobLost, match="another worker as 'k0' .*: all workers must train the same model"):
+    with pytest.raises(JobLost, match="another worker as 'k0' .*same model"):
         member.flush()
     member.abort("ended by JobLost")
-    heard = list(iter(lambda: scheduler.heard.get(timeout=SECONDS), "end of stream"))
-    assert not [each for each in heard if not isinstance(each, LinkLost)]
+    assert not [each for each in scheduler.rest() if not isinstance(each, LinkLost)]
 
 
 @pytest.mark.parametrize(
     "transport, error, said",
     [("tcp", JobLost, "server 0 at .* cannot be reached"), ("shm", UserError, "--transport shm: server 0 at")],
 )
-def test_a_joining_worker_that_cannot_reach_a_server_ends_no_job(schedule, monkeypatch, transport, error, said):
+def test_a_joining_worker_that_cannot_reach_a_server_ends_no_job(monkeypatch, transport, error, said):
     monkeypatch.setattr(membership, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(Control, "abort", pytest.fail)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
-    scheduler = schedule(address, "")
-    scheduler.environment = replace(scheduler.environment, transport=transport)
+    scheduler, joining = join(address, transport=transport)
     with pytest.raises(error, match=said):
-        scheduler.join()
+        joining.result(SECONDS)
+    scheduler.link.cut()

@@ -1,5 +1,5 @@
-"""A job among unauthenticated peers, which connect to everything that listens, during its start and while it trains. Log
-lines about them: a few, and then a count, so that nobody can fill a disk from outside."""
+"""A job among unauthenticated peers, which connect to everything that listens, during its start and while it trains.
+Log lines about them: a few, and then a count, so that nobody can fill a disk from outside."""
 
 import json
 import os
