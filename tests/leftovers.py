@@ -4,8 +4,8 @@
     python -m tests.leftovers       # removes it, and says what that was
 
 Each pytest does this at its start and at its end, for all dead owners: test beds (with their network namespaces and the
-sshd there), control groups, processes that tests started, sockets of forking processes, private folders of jobs and of tests
-in the folder for temporary files. What belongs to a living process, or to nobody known, stays.
+sshd there), control groups, processes that tests started, sockets of forking processes, private folders of jobs and of
+tests in the folder for temporary files. What belongs to a living process, or to nobody known, stays.
 """
 
 from __future__ import annotations
