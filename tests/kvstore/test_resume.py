@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,13 @@ import pytest
 from dmltrain.env import Environment
 from dmltrain.kvstore.scheduler.actions import Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
-from dmltrain.kvstore.scheduler.following import CALL_SECONDS, SAME_SECONDS, Following, Standing
+from dmltrain.kvstore.scheduler.following import Following, Standing
 from dmltrain.kvstore.scheduler.incarnation import Incarnation, newest
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.view import Lost, View, barrier_of
+from tests.kvstore.whole_job import begun
+from tests.waiting import SECONDS
 
 START = say.Start(
     (say.ServerAddress("10.0.0.9", 9, "", "s", "hs"),), tuple(say.WorkerAddress("", f"i{w}", f"h{w}") for w in range(3))
@@ -410,23 +411,19 @@ def test_what_one_that_follows_has_to_say_to_the_next_scheduler():
     assert word.ready == (say.Ready(),)
 
 
-def test_one_whose_host_is_off_is_not_called_for_long(tmp_path):
-    off, listening = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+def test_one_whose_host_is_off_is_not_called_for_long(tmp_path, monkeypatch):
+    for limit in ("scheduler.following.CALL_SECONDS", "transport.link.HANDSHAKE_SECONDS"):
+        monkeypatch.setattr(f"dmltrain.kvstore.{limit}", 10 * SECONDS)
     file = tmp_path / "scheduler"
-    its = Environment(role="worker", job="job", key=b"key", elastic=1, root_port=off.getsockname()[1])
-    found = Following(replace(its, scheduler_file=str(file)))
-    threading.Thread(
-        target=accept_loop,
-        args=(listening, replace(its, role="scheduler"), "scheduler", lambda link, role, index: link.close()),
-        daemon=True,
-    ).start()
-    where = {"incarnation": 2, "host": "127.0.0.1", "port": listening.getsockname()[1]}
-    threading.Timer(SAME_SECONDS + 0.2, lambda: file.write_text(json.dumps(where))).start()
-    began = time.monotonic()
-    found.find(threading.Event()).close()
-    assert found.current.number == 2 and time.monotonic() - began < CALL_SECONDS
-    for each in (off, listening):
-        each.close()
+    with socket.create_server(("127.0.0.1", 0)) as off, socket.create_server(("127.0.0.1", 0)) as listening:
+        its = Environment(role="worker", job="job", key=b"key", elastic=1, root_port=off.getsockname()[1])
+        found = Following(replace(its, scheduler_file=str(file)))
+        begun(accept_loop, listening, replace(its, role="scheduler"), "scheduler", lambda link, *who: link.close())
+        finding = begun(found.find, threading.Event())
+        with off.accept()[0]:  # it is called, and says nothing
+            file.write_text(json.dumps({"incarnation": 2, "host": "127.0.0.1", "port": listening.getsockname()[1]}))
+            finding.result(SECONDS).close()
+        assert found.current.number == 2
 
 
 def test_lost_links_are_reported_again_while_they_concern_the_view():
