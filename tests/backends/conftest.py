@@ -6,11 +6,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kvstore.whole_job import WholeJob
+
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["test_torch*", "test_optimizers*"]
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,16 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from dmltrain import kvstore, optimizers  # noqa: E402
-from dmltrain.backends.mxnet import compat as mxnet_compat  # noqa: E402
-from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
-from dmltrain.backends.torch import trainer as torch_trainer  # noqa: E402
-from dmltrain.backends.torch.optimizer import class_of, make_optimizer, set_rate  # noqa: E402
-from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Rule, chain  # noqa: E402
-from dmltrain.optimizers import sgld  # noqa: E402
-from dmltrain.options import parse  # noqa: E402
+from dmltrain import kvstore, optimizers
+from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.backends.torch import layers as torch_layers
+from dmltrain.backends.torch import trainer as torch_trainer
+from dmltrain.backends.torch.optimizer import class_of, make_optimizer, set_rate
+from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Rule, chain
+from dmltrain.optimizers import sgld
+from dmltrain.options import parse
 
 mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the optimizers are not compared with its")

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from dmltrain import optimizers  # noqa: E402
-from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
-from dmltrain.backends.torch.distributed import distribute  # noqa: E402
-from dmltrain.backends.torch.optimizer import make_optimizer, set_rate  # noqa: E402
-from dmltrain.backends.torch.server_optimizer import Step  # noqa: E402
-from dmltrain.layers import Dense, Flatten, Network, Rule, chain  # noqa: E402
-from dmltrain.options import parse  # noqa: E402
-from tests.kvstore.whole_job import WholeJob  # noqa: E402
+from dmltrain import optimizers
+from dmltrain.backends.torch import layers as torch_layers
+from dmltrain.backends.torch.distributed import distribute
+from dmltrain.backends.torch.optimizer import make_optimizer, set_rate
+from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.layers import Dense, Flatten, Network, Rule, chain
+from dmltrain.options import parse
+from tests.kvstore.whole_job import WholeJob
 
 NETWORK = Network(  # the first weight has 600 KB, more than two slices
     "mlp",

@@ -1,15 +1,12 @@
 """PyTorch as the launcher's and the options' backend: what it says it can do, and that it does it."""
 
 import numpy as np
-import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
-from dmltrain import optimizers  # noqa: E402
-from dmltrain.backends.torch.backend import TorchBackend, make_step  # noqa: E402
-from dmltrain.backends.torch.server_optimizer import Step  # noqa: E402
-from dmltrain.env import TRANSPORTS  # noqa: E402
-from dmltrain.kvstore import codec, types  # noqa: E402
+from dmltrain import optimizers
+from dmltrain.backends.torch.backend import TorchBackend, make_step
+from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.env import TRANSPORTS
+from dmltrain.kvstore import codec, types
 
 BACKEND = TorchBackend()
 

@@ -5,16 +5,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch import nn  # noqa: E402
-
-from dmltrain.backends.torch import plain_step  # noqa: E402
-from dmltrain.backends.torch.distributed import distribute, layout, parts  # noqa: E402
-from dmltrain.backends.torch.distributed.buckets import Bucket  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
-from dmltrain.kvstore import READ, Handle, KVStore  # noqa: E402
-from tests.backends.a_gpu import DEVICES, device_for  # noqa: E402
+from dmltrain.backends.torch import plain_step
+from dmltrain.backends.torch.distributed import distribute, layout, parts
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.errors import UserError
+from dmltrain.kvstore import READ, Handle, KVStore
+from tests.backends.a_gpu import DEVICES, device_for
 
 plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 

@@ -6,20 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from dmltrain import divergence, kvstore  # noqa: E402
-from dmltrain.backends import weights  # noqa: E402
-from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
-from dmltrain.data.parts import Shared  # noqa: E402
-from dmltrain.errors import Diverged  # noqa: E402
-from dmltrain.kvstore import types  # noqa: E402
-from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Relu, chain  # noqa: E402
-from dmltrain.options import parse  # noqa: E402
-from dmltrain.plan import Plan  # noqa: E402
-from dmltrain.run import Run  # noqa: E402
-from tests.kvstore.whole_job import WholeJob  # noqa: E402
+from dmltrain import divergence, kvstore
+from dmltrain.backends import weights
+from dmltrain.backends.torch.trainer import TorchTrainer
+from dmltrain.data.parts import Shared
+from dmltrain.errors import Diverged
+from dmltrain.kvstore import types
+from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Relu, chain
+from dmltrain.options import parse
+from dmltrain.plan import Plan
+from dmltrain.run import Run
+from tests.kvstore.whole_job import WholeJob
 
 SMALL = chain(Conv("conv0", 4, kernel=3), BatchNorm("bn0"), Relu("relu0"), Flatten(), Dense("fc0", 10))
 NETWORK = Network("small", SMALL, (3, 8, 8), 10)

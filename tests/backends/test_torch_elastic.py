@@ -2,19 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch import nn  # noqa: E402
-
-from dmltrain import models  # noqa: E402
-from dmltrain.backends.torch import trainer as backend  # noqa: E402
-from dmltrain.backends.torch.distributed import distribute, layout  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
-from dmltrain.options import parse  # noqa: E402
-from tests.backends.a_gpu import DEVICES, device_for  # noqa: E402
-from tests.backends.changing_store import ChangingStore  # noqa: E402
-from tests.backends.late_store import LateStore  # noqa: E402
-from tests.backends.test_torch_overlap import OPTIMIZERS as IN_PARTS  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute, layout
+from dmltrain.errors import UserError
+from tests.backends.a_gpu import DEVICES, device_for
+from tests.backends.changing_store import ChangingStore
+from tests.backends.late_store import LateStore
+from tests.backends.test_torch_overlap import OPTIMIZERS as IN_PARTS
+from tests.backends.trainers import batch, torch_trainer
 
 STEPS, OWN = 3, 4  # steps of a run, samples of each member in a step
 RECEIPT = [OWN, 100.0, 2.0**40]
@@ -338,18 +335,12 @@ def test_rates_are_multiplied_where_weights_change_and_nowhere_else(kind):
     assert given == [own] and [group["lr"] for group in inner.param_groups] == own
 
 
-MLP = models.create("mlp", None, 10, (1, 8, 8))
-
-
 @pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
 def test_a_trainer_returns_the_receipts_of_the_members_that_made_the_step(devices):
-    draw = np.random.default_rng(1)
-    images, labels = draw.standard_normal((4, 1, 8, 8), dtype=np.float32), draw.integers(0, 10, 4)
-    options = parse(["--kv-store", "dist_sync", "--devices", devices])
     trained = {}
     for members, changes in {(3, (5,)), (2, ())}:
-        made = backend.TorchTrainer(MLP, options, ChangingStore(members, changes))
-        found = made.train_step(images, labels, 4 * members, 0.1, np.array(RECEIPT))
+        made = torch_trainer(line=f"--devices {devices}", store=ChangingStore(members, changes))
+        found = made.train_step(*batch(count=4), 4 * members, 0.1, np.array(RECEIPT))
         assert found.tolist() == [2 * each for each in RECEIPT]
         trained[members] = made.state()["model"]
     for name, value in trained[3].items():

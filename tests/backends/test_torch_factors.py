@@ -3,17 +3,16 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import CheckpointError, checkpoint  # noqa: E402
-
-from dmltrain import models  # noqa: E402
-from dmltrain.backends.torch import layers  # noqa: E402
-from dmltrain.backends.torch.distributed import distribute  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
-from tests.backends.factored_net import Net  # noqa: E402
+from dmltrain import models
+from dmltrain.backends.torch import layers
+from dmltrain.backends.torch.distributed import distribute
+from dmltrain.errors import UserError
+from tests.backends.factored_net import Net
 
 ROWS = 6
 SHARES = [(5, 3), (6, 0), (1, 6)]  # samples of the workers' steps

@@ -4,20 +4,18 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from torch import fx, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from dmltrain.backends.torch.distributed import choice, distribute, gates  # noqa: E402
-from dmltrain.backends.torch.distributed.choice import Layer, Trial, decide, sizes  # noqa: E402
-from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
-from dmltrain.options import parse  # noqa: E402
-from tests.backends.factored_net import Net  # noqa: E402
-from tests.backends.trainers import MLP, batch, torch_trainer  # noqa: E402
-from tests.kvstore.whole_job import WholeJob  # noqa: E402
+from dmltrain.backends.torch.distributed import choice, distribute, gates
+from dmltrain.backends.torch.distributed.choice import Layer, Trial, decide, sizes
+from dmltrain.backends.torch.trainer import TorchTrainer
+from dmltrain.errors import UserError
+from dmltrain.options import parse
+from tests.backends.factored_net import Net
+from tests.backends.trainers import MLP, batch, torch_trainer
+from tests.kvstore.whole_job import WholeJob
 
 
 @pytest.fixture

@@ -5,16 +5,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch import nn  # noqa: E402
-
-from dmltrain.backends.torch.distributed import distribute, layout  # noqa: E402
-from dmltrain.kvstore import Handle  # noqa: E402
-from tests.backends.served_store import ServedStore  # noqa: E402
-from tests.backends.trainers import MLP, batch  # noqa: E402
-from tests.backends.trainers import torch_trainer as make  # noqa: E402
-from tests.waiting import wait_for  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute, layout
+from dmltrain.kvstore import Handle
+from tests.backends.served_store import ServedStore
+from tests.backends.trainers import MLP, batch
+from tests.backends.trainers import torch_trainer as make
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("line", ["", "--devices cpu:2"])

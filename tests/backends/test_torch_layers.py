@@ -6,13 +6,12 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from dmltrain import initial, models  # noqa: E402
-from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
-from dmltrain.backends.torch.response_norm import response_norm  # noqa: E402
-from dmltrain.layers import (  # noqa: E402
+from dmltrain import initial, models
+from dmltrain.backends.torch import layers as torch_layers
+from dmltrain.backends.torch.response_norm import response_norm
+from dmltrain.layers import (
     Auxiliary,
     AvgPool,
     BatchNorm,
@@ -31,8 +30,8 @@ from dmltrain.layers import (  # noqa: E402
     chain,
     concat,
 )
-from tests.models.changed import without_dropout  # noqa: E402
-from tests.models.other_networks import SLOW, other_networks  # noqa: E402
+from tests.models.changed import without_dropout
+from tests.models.other_networks import SLOW, other_networks
 
 NETWORKS = [
     ("mlp", None, (1, 28, 28)),

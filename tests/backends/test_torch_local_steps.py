@@ -6,17 +6,16 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch import nn  # noqa: E402
-
-from dmltrain.backends.torch.distributed import distribute  # noqa: E402
-from dmltrain.backends.torch.distributed.outer import outer_step  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
-from dmltrain.kvstore.local_steps import LocalSteps  # noqa: E402
-from tests.backends import stepping_alone  # noqa: E402
-from tests.backends.stepping_alone import MEAN, NESTEROV, Line, batches, joined, slopes, step, trained, weights  # noqa: E402
-from tests.kvstore.whole_job import WholeJob  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute
+from dmltrain.backends.torch.distributed.outer import outer_step
+from dmltrain.errors import UserError
+from dmltrain.kvstore.local_steps import LocalSteps
+from tests.backends import stepping_alone
+from tests.backends.stepping_alone import MEAN, NESTEROV, Line, batches, joined, slopes, step, trained, weights
+from tests.kvstore.whole_job import WholeJob
 
 # -- what an average is ----------------------------------------------------------------------------------------------
 

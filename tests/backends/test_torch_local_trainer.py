@@ -2,38 +2,31 @@
 
 import logging
 
-import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+from dmltrain import agreement, divergence
+from dmltrain.backends.torch import state as torch_state
+from dmltrain.backends.torch.trainer import TorchTrainer
+from dmltrain.data.parts import Shared
+from dmltrain.epochs import step_total
+from dmltrain.errors import Diverged, UserError
+from dmltrain.options import parse
+from dmltrain.plan import Plan
+from dmltrain.resume import check_all_save
+from dmltrain.run import Run
+from tests.backends.trainers import SMALL, batch, torch_trainer
+from tests.kvstore.whole_job import WholeJob
 
-from dmltrain import agreement, divergence  # noqa: E402
-from dmltrain.backends.torch import state as torch_state  # noqa: E402
-from dmltrain.backends.torch.trainer import TorchTrainer  # noqa: E402
-from dmltrain.data.parts import Shared  # noqa: E402
-from dmltrain.epochs import step_total  # noqa: E402
-from dmltrain.errors import Diverged, UserError  # noqa: E402
-from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, chain  # noqa: E402
-from dmltrain.options import parse  # noqa: E402
-from dmltrain.plan import Plan  # noqa: E402
-from dmltrain.resume import check_all_save  # noqa: E402
-from dmltrain.run import Run  # noqa: E402
-from tests.kvstore.whole_job import WholeJob  # noqa: E402
-
-SMALL = chain(Conv("conv0", 4, kernel=3), BatchNorm("bn0"), Flatten(), Dense("fc0", 10))
-NETWORK = Network("small", SMALL, (3, 8, 8), 10)
 LINE = "--kv-store dist_local --local-steps 2 --outer-lr 0.7 --outer-momentum 0.9"
 
 
 def trainer(store, line="", state=None):
-    return TorchTrainer(NETWORK, parse([*LINE.split(), *line.split()]), store, state)
+    return torch_trainer(SMALL, f"{LINE} {line}", store, state)
 
 
 def steps(made, seeds, samples=4):
     for seed in seeds:
-        draw = np.random.default_rng(seed)
-        images = draw.standard_normal((samples, *NETWORK.input_shape), dtype=np.float32)
-        made.train_step(images, draw.integers(0, 10, samples), max(1, samples), 0.1)
+        made.train_step(*batch(SMALL, samples, seed), max(1, samples), 0.1)
 
 
 def settled(made, store):
@@ -43,7 +36,7 @@ def settled(made, store):
 
 def run_of(store, made):
     options, parts = parse(LINE.split()), Shared(1, 1, 1, samples=16)
-    return Run(options, store, logging.Logger("test"), NETWORK, None, made, None, parts, Plan(16))
+    return Run(options, store, logging.Logger("test"), SMALL, None, made, None, parts, Plan(16))
 
 
 def momentum(made):
@@ -127,7 +120,7 @@ def test_residuals_of_another_kvstore_are_left_out(kind, kept):
         def one(store, each=each):
             words = [*(LINE if each == "dist_local" else f"--kv-store {each}").split(), "--gc-type", "topk"]
             state = torch_state.decode(saved["state"]) if saved else None
-            made = TorchTrainer(NETWORK, parse(words), store, state)
+            made = TorchTrainer(SMALL, parse(words), store, state)
             before = store.residuals()["worker 0"]
             steps(made, [10, 20])
             settled(made, store)
@@ -157,7 +150,7 @@ def test_a_step_is_the_mean_over_the_workers_own_samples(alone):
 
     def one(store):
         run = run_of(store, None)
-        return step_total(Run(run.options, store, None, NETWORK, None, None, None, parts, Plan(1)), 0)
+        return step_total(Run(run.options, store, None, SMALL, None, None, None, parts, Plan(1)), 0)
 
     assert alone.all(one) == [parts.step_sizes(0)[0], parts.step_sizes(0)[1]]
 

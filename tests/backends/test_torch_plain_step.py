@@ -7,14 +7,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-torch = pytest.importorskip("torch")
-
-from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
-
-from dmltrain import optimizers  # noqa: E402
-from dmltrain.backends.torch import plain_step  # noqa: E402
-from dmltrain.backends.torch.optimizer import class_of  # noqa: E402
+from dmltrain import optimizers
+from dmltrain.backends.torch import plain_step
+from dmltrain.backends.torch.optimizer import class_of
 
 ROOT = Path(__file__).parents[2]
 ROWS = {each.name: each for row in optimizers.TABLE for each in (row.torch, row.plain) if each}

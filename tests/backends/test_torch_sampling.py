@@ -1,12 +1,11 @@
 """Spatial transformers and clips in PyTorch where the results are known; they are compared with MXNet's elsewhere."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
-from dmltrain.backends.torch.sampling import sample_affine  # noqa: E402
-from dmltrain.layers import IDENTITY, Clip, Dense, Flatten, Network, Scale, chain  # noqa: E402
+from dmltrain.backends.torch import layers as torch_layers
+from dmltrain.backends.torch.sampling import sample_affine
+from dmltrain.layers import IDENTITY, Clip, Dense, Flatten, Network, Scale, chain
 
 IMAGES = torch.arange(1.0, 41.0).view(2, 1, 4, 5)
 
