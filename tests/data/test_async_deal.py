@@ -40,9 +40,14 @@ def test_who_is_in_the_middle_of_a_step_keeps_it_and_the_rest_is_divided_anew():
     assert after.step_at(0) == 1 and after.step_at(4) == 3
 
 
-def test_of_whom_nothing_is_known_all_samples_come_again():
+def test_of_whom_nothing_is_known_all_samples_come_again_and_a_finished_epoch_has_none():
     after = AsyncDealing(12, 2, 4, [0, 1]).after([0], {0: 1}, begun=[], start=1)
     assert after.left.tolist() == [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    dealing = AsyncDealing(10, 2, 4, [0, 1], clock=3, done=4)
+    assert not dealing.finished and dealing.left.tolist() == [4, 5, 6, 7, 8, 9]
+    dealing.finish()
+    assert dealing.finished and dealing.next_of(0, 3) is None and dealing.end == 3
+    assert np.array_equal(dealing.part(1, 3, Epoch(Shared(10, 2, 2, 10), 3, 0)).order, [])
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(0, 3), st.integers(0, 3), st.booleans())
@@ -69,11 +74,3 @@ def test_what_a_worker_trains_is_what_its_steps_have(samples, each, clock, begun
         start, stop = part.bounds(step)
         assert part.order[start:stop].tolist() == epoch.samples_at(positions).tolist()
         assert part.words(start, stop).tolist() == epoch.words_at(positions).tolist()
-
-
-def test_a_finished_epoch_has_no_samples():
-    dealing = AsyncDealing(10, 2, 4, [0, 1], clock=3, done=4)
-    assert not dealing.finished and dealing.left.tolist() == [4, 5, 6, 7, 8, 9]
-    dealing.finish()
-    assert dealing.finished and dealing.next_of(0, 3) is None and dealing.end == 3
-    assert np.array_equal(dealing.part(1, 3, Epoch(Shared(10, 2, 2, 10), 3, 0)).order, [])

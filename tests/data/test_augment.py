@@ -56,15 +56,12 @@ def test_every_crop_position_and_both_mirrorings_are_equally_likely():
     assert abs(np.corrcoef(draws.top, draws.mirror)[0, 1]) < 0.02
 
 
-def test_draws_depend_on_seed_epoch_and_position_only():
+def test_draws_depend_on_seed_epoch_and_position_only_and_some_are_not_random():
     augmentation = Augmentation(pad=4, crop=(32, 32), mirror=True)
     short, long = (draw(augmentation, 32, 32, count, 5, 6) for count in (10, 100))
     assert np.array_equal(short.top, long.top[:10]) and np.array_equal(short.mirror, long.mirror[:10])
     others = [draw(augmentation, 32, 32, 100, *key).top.tolist() for key in ((5, 7), (6, 6))]
     assert long.top.tolist() not in others and others[0] != others[1]
-
-
-def test_without_mirroring_and_a_larger_image_nothing_is_random():
     draws = draw(Augmentation(crop=(8, 8)), 8, 8, 100, 0, 0)
     assert not draws.top.any() and not draws.left.any() and not draws.mirror.any()
     with pytest.raises(ValueError, match=r"\(9, 8\) of images 8x8"):
@@ -97,15 +94,12 @@ def test_the_published_profile_of_inception_v3_on_cifar_10():
     assert made.image_shape == (3, 299, 299) and len(made.train) == 6
 
 
-def test_training_crops_before_it_enlarges():
+def test_training_crops_before_it_enlarges_to_what_fits():
     made = enlarged(dataset(8, 9), 2, (3, 12, 15))  # 6 rows and 7 columns fit
     words = np.arange(6, dtype=np.uint64) << np.uint64(22)
     images, _ = made.train.training(np.arange(6), words, made.train.room(6))
     assert (images[:, :, 0::2, 0:14:2] == images[:, :, 1::2, 1:14:2]).all() and (images[..., 14] == 0).all()
     assert (images[..., :14] > 0).all()
-
-
-def test_images_that_do_not_fit():
     with pytest.raises(UserError, match=r"--enlarge 9: images of 3,32,32 do not fit into --image-shape 3,8,299"):
         enlarged(dataset(32, 32), 9, (3, 8, 299))
     with pytest.raises(UserError, match=r"expected 3 channel\(s\)"):

@@ -267,16 +267,13 @@ def test_a_download_serves_this_and_the_next_load(cifar, tmp_path, web):
 # The real files
 
 
-def test_the_real_data(real_data):
+def test_the_real_data_and_a_subset_with_its_first_examples(real_data):
     data = cifar10.load(real_data / "cifar10", download=False)
     assert data.train.images.shape == (50000, 3, 32, 32) and data.validation.images.shape == (10000, 3, 32, 32)
     assert np.bincount(data.train.labels).tolist() == [5000] * 10
     assert np.bincount(data.validation.labels).tolist() == [1000] * 10
     assert data.train.labels[:5].tolist() == [6, 9, 9, 4, 1]  # frog, truck, truck, deer, automobile
     np.testing.assert_allclose(data.train.images.mean((0, 2, 3)), cifar10.MEAN, atol=0.02)
-
-
-def test_a_subset_of_the_real_data_has_the_first_examples(real_data):
     data = cifar10.load(real_data, num_examples=100, download=False)
     row = (real_data / "cifar10" / "data_batch_1.bin").read_bytes()[99 * 3073 : 100 * 3073]
     assert data.train.labels[99] == row[0] and data.train.images[99].tobytes() == row[1:]

@@ -142,7 +142,7 @@ def test_each_position_once_whatever_the_shares_are(history, data):
     assert np.array_equal(used, np.ones(samples))
 
 
-def test_shares_are_spread_over_the_round():
+def test_shares_are_spread_over_the_round_or_are_so_many_samples_for_each():
     dealing = Dealing(24, 8, [0, 2, 5], [4, 1, 3])
     assert [dealing.positions_of(member).tolist() for member in (0, 2, 5)] == [[0, 2, 5, 7], [3], [1, 4, 6]]
     assert dealing.part(0, Epoch(Shared(24, 1, 1, 24), 5, 2)).batch_size == 4
@@ -151,6 +151,11 @@ def test_shares_are_spread_over_the_round():
     for shares in ([3, 2], [2, 2, 2, 2], [5, 5, 5]):
         with pytest.raises(ValueError, match=r"8 samples .* \(0, 1, 2\)"):
             Dealing(24, 8, [0, 1, 2], shares)
+    dealing = Dealing(30, 8, [0, 1], (), 4)
+    dealing.committed([0])
+    assert dealing.returned.tolist() == [] and dealing.round.positions.tolist() == [1, 3, 5, 7]
+    dealing.committed([0, 1, 2])
+    assert (dealing.round.dealt, dealing.step) == (12, 1), "a plain job's step has 8 samples"
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 60))
@@ -163,14 +168,6 @@ def test_equal_shares_are_no_shares(members, share, samples):
         for each in (with_shares, without):
             each.committed(range(members), each.division.shares)
     assert with_shares.finished
-
-
-def test_rounds_can_have_so_many_samples_for_each_member():
-    dealing = Dealing(30, 8, [0, 1], (), 4)
-    dealing.committed([0])
-    assert dealing.returned.tolist() == [] and dealing.round.positions.tolist() == [1, 3, 5, 7]
-    dealing.committed([0, 1, 2])
-    assert (dealing.round.dealt, dealing.step) == (12, 1), "a plain job's step has 8 samples"
 
 
 @given(histories(), shuffles, st.data())

@@ -79,16 +79,13 @@ def test_if_the_change_is_given_up_what_was_held_back_is_dealt_again():
     assert after.left.tolist() == [4, 5, 6, 7, 8, 9, 10, 11] and not len(after.held) and after.done == 4
 
 
-def test_only_what_a_loss_gave_back_is_dealt_again():
+def test_only_what_a_loss_gave_back_is_dealt_again_and_a_new_member_goes_on_from_the_state():
     dealing = Dealing.of_rest(30, 4, [0, 1], np.arange(9, 30, 2))
     assert dealing.returned.tolist() == [] and dealing.positions_of(1).tolist() == [11, 15]
     dealing.enter([0])
     assert dealing.returned.tolist() == [11, 15] and len(dealing.rest) == 11
     dealing.committed([0])
     assert dealing.positions_of(0).tolist() == [11, 15, 17, 19] and dealing.done == 21
-
-
-def test_a_new_member_goes_on_from_the_state():
     dealing = Dealing.of_rest(30, 4, [0, 1], np.arange(9, 30, 2))
     dealing.committed([0])
     taken = Dealing.of_state(json.loads(json.dumps(dealing.state())))

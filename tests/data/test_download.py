@@ -43,15 +43,12 @@ def fetching(remote, folder, **options):
     )
 
 
-def test_a_download_leaves_only_the_file(remote, tmp_path, web):
+def test_a_download_leaves_only_the_file_also_without_content_length(remote, tmp_path, web):
     path = fetch(remote, tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "file.gz" and path.read_bytes() == BODY
     assert names(path.parent) == ["file.gz"]
     assert fetch(remote, path.parent) == path
     assert web.requests == ["/file.gz"]
-
-
-def test_a_download_without_content_length(remote, tmp_path, web):
     web.announce["/file.gz"] = None
     assert fetch(remote, tmp_path).read_bytes() == BODY
 
@@ -78,10 +75,13 @@ def test_a_download_that_fails(remote, tmp_path, web, change, reason):
     refused(remote, tmp_path, reason)
 
 
-def test_no_connection(tmp_path):
+def test_no_connection_and_no_folder(tmp_path, remote):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # and does not listen
         refused(Remote(f"http://127.0.0.1:{free.getsockname()[1]}/file.gz", MD5), tmp_path, "Connection refused")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="put file.gz"):
+        fetch(remote, tmp_path / "file" / "folder")
 
 
 def test_a_server_that_never_answers_or_stops_in_the_middle(remote, tmp_path, web):
@@ -104,12 +104,6 @@ def test_a_server_that_does_not_speak_http(tmp_path):
         thread.start()
         refused(Remote(f"http://127.0.0.1:{server.getsockname()[1]}/file.gz", MD5), tmp_path, "SSH-2.0")
         thread.join()
-
-
-def test_a_folder_that_cannot_be_created(remote, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="put file.gz"):
-        fetch(remote, tmp_path / "file" / "folder")
 
 
 def test_two_processes_download_once(remote, tmp_path, web):

@@ -104,14 +104,11 @@ def test_formats_other_than_jpeg_in_rgb(image, difference):
     assert found.max() <= difference
 
 
-def test_cmyk_is_converted_as_by_opencv():
+def test_cmyk_is_converted_as_by_opencv_and_a_palette_without_its_transparency(recwarn):
     for quality in (60, 95):
         image = encoded("CMYK", "JPEG", quality=quality)
         expected = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
         assert np.array_equal(evaluated(image), expected[CENTRE])
-
-
-def test_a_palette_with_transparency(recwarn):
     image = encoded("P", transparency=bytes(range(256)))
     colours = np.asarray(Image.open(io.BytesIO(image)).convert("RGBA"))[..., :3]
     assert np.array_equal(evaluated(image), colours[CENTRE]) and not list(recwarn)

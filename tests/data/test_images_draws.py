@@ -33,11 +33,14 @@ def test_the_generator_is_splitmix64():
     assert [numbers.bits(draw) for draw in range(3)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
-def test_crops_of_fixed_size_are_anywhere():
+def test_crops_of_fixed_size_are_anywhere_and_half_of_the_images_are_mirrored():
     crops = np.array([geometry.crop for geometry in geometries(random_crop=True)])
     assert_whole(crops[:, 0], 0, 76)
     assert_whole(crops[:, 1], 0, 176)
     assert abs(np.corrcoef(crops.T)[0, 1]) < 0.04
+    found = geometries(random_mirror=True)
+    assert_moments(np.array([geometry.mirror for geometry in found]), 0.5, 0.5)
+    assert {geometry.crop for geometry in found} == {(38, 88)}  # without random_crop: the centre
 
 
 def test_crops_and_mirrors_are_those_of_the_binary_files():
@@ -50,19 +53,10 @@ def test_crops_and_mirrors_are_those_of_the_binary_files():
     assert [geometry.mirror for geometry in found] == list(expected.mirror)
 
 
-def test_half_of_the_images_are_mirrored():
-    found = geometries(random_mirror=True)
-    assert_moments(np.array([geometry.mirror for geometry in found]), 0.5, 0.5)
-    assert {geometry.crop for geometry in found} == {(38, 88)}  # without random_crop: the centre
-
-
-def test_shear_is_uniform():
+def test_shear_is_uniform_and_angles_are_whole_degrees():
     found = matrices(max_random_shear_ratio=0.1)
     assert_uniform(found[:, 0, 1], -0.1, 0.1)
     assert np.allclose(found[:, [0, 1, 1], [0, 0, 1]], [1, 0, 1])
-
-
-def test_angles_are_whole_degrees():
     angles = np.degrees(np.arctan2(*matrices(max_random_rotate_angle=10)[:, [0, 0], [1, 0]].T))
     assert np.allclose(angles, angles.round())
     assert_whole(angles.round(), -10, 10)
@@ -77,7 +71,7 @@ def test_given_angles(fields, expected):
     assert set(found.round(6)) == expected
 
 
-def test_scale_is_uniform_and_changes_the_canvas():
+def test_scale_is_uniform_and_changes_the_canvas_around_the_centre():
     found = geometries(min_random_scale=0.8, max_random_scale=1.5)
     scales = np.array([geometry.affine[0, 0] for geometry in found])
     assert_uniform(scales, 0.8, 1.5)
@@ -85,6 +79,9 @@ def test_scale_is_uniform_and_changes_the_canvas():
     limits = {"min_img_size": 250, "max_img_size": 600}
     sizes = [each.canvas for each in geometries(count=200, min_random_scale=0.1, max_random_scale=3.0, **limits)]
     assert np.min(sizes) == 250 and np.max(sizes) == 600
+    for geometry in geometries(count=50, min_random_scale=0.5, max_random_scale=2.0, **augmentation_level(3)):
+        x, y, _ = geometry.affine @ [200, 150, 1]
+        assert np.allclose((x, y), np.array(geometry.canvas[::-1]) / 2, atol=0.5)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +110,6 @@ def test_all_of_the_affine_transformation_are_drawn_apart():
     assert_uniform(shear[sin != 0], -0.1, 0.1)
     correlations = np.corrcoef([across / down, angle, np.where(sin == 0, 0, shear)]) - np.eye(3)
     assert np.abs(correlations).max() < 0.04
-
-
-def test_the_centre_stays_in_the_centre():
-    for geometry in geometries(count=50, min_random_scale=0.5, max_random_scale=2.0, **augmentation_level(3)):
-        x, y, _ = geometry.affine @ [200, 150, 1]
-        assert np.allclose((x, y), np.array(geometry.canvas[::-1]) / 2, atol=0.5)
 
 
 def test_square_crops():

@@ -30,10 +30,14 @@ def seen(parts, workers, seed=5, epoch=2):
     return found
 
 
-def test_words_from_the_middle_of_the_stream_are_those_of_the_whole_stream():
+def test_words_from_the_middle_of_the_stream_or_far_apart_are_those_of_the_whole_stream():
     whole = random_bits.words(200, 3, 4, random_bits.ORDER)
     for first, count in ((0, 200), (1, 3), (3, 2), (4, 1), (5, 0), (17, 180)):
         assert np.array_equal(random_bits.words_from(first, count, 3, 4, random_bits.ORDER), whole[first:][:count])
+    shared = Shared(5 * NEAR, 1, 7, 5 * NEAR)
+    words = random_bits.words(shared.samples, 5, 2, random_bits.AUGMENTATION)
+    positions = np.array([3, 3 + NEAR, 4 + 2 * NEAR, 5 * NEAR - 1, 0])
+    assert np.array_equal(Epoch(shared, 5, 2).words_at(positions), words[positions])
 
 
 @given(numbers, workers, batches, shuffles)
@@ -77,13 +81,6 @@ def test_any_positions_of_an_epoch_have_the_samples_and_words_of_the_whole(count
     assert np.array_equal(epoch.words_at(positions), whole.words(0, shared.samples)[positions])
     first, step = data.draw(st.integers(0, shared.samples)), data.draw(st.integers(1, 9))
     assert np.array_equal(epoch.every(first, step), whole.order[first::step])
-
-
-def test_words_of_positions_far_apart():
-    shared = Shared(5 * NEAR, 1, 7, 5 * NEAR)
-    words = random_bits.words(shared.samples, 5, 2, random_bits.AUGMENTATION)
-    positions = np.array([3, 3 + NEAR, 4 + 2 * NEAR, 5 * NEAR - 1, 0])
-    assert np.array_equal(Epoch(shared, 5, 2).words_at(positions), words[positions])
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=5), batches, shuffles)

@@ -114,13 +114,10 @@ def test_any_keys_in_their_order(make, tmp_path, keys):
     assert len(digests) == 1
 
 
-def test_the_digest_is_that_of_the_records(make, tmp_path):
+def test_the_digest_is_that_of_the_records_and_several_threads_read_at_once(make, tmp_path):
     digests = [open_reader(make(tmp_path / str(number), ROWS)).digest() for number in range(2)]
     digests.append(open_reader(make(tmp_path / "2", ROWS | {KEYS[0]: encoded(b"other", 0)})).digest())
     assert digests[0] == digests[1] != digests[2]
-
-
-def test_several_readers_and_threads_at_once(make, tmp_path):
     path = make(tmp_path / "train_db", ROWS)
     readers = [open_reader(path), open_reader(path)]
     with ThreadPoolExecutor(4) as pool:

@@ -44,7 +44,7 @@ def test_labels_are_the_places_of_the_class_folders_in_order(tmp_path):
     assert reader.where(2) == f"{folder}: record 2 (n02/b.JPEG)"
 
 
-def test_names_in_utf_8_and_in_no_encoding(tmp_path):
+def test_names_in_utf_8_and_in_no_encoding_hidden_files_and_others(tmp_path):
     folder = make(tmp_path, "Katze & Hund/Bild äöü 1.jpg", "猫/写真.png")
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff")).mkdir()
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff/\xfe.jpg")).write_text("bytes")
@@ -52,10 +52,9 @@ def test_names_in_utf_8_and_in_no_encoding(tmp_path):
     assert contents(reader) == [(0, "Katze & Hund/Bild äöü 1.jpg"), (1, "猫/写真.png"), (2, "bytes")]
     assert reader.class_names[1] == "猫"
     assert "record 0 (Katze & Hund/Bild äöü 1.jpg)" in reader.where(0)
-
-
-def test_hidden_files_are_ignored_and_others_are_named_once(tmp_path):
-    folder = make(tmp_path, "n01/a.jpg", "n01/._a.jpg", "n01/.hidden/b.jpg", ".git/c.jpg", "n01/boxes.txt", "n01/x.xml")
+    folder = make(
+        tmp_path / "more", "n01/a.jpg", "n01/._a.jpg", "n01/.hidden/b.jpg", ".git/c.jpg", "n01/boxes.txt", "n01/x.xml"
+    )
     make(folder, "README", ".d.jpg")
     warnings = []
     assert contents(open_reader(folder, warn=warnings.append)) == [(0, "n01/a.jpg")]

@@ -83,14 +83,11 @@ def offsets(path: Path) -> list[int]:
     return [int(line.split()[1]) for line in path.with_suffix(".idx").read_text().splitlines()]
 
 
-def test_records_in_several_parts_and_with_several_labels(records):
+def test_records_are_the_same_with_an_index_in_another_order_or_with_line_ends_of_windows(records):
     reader = open_reader(records)
     assert [reader.read(number).image for number in range(5)] == IMAGES
     assert reader.read(1).labels.tolist() == [1, 0.5] and reader.read(4).labels.tolist() == [4]
     assert reader.where(3) == f"{records}: record 3 (key 13, offset {offsets(records)[3]})"
-
-
-def test_an_index_in_another_order_or_with_line_ends_of_windows_gives_the_same_records(records):
     digest, idx = open_reader(records).digest(), records.with_suffix(".idx")
     idx.write_bytes(b"".join(reversed(idx.read_bytes().splitlines(keepends=True))).replace(b"\n", b"\r\n").rstrip())
     reader = open_reader(records)
@@ -226,7 +223,7 @@ def test_an_index_of_another_file(records, mxnet_files):
     refused(outer, "outer.idx", "another file")
 
 
-def test_an_index_that_does_not_list_all_records_gives_a_warning(records):
+def test_an_index_that_does_not_list_all_records_gives_a_warning_and_zeros_around_them_none(records):
     idx, lines = records.with_suffix(".idx"), records.with_suffix(".idx").read_text().splitlines(keepends=True)
     for missing in range(5):
         idx.write_text("".join(lines[:missing] + lines[missing + 1 :]))
@@ -234,9 +231,7 @@ def test_an_index_that_does_not_list_all_records_gives_a_warning(records):
         assert len(open_reader(records, warn=warnings.append)) == 4
         assert len(warnings) == 1
         assert f"{idx}: train.rec has a record at offset {int(lines[missing].split()[1])} that" in warnings[0]
-
-
-def test_zeros_after_the_last_record_and_before_the_first_need_no_warning(records):
+    idx.write_text("".join(lines))
     records.write_bytes(bytes(4096) + records.read_bytes() + bytes(4096))
     lines = (f"{number}\t{offset + 4096}\n" for number, offset in enumerate(offsets(records)))
     records.with_suffix(".idx").write_text("".join(lines))

@@ -79,21 +79,15 @@ def test_errors_of_the_keras_profile_are_corrected():
     assert [len(one.rows) for one in marked] == [5, 10]
 
 
-def test_seconds_and_images_of_the_inception_profile_agree():
+def test_published_speeds_agree_with_their_seconds_and_counts_of_gpus():
     for number in (0, 1):
         for row in shown("inception-v3-profile.yaml", number):
             assert row["total_seconds"] == pytest.approx(row["seconds_per_epoch"] * row["epochs"], rel=0.001)
-
-
-def test_speeds_of_the_multi_gpu_table_agree_with_its_seconds():
     rows = [row for row in shown("multi-gpu.yaml", 0) if "samples_per_second" in row]
     assert len(rows) == 21
     for row in rows:
         assert row["samples_per_second"] * row["seconds_per_epoch"] == pytest.approx(50_000, rel=0.06), row
     assert sum(1 for row in rows if row["devices"] == 0) == 1
-
-
-def test_scaling_has_all_counts_of_gpus():
     rows = shown("mxnet-scaling.yaml", 0)
     assert len(rows) == 27
     assert all(row["GPUs"] == row["machines"] * row["GPUs of each"] for row in rows)

@@ -74,7 +74,7 @@ def test_a_worker_of_a_job_and_a_restart_have_the_record_of_the_job(tmp_path: Pa
     assert facts(reading.read(str(folder / "other.log"))[0]).launcher is None  # not named by the launcher
 
 
-def test_mxnet_programs(logs: Path) -> None:
+def test_real_logs(logs: Path) -> None:
     def of(name: str) -> Facts:
         return facts(reading.read(str(logs / "mxnet" / f"{name}.log"))[0])
 
@@ -84,10 +84,7 @@ def test_mxnet_programs(logs: Path) -> None:
     assert (of("coderzbx_nohup_root").devices, of("gluoncv_imagenet_resnet50_v1").batch) == (5, 1024)
     assert (of("mlperf06_dgx1_1node").workers, of("mxnet_ilsvrc12_incept_2").devices) == (8, 2)
     assert of("mxnet_cifar10_incept_4") == Facts()
-
-
-def test_reference_logs() -> None:
-    """Format 0 of job.json, and logs of dmltrain 0.1."""
+    # Format 0 of job.json, and logs of dmltrain 0.1.
     found = facts(reading.read(str(ROOT / "logs/reference/cifar10-resnet20-sync"))[0])
     assert (found.launcher, found.workers, found.servers, found.exit_code) == ("local", 2, 2, 0)
     assert (found.started, found.seconds) == ("2026-11-21T04:12:48+0000", 329.987)

@@ -279,7 +279,7 @@ def program() -> Iterator[Callable[..., subprocess.Popen]]:
         each.wait()
 
 
-def test_ctrl_c_ends_it(program: Callable, job: Job) -> None:
+def test_ctrl_c_ends_it_as_does_a_reader_that_leaves(program: Callable, job: Job) -> None:
     job.append(epoch(0) + epoch(1))
     process = program(job.folder)
     lines = [process.stdout.readline() for _ in range(4)]
@@ -287,9 +287,6 @@ def test_ctrl_c_ends_it(program: Callable, job: Job) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert "Traceback" not in process.stderr.read()
-
-
-def test_a_reader_that_leaves(program: Callable, job: Job) -> None:
     process = program(job.folder)
     job.append(epoch(0) + epoch(1))
     process.stdout.readline()

@@ -27,16 +27,13 @@ def test_nan(parse: Callable, tmp_path: Path, aggregate: str, shown: str) -> Non
     assert done.stdout.splitlines()[2] == f"|  1 | {shown} | nan | - |"
 
 
-def test_an_epoch_without_validation(parse: Callable, tmp_path: Path) -> None:
+def test_an_epoch_without_validation_and_more_than_one_file(parse: Callable, tmp_path: Path) -> None:
     """There a missing value is a division by zero too."""
     (tmp_path / "x.log").write_text("Epoch[0] Train-accuracy=0.5\nEpoch[1] Validation-accuracy=0.25\n")
     assert parse(tmp_path / "x.log").stdout.splitlines()[2:] == [
         "|  1 | 0.500000 | - | - |",
         "|  2 | - | 0.250000 | - |",
     ]
-
-
-def test_more_than_one_file(parse: Callable, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.log").write_text(f"Epoch[0] Train-accuracy=0.{ord(name)}\n")
     shown = parse(tmp_path / "a.log", tmp_path / "b.log").stdout.splitlines()[2]

@@ -80,18 +80,15 @@ def test_blocks_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reading.scan(io.BytesIO(log().encode()))[0] == whole
 
 
-def test_test_compute_loss() -> None:
-    text = glog("Iteration 0, Testing net (#0)", "Test loss: 2.125", "    Test net output #0: accuracy = 0.1")
-    assert (rows(text + glog(*of_display(0, 2.5, 0.5))))[0] == (2.5, 0.5, 0.5, 0.1, 2.125)
-
-
-def test_without_tests_the_displayed_iterations_are_rows() -> None:
+def test_without_tests_the_displayed_iterations_are_rows_and_a_test_has_its_own_loss() -> None:
     text = glog(*of_display(0, 2.5, 0.5), *of_display(100, 1.64, 141.8), *of_display(200, 1.5, 9.5))
     assert (rows(text)) == {
         0: (2.5, 0.5, 0.5, None, None),
         100: (1.64, 141.8, pytest.approx(141.3), None, None),
         200: (1.5, 9.5, 9.5, None, None),  # restarted: its clock begins again
     }
+    text = glog("Iteration 0, Testing net (#0)", "Test loss: 2.125", "    Test net output #0: accuracy = 0.1")
+    assert (rows(text + glog(*of_display(0, 2.5, 0.5))))[0] == (2.5, 0.5, 0.5, 0.1, 2.125)
 
 
 def test_only_the_first_workers_log_has_values(parse: Callable, tmp_path: Path) -> None:

@@ -54,16 +54,15 @@ def run(tmp_path: Path) -> Path:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_one_run(run: Path, parse: Callable) -> None:
+def test_a_folder_is_one_run_and_undecodable_text_is_no_reason_to_fail(
+    run: Path, parse: Callable, tmp_path: Path
+) -> None:
     done = parse(run)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "| epoch | train-accuracy | val-accuracy | time |\n| --- | --- | --- | --- |\n" + "".join(
         f"|  {epoch} | 0.{epoch + 4}05000 | 0.750000 | 10.8 |\n" for epoch in (1, 2, 3)
     )
-
-
-def test_records_beside_undecodable_text_are_read(parse: Callable, tmp_path: Path) -> None:
-    """UTF-16 with half of a surrogate pair between its lines, and cut off within a letter."""
+    # UTF-16 with half of a surrogate pair between its lines, and cut off within a letter.
     first, second = "Epoch[0] Train-accuracy=0.5\n".encode("utf-16"), "Epoch[1] T".encode("utf-16-le")
     (tmp_path / "x.log").write_bytes(first + b"\x00\xd8\n\0" + second + b"i")
     assert parse(tmp_path / "x.log").stdout.splitlines()[2:] == ["|  1 | 0.500000 | - | - |"]

@@ -45,13 +45,10 @@ def test_every_axis() -> None:
     assert points(run, "test_error")[0] == (1, pytest.approx(0.565))
 
 
-def test_times_of_workers_whose_clocks_differ() -> None:
+def test_times_of_workers_whose_clocks_differ_and_of_logs_without_times() -> None:
     """An epoch ends when its last worker ends it; hours between the clocks do not count."""
     later = TWO_EPOCHS.replace(" 23:", " 20:").replace("2026-11-21 00:", f"{DAY} 21:").replace("01,250", "02,250")
     assert points(of_text(TWO_EPOCHS, later), "validation_accuracy", "time") == [(12.25, 0.5), (72.25, 0.75)]
-
-
-def test_without_times_the_seconds_of_the_epochs_add_up() -> None:
     lines = [record.value(epoch, "Time cost", 10.0 + epoch) for epoch in (0, 1, 3)]
     lines += [record.value(epoch, "Train-accuracy", 0.5) for epoch in range(4)]
     text = "".join(f"INFO:root:{line}\n" for line in lines)

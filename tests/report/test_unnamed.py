@@ -36,14 +36,11 @@ def read(parse: Callable, tmp_path: Path) -> Callable[[str], tuple[list[str], st
     return call
 
 
-def test_an_error_that_falls_is_not_shown_as_an_accuracy(read: Callable) -> None:
+def test_an_error_that_falls_is_not_shown_as_an_accuracy_and_an_accuracy_stays(read: Callable) -> None:
     column, notes = read(log(MIXUP))
     assert column == ["-"] * 5
     assert "from 0.229176 to 0.202815, the validation accuracy from 0.4223 to 0.6148" in notes and "mixup" in notes
     assert read(log(MIXUP), "--metric-names", "metric")[0] == [f"{train:f}" for train, _ in MIXUP]
-
-
-def test_an_accuracy_stays(read: Callable) -> None:
     for options in ("", "mixup=True, ", "label_smoothing=True, "):
         assert read(log(PLAIN, options)) == ([f"{train:f}" for train, _ in PLAIN], "")
 

@@ -116,13 +116,10 @@ def speed_ups(cells, how=None):
     return [(found[one.id].get("speed_up"), found[one.id].get("efficiency")) for one in cells]
 
 
-def test_a_speed_up_is_against_the_cell_of_the_same_seed():
+def test_a_speed_up_is_against_the_cell_of_the_same_seed_settings_and_kind_of_device():
     cells = [scaled(1, 0, 100.0), scaled(1, 1, 50.0), scaled(4, 0, 200.0), scaled(4, 1, 150.0), scaled(4, 2, 75.0)]
     assert speed_ups(cells) == [(1, 1), (1, 1), (2, 0.5), (3, 0.75), (1, 0.25)]  # seed 2: against the mean, 75
     assert baselines(rows(cells), SpeedUp()) == ["devices 1"]
-
-
-def test_a_speed_up_is_within_the_same_settings_and_kind_of_device():
     cells = [scaled(2, 0, 100.0, lr=1), scaled(4, 0, 150.0, lr=1), scaled(4, 0, 300.0, lr=2)]
     assert speed_ups(cells) == [(1, 1), (1.5, 0.75), (1, 1)]
     assert baselines(rows(cells), SpeedUp()) == ["devices 2", "devices 4"]

@@ -8,22 +8,16 @@ from dmltrain.experiment.results import shown
 from dmltrain.experiment.results.measured import NOTHING, Measured, measured
 
 
-def test_a_value_of_one_cell_has_no_spread():
+def test_the_spread_is_the_sample_standard_deviation_of_two_or_more_and_settings_have_none():
     assert measured([0.5]) == Measured(0.5, None, 1)
     assert measured([None, 0.5, None]) == Measured(0.5, None, 1)
     assert measured([]) == measured([None]) == NOTHING
-
-
-def test_the_spread_is_the_sample_standard_deviation_also_of_two():
     assert measured([1, 2, 3]) == Measured(2.0, 1.0, 3)
     two = measured([1.0, 2.0])
     assert (two.mean, two.count) == (1.5, 2) and two.spread == pytest.approx(math.sqrt(0.5))
     for bad in (math.nan, math.inf, -math.inf):  # a diverged cell is seen
         found = measured([1.0, bad, 2.0])
         assert str(found.mean) == str(bad) and math.isnan(found.spread) and found.count == 3
-
-
-def test_settings_have_no_spread_and_different_ones_are_listed():
     assert measured([0.1, 0.1], setting=True) == Measured(0.1, None, 2)
     assert measured([0, 1, 2], setting=True) == Measured("0, 1, 2", None, 3)
     assert measured(["a", "b", "a"]) == Measured("a, b", None, 3)

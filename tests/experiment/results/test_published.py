@@ -25,16 +25,13 @@ def figure(row, key):
     return found.value, found.shown, found.printed, found.error
 
 
-def test_a_figure_is_shown_as_it_was_printed():
+def test_a_figure_is_shown_as_it_was_printed_but_for_its_unit():
     one = read(rows=[{"accuracy": "70.10"}])
     assert figure(one.rows[0], "accuracy") == (70.1, "70.10", 70.1, "")
     assert figure(read(rows=[{"devices": "8 x P100"}]).rows[0], "devices") == ("8 x P100", "8 x P100", "8 x P100", "")
     assert figure(read(rows=[{"accuracy": None}]).rows[0], "accuracy") == (None, "-", None, "")
     for name in ("accuracy", "last_accuracy", "last-accuracy"):  # a column has its heading and its name
         assert set(read(rows=[{name: 1}]).rows[0].figures) == {"accuracy"}
-
-
-def test_units_are_converted():
     one = read(units={"seconds_per_epoch": "value * 2", "last_accuracy": "value / 100"})
     assert figure(one.rows[0], "seconds_per_epoch") == (608.04, "608.04", 304.02, "")
     shares = read(units={"accuracy": "value / 100"}, rows=[{"accuracy": text} for text in ("73.2", "7", 70.125, "99")])
@@ -43,15 +40,12 @@ def test_units_are_converted():
     assert figure(text.rows[0], "seconds_per_epoch")[1] == "about 5"
 
 
-def test_an_error_is_corrected_and_told():
+def test_an_error_is_corrected_and_told_also_that_of_a_whole_column():
     error = {"where": {"column": "seconds_per_epoch", "devices": 8}, "printed": 304.02, "correct": "30.40", "why": "x"}
     rows = [{"devices": 4, "seconds_per_epoch": 304.02}, {"devices": 8, "seconds_per_epoch": "304.02"}]
     one = read(errors=[error], rows=rows, units={"seconds_per_epoch": "value / 2"})
     assert figure(one.rows[0], "seconds_per_epoch") == (152.01, "152.01", 304.02, "")
     assert figure(one.rows[1], "seconds_per_epoch") == (15.2, "15.20", 304.02, "printed 304.02: x")
-
-
-def test_an_error_of_a_whole_column_is_an_expression():
     error = {"where": {"column": "s/epoch"}, "correct": "value * 50 / 60", "why": "counts 60,000"}
     rows = [{"devices": 1, "s/epoch": 60}, {"devices": 2, "s/epoch": "372.82"}, {"devices": 3, "s/epoch": 25000}]
     one = read(errors=[error], rows=[*rows, {"devices": 4}])
