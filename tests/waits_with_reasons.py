@@ -43,6 +43,7 @@ REASONS = {
     "kvstore/test_worker_views.py:test_changes_at_any_moment_leave_no_trace": "the moment of the change is random, and any is right",
     "kvstore/test_worker_views.py:test_replacements_at_any_moment_leave_no_trace": "the moment of the loss is random, and any is right",
     "launch/test_agent.py:test_an_agent_that_waits_sleeps": "what is counted is what an agent does in a time in which nothing happens",
+    "launch/test_control.py:test_a_request_is_answered_when_it_is_done": "no answer comes meanwhile, however long it is",
     "launch/test_faults.py:test_waiting_costs_nothing": "measures the processor time that waiting processes use in a while",
     "launch/test_mpi_bridge.py:busy_seconds": "measures the processor time that waiting processes use in a while",
     "launch/test_ray_queue.py:Dashboard._tail": "the stand-in looks at this pace whether there is more",

@@ -118,6 +118,9 @@ class Server:
             self._peers[rank] = self.another(rank)
         return self._peers[rank]
 
+    def peers(self, count=2):
+        return [self.peer(rank) for rank in range(count)]
+
     def another(self, rank):
         """Another process with this rank."""
         peer = Peer(self.met[1] if self.arena else self.listening.getsockname(), rank)

@@ -43,8 +43,7 @@ def serve():
 
 def test_replies_are_sent_by_priority_and_a_pull_has_that_of_its_push(serve):
     """While a large value is on its way a probe and two pulls wait, of which the second is urgent."""
-    server = serve(sizes=(LARGE, 1, 1, 1))
-    first, second = server.peer(0), server.peer(1)
+    first, second = serve(sizes=(LARGE, 1, 1, 1)).peers()
     rest = first.begun(key=0)
     first.send(Kind.PROBE, b"abc")
     first.send(Kind.PULL, key=1)
@@ -56,8 +55,7 @@ def test_replies_are_sent_by_priority_and_a_pull_has_that_of_its_push(serve):
     assert [first.value()[0].key for _ in range(2)] == [2, 1]
     header, payload = first.answer()
     assert (header.kind, payload) == (Kind.PROBE, b"abc"), "the answers to requests come last"
-    server = serve(sizes=(LARGE, 1, 1, 1))
-    first, second = server.peer(0), server.peer(1)
+    first, second = serve(sizes=(LARGE, 1, 1, 1)).peers()
     for key in (1, 2, 3):
         second.push([key], key=key)
     assert heard(second) == []
@@ -79,8 +77,7 @@ def test_an_empty_slice_is_pulled(serve):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_reply_names_its_key_and_slice(serve, shared):
-    server = serve(shared=shared)
-    first, second = server.peer(0), server.peer(1)
+    first, second = serve(shared=shared).peers()
     first.push([1, 2, 3, 4], key=1, clock=1)
     second.push([1, 1, 1, 1], key=1, clock=1, flags=Flag.PULL)
     header, value = second.value()
@@ -94,8 +91,7 @@ def test_a_reply_names_its_key_and_slice(serve, shared):
 @pytest.mark.parametrize("asks", ["with the push", "later"])
 @pytest.mark.parametrize("staleness", [0.0, INFINITY])
 def test_times_of_asynchronous_values_count_from_the_request(serve, asks, staleness):
-    server = serve("dist_ssp", staleness, make_step=plain_sgd)
-    first, second = server.peer(0), server.peer(1)
+    first, second = serve("dist_ssp", staleness, make_step=plain_sgd).peers()
     second.push([1] * 4)
     first.push([1] * 4, rate=0.5, flags=Flag.PULL if asks == "with the push" else 0)
     if asks == "later":
@@ -363,8 +359,7 @@ def test_an_invalid_request_is_refused_and_logged(serve, capfd, shared, request_
 
 
 def test_pushes_in_shared_memory_are_summed_without_a_copy(serve):
-    server = serve(shared=True)
-    first, second = server.peer(0), server.peer(1)
+    first, second = serve(shared=True).peers()
     for clock in (1, 2):
         first.push_shared([clock] * 4, clock)
         second.push_shared([10] * 4, clock)
@@ -406,9 +401,6 @@ def test_a_refused_caller_is_logged(serve, logged):
             caller.read_header()
         caller.close()
         logged.wait_for(f"server 0: cut off {role} {index}: not a worker of this job, or already connected")
-
-
-# -- threads ----------------------------------------------------------------------------------------------------------
 
 
 def test_threads_have_the_names_of_the_architecture_page_and_let_the_process_end(serve):

@@ -135,9 +135,6 @@ def test_a_barrier_is_passed_when_all_have_come_and_each_anew(whole_job):
     assert job.stores[0].waits.straggler >= 2 * A_WHILE, "it waited for the other"
 
 
-# -- compression ------------------------------------------------------------------------------------------------------
-
-
 def test_what_compression_leaves_out_is_each_workers_or_its_hosts(whole_job):
     """Of a server on this host each worker encodes its own push; of one elsewhere the host's sum is encoded."""
     job = whole_job(far=1)
@@ -275,9 +272,6 @@ def test_staleness_is_what_others_did_since_the_last_pull(whole_job):
         step(store)
     assert first.take_staleness() == 0.5, "the mean since the last call: of two values, one missed one step"
     assert first.take_staleness() == 0.0
-
-
-# -- limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_limits_are_measured_where_that_is_wanted(whole_job):

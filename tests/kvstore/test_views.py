@@ -200,9 +200,6 @@ def beat(core, now):
         core.handle(node, say.Heartbeat(), float(now))
 
 
-# -- barriers ---------------------------------------------------------------------------------------------------------
-
-
 def test_barriers_need_the_members_of_their_view_and_are_waited_for_again_after_a_change():
     core = armed()
     core.handle(worker(0), say.Barrier("8", 1), 1.0)
