@@ -69,7 +69,9 @@ def test_a_request_is_answered_when_it_is_done(asked, monkeypatch):
     monkeypatch.setattr(listener, "LOOK_SECONDS", 0.01)
     answers = asked.ask()
     request, reply = asked.requests.get(timeout=60)
-    assert request == ASKED and answers.empty()
+    assert request == ASKED
+    with pytest.raises(queue.Empty):
+        answers.get(timeout=0.1)
     reply(DONE)
     assert answers.get(timeout=60) == DONE
 

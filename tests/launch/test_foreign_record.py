@@ -471,7 +471,7 @@ def test_killing_a_job_of_root_is_refused(folder):
         os.setgroups([])
         os.setgid(USER)
         os.setuid(USER)
-        with pytest.raises(LaunchError, match="cannot create .*/killed: Permission denied; .*run this as its owner"):
+        with pytest.raises(LaunchError, match="/killed: Permission denied"):
             visit.kill(Options(target=str(folder)), print)
 
     if os.geteuid():

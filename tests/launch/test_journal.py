@@ -46,7 +46,7 @@ def test_what_was_written_is_read_again(written):
 
 
 def test_of_another_version(written):
-    with pytest.raises(LaunchError, match="was written by dmltrain '1.0', and this is 2.0"):
+    with pytest.raises(LaunchError, match=r"'1\.0', and this is 2\.0"):
         journal.read(written, "2.0")
 
 

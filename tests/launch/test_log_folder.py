@@ -30,7 +30,7 @@ def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):
 
 def test_a_folder_of_another_program_is_refused(tmp_path):
     (tmp_path / "worker-0.log").write_text("theirs")
-    with pytest.raises(LaunchError, match="has worker-0.log but no job.json.*use another --log-dir"):
+    with pytest.raises(LaunchError, match="worker-0.log but no job.json"):
         LogFolder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
 
@@ -50,6 +50,6 @@ def test_readers_always_see_a_complete_record(tmp_path):
 def test_a_record_that_cannot_be_written_leaves_no_draft(tmp_path):
     folder = LogFolder(tmp_path)
     (tmp_path / "job.json").mkdir()
-    with pytest.raises(LaunchError, match="cannot write to .*job.json: .*; use another --log-dir"):
+    with pytest.raises(LaunchError, match="cannot write to .*job.json: "):
         folder.write_record({"job": "one"})
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]

@@ -87,7 +87,7 @@ def test_the_fix_for_a_user_and_a_port_is_a_block_of_the_ssh_configuration():
 
 
 def test_no_mpirun():
-    with pytest.raises(LaunchError, match="no-such-mpirun is not installed.*openmpi-bin.*mpich.*--mpirun") as caught:
+    with pytest.raises(LaunchError, match="no-such-mpirun is not installed") as caught:
         kind("no-such-mpirun")
     assert caught.value.code == 127
 
