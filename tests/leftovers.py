@@ -16,16 +16,19 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests import control_groups, owners
-from tests.cluster.command import TestbedError, namespaces
+from tests.cluster.command import TestbedError
 from tests.cluster.layout import BASE
-from tests.cluster.requirements import missing
 from tests.cluster.testbed import Testbed
 from tests.forked_job import PLACE
 
 BEDS = re.compile(r"(?:pytest|other|bench|benchmark)(\d+)(?:_\w+)?")
+NAMESPACES = Path("/run/netns")  # where ip(8) has those with names
 BED_OF = re.compile(r"testbed-(.+)-(?:h\d+|login|switch)")  # the name of a network namespace
 GROUPS = re.compile(r"dmltrain-(?:cost|flaky|test)-(\d+)")
 FOLDERS = re.compile(r"dmltrain-(?:(?:fuzz|browser|test)-|(?P<mark>.+)\.)[a-z0-9_]{8}")  # of tests; of a job
@@ -44,7 +47,8 @@ def age(path: Path) -> float:
 
 
 def beds() -> Iterator[Testbed]:
-    names = {match[1] for match in map(BED_OF.fullmatch, [] if missing() else namespaces()) if match}
+    found = os.listdir(NAMESPACES) if NAMESPACES.exists() else []
+    names = {match[1] for match in map(BED_OF.fullmatch, found) if match}
     for name in sorted(names | {path.name for path in BASE.glob("*/")}):
         match = BEDS.fullmatch(name)
         if match and owners.is_dead(int(match[1])):
@@ -97,15 +101,7 @@ def remove() -> list[str]:
     for pid in list(processes()):
         control_groups.kill(pid)
         done.append(f"process {pid}")
-    for bed in list(beds()):
-        try:
-            bed.down()
-            done.append(f"test bed {bed.layout.name}")
-        except TestbedError as error:  # another run removes it at the same time
-            done.append(f"test bed {bed.layout.name}, not whole: {error}")
-    for group in [group for _, top in control_groups.mounts() for group in owned(top, GROUPS)]:
-        control_groups.remove(group)
-        done.append(f"control group {group}")
+    done += _remove_what_root_made() if os.geteuid() == 0 else []
     for path in [*folders(), *owned(BUILD, re.compile(r"flaky-(\d+)"))]:
         shutil.rmtree(path, ignore_errors=True)
         done.append(f"folder {path}")
@@ -114,6 +110,20 @@ def remove() -> list[str]:
             path.unlink(missing_ok=True)
             done.append(f"socket {path}")
     owners.forget_the_dead()
+    return done
+
+
+def _remove_what_root_made() -> list[str]:
+    found = [(f"test bed {bed.layout.name}", bed.down) for bed in beds()]
+    for group in [group for _, top in control_groups.mounts() for group in owned(top, GROUPS)]:
+        found.append((f"control group {group}", partial(control_groups.remove, group)))
+    done = []
+    for name, remove_it in found:
+        try:
+            remove_it()
+            done.append(name)
+        except (TestbedError, OSError, pytest.fail.Exception) as error:  # such as one that another run removes as well
+            done.append(f"{name}, by half: {error}")
     return done
 
 
