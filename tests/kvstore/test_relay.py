@@ -74,7 +74,8 @@ def test_residuals_belong_to_the_host(start_forked, two_hosts):
 def test_a_worker_of_a_host_that_finishes_early_or_is_killed_ends_the_job(start_forked, two_hosts, victim, how):
     hosts, said = {"workers": 4, "servers": 2, "place": two_hosts}, victim.replace("-", " ")
     if how == "is killed":
-        job = start_forked("endless.py", "dist_sync", **hosts)
+        env = {"DMLTRAIN_HEARTBEAT_TIMEOUT": str(2 * SECONDS)}  # it is missed at once, not by its heartbeats
+        job = start_forked("endless.py", "dist_sync", env=env, **hosts)
         for worker in range(4):
             job.wait_for_line(f"worker-{worker}", "ready")
         job.processes[victim].kill()

@@ -80,7 +80,7 @@ def test_both_sides_read_what_the_other_writes_and_wait_as_long_as_they_must(ser
 
 def test_a_missing_listener_is_no_error_and_a_caller_that_is_dropped_tries_again():
     assert rendezvous.connect("dmltrain-nobody", caller(), Arena(SIZE)) is None
-    # The listener may have chosen it at random among many, or be busy.
+    # A listener drops callers at random if there are many, or it is busy.
     sock, name = rendezvous.listen()
 
     def serve():

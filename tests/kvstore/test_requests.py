@@ -264,7 +264,7 @@ def test_slices_of_all_sizes_complete_their_rounds_and_first_values_are_received
         assert len(spare) == 1
     server.peer().send(Kind.PULL)
     assert server.peer().value()[1] == [1.0] * 4, "the first"
-    # The pushes that complete them are received into the same memory.
+    # The pushes that complete rounds are received into the same memory, whatever their size.
     sizes = (3, 50, 2, 50)
     server = serve(sizes=sizes)
     first, second = server.peer(0), server.peer(1)

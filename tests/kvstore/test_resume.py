@@ -216,7 +216,7 @@ def test_who_has_finished_and_comes_late_is_not_refused():
 def test_who_is_not_in_the_highest_view_is_removed_also_if_it_had_joined_in_addition():
     actions = back(core(), {MEMBERS[2]: FIRST, MEMBERS[0]: FIRST, SERVER: FIRST, MEMBERS[1]: SECOND})
     assert sent(actions, say.Abort) == {MEMBERS[2]: say.Abort("removed from the job")} and Cut(MEMBERS[2]) in actions
-    # It was removed two views ago, and has not heard of it.
+    # Worker 4 was removed two views ago, and has not heard of it.
     added = ("worker", 4)
     found = core(max_workers=5)
     actions = back(found, {added: View(2, 3, (*FIRST.hosts, (4,)), (0,), joined=(4,)), SERVER: FIRST})

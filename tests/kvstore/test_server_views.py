@@ -216,7 +216,7 @@ def test_memory_of_forgotten_values_is_used_again_once_they_are_read():
     core.declare(0, Declare("dist_sync", 0.0, (key(SUM + 1, 3, weight=False),)))
     assert len(core.allocate.offsets) == allocated
     assert {old.buffer.offset, receiving.offset} <= set(offsets_of(core.slices()[SUM + 1, 0]))
-    # Of such a key the value of the round before is kept, too.
+    # Of a key that one worker pushes the value of the round before is kept, too.
     core = core_of(1)
     for _ in range(3):
         core.declare(0, Declare("dist_sync", 0.0, (replace(key(SUM, 3, weight=False), pusher=0),)))

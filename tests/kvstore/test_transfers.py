@@ -58,7 +58,7 @@ def test_values_are_written_to_any_destination_or_read_in_place(store):
     assert not spread[1::2].any()
     store.pushpull("w", 2 * pushed, [spread[1::2], plain])
     assert np.array_equal(spread[1::2], 2 * pushed) and np.array_equal(plain, 2 * pushed)
-    # Repeatedly: values that were read are released, so that servers reuse their memory.
+    # Values that were read in place are released, so that servers reuse their memory.
     (buffer,) = store.buffers(["v"])
     places = set()
     for clock in range(1, 30):

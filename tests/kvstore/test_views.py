@@ -174,7 +174,7 @@ def test_too_few_workers_end_the_job_but_it_has_ended_well_when_all_that_are_lef
     assert finished(actions) == [said] and (ALL, say.Abort(said)) in messages(actions)
     said = "worker 0 on h0 was lost: end of stream; no worker is left, and --min-workers is 1"
     assert finished(lose(without(1, 2), 0)) == [said]
-    # Also if the last loss follows an end.
+    # The last loss may follow an end.
     core = without(1)
     flushed(core, {0: 7, 2: 7})
     assert not finished(bye(core, 0))
@@ -439,7 +439,7 @@ def test_who_is_not_wanted_as_a_newcomer_is_refused():
     for core, host in ((armed(), "h1"), (replaced()[0], "h9")):
         (refused,) = core.handle(worker(1), say.Register("127.0.0.1", 0, "h7", "", ""), 2.0)
         assert refused.reason == f"worker 1 is already registered, from host {host}"
-    # Without a limit, all that were not there at the start.
+    # Without a limit, that is each rank that was not there at the start.
     jobs = ((3, armed(max_workers=3)), (4, armed(max_workers=4)), (3, registered(elastic=0, max_workers=4)))
     for rank, core in jobs:
         (refused,) = core.handle(worker(rank), say.Register("127.0.0.1", 0, "h9", "", ""), 2.0)
@@ -582,7 +582,7 @@ def test_a_notice_is_for_the_next_round_of_the_leader_and_who_has_left_is_not_mi
     assert core.handle(worker(1), say.Heartbeat(), 4.0) == [Send(worker(1), say.Heartbeat())]
     assert bye(core, 1, 4.0, done=7) == lose(core, 1, 4.0) == []
     assert come(core, 1)[0][1].text == "worker 1 on h9 has come as a replacement"
-    # Also if it dies before it has said goodbye, and its number is free only then.
+    # Nor if it dies before it has said goodbye; its number is free only then.
     core = noticed(1)
     admitted(core, {0: 7, 1: 7, 2: 7})
     (refused,) = core.handle(worker(1), say.Register("127.0.0.1", 0, "h9", "", ""), 4.0)
@@ -855,7 +855,7 @@ def test_losses_while_the_job_waits_change_nothing_and_their_replacements_join_o
     assert messages(come(core, 4)[1], say.Flush)
     assert views(flushed(core, {0: 9}, view=4)).members == (0, 3, 4)
     assert finished(lose(other, 0, 4.0))
-    # So no view has a worker both as lost and as joined.
+    # One that comes before the loss has ended joins later, so no view has a worker both as lost and as joined.
     core = waiting()
     lose(core, 2, 4.0)
     come(core, 2)

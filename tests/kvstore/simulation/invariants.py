@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dmltrain.data.deal import Dealing
-from tests.kvstore.simulation.job import SIZE, SPEC, Step, Unlucky, gradient, put_aside, require, stepped
+from tests.kvstore.simulation.job import SIZE, SPEC, Step, Unlucky, gradient, growth, require, stepped
 from tests.kvstore.simulation.worker import Worker
 
 
@@ -148,5 +148,5 @@ def left_over(views, last, rounds, transfers):
                 found[view.receiver] += found[each]
                 found[each] = 0.0
         elif op in rounds:
-            found = {each: residual + put_aside(op, each) for each, residual in found.items()}
+            found = {each: residual + growth(op, each) for each, residual in found.items()}
     return found

@@ -69,7 +69,7 @@ def gradient(weights, positions):
     return total
 
 
-def put_aside(op, member):
+def growth(op, member):
     """What a member's residual grows by in this round."""
     return op * (member + 1.0)
 

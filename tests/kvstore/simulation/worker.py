@@ -12,18 +12,7 @@ from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import barrier_of
 from dmltrain.kvstore.worker.progress import Progress
 from dmltrain.kvstore.worker.undo import Undo
-from tests.kvstore.simulation.job import (
-    BITS,
-    RECEIPT,
-    RECEIPTS,
-    SIZE,
-    STATE,
-    SUM,
-    gradient,
-    put_aside,
-    require,
-    stepped,
-)
+from tests.kvstore.simulation.job import BITS, RECEIPT, RECEIPTS, SIZE, STATE, SUM, gradient, growth, require, stepped
 from tests.kvstore.simulation.process import REGISTER, SCHEDULER, Declared, Process
 
 
@@ -207,7 +196,7 @@ class Worker(Process):
             try:
                 self.progress.begin()
                 self.undo.keep(self.progress.done + 1)
-                self.residual += put_aside(self.progress.done + 1, self.member)
+                self.residual += growth(self.progress.done + 1, self.member)
                 summed = self.round_on_servers if self.job.on_servers else self.round_of_workers
                 parts, committed = yield from summed(positions, own)
                 yield from self.complete()
