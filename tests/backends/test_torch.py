@@ -13,8 +13,12 @@ from dmltrain import kvstore, optimizers
 from dmltrain.backends.torch import exchange
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
+from dmltrain.backends.torch.backend import TorchBackend, make_step
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
+from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.env import TRANSPORTS
 from dmltrain.errors import UserError
+from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.options import parse
 from tests.backends.served_store import ServedStore
@@ -287,3 +291,30 @@ def test_a_checkpoint_can_be_continued_with_another_precision(before, after):
     continued = make(line=f"--dtype {after}", state=copy.deepcopy(made.state()))
     assert continued.digest() == made.digest()
     assert ("loss_scale" in continued.state()) == (after == "float16")
+
+
+# -- what the backend says that it can do -----------------------------------------------------------------------------
+
+
+BACKEND = TorchBackend()
+
+
+def test_it_has_every_kvstore_codec_optimizer_and_transport():
+    can = BACKEND.capabilities
+    assert (BACKEND.name, BACKEND.title) == ("torch", "PyTorch")
+    assert set(can.kvstores) == {each.name for each in types.TABLE}
+    assert can.codecs == codec.TYPES and can.optimizers == optimizers.NAMES and can.transports == TRANSPORTS
+    assert can.dtypes == ("float32", "bfloat16", "float16") and can.suffix == ".pt"
+    assert can.compile and can.host_sum and can.residuals
+    assert BACKEND.local_store("device").type == "device"
+    assert type(make_step({"name": "sgd", "lr": 0.1}, 7, np.ones(1, np.float32))) is Step
+
+
+def test_the_local_store_steps_with_torchs_optimizers():
+    store = BACKEND.local_store("local")
+    store.init("w", np.ones(3, np.float32))
+    store.set_optimizer({"name": "sgd", "lr": 0.5})
+    store.push("w", np.full(3, 2.0, np.float32))
+    out = np.zeros(3, np.float32)
+    store.pull("w", out)
+    assert out.tolist() == [0.0] * 3
