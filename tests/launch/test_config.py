@@ -107,7 +107,6 @@ def test_the_command_line_overrides_the_file(tmp_path):
         ("program: ''\n", r"job.yaml:1: program is empty"),
         ("program: {a: b}\n", r"job.yaml:1: unexpected mapping: expected a list of arguments"),
         ("n: 5\nprogram: [a, [b]]\n", r"job.yaml:2: unexpected list"),
-        ("n: 5\nenv: {A: b\nquiet: true\n", r"job.yaml:\d: invalid YAML: "),
         ("n: 5\n\tquiet: true\n", r"job.yaml:2: invalid YAML: "),
         ("- n\n", r"job.yaml:1: expected lines such as"),
         ("", r"job.yaml:1: expected lines such as"),

@@ -21,7 +21,7 @@ from launch.channels.bridges.bridge import VARIABLE
 from launch.clusters.mpi import Cluster
 from launch.job.host import Host
 from launch.job.options import Options
-from tests.launch.conftest import DEADLINE
+from tests.launch.conftest import DEADLINE, carriers
 from tests.launch.test_agent import Conversation
 from tests.scripts import shell_script
 from tests.waiting import wait_for
@@ -38,10 +38,6 @@ def environment(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return dict(row.decode(errors="replace").partition("=")[::2] for row in rows)
-
-
-def living() -> list[int]:
-    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
 
 
 class Remote(Conversation):
@@ -90,27 +86,22 @@ class Mpi:
     def mpiruns(self) -> list[int]:
         """The pids of the mpiruns that this test has started and that live."""
         own = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-        return sorted({int(word) for path in own for word in path.read_text().split()} & self.told())
+        return sorted({int(word) for path in own for word in path.read_text().split()} & self.told().keys())
 
-    def told(self) -> set[int]:
+    def told(self) -> dict[int, str]:
         """Whoever of this test's processes knows what the bridges are told: mpirun, ssh, their shells, the bridges."""
-        found = ((pid, environment(pid)) for pid in living())
-        return {pid for pid, names in found if names.get(MARK) == self.mark and VARIABLE in names}
+        found = carriers(f"{MARK}={self.mark}")
+        return {pid: line for pid, line in found.items() if VARIABLE in environment(pid)}
 
     def bridges(self) -> dict[int, int]:
         """The pids of the living bridges of this test, by the index of their host."""
-        found = {}
-        for pid in self.told():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if words[-3:-2] == [b"dmltrain-bridge"]:
-                    found[int(words[-2])] = pid
-        return found
+        ends = {pid: line.split()[-2:] for pid, line in self.told().items()}
+        return {int(words[1]): pid for pid, words in ends.items() if words[:1] == ["dmltrain-bridge"]}
 
-    def left(self) -> list[int]:
+    def left(self) -> dict[int, str]:
         """Processes of this test's jobs and agents."""
         names = ("DMLTRAIN_AGENT", "DMLTRAIN_JOB")
-        return [pid for pid in living() if any(self.mark in environment(pid).get(name, "") for name in names)]
+        return carriers(*(f"{name}={self.mark}{end}" for name in names for end in ("", "-0", "-1")))
 
 
 @pytest.fixture(params=["mpirun.openmpi", "mpirun.mpich"])
@@ -164,9 +155,9 @@ def test_no_secret_is_in_any_command_line_or_in_mpiruns_output(mpi):
     talk.run(*SLEEP, PASSWORD="hush-hush")
     token = json.loads(environment(mpi.bridges()[0])[VARIABLE])["token"]
     lines = []
-    for pid in living():
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+            lines.append(path.read_bytes())
     assert any(b"dmltrain-bridge" in line for line in lines)
     assert not [line for line in lines if token.encode() in line or b"hush-hush" in line]
     os.kill(mpi.bridges()[0], signal.SIGKILL)
