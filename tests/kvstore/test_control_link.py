@@ -154,13 +154,8 @@ def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
     assert served.control.shutdown.wait(SECONDS)
     heard = [each for each in served.heard if not isinstance(each, (message.Register, Heartbeat))]
     assert heard == [ready, message.Admit(3), message.HasState(3), Bye(done=12)]
-
-
-def test_a_lost_link_is_no_failure_of_a_process_that_has_finished(scheduler):
-    control = scheduler().control
-    control.bye()
-    control.link_lost(LOST, seconds=SECONDS)
-    assert control.failure == ""
+    served.control.link_lost(LOST, seconds=SECONDS)
+    assert served.control.failure == "", "it has finished"
 
 
 def test_a_process_that_stays_sends_heartbeats_until_it_leaves(scheduler):

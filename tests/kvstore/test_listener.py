@@ -101,14 +101,6 @@ def test_who_is_not_admitted_is_cut_off(listening, logged):
     mine.close()
 
 
-def test_unauthenticated_peers_take_no_slots_of_later_callers(listening):
-    sock, served, _ = listening()
-    for _ in range(MAX_CALLERS + 5):
-        cut_off(sock.getsockname(), HTTP)
-    for _ in range(2):
-        greet(sock, served)[0].close()
-
-
 def test_callers_get_in_however_many_unauthenticated_peers_stay(listening, logged):
     """Random unauthenticated peers leave for them; and so may the caller, which tries again."""
     sock, served, _ = listening()
@@ -143,22 +135,13 @@ def test_handshakes_take_no_threads(listening):
         each.close()
 
 
-@pytest.mark.parametrize(
-    "caller, said",
-    [(replace(CALLER, job="other"), "refused: .*another job"), (replace(CALLER, key=b"guess"), "this job's key")],
-    ids=["another job", "another key"],
-)
-def test_a_refused_caller_gets_the_reason(listening, caller, said):
-    """test_handshake.py has all reasons."""
+def test_who_is_refused_gets_the_reason(listening):
+    """Also if it has sent much more than is read. test_handshake.py has all reasons."""
     sock, served, _ = listening()
-    with pytest.raises(FrameError, match=said):
-        link.connect(sock.getsockname(), caller, SECONDS)
+    for changed, said in (({"job": "other"}, "refused: .*another job"), ({"key": b"guess"}, "this job's key")):
+        with pytest.raises(FrameError, match=said):
+            link.connect(sock.getsockname(), replace(CALLER, **changed), SECONDS)
     assert served.empty()
-
-
-def test_an_unauthenticated_peer_gets_the_reason_for_its_refusal(listening):
-    """Also if it has sent much more than is read."""
-    sock, _, _ = listening()
     with socket.create_connection(sock.getsockname(), SECONDS) as calling:
         calling.sendall(HTTP + bytes(1 << 16))
         peer = Link(calling)
@@ -334,13 +317,15 @@ def test_want_of_descriptors_fills_no_log(listening, logged):
         each.close()
 
 
-def test_the_last_unauthenticated_peers_are_counted_when_the_listener_closes(listening, logged):
-    sock, _, ended = listening()
-    for _ in range(LINES + 3):
+def test_unauthenticated_peers_take_no_slots_and_the_last_are_counted_when_the_listener_closes(listening, logged):
+    sock, served, ended = listening()
+    for _ in range(MAX_CALLERS + LINES):
         cut_off(sock.getsockname(), HTTP)
+    for _ in range(2):
+        greet(sock, served)[0].close()
     sock.close()
     assert ended.wait(SECONDS)
-    assert re.search(r"server 0: cut off 3 more unauthenticated peers in \d+ s", logged.text)
+    assert re.search(rf"server 0: cut off {MAX_CALLERS} more unauthenticated peers in \d+ s", logged.text)
 
 
 @pytest.mark.parametrize("last", [errno.EBADF, errno.EINVAL])
