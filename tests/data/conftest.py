@@ -46,20 +46,15 @@ class Cifar:
 
 def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
     """What Python 2's cPickle wrote, protocol 2, as in the original file: {'data': uint8 array, 'labels': list}."""
-    array = b"".join(
-        (
-            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R",
-            b"(K\x01J",
-            struct.pack("<i", pixels.shape[0]),
-            b"J",
-            struct.pack("<i", pixels.shape[1]),
-            b"\x86",
-            b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb",
-            b"\x89T",
-            struct.pack("<I", pixels.size),
-            pixels.tobytes(),
-            b"tb",
-        )
+    rows, size = struct.pack("<i", pixels.shape[0]), struct.pack("<i", pixels.shape[1])
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01J"
+        + rows
+        + b"J"
+        + size
+        + b"\x86"
+        b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89T" + struct.pack("<I", pixels.size) + pixels.tobytes() + b"tb"
     )
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
     return b"\x80\x02}(U\x04data" + array + b"U\x06labels](" + numbers + b"eu."

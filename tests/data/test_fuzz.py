@@ -68,36 +68,15 @@ def read_archive(data: bytes) -> None:
             path.unlink()
 
 
-ARCHIVES = Fuzzed(
-    read_archive,
-    archives,
-    (UserError,),
-    (
-        *(b"ustar\0", b"ustar  \0", b"x", b"g", b"L", b"K", b"S", b"77777777777\0", b"20 path=a\n"),
-        b"\x80\0\0\0\0\0\0\0\0\0\0\1",
-    ),
-)
+HEADERS = (b"ustar\0", b"ustar  \0", b"x", b"g", b"L", b"K", b"S", b"77777777777\0", b"20 path=a\n")
+ARCHIVES = Fuzzed(read_archive, archives, (UserError,), (*HEADERS, b"\x80\0\0\0\0\0\0\0\0\0\0\1"))
 BATCH = Fuzzed(
     lambda data: cifar10_files.PYTHON.parse("data_batch_1", data, ROWS),
     lambda: [BATCHES[""]],
     (UserError,),
     (
-        *(
-            b"(",
-            b"t",
-            b"R",
-            b"b",
-            b"]",
-            b"}",
-            b"a",
-            b"s",
-            b"2",
-            b"0",
-            b"q\x00",
-            b"h\x00",
-            b"r\xff\xff\xff\x7f",
-            b"\x80\x04",
-        ),
+        *(b"(", b"t", b"R", b"b", b"]", b"}", b"a", b"s", b"2", b"0", b"q\x00", b"h\x00"),
+        *(b"r\xff\xff\xff\x7f", b"\x80\x04"),
         *(b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n"),
         *(b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x96\xff\xff\xff\xff\xff\xff\xff\x7f"),
     ),

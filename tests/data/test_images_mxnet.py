@@ -88,16 +88,9 @@ def record_file(image, tmp_path_factory):
 
 
 def mxnets(record_file, fields):
-    how = {
-        "dtype": "uint8",
-        "ctx": "cpu",
-        "device_id": -1,
-        "preprocess_threads": 1,
-        "fill_value": 127,
-        "verbose": False,
-    }
+    how = {"dtype": "uint8", "ctx": "cpu", "device_id": -1, "preprocess_threads": 1, "fill_value": 127}
     fields = {name: int(value) if value is True else value for name, (_, value) in fields.items()}
-    file = {"path_imgrec": str(record_file), "data_shape": SHAPE, "batch_size": BATCH}
+    file = {"path_imgrec": str(record_file), "data_shape": SHAPE, "batch_size": BATCH, "verbose": False}
     batches = mxnet.io.ImageRecordIter(**file, **how, **fields)
     return np.concatenate([batch.data[0].asnumpy() for batch in batches])
 

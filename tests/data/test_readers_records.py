@@ -147,14 +147,8 @@ def test_a_truncated_file_is_refused_at_the_start(records, cut, indexed):
     os.truncate(records, records.stat().st_size - cut)
     if not indexed:
         idx.unlink()
-    refused(
-        records,
-        str(idx if indexed else records),
-        "record 4",
-        "truncated",
-        f"offset {starts[4]}",
-        "copy or pack it again",
-    )
+    damaged = str(idx if indexed else records)
+    refused(records, damaged, "record 4", "truncated", f"offset {starts[4]}", "copy or pack it again")
     assert idx.exists() == indexed  # nothing is kept of a damaged file
     for record in (4, 1, 0) if indexed else ():  # cut between two records, it is shorter than its index
         os.truncate(records, starts[record])

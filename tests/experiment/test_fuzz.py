@@ -35,37 +35,29 @@ def read_expression(data: bytes) -> object:
         return expression.filled(text, VALUES)
 
 
-FILE = Fuzzed(
-    read_file,
-    lambda: FILES,
-    (UserError,),
-    (
-        b"&t ",
-        b"*t",
-        b"[",
-        b"{",
-        b"}",
-        b"\n",
-        b": ",
-        b"- ",
-        b"!!int ",
-        b"<<: *t\n",
-        b"devices",
-        b" * 10",
-        b"** ",
-        b"null",
-    ),
+WORDS = (b"&t ", b"*t", b"[", b"{", b"}", b"\n", b": ", b"- ", b"!!int ", b"<<: *t\n", b"devices", b" * 10", b"** ")
+FILE = Fuzzed(read_file, lambda: FILES, (UserError,), (*WORDS, b"null"))
+EXPRESSIONS = [
+    b"round(0.05 * devices / workers, 3) if kv_store in ['local', 'dist_sync'] else -min(devices, 2) ** 2 // 1",
+    b"cpu:{devices * 2}-{workers}",
+    b"not devices >= 1 <= workers or 1e9 % 7",
+]
+PARTS = (
+    b"**",
+    b"9" * 17,
+    b"1e299",
+    b"devices",
+    b"(",
+    b")",
+    b"round(",
+    b", ",
+    b"'a'",
+    b" if ",
+    b"lambda: ",
+    b"*",
+    b"\\N{",
 )
-EXPRESSION = Fuzzed(
-    read_expression,
-    lambda: [
-        b"round(0.05 * devices / workers, 3) if kv_store in ['local', 'dist_sync'] else -min(devices, 2) ** 2 // 1",
-        b"cpu:{devices * 2}-{workers}",
-        b"not devices >= 1 <= workers or 1e9 % 7",
-    ],
-    (UserError,),
-    (b"**", b"9" * 17, b"1e299", b"devices", b"(", b")", b"round(", b", ", b"'a'", b" if ", b"lambda: ", b"*", b"\\N{"),
-)
+EXPRESSION = Fuzzed(read_expression, lambda: EXPRESSIONS, (UserError,), PARTS)
 OWN = {"format": 1}
 
 

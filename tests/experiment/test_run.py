@@ -61,28 +61,18 @@ def test_kill_9_of_the_experiment_ends_its_cell_and_the_next_run_goes_on(place):
 
 
 @pytest.mark.thorough
-def test_kill_9_of_a_launcher_is_an_error_and_leaves_no_process(place):
+def test_two_at_a_time_are_refused_and_kill_9_of_a_launcher_leaves_no_process(place):
     place.write(WAITS)
     process = place.start("x.yaml")
     (pid,) = wait_for(lambda: place.pids("b"), "cell b runs")
+    refused = place.run("x.yaml", code=2)
+    assert f"another dmltrain-experiment works there (process {process.pid} on " in refused.stderr
+    assert "2 cells: 1 done, 1 pending" in place.run("x.yaml", "--status").stdout
     os.kill(place.job("value=b")["launched_from"]["pid"], signal.SIGKILL)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "value=b: error after" in out and "the launcher was ended by SIGKILL; logs: cells/value=b" in out
     assert not alive(pid)
-
-
-@pytest.mark.thorough
-def test_two_at_a_time_in_one_folder_are_refused(place):
-    place.write(WAITS)
-    process = place.start("x.yaml")
-    wait_for(lambda: place.pids("b"), "cell b runs")
-    refused = place.run("x.yaml", code=2)
-    assert f"another dmltrain-experiment works there (process {process.pid} on " in refused.stderr
-    assert "2 cells: 1 done, 1 pending" in place.run("x.yaml", "--status").stdout
-    (place.folder / "go").touch()
-    process.communicate(timeout=60)
-    assert process.returncode == 0
 
 
 @pytest.mark.thorough
@@ -117,7 +107,7 @@ def test_the_folder_of_another_file(place):
     place.write(LIGHT + "grid: {value: [2, 3, 4]}\noptions: {fail: 'yes'}\n")
     assert "options fail was no, is yes" in place.run("x.yaml", code=2).stderr
     assert "[3/3]" in place.run("x.yaml", "--add", code=1).stdout
-    place.run("x.yaml", "--output", "elsewhere", code=1)
+    place.run("x.yaml", "--output", "elsewhere", "--only", "value=2", code=1)
     assert (place.folder / "elsewhere/cells/value=2/job.json").exists()
 
 

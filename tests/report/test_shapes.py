@@ -80,16 +80,8 @@ def test_text_around_a_record_is_ignored(rows: Callable, name: str, encoding: st
     assert rows(("\ufeff" * bool(mark) + text).encode(encoding, "surrogateescape")) == READ
 
 
-NUMBERS = {
-    "1.2e-05": 1.2e-05,
-    "1E-3": 0.001,
-    "nan": math.nan,
-    "-nan": math.nan,
-    "inf": math.inf,
-    "0": 0,
-    "1": 1,
-    ".5": 0.5,
-}
+NUMBERS = {"1.2e-05": 1.2e-05, "1E-3": 0.001, "inf": math.inf, "0": 0, "1": 1, ".5": 0.5}
+NUMBERS |= {"nan": math.nan, "-nan": math.nan}
 
 
 @pytest.mark.parametrize("written, value", NUMBERS.items())

@@ -28,17 +28,11 @@ def worker_log(rank: int, epochs: int = 3, workers: int = 2, **more: float) -> s
         f"Start training with 1 x cpu, {workers} workers, dist_ssp",
     ]
     for epoch in range(epochs):
+        seconds, accuracy = (20.0 if epoch == 0 else 10.0) + rank, (0.6, 0.8, 0.7)[epoch % 3] + rank / 100
         values = {
-            "Train-accuracy": 0.5 + epoch / 10,
-            "Time cost": (20.0 if epoch == 0 else 10.0) + rank,
-            "Validation-accuracy": (0.6, 0.8, 0.7)[epoch % 3] + rank / 100,
-            "Validation-cross-entropy": 1.5 - epoch / 10,
-            "Speed": 64.0 + rank,
-            "Memory": 512.0 + rank,
-            "Sent": 1000,
-            "Received": 2000 + rank,
-            "Staleness": 1.5,
-            **more,
+            **{"Train-accuracy": 0.5 + epoch / 10, "Time cost": seconds, "Validation-accuracy": accuracy},
+            **{"Validation-cross-entropy": 1.5 - epoch / 10, "Speed": 64.0 + rank, "Memory": 512.0 + rank},
+            **{"Sent": 1000, "Received": 2000 + rank, "Staleness": 1.5, **more},
         }
         lines += [record.value(epoch, name, value) for name, value in values.items()]
         lines.append(record.communication(epoch, spent))

@@ -19,23 +19,19 @@ from tests.experiment.results import made
 ACCURACY = COLUMNS["last_accuracy"].heading
 
 HOSTILE = [
-    *(
-        r"a|b&c_d%e<b>f",
-        r"\textbf{x} $y$ #1 ~ ^ {",
-        "`code` [link](x) *star* _under_ </td>",
-        "\"quoted\", 'single'; =cmd()",
-    ),
-    *("日本語 ± × é – ñ", "\\", "&lt; &amp; <script>alert(1)</script>", "][ | \\| `"),
+    r"a|b&c_d%e<b>f",
+    r"\textbf{x} $y$ #1 ~ ^ {",
+    "`code` [link](x) *star* _under_ </td>",
+    "日本語 ± × é – ñ",
+    "\\",
 ]
-FILE = (
-    made.FILE
-    + """\
+HOSTILE += ["\"quoted\", 'single'; =cmd()", "&lt; &amp; <script>alert(1)</script>", "][ | \\| `"]
+FILE = f"""{made.FILE}\
 columns: [devices, kv-store, last_accuracy, seconds_per_epoch]
 published:
-  - {title: "a|b_<i>", source: "https://example.org/a_(b)?c=1&d=<2>", rows: [{devices: 8, last_accuracy: 0.5}]}
+  - {{title: "a|b_<i>", source: "https://example.org/a_(b)?c=1&d=<2>", rows: [{{devices: 8, last_accuracy: 0.5}}]}}
 sentences: [fastest]
 """
-)
 
 
 def written(tmp_path, text=FILE, **options):

@@ -89,37 +89,32 @@ def test_mistakes_in_published_results(changes, place, part):
         published({"title": "x"}, COLUMNS, NAMES)
 
 
-FILE = (
-    made.FILE
-    + """\
+FILE = f"""{made.FILE}\
 columns: [devices, kv-store, last_accuracy, seconds_per_epoch]
 published:
   - title: Report
     source: https://example.org/report
-    errors: [{where: {column: seconds_per_epoch, devices: 2}, printed: 304.02, correct: "30.40", why: 364.8 s in all}]
+    errors:
+      - {{where: {{column: seconds_per_epoch, devices: 2}}, printed: 304.02, correct: "30.40", why: 364.8 s in all}}
     rows:
-      - {devices: 2, seconds_per_epoch: 304.02}
-      - {devices: 2, kv-store: dist_sync, last_accuracy: 0.7}
-      - {devices: 16, last_accuracy: 0.9}
+      - {{devices: 2, seconds_per_epoch: 304.02}}
+      - {{devices: 2, kv-store: dist_sync, last_accuracy: 0.7}}
+      - {{devices: 16, last_accuracy: 0.9}}
 """
-)
 
 
 def test_figures_with_the_same_error_share_a_footnote(tmp_path):
-    text = (
-        made.FILE
-        + """\
+    text = f"""{made.FILE}\
 published:
   - title: Report
     source: https://example.org/report
     errors:
-      - {where: {column: seconds_per_epoch}, correct: value / 2, why: counts twice}
-      - {where: {column: last_accuracy}, correct: value / 100, why: counts twice}
+      - {{where: {{column: seconds_per_epoch}}, correct: value / 2, why: counts twice}}
+      - {{where: {{column: last_accuracy}}, correct: value / 100, why: counts twice}}
     rows:
-      - {devices: 1, seconds_per_epoch: 20, last_accuracy: 50}
-      - {devices: 16, seconds_per_epoch: 5.0}
+      - {{devices: 1, seconds_per_epoch: 20, last_accuracy: 50}}
+      - {{devices: 16, seconds_per_epoch: 5.0}}
 """
-    )
     found = tables(made.outcome_of(tmp_path, text))
     assert [(entry.text, entry.mark) for entry in found.main.lines[-1][-3:]] == [("-", ""), ("2.5", "b"), ("-", "")]
     assert [(note.mark, note.text) for note in found.notes] == [

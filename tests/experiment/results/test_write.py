@@ -15,15 +15,12 @@ from dmltrain.experiment.results import check, write
 from tests.experiment.results import made
 from tests.running_job import ROOT
 
-FILE = (
-    made.FILE
-    + """\
+FILE = f"""{made.FILE}\
 seeds: [0, 1]
 sentences: [fastest]
 plots: [speed-up, curves, bars]
-published: [{title: Report, source: "https://example.org/", rows: [{devices: 8, last_accuracy: 0.5}]}]
+published: [{{title: Report, source: "https://example.org/", rows: [{{devices: 8, last_accuracy: 0.5}}]}}]
 """
-)
 AGAIN = """
 import sys
 from pathlib import Path

@@ -35,21 +35,11 @@ def _stamped(lines: Sequence[str], rank: int) -> Iterator[str]:
 
 def job(workers: int) -> dict[str, object]:
     ended = {"pid": 9, "exit_code": 0, "signal": None}
+    times = {"started": "2026-11-22T12:00:00+0000", "ended": "2026-11-22T12:02:03+0000", "seconds": 123.4}
     return {
-        **{
-            "format": 1,
-            "job": "demo",
-            "command": ["train.py", "--lr", "0.1"],
-            "launcher": "ssh",
-            "num_workers": workers,
-        },
-        **{"num_servers": 1, "versions": {"dmltrain": "0.4.0", "python": "3.11.7"}, "exit_code": 0, "cause": None},
-        **{
-            "started": "2026-11-22T12:00:00+0000",
-            "ended": "2026-11-22T12:02:03+0000",
-            "seconds": 123.4,
-            "restarts": [],
-        },
+        **{"format": 1, "job": "demo", "command": ["train.py", "--lr", "0.1"], "launcher": "ssh", **times},
+        **{"num_workers": workers, "num_servers": 1, "exit_code": 0, "cause": None, "restarts": []},
+        "versions": {"dmltrain": "0.4.0", "python": "3.11.7"},
         "hosts": [{"name": f"h{rank}", "address": f"10.0.0.{rank}"} for rank in range(workers)],
         "processes": [{"role": "worker", "rank": rank, "host": f"h{rank}", **ended} for rank in range(workers)],
     }
@@ -75,17 +65,11 @@ def _epochs(rank: int, epochs: int, seed: int) -> list[str]:
         compute, wire, straggler = 9 + wave * 50, 2 + rank / 10, 0.3 * (1 + math.cos(epoch + rank))
         parts = {"bound": 0.8, "compute": compute, "own-host": 0.2, "wire": wire, "server": 0.4, "straggler": straggler}
         values = {
-            "Train-accuracy": accuracy,
-            "Train-cross-entropy": -math.log(accuracy),
-            "Time cost": compute + wire + straggler + 0.6,
-            "Validation-accuracy": accuracy - 0.03,
-            "Validation-cross-entropy": -math.log(accuracy - 0.03),
-            "Speed": 1700 + 100 * wave,
-            "Memory": 500.0 + epoch,
-            "Sent": 426378308 + 1000 * rank + epoch,
-            "Received": 428502236 + 1000 * rank + epoch,
-            "Learning-rate": 0.1,
-            "Staleness": 1 + rank / 10 + wave,
+            **{"Train-accuracy": accuracy, "Train-cross-entropy": -math.log(accuracy)},
+            **{"Time cost": compute + wire + straggler + 0.6, "Validation-accuracy": accuracy - 0.03},
+            **{"Validation-cross-entropy": -math.log(accuracy - 0.03), "Speed": 1700 + 100 * wave},
+            **{"Memory": 500.0 + epoch, "Sent": 426378308 + 1000 * rank + epoch, "Learning-rate": 0.1},
+            **{"Received": 428502236 + 1000 * rank + epoch, "Staleness": 1 + rank / 10 + wave},
         }
         lines += [record.batch(epoch, 50 * batch, 1700, {"accuracy": accuracy}) for batch in range(BATCHES_SHOWN)]
         lines += [record.value(epoch, name, value) for name, value in values.items()]
