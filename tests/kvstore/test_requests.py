@@ -320,7 +320,7 @@ def test_a_relays_rounds_report_its_times(serve):
     server.service.done(work, 100.0, 50.0)
     header, value = second.value()
     assert value == [2.0] * 4
-    assert 100.0 <= header.waited < 100.0 + DEADLINE and header.worked == pytest.approx(50.0, abs=1.0)
+    assert 100.0 <= header.waited < 100.0 + DEADLINE and 49.9 < header.worked < 50.0 + DEADLINE
     server.service.done(forwarded.get(timeout=DEADLINE), 0.0, 0.0)
     header, value = second.value()
     assert value == [4.0] * 4 and header.waited < DEADLINE
