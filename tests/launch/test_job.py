@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launch import LaunchError
+from launch.agent.devices import share
 from launch.job.host import Host
 from launch.job.job import (
     OWNED,
@@ -22,6 +23,7 @@ from launch.job.job import (
     with_workers_for,
     workdir_of,
 )
+from launch.job.placement import gpus_of
 from launch.job.role import SCHEDULER, SERVER, WORKER
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]
@@ -222,3 +224,26 @@ def test_a_job_is_checked_when_made(wrong, message):
     with pytest.raises(LaunchError, match=message):
         job(**wrong)
     assert job(workers=1, servers=0, port=65535).port == 65535, "the least job and the last port"
+
+
+# -- GPUs that the host alone knows ----------------------------------------------------------------------------------
+
+
+def local_worker(local: int, workers: int) -> dict[str, str]:
+    return {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(workers)}
+
+
+@pytest.mark.parametrize("workers", range(1, 8))
+@pytest.mark.parametrize("devices", [(), ("0",), ("0", "1", "4"), ("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e")])
+def test_workers_share_as_with_gpus_in_a_hosts_file(workers: int, devices: tuple[str, ...]):
+    host = Host("h1", gpus=devices)
+    placed = [(WORKER, rank, host) for rank in range(workers)]
+    for rank in range(workers):
+        expected = gpus_of(placed, rank, host)
+        found = share(",".join(devices), local_worker(rank, workers))
+        assert found == ({"CUDA_VISIBLE_DEVICES": ",".join(expected)} if expected else {})
+
+
+def test_the_users_own_choice_and_other_processes_stay_as_they_are():
+    assert share("0,1", {**local_worker(0, 2), "CUDA_VISIBLE_DEVICES": "7"}) == {}
+    assert share("0,1", {}) == {}
