@@ -23,9 +23,6 @@ def reported(balance, view, speeds, now=0.0):
     return any([balance.report(view, member, speed, now) for member, speed in zip(view.members, speeds, strict=True)])
 
 
-# the best division
-
-
 speed_lists = st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=7)
 
 
@@ -51,9 +48,6 @@ def test_a_slow_host_slows_a_job_by_its_share():
     assert shares == (36, 36, 36, 35, 17)
     assert seconds([32] * 5, speeds) / seconds(shares, speeds) == pytest.approx(64 / 36)
     assert divided([3.0] * 5, 160, 2.0) == (32,) * 5 and divided([3.0] * 3, 64, 1.0) == (22, 21, 21)
-
-
-# decisions
 
 
 def test_a_decision_needs_the_speed_of_every_member():
@@ -87,9 +81,6 @@ def test_two_changes_have_a_pause_between_them():
     assert reported(balance, view, [2.0, 1.0], 100.0 + PAUSE)
 
 
-# members come and go
-
-
 @pytest.mark.parametrize(
     ("members", "joined", "each", "shares"),
     [
@@ -110,9 +101,6 @@ def test_a_proposal_counts_for_those_who_are_left():
     assert reported(balance, view, [2.0, 1.0, 1.0, 1.0])
     assert balance.next_view(view, view_of([0, 1, 3], number=2)).shares == (80, 40, 40)
     assert balance.proposal == ()
-
-
-# in the long run
 
 
 @pytest.mark.parametrize("seed", range(20))

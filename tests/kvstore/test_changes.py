@@ -156,8 +156,7 @@ class Job:
         for action in actions:
             if isinstance(action, Reply):
                 worker = self.workers[action.worker]
-                clock = len(worker.pulled)
-                worker.pulled[clock - 1][self.servers.index(server)] = action.buffer.array.copy()
+                worker.pulled[-1][self.servers.index(server)] = action.buffer.array.copy()
                 worker.missing -= 1
                 action.release()
                 if not worker.missing:
@@ -167,8 +166,9 @@ class Job:
 
     def deliver(self):
         """What the scheduler has decided: to the workers' inboxes."""
-        for action in [each for each in self.log if isinstance(each, Send)]:
-            self.workers[action.to[1]].inbox.append(action.message)
+        for action in self.log:
+            if isinstance(action, Send):
+                self.workers[action.to[1]].inbox.append(action.message)
         self.log = [each for each in self.log if isinstance(each, Log)]
 
     def ask(self):
@@ -206,21 +206,19 @@ class Job:
         asks = sorted(self.chance.randint(0, 60 * len(self.workers)) for _ in range(self.chance.randint(1, 4)))
         number = 0
         while (events := self.events()) or asks:
-            while asks and (asks[0] <= number or not events):
+            if asks and (asks[0] <= number or not events):
                 asks.pop(0)
                 self.ask()
-            if not events:
-                continue
-            number += 1
-            self.chance.choice(events)()
+            else:
+                number += 1
+                self.chance.choice(events)()
         return self
 
     def kinds(self):
         """Of each step."""
-        found, now, changed = [], self.first, dict(self.workers[0].changed)
-        for step in range(1, self.steps + 1):
-            found.append(now)
-            now = changed.get(step, now)
+        found, changed = [self.first], dict(self.workers[0].changed)
+        for step in range(1, self.steps):
+            found.append(changed.get(step, found[-1]))
         return found
 
     def check(self):

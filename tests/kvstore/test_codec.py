@@ -29,9 +29,6 @@ def there_and_back(parameters, values):
     return through(codec.make(parameters), np.array(values, np.float32))
 
 
-# What every type does
-
-
 @every
 @pytest.mark.parametrize("length", LENGTHS)
 def test_what_is_not_sent_is_in_the_residual_and_adding_equals_decoding_and_then_adding(parameters, length):
@@ -123,9 +120,6 @@ def test_a_wrong_number_of_bytes_is_named(parameters, call):
         getattr(kind, call)(*(right, wrong) if call == "encode" else (wrong, right))
 
 
-# bf16 and fp16
-
-
 @pytest.mark.parametrize("name, size", [("bf16", 2), ("fp16", 2), ("int8", 1), ("2bit", 0.2656), ("topk", 0.08)])
 def test_sizes(name, size):
     assert codec.make({"type": name}).nbytes(1 << 20) == pytest.approx(size * (1 << 20), rel=0.008)
@@ -192,9 +186,6 @@ def test_the_encoding_is_stable():
         assert encode(codec.make({"type": name, **parameters}), values).tobytes().hex() == expected, name
 
 
-# int8
-
-
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=700))
 @settings(deadline=None, max_examples=examples(60))
 def test_int8_errs_by_half_a_step_of_the_group(values):
@@ -203,9 +194,6 @@ def test_int8_errs_by_half_a_step_of_the_group(values):
     for start in range(0, source.size, 512):
         group, step = source[start : start + 512], np.abs(source[start : start + 512]).max() / 127
         assert np.abs(sent[start : start + 512] - group).max() <= max(step * 0.5001, 1.5e-36)
-
-
-# 2bit
 
 
 def test_2bit_sends_one_threshold_at_a_time():
@@ -251,9 +239,6 @@ def test_2bit_sends_sums_in_steps_of_as_many_thresholds():
         assert kind.of_sum(4) is kind
 
 
-# topk
-
-
 @pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("shape", ["normal", "few", "equal", "periodic", "ascending"])
 def test_topk_sends_the_largest_values_for_any_sample_and_the_first_of_equal_ones(ratio, shape):
@@ -288,9 +273,6 @@ def test_topk_refuses_positions_out_of_range():
     for call in (kind.decode, kind.add):
         with pytest.raises(ValueError, match="position 100 .* 100 elements"):
             call(data, np.zeros(100, np.float32))
-
-
-# Making one
 
 
 def test_type_numbers_are_those_of_the_protocol():

@@ -187,11 +187,7 @@ def states() -> list[bytes]:
 
 
 STATES = Fuzzed(
-    restore,
-    states,
-    (Rejected,),
-    (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"<f4", b"|O", b"(3,)", b"True"),
-    (bytes, repacked),
+    restore, states, (Rejected,), (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"<f4", b"|O", b"(3,)", b"True"), (bytes, repacked)
 )
 
 

@@ -119,37 +119,26 @@ def test_groups_and_their_slices_are_limited(monkeypatch):
         core.groups.declare(0, 3, [])
 
 
-def test_a_push_of_another_size_is_refused_before_memory_is_taken():
-    with pytest.raises(Rejected, match="worker 1 sent 33 bytes for group 0, expected 32"):
-        together().groups.buffer(1, 0, 33, 1, pytest.fail)
-
-
-def test_offsets_outside_the_workers_memory_are_refused():
-    core, memory = together(), np.zeros(100, np.uint8)
-
-    def view(offset, size):
-        if offset + size > 100:
-            raise FrameError("outside")
-        return memory[offset : offset + size]
-
-    with pytest.raises(FrameError, match="8 bytes of offsets.* expected 16"):
-        core.groups.lend(0, 0, wire.offsets([0]), view)
-    with pytest.raises(FrameError, match="outside"):
-        core.groups.lend(0, 0, wire.offsets([0, 96]), view)
-    lent = core.groups.lend(0, 0, wire.offsets([0, 64]), view)
-    assert lent.nbytes == 32 and [len(array) for array in lent.arrays] == [5, 3]
-
-
-def test_memory_at_the_same_offsets_is_found_once():
+def test_what_is_pushed_must_have_the_groups_size_and_lie_in_the_workers_memory():
+    """Memory at the same offsets is found once; only the last few are kept."""
     core, memory, found = together(), np.zeros(100, np.uint8), []
 
     def view(offset, size):
         found.append(offset)
+        if offset + size > 100:
+            raise FrameError("outside")
         return memory[offset : offset + size]
 
+    with pytest.raises(Rejected, match="worker 1 sent 33 bytes for group 0, expected 32"):
+        core.groups.buffer(1, 0, 33, 1, pytest.fail)
+    with pytest.raises(FrameError, match="8 bytes of offsets.* expected 16"):
+        core.groups.lend(0, 0, wire.offsets([0]), view)
+    with pytest.raises(FrameError, match="outside"):
+        core.groups.lend(0, 0, wire.offsets([8, 96]), view)
     for first in (0, 0, 4, 0, *range(8, 8 + 4 * group.MAX_KNOWN, 4), 0):
-        core.groups.lend(0, 0, wire.offsets([first, 60]), view)
-    assert found.count(0) == 2 and found.count(4) == 1, "only the last few are kept"
+        lent = core.groups.lend(0, 0, wire.offsets([first, 60]), view)
+        assert lent.nbytes == 32 and [len(array) for array in lent.arrays] == [5, 3]
+    assert found.count(0) == 2 and found.count(4) == 1
 
 
 # -- lockstep ---------------------------------------------------------------------------------------------------------
@@ -227,15 +216,6 @@ def test_slices_whose_steps_need_what_was_pulled_are_pushed_one_by_one():
     assert not list(core.groups.in_lockstep())
 
 
-def test_a_pull_from_before_the_first_clock_is_refused():
-    """Its value would have no place in a header."""
-    core = core_of()
-    core.groups.declare(0, 0, [(0, 0, 0), (1, 0, -1)])
-    with pytest.raises(Rejected, match="group 0 at clock 0"):
-        core.groups.pull(0, 0, 0, 0.0, 0)
-    assert len(core.groups.pull(0, 0, 1, 0.0, 0)) == 1, "only the second waits for no push"
-
-
 def test_the_same_mistakes_are_refused_in_lockstep():
     core = together()
     pushed(core, 0, 1, 1.0)
@@ -251,6 +231,11 @@ def test_the_same_mistakes_are_refused_in_lockstep():
         assert core.groups.pull(0, 0, 1, 0.0, 0) == []
     with pytest.raises(Rejected, match="worker 0 has 128 pulls of key 0 slice 0"):
         core.groups.pull(0, 0, 1, 0.0, 0)
+    core = core_of()
+    core.groups.declare(0, 0, [(0, 0, 0), (1, 0, -1)])
+    with pytest.raises(Rejected, match="group 0 at clock 0"):  # the value would have no place in a header
+        core.groups.pull(0, 0, 0, 0.0, 0)
+    assert len(core.groups.pull(0, 0, 1, 0.0, 0)) == 1, "only the second waits for no push"
     core = together(1)
     push_alone(core, 0, 0, 1, [1.0] * 5)  # now its clocks are not those that were declared
     with pytest.raises(Rejected, match="key 1 slice 0 at clock 2, expected 1"):

@@ -89,9 +89,8 @@ class Schedule:
                 while self.clocks[worker][key] < most:
                     self.begin(worker, (key,), True)
                     self.arrive(worker)
-        while self.works:
+        while self.works or self.unread:
             self.work()
-        while self.unread:
             self.release()
         self.compare()
         assert self.found == self.expected
@@ -128,9 +127,8 @@ class Schedule:
             made = np.random.default_rng([worker, key, self.clocks[worker][key]]).standard_normal(self.sizes[key])
             values.append(made.astype(DTYPES[self.types[key]]))
         if not together:
-            self.receiving[worker] = [
-                (self.place(worker, key, value), (key,), pulls, False) for key, value in zip(keys, values, strict=True)
-            ]
+            each = zip(keys, values, strict=True)
+            self.receiving[worker] = [(self.place(worker, key, value), (key,), pulls, False) for key, value in each]
             return
         number, clock = self.group(worker, keys), self.clocks[worker][keys[0]]
         if self.random.random() < 0.5:
@@ -255,10 +253,8 @@ class Schedule:
             return [(reply.key, reply.clock, reply.buffer)]
         self.seen["together"] += 1
         group = self.core.groups.find(reply.worker, reply.slice)
-        return [
-            (key, reply.clock + further, reply.buffer.parts[place])
-            for place, ((key, _), further) in enumerate(zip(group.ids, group.differences, strict=True))
-        ]
+        each = zip(group.ids, group.differences, reply.buffer.parts, strict=True)
+        return [(key, reply.clock + further, part) for (key, _), further, part in each]
 
     def release(self):
         if self.unread:

@@ -193,8 +193,9 @@ def test_a_frame_that_cannot_be_made_cuts_the_link_so_that_no_peer_waits_for_it(
 
 def test_inside_a_host_the_calling_thread_sends_headers(inside):
     """Again after a payload, once the sending thread has sent it."""
-    outbox, other = inside
-    on = []
+    (thread,) = [each for each in threading.enumerate() if each.name == NAME]
+    assert thread.daemon
+    (outbox, other), on = inside, []
     outbox.put_all([Frame(each, sent=lambda: on.append(threading.current_thread())) for each in (b"one", b"two")])
     assert on == [threading.current_thread()] * 2 and read(other, 6) == b"onetwo"
     for _ in range(3):
@@ -266,11 +267,6 @@ def test_a_link_that_cannot_send_is_cut():
     outbox.put(b"first")
     assert cut.wait(SECONDS)
     assert outbox.finish(SECONDS)
-
-
-def test_the_sending_thread_is_named(inside):
-    (thread,) = [each for each in threading.enumerate() if each.name == NAME and each.is_alive()]
-    assert thread.daemon
 
 
 def waiting_for_room(outbox):
