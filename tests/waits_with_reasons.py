@@ -49,7 +49,7 @@ REASONS = {
     "launch/test_ray_queue.py:Dashboard._tail": "the stand-in looks at this pace whether there is more",
     "launch/test_show.py:test_following_costs_next_to_nothing": "what is measured is the processor time of this while",
     "launch/test_ssh_contract.py:test_what_answers_is_no_ssh_server": "what is tested is that this deadline passes",
-    "launch/test_ssh_system.py:test_a_server_that_stays_busy_is_an_error_at_the_deadline": "what is tested is that this deadline passes",
+    "launch/test_ssh_system.py:test_a_server_that_stays_busy_and_an_ssh_that_reads_nothing_are_given_up_in_time": "what is tested is that this deadline passes",
     "mutation/trial.py:_end": "no test: it ends processes again until they are gone",
     "programs/clock_watcher.py": "a program under test, which trains for a time",
     "programs/constant_gradient.py:wait_for_loss": "a program under test, which waits for what the scheduler tells it",

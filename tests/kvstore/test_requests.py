@@ -358,15 +358,6 @@ def test_an_invalid_request_is_refused_and_logged(serve, capfd, shared, request_
     assert said in error and f"server 0: worker 0: {error}" in capfd.readouterr().err
 
 
-def test_pushes_in_shared_memory_are_summed_without_a_copy(serve):
-    first, second = serve(shared=True).peers()
-    for clock in (1, 2):
-        first.push_shared([clock] * 4, clock)
-        second.push_shared([10] * 4, clock)
-    first.send(Kind.PULL, clock=2)
-    assert first.value()[1] == [12.0] * 4
-
-
 def test_a_bug_while_answering_is_reported_with_its_type_and_traceback(serve, capfd):
     def other(connection, header):
         raise RuntimeError("not foreseen")

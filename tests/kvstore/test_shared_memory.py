@@ -168,3 +168,6 @@ def test_memory_is_read_as_bytes_up_to_its_end():
         view = mapping.view(offset, size)
         assert view.dtype == np.uint8 and not view.flags.writeable
         assert view.tolist() == memory[offset : offset + size].tolist()
+    for offset, size in ((SIZE - 4, 5), (-1, 2), (0, SIZE + 1), (1 << 63, 1), (0, -1)):
+        with pytest.raises(ValueError, match="outside the shared memory"):
+            mapping.view(offset, size)

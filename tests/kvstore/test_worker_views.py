@@ -320,8 +320,9 @@ def test_replacements_at_any_moment_leave_no_trace(job, seed):
 
 
 def joining(rank, job, shared, base):
-    """The replacement, which has pushed, and the handle of its values."""
+    """The replacement, which declares the weights again, and has pushed; and the handle of its values."""
     late = Worker(rank, job.servers, shared)
+    assert {bool(each.link.own_arena) for each in late.routes.links} == {shared}
     late.enter(job.view)
     late.declare_weights()
     late.flush()
@@ -345,26 +346,3 @@ def test_groups_are_not_used(job):
         for handle in handles:
             handle.wait()
     assert not sent
-
-
-def test_a_replacement_declares_the_weights_again_and_takes_part(job):
-    """It connects while the others go on without the lost worker, and the round of its first view is in progress when
-    it declares."""
-    for each in job.workers[2].routes.links:
-        each.link.cut()
-    job.change(2)
-    job.enter_servers()
-    late = Worker(2, job.servers, shared=bool(job.servers[0].arena))
-    assert {bool(each.link.own_arena) for each in late.routes.links} == {bool(job.servers[0].arena)}
-    for worker in job.workers[:2]:
-        worker.enter(job.view)
-    all_pushed(job.workers[:2])
-    job.workers[2] = late
-    job.view = View(job.view.number + 1, 0, ((0, 1, 2),), (0, 1))
-    handles = [going_on(worker, job.view, 10) for worker in job.workers[:2]]
-    late.enter(job.view)
-    late.declare_weights()
-    job.enter_servers()
-    late.flush()
-    expect_sum([*handles, pushed(late, 12)], [10, 11, 12])
-    all_pushed(job.workers)
