@@ -1,6 +1,7 @@
 """How the processes of an MXNet job end: those that are killed, freeze or restart are named by all others
 (docs/mxnet.md), and nobody waits for a lost one, as ps-lite's own store does without limit."""
 
+import functools
 import json
 import signal
 import time
@@ -8,7 +9,8 @@ import time
 import pytest
 
 from dmltrain.errors import JobLost
-from tests.running_job import need_mxnet
+from tests.forked_job import ForkedJob, forker
+from tests.running_job import RunningJob, need_mxnet
 from tests.waiting import wait_for
 
 need_mxnet()
@@ -25,6 +27,19 @@ def lost(job, victim):
     assert set(codes.values()) == {LOST}, job.outputs()
 
 
+class OneInterpreter(ForkedJob):
+    """Worker 0 is an interpreter of its own, whose end is a real one; the others are forked."""
+
+    def start(self, name, log="", inherited=()):
+        start = RunningJob.start if name == "worker-0" else ForkedJob.start
+        return start(self, name, log, inherited)
+
+
+@pytest.fixture
+def start_one(start_job):
+    return functools.partial(start_job, made=functools.partial(OneInterpreter, forker=forker("mxnet")))
+
+
 @pytest.fixture
 def endless(start_forked):
     job = start_forked(PROGRAM, "endless", "dist_sync", backend="mxnet")
@@ -34,8 +49,8 @@ def endless(start_forked):
 
 
 @pytest.mark.parametrize("how", ["close", pytest.param("at exit", marks=pytest.mark.thorough)])
-def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, start_forked, how):
-    job = start_job(PROGRAM, "done", how) if how == "at exit" else start_forked(PROGRAM, "done", how, backend="mxnet")
+def test_a_finished_worker_does_not_wait_for_a_lost_one(start_one, start_forked, how):
+    job = start_one(PROGRAM, "done", how) if how == "at exit" else start_forked(PROGRAM, "done", how, backend="mxnet")
     for worker in ("worker-0", "worker-1"):
         job.wait_for_line(worker, "ready")
     job.processes["worker-1"].kill()
@@ -47,9 +62,8 @@ def test_a_finished_worker_does_not_wait_for_a_lost_one(start_job, start_forked,
 @pytest.mark.parametrize(
     "how, code, said", [("exit", 7, "exit code 7"), ("exception", 1, "RuntimeError: a defect of the program")]
 )
-def test_the_exit_code_of_a_worker_ends_the_job(start_job, how, code, said):
-    """As at the end of a real interpreter."""
-    job = start_job(PROGRAM, "wrong", how)
+def test_the_exit_code_of_a_worker_ends_the_job(start_one, how, code, said):
+    job = start_one(PROGRAM, "wrong", how)
     codes = job.wait()
     assert codes.pop("worker-0") == code
     assert set(codes.values()) == {LOST}
