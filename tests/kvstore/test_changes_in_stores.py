@@ -84,13 +84,12 @@ def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted,
         assert (values == total(2, len(types))).all()
         for step, (value, name) in enumerate(zip(pulled, types, strict=True), 1):
             assert name != "dist_sync" or value == total(2, step)
-    first_step, second_step = changed
     now = [name + (" staleness=4" if name == "dist_ssp" else "") for name, _ in wanted]
     before = [f"kv_store={each}" for each in (first + " staleness=3" * (first == "dist_ssp"), now[0])]
-    for step, after, earlier in zip((first_step, second_step), now, before, strict=True):
+    for step, after, earlier in zip(changed, now, before, strict=True):
         line = f"after step {step} of this job: kv_store={after} (before: {earlier}); asked for by a test"
         assert logged.text.count(line) == 2
-    assert f"change 1 after step {first_step} of all workers: kv_store={now[0]}\n" in logged.text
+    assert f"change 1 after step {changed[0]} of all workers: kv_store={now[0]}\n" in logged.text
 
 
 def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):

@@ -55,6 +55,12 @@ def made_core() -> ServerCore:
     return core
 
 
+def stepping_core() -> ServerCore:
+    core = made_core()
+    core.optimize({"name": "sgd", "lr": 0.5})
+    return core
+
+
 class Stream(Link):
     """A link by which `data` comes, and which sends nowhere."""
 
@@ -112,16 +118,14 @@ def frame(kind: Kind, payload: bytes = b"", **fields: object) -> bytes:
 
 
 def conversations() -> list[bytes]:
-    core = made_core()
-    core.optimize({"name": "sgd", "lr": 0.5})
+    core = stepping_core()
     push = [
         frame(Kind.PUSH, np.ones(4, np.float32).tobytes(), clock=1, number=0.5, flags=Flag.PULL),
         frame(Kind.PUSH, np.ones(3, np.float32).tobytes(), slice=1, clock=1, number=-1.0),
         frame(Kind.PUSH, bytes(core.slices()[1, 0].push_bytes), key=1, clock=1, dtype=core.slices()[1, 0].codec.number),
         frame(Kind.PUSH, np.ones(2).tobytes(), key=1 << 31, clock=1, dtype=1),
     ]
-    declare = message.encode(Declare("dist_sync", 0.0, KEYS))
-    optimizer = message.encode(Optimizer({"name": "sgd", "lr": 0.5}))
+    declare, optimizer = map(message.encode, (Declare("dist_sync", 0.0, KEYS), Optimizer({"name": "sgd", "lr": 0.5})))
     first = frame(Kind.INIT, np.ones(4, np.float32).tobytes())
     pushes = [frame(Kind.PUSH_GROUP, bytes(4 * 7), clock=c, number=0.5, flags=f) for c, f in ((1, Flag.PULL), (2, 0))]
     group = [frame(Kind.GROUP, wire.group([(0, 1, 0), (0, 0, 0)])), frame(Kind.PULL_GROUP), *pushes]
@@ -175,15 +179,11 @@ CONTROL = Fuzzed(
 
 
 def restore(data: bytes) -> None:
-    core = made_core()
-    core.optimize({"name": "sgd", "lr": 0.5})
-    optimizer_state.unpack(data, core.slices())
+    optimizer_state.unpack(data, stepping_core().slices())
 
 
 def states() -> list[bytes]:
-    plain, stepping = made_core(), made_core()
-    stepping.optimize({"name": "sgd", "lr": 0.5})
-    return [optimizer_state.pack(each.slices()) for each in (plain, stepping)]
+    return [optimizer_state.pack(each.slices()) for each in (made_core(), stepping_core())]
 
 
 STATES = Fuzzed(

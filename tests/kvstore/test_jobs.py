@@ -14,42 +14,6 @@ from tests.waiting import SECONDS
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 2), (3, 1)])
-def test_push_and_pull_as_mxnet_users_expect(whole_job, workers, servers):
-    """What MXNet's own distributed kvstore tests check: several devices, small and large keys."""
-    n, shape, big = workers, (2, 3), (1200, 1200)  # the big one is cut into slices
-
-    def of(size, *values):
-        return [np.full(size, value, np.float32) for value in values]
-
-    def pulled(kv, keys, *outs):
-        kv.pull(keys, list(outs) if len(outs) > 1 else outs[0])
-        assert all((out == out.flat[0]).all() for out in outs)
-        return [float(out.flat[0]) for out in outs]
-
-    def use(kv):
-        kv.init(["3", "5", 99], [*of(shape, 1, 1), *of(big, 1)])
-        assert pulled(kv, "3", *of(shape, 0)) == [1]
-        for step in range(1, 6):
-            kv.push(["3", 99], [*of(shape, step + kv.rank), *of(big, (kv.rank + 1) * step)])
-            expected = [n * step + n * (n - 1) / 2, step * n * (n + 1) / 2]
-            assert pulled(kv, ["3", 99], *of(shape, 0), *of(big, 0)) == expected
-        kv.push("5", of(shape, 1, 2))  # two devices of this worker
-        assert pulled(kv, "5", *of(shape, 0, 0)) == [3 * n] * 2
-        assert pulled(kv, "5", of(shape[::-1], 0)[0].T) == [3 * n], "values cannot land there directly"
-        (value,) = of(shape, 2)
-        kv.pushpull("3", value)
-        assert (value == 2 * n).all()
-        assert kv.all_reduce("ranks", np.array([kv.rank, 1.0])).tolist() == [n * (n - 1) / 2, n]
-        kv.barrier()
-        assert kv.bytes_sent > 6 * 4 * 1200 * 1200 / 2 and kv.bytes_received > 5 * 4 * 1200 * 1200
-        kv.close()
-
-    job = whole_job(workers=workers, servers=servers)
-    job.all(use)
-    assert job.ended() == [""] * (1 + servers)
-
-
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_training_is_exact(start_forked, tmp_path, workers):
     """dist_sync with n workers and s servers: bit-identical over s and arrival order, and one process's result within
