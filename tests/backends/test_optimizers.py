@@ -247,22 +247,20 @@ def test_layers_without_weights_or_gradients_have_the_plain_rate(name, weight, s
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("weight, scale", [(0.0, 1.0), (0.7, 0.0)])
-def test_so_they_have_with_our_lars_on_mxnet(weight, scale):
-    found, value = (optimizers.BY_NAME["lars"].mxnet.own(mx)(learning_rate=0.02, wd=DECAY), mx.nd.full(50, weight))
-    theirs, other = mx.optimizer.LARS(learning_rate=0.02, wd=DECAY), mx.nd.full(50, weight)
-    for optimizer, array in ((found, value), (theirs, other)):
-        optimizer.update(0, array, mx.nd.full(50, scale), optimizer.create_state(0, array))
-    assert_close({"": value.asnumpy()}, {"": other.asnumpy()})
-
-
-@pytest.mark.parametrize("name", ["lars", "dcasgd"])
-def test_our_classes_on_mxnet_clip_gradients(name):
-    row, values = optimizers.BY_NAME[name].mxnet, [mx.nd.ones(50), mx.nd.ones(50)]
-    words = {"learning_rate": 0.02, "wd": DECAY, "clip_gradient": 0.5, "rescale_grad": 0.3}
+@pytest.mark.parametrize(
+    "name, weight, gradients, words",
+    [
+        ("lars", 0.0, (1.0,), {}),
+        ("lars", 0.7, (0.0,), {}),
+        ("lars", 1.0, (3.0, -1.0), {"clip_gradient": 0.5, "rescale_grad": 0.3}),
+        ("dcasgd", 1.0, (3.0, -1.0), {"clip_gradient": 0.5, "rescale_grad": 0.3}),
+    ],
+)
+def test_our_classes_on_mxnet_have_the_plain_rate_and_clip_as_mxnets_do(name, weight, gradients, words):
+    row, values = optimizers.BY_NAME[name].mxnet, [mx.nd.full(50, weight) for _ in range(2)]
     for kind, value in zip((row.own(mx), getattr(mx.optimizer, row.name)), values, strict=True):
-        updater = mx.optimizer.get_updater(kind(**words))
-        for gradient in (3.0, -1.0):
+        updater = mx.optimizer.get_updater(kind(learning_rate=0.02, wd=DECAY, **words))
+        for gradient in gradients:
             updater(0, mx.nd.full(50, gradient), value)
     assert_close({"": values[0].asnumpy()}, {"": values[1].asnumpy()})
 
