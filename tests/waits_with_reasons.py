@@ -26,7 +26,7 @@ REASONS = {
     "data/test_download.py:test_a_server_that_never_answers_or_stops_in_the_middle": "the time without a byte is tested",
     "experiment/programs/light.py": "the program of a cell waits at this pace until the test lets it go on",
     "kvstore/programs/endless.py": "computing gradients takes this time",
-    "kvstore/programs/late_reader.py": "the other worker loads meanwhile what this one must not read yet; nobody can see that it does",
+    "kvstore/programs/late_reader.py": "it reads for so long, while the other is a round ahead",
     "kvstore/programs/staying.py": "the others stay until the job is lost",
     "kvstore/programs/train_mlp.py:main": "pushes arrive in another order after pauses of random length",
     "kvstore/programs/waits.py": "this is the time that computing is to take",

@@ -75,9 +75,6 @@ def pairs(actions: list[Action]) -> set[frozenset[str]]:
     return {frozenset((each.host, each.command.peer.name)) for each in actions}
 
 
-# -- the steps
-
-
 def test_the_steps_on_hosts_of_a_network_with_a_copy():
     course = Course(replace(FAR, copy_to="/copy"))
     preparation = course.preparation
@@ -159,9 +156,6 @@ def test_what_agents_have_found_out_is_in_their_hosts():
     assert probe.command.request["python"] == "/opt/mine", "what was given for a host is what is probed"
 
 
-# -- what is wrong
-
-
 def test_problems_of_all_hosts_are_raised_together_with_the_first_code():
     course = Course(names="abc")
     course.connect()
@@ -235,9 +229,6 @@ def test_hosts_that_do_not_reach_each_other_do_not_start():
         course.reach(a="c", b="a")
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["a", "b"]
     assert "a: cannot reach c at 10.0.0.3" in str(caught.value)
-
-
-# -- a check
 
 
 def test_a_check_collects_all_problems_and_continues():

@@ -56,9 +56,6 @@ def executable(path: Path, text: str) -> str:
     return str(path)
 
 
-# -- the host ------------------------------------------------------------------------------------------------------
-
-
 def test_facts_match_the_system(tmp_path):
     found = facts({"workdir": str(tmp_path), "argv": ["sh"]})
     assert found["hostname"] == socket.gethostname()
@@ -141,9 +138,6 @@ def test_without_a_working_directory_it_is_the_root():
     assert nothing["inspection"]["executable"] == sys.executable
 
 
-# -- the program ---------------------------------------------------------------------------------------------------
-
-
 def test_programs_and_scripts_are_found_as_they_would_be_started(tmp_path):
     good = executable(tmp_path / "good", "")
     (tmp_path / "plain").write_text("")
@@ -164,9 +158,6 @@ def test_programs_and_scripts_are_found_as_they_would_be_started(tmp_path):
     assert found["script"] == {"path": "train.py", "exists": True, "readable": True}
     assert found["program"]["path"] == sys.executable
     assert facts({"workdir": str(tmp_path), "script": "other.py"})["script"]["exists"] is False
-
-
-# -- the modules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -255,9 +246,6 @@ print(json.dumps(probe.poll()))"""
     assert {each["address"] for each in found["interfaces"]} == {each["address"] for each in interfaces()}
 
 
-# -- what goes wrong -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -341,9 +329,6 @@ def test_children_that_hang_are_given_up_and_killed(tmp_path):
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-# -- GPUs ----------------------------------------------------------------------------------------------------------
 
 
 def test_gpus_are_those_that_nvidia_smi_lists(tmp_path):

@@ -49,9 +49,6 @@ def rows(job: Job3) -> list[dict]:
     return report.record(job.supervisor, "0", Options(), 0.0, None)["processes"]
 
 
-# -- a worker is lost and replaced -------------------------------------------------------------------------------------
-
-
 def test_a_lost_worker_is_replaced_on_its_host():
     job = Job3(replaced=3)
     job.now += 8
@@ -133,9 +130,6 @@ def test_another_worker_may_be_lost_while_a_replacement_starts():
     assert started(job, job.tick()) == [("c", 6, WORKER_2)]
 
 
-# -- hosts -------------------------------------------------------------------------------------------------------------
-
-
 LOST_B = Lost("b", "was killed by SIGKILL")
 SHUT_DOWN_B = Refused("b", "the agent on b was ended by SIGTERM", 125)  # which still ends its processes
 
@@ -200,9 +194,6 @@ def test_what_waits_for_or_starts_on_a_host_that_is_lost_goes_elsewhere_and_coun
     job.say(SHUT_DOWN_B)
     assert job.notices[-1].endswith("; worker 1 is not replaced: this would be more than --restart-workers 1")
     job.finish(WORKER_0, WORKER_2)
-
-
-# -- the end -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_job_does_not_end_while_the_only_worker_is_to_start():
@@ -293,9 +284,6 @@ def test_nothing_is_started_once_the_job_ends():
     assert job.notices == ["worker 1 (pid 103 on b) exited with code 1; 2 workers are left"]
 
 
-# -- any order ---------------------------------------------------------------------------------------------------------
-
-
 def living(job: Job3) -> list[int]:
     """The numbers of the workers that run."""
     found = enumerate(job.supervisor.processes)
@@ -349,8 +337,6 @@ def test_random_losses_of_workers_and_hosts():
         assert len({(row["role"], row["rank"]) for row in rows(job)}) == len(rows(job)) == 5
     assert replaced > 300 and 20 < ended < 380
 
-
-# -- real processes ----------------------------------------------------------------------------------------------------
 
 # What a process does is the argument for its name, of a replacement that for its name and `+`. Else it waits for
 # `done`.

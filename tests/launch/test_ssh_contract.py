@@ -195,9 +195,6 @@ def test_a_write_that_moves_nothing_fails_in_time(connect, sshds, tmp_path):  # 
             os.kill(pid, signal.SIGCONT)
 
 
-# -- how it does not come about ---------------------------------------------------------------------------------------
-
-
 def refused(connect: Callable[..., Channel], host: Host, code: int, *said: str, **more: object) -> str:
     with pytest.raises(LaunchError) as caught:
         connect(host, **more)
@@ -277,9 +274,6 @@ def test_a_dozen_at_once_get_in_where_two_may_knock(connect, sshds):  # noqa: F8
         assert all(each.result() for each in opening)
 
 
-# -- host keys -------------------------------------------------------------------------------------------------------
-
-
 def test_an_unknown_host_is_refused_or_kept_when_asked(connect, sshds, home):  # noqa: F811
     sshd = sshds(known=False)
     refused(connect, sshd.host(), 2, "its host key is not known here", "--accept-new-host-keys")
@@ -296,9 +290,6 @@ def test_a_changed_key_is_refused_whatever_is_asked(connect, sshds, home, tmp_pa
     home.known_hosts.write_text(f"[127.0.0.1]:{sshd.port} {kind} {blob}\n")
     said = (fingerprint(sshd.key), fingerprint(old), f"{home.known_hosts}:1", "ssh-keygen -f", "-R")
     refused(connect, sshd.host(), 2, "its host key has changed", *said, accept_new=True)
-
-
-# -- ~/.ssh/config ---------------------------------------------------------------------------------------------------
 
 
 def block(name: str, sshd: Sshd | None, *lines: str) -> str:

@@ -53,9 +53,6 @@ def closed() -> int:
         return server.getsockname()[1]
 
 
-# -- the connection ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("offered", "chosen"),
     [
@@ -110,9 +107,6 @@ def test_a_refused_login_leaves_no_connection(sshds, home):  # noqa: F811
     wait_for(lambda: not sshd.children(), "the end of its connections")
 
 
-# -- hops --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_hop_that_is_not_reached_invalid_or_the_host_itself_is_named(home, closed):  # noqa: F811
     hops = {"last": f"127.0.0.1:{closed}", "invalid": "h:port", "loop": "loop"}
     home.configure(*(block(name, f"ProxyJump {jump}") for name, jump in hops.items()))
@@ -146,9 +140,6 @@ def test_hops_are_used_in_the_order_of_the_list(sshds, home):  # noqa: F811
     assert [sshd.logins for sshd in made] == [1, 1, 1]
     transport.close()
     wait_for(lambda: not any(sshd.children() for sshd in made), "the end of every hop's connection")
-
-
-# -- the handshake -----------------------------------------------------------------------------------------------------
 
 
 LATE = "did not answer as an SSH server"  # if the deadline is during the last try
@@ -219,9 +210,6 @@ def test_the_end_of_all_logins_kills_every_command_at_once(home, tmp_path):  # n
     shared.close()
     assert not psutil.pid_exists(pid)
     assert shared.proxies and all(isinstance(each, ProxyCommand) for each in shared.proxies)
-
-
-# -- keys --------------------------------------------------------------------------------------------------------------
 
 
 def settings(home: Home, *identities: Path, only: bool = False) -> Settings:  # noqa: F811
@@ -371,9 +359,6 @@ def test_a_server_that_stops_answering_during_login_is_given_up(sshds, home):  #
         for each in stopped:
             each.send_signal(signal.SIGCONT)
     assert f"127.0.0.1 port {sshd.port} did not answer to the login within 5 s" in str(error)
-
-
-# -- the terminal ------------------------------------------------------------------------------------------------------
 
 
 class Terminal:

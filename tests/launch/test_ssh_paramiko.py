@@ -49,9 +49,6 @@ def encrypt(home: Home, kind: str = "ed25519") -> Path:  # noqa: F811
     return path
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
 def test_a_passphrase_is_asked_once_for_all_hosts(sshds, home, kind):  # noqa: F811
     path = encrypt(home, kind)
@@ -119,9 +116,6 @@ def test_no_key_and_a_server_that_takes_none_are_named(sshds, home):  # noqa: F8
     home.configure(identity=f"IdentityFile {home.ssh / 'none'}")
     said = str(refusal(access(home), target(sshds())))
     assert "there is no key to offer" in said and "ssh-copy-id" in said
-
-
-# -- known_hosts -------------------------------------------------------------------------------------------------------
 
 
 def test_the_cures_for_a_changed_key_and_for_an_unknown_host_work(sshds, home, tmp_path):  # noqa: F811
@@ -208,9 +202,6 @@ def test_a_known_hosts_file_that_cannot_be_written(sshds, home):  # noqa: F811
     home.configure(f"UserKnownHostsFile {home.key}/known_hosts")
     said = str(refusal(access(home, accept_new=True), target(sshds(known=False))))
     assert f"cannot be added to {home.key}/known_hosts" in said
-
-
-# -- the configuration -------------------------------------------------------------------------------------------------
 
 
 def settings(tmp_path: Path, text: str, name: str = "h", **target: object):
