@@ -147,12 +147,6 @@ def small(seed):
     return with_parts_of_each(job, job.each) if job.each else job
 
 
-def test_a_server_may_hear_of_the_second_view_first():
-    """The scheduler was lost before this server had heard of the first view. The second one has fewer servers."""
-    views = run(8267811, small(8267811)).views
-    assert views[1].servers == (0, 1) and views[2].servers == (1,)
-
-
 @pytest.mark.parametrize("seed", [8007278, 8052903, 8066298, 8127462, 8131778])
 def test_a_server_is_removed_in_place_of_the_only_worker_with_the_state(seed):
     """Which was cut off from it by chance."""

@@ -389,6 +389,9 @@ def test_shared_memory_that_was_asked_for_and_cannot_be_had_ends_the_job_and_is_
     with pytest.raises(JobLost, match="--transport shm: server 1 at"):
         job.starting[1].result(SECONDS).barrier()
     assert "--transport shm" in job.ended()[0]
+    job = whole_job(workers=1, transport="tcp", each={0: {"transport": "shm"}})
+    with pytest.raises(UserError, match="--transport shm: server . at .*--transport auto, which uses TCP"):
+        job.starting[0].result(SECONDS)
     # A worker that connects late is told why the job was lost.
     with pytest.raises(JobLost, match="--transport shm: server 1 at"):
         whole_job(far_server=RefusingServer, **SHM_AND_TCP).starting[1].result(SECONDS)

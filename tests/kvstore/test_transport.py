@@ -56,12 +56,6 @@ def test_every_worker_reads_its_own_pushes_and_values_stay_while_they_are_read(s
     assert all("all as expected" in job.output(name) for name in ("worker-0", "worker-1"))
 
 
-def test_unavailable_shared_memory_is_explained(start_forked):
-    job = start_forked("transport.py", "shm", "tcp", "none", 1, 2, "", workers=1)
-    assert job.wait()["worker-0"] != 0
-    assert "--transport auto, which uses TCP" in job.output("worker-0")
-
-
 def test_killing_everything_leaves_nothing(start_forked):
     before = set(os.listdir(SHARED))
     job = start_forked("endless.py", "dist_sync")
