@@ -25,16 +25,10 @@ from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.own_steps import OwnSteps
 from tests.kvstore.made import declaration
+from tests.kvstore.test_async_schedules import Add
 
 SIZE, FLOAT32 = 3, 0
 KINDS = [("dist_sync", -1.0), ("dist_async", -1.0), ("dist_ssp", 0.0), ("dist_ssp", 2.0), ("dist_ssp", -1.0)]
-
-
-def adds(spec, key, value):
-    def step(value, gradient, rate):
-        value += gradient
-
-    return step
 
 
 def kind(name, staleness=-1.0):
@@ -50,7 +44,7 @@ class Server:
     """`works`: those that run now."""
 
     def __init__(self, workers, first):
-        self.core, self.works = ServerCore(workers, make_step=adds), []
+        self.core, self.works = ServerCore(workers, make_step=Add), []
         for worker in range(workers):
             self.core.declare(worker, declaration(first.type.name, first.staleness, sizes=(SIZE,)))
         self.core.optimize({"name": "adds"})
@@ -270,7 +264,7 @@ def test_many_more_schedules():
 
 
 def test_a_server_that_is_in_use_changes_nothing():
-    core = ServerCore(2, make_step=adds)
+    core = ServerCore(2, make_step=Add)
     for worker in range(2):
         core.declare(worker, declaration("dist_ssp", 3.0, sizes=(SIZE,)))
     core.optimize({"name": "adds"})

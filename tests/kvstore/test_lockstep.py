@@ -12,6 +12,7 @@ from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.made import plain_sgd
+from tests.kvstore.test_server_views import Arena
 from tests.tiers import seed_ranges
 
 NONE = {"type": "none"}
@@ -99,7 +100,7 @@ class Schedule:
             assert not slice_.loose
         every = [each for slice_ in self.core.slices().values() for each in (slice_.value, *slice_.spare["value"])]
         assert not any(each.readers for each in every)
-        assert len({id(each) for each in every}) == len(every) == self.core.allocate.taken, "no buffer is lost"
+        assert len({id(each) for each in every}) == len(every) == len(self.core.allocate.offsets), "no buffer is lost"
 
     def push(self):
         worker = self.random.randrange(self.workers)
@@ -277,17 +278,6 @@ class Schedule:
         assert self.core.quiescent
         for id, slice_ in self.core.slices().items():
             assert np.array_equal(slice_.value.array, self.twin.slices()[id].value.array)
-
-
-class Arena:
-    """Memory for values; counts it."""
-
-    def __init__(self):
-        self.taken = 0
-
-    def __call__(self, size):
-        self.taken += 1
-        return 64 * self.taken, np.empty(size, np.uint8)
 
 
 @pytest.mark.parametrize("seeds", seed_ranges(300, 1_000, 60_000))
