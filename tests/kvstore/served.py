@@ -18,11 +18,11 @@ from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Declare, Heartbeat, Key, Leave, Register, Shutdown
+from dmltrain.kvstore.transport.message import Heartbeat, Leave, Register, Shutdown
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.view import View
-from tests.kvstore.made import start
+from tests.kvstore.made import declaration, start
 from tests.kvstore.whole_job import NEVER, begun
 from tests.waiting import SECONDS
 
@@ -97,12 +97,8 @@ class Server:
         workers = environment.num_workers
         self.core = ServerCore(environment.ranks, make_step=make_step, allocate=allocator(self.arena))
         self.core.on_hosts([(worker,) for worker in range(workers)])
-        keys = tuple(
-            Key(number, f"k{number}", "float32", True, {"type": "none"}, ((0, size),))
-            for number, size in enumerate(sizes)
-        )
         for worker in range(workers):
-            self.core.declare(worker, Declare(kind, staleness, keys))
+            self.core.declare(worker, declaration(kind, staleness, sizes))
         if make_step:
             self.core.optimize({"name": "made"})
         other = options.pop("other", pytest.fail)
