@@ -7,7 +7,7 @@ import os
 import signal
 
 from launch.cli import launch
-from tests.launch.conftest import wait_for
+from tests.waiting import wait_for
 
 FAILS = 'echo "attempt $DMLTRAIN_RESTART of $DMLTRAIN_JOB"; exit 3'
 
