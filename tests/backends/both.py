@@ -1,18 +1,12 @@
 """The same weights and the same batch through both backends: shared by the tests of equal mathematics."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from dmltrain.backends.mxnet import compat as mxnet_compat  # noqa: E402
-from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
-
-mxnet_compat.fit_numpy()
-mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the torch backend is not compared with it")
 from dmltrain import layers, models  # noqa: E402
-from dmltrain.backends.mxnet import layers as mxnet_layers  # noqa: E402
+from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
+from tests.backends.its_own_graph import Outcome, in_symbol, mx, mxnet_layers  # noqa: E402, F401
 from tests.models.other_networks import SLOW, other_networks  # noqa: E402
 
 EVERY_LAYER = layers.Network(
@@ -89,16 +83,6 @@ LARGE = SLOW | {"resnet-164", "resnet-50-imagenet"}  # make test has smaller one
 CASES = [pytest.param(name, marks=pytest.mark.thorough if name in LARGE else ()) for name in NETWORKS]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a backend makes of a batch; all numpy, by the network's names."""
-
-    evaluated: np.ndarray  # logits (N, classes) by the moving statistics
-    trained: np.ndarray  # logits by the batch's; those of auxiliary outputs follow, (N, outputs x classes)
-    gradients: dict[str, np.ndarray]
-    statistics: dict[str, np.ndarray]  # moving means and variances after the step
-
-
 def logits_of(network):
     """How many logits a sample has in training, those of auxiliary outputs included."""
     return network.num_classes * (1 + len(network.auxiliary_outputs))
@@ -142,23 +126,6 @@ def in_torch(network, arrays, images, weights):
 def in_mxnet(network, arrays, images, weights):
     """The same through the mxnet backend's graph."""
     return in_symbol(mxnet_layers.symbol(network), network, arrays, images, weights)
-
-
-def in_symbol(symbol, network, arrays, images, weights, named=str):
-    """The same through any of MXNet's graphs of the network's logits; an executor, because gluon blocks in float64 are
-    not a user's case. `named(name)` is the network's name of one of the graph's arrays."""
-    dtype = images.dtype
-    executor = symbol.simple_bind(mx.cpu(), data=images.shape, grad_req="write", type_dict={"data": dtype})
-    ones = {each.name: np.ones(each.shape) for each in mxnet_layers.fixed_gammas(network)}
-    for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
-        each[:] = mx.nd.array({"data": images, **ones, **arrays}[named(name)], dtype=dtype)
-    evaluated = executor.forward(is_train=False)[0].asnumpy()
-    outputs = executor.forward(is_train=True)
-    trained = np.concatenate([each.asnumpy() for each in outputs], 1)
-    executor.backward([mx.nd.array(each, dtype=dtype) for each in np.split(weights, len(outputs), 1)])
-    gradients = {named(name): each.asnumpy() for name, each in executor.grad_dict.items()}
-    gradients = {each.name: gradients[each.name] for each in network.parameters()}
-    return Outcome(evaluated, trained, gradients, {name: each.asnumpy() for name, each in executor.aux_dict.items()})
 
 
 def mxnets_statistics(network, before, after, count):
