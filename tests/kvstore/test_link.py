@@ -179,27 +179,21 @@ def test_a_full_socket_leaves_the_unsent_rest(opened):
         sender.read_header()
 
 
-def test_small_frames_are_sent_without_delay_and_lost_peers_detected_without_traffic(opened):
-    """Nagle's algorithm would delay small frames. An outage of the network is survived within a second."""
-    for end in opened(map(Link, tcp())):
-        end.settle()
-        assert end.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) and end.window is None
-        assert end.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        with contextlib.suppress(OSError):  # Linux has this from 6.15 on
-            assert end.sock.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == 1000
-
-
-def test_links_within_a_host_have_large_buffers_and_no_shared_memory_until_arenas_are_exchanged(ends):
-    """As large as this system allows."""
+def test_links_within_a_host_are_tuned_and_share_no_memory_until_arenas_are_exchanged(ends):
+    """Nagle's algorithm would delay small frames. Buffers are as large as this system allows. Lost peers are detected
+    without traffic, and an outage of the network is survived within a second."""
     assert all(each.own_arena is None and each.peer_arena is None for each in ends)
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        options = [(socket.SOL_SOCKET, socket.SO_SNDBUF), (socket.SOL_SOCKET, socket.SO_RCVBUF)]
-        expected = [sock.getsockopt(*each) for each in options]
-    for each in ends:
-        if each.sock.family == socket.AF_INET:
-            assert [each.sock.getsockopt(*option) for option in options] == expected
+    sizes = [(socket.SOL_SOCKET, socket.SO_SNDBUF), (socket.SOL_SOCKET, socket.SO_RCVBUF)]
+    with socket.socket() as large:
+        for each in sizes:
+            large.setsockopt(*each, 1 << 20)
+        expected = [large.getsockopt(*each) for each in sizes]
+    for sock in [each.sock for each in ends if each.sock.family == socket.AF_INET]:
+        assert [sock.getsockopt(*each) for each in sizes] == expected
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        with contextlib.suppress(OSError):  # Linux has this from 6.15 on
+            assert sock.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == 1000
 
 
 def addresses():
@@ -283,19 +277,14 @@ def test_a_listener_that_accepts_nobody_is_given_up():
 
 def test_a_port_can_be_listened_on_again_at_once():
     """The kernel keeps the last connection for a minute on the side that closed first."""
-    listening = link.listen("127.0.0.1")
-    port = listening.getsockname()[1]
-    listening.close()
-    listening = link.listen("127.0.0.1", port)
-    calling = socket.create_connection(("127.0.0.1", port))
-    accepted, _ = listening.accept()
-    accepted.close()
-    calling.close()
-    listening.close()
-    with link.listen("127.0.0.1", port) as again:
-        assert again.getsockname() == ("127.0.0.1", port)
+    with link.listen("127.0.0.1") as listening:
+        address = listening.getsockname()
+    with link.listen(*address) as listening, socket.create_connection(address):
+        listening.accept()[0].close()
+    with link.listen(*address) as again:
+        assert again.getsockname() == address
     with pytest.raises(ConnectionRefusedError):  # now it is closed
-        link.connect(("127.0.0.1", port), CALLER, SECONDS)
+        link.connect(address, CALLER, SECONDS)
 
 
 # -- the handshake ----------------------------------------------------------------------------------------------------
