@@ -353,16 +353,13 @@ def test_memory_is_limited_by_role():
     assert [row.memory for row in start.command.tasks] == [0, 100, 200]
 
 
-def test_a_host_that_was_never_reached_has_nothing_left():
+def test_every_host_that_cannot_be_reached_is_named_in_the_order_of_the_hosts():
     supervisor = begun(Connected("a"))
     assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == []
     assert supervisor.handle(Ready("a", 10, 4), 0.0) == STOP[:1]
     supervisor.handle(Ended("a", ()), 0.0)
     assert supervisor.over and supervisor.exit_code == 2
     assert report.last_line(supervisor) == "0 processes left on 1 host: never reached: b"
-
-
-def test_every_host_that_cannot_be_reached_is_named_in_the_order_of_the_hosts():
     supervisor = begun(Unreached("b", "b: no such name", 2))
     assert not supervisor.ending.begun, "a is still being connected to"
     supervisor.handle(Unreached("a", "a: no route to host", 125), 3.0)
@@ -428,16 +425,13 @@ def test_the_host_that_has_been_quiet_for_longest_is_to_blame(quiet, cause, cloc
     assert clock.supervisor.cause.text.startswith(cause)
 
 
-def test_a_check_continues_without_unreachable_hosts():
+def test_a_check_continues_without_unreachable_hosts_and_ends_when_it_is_interrupted():
     supervisor = begun(Unreached("b", "b: no route to host", 2), check=True)
     (first,) = supervisor.handle(Connected("a"), 0.0)
     assert isinstance(first.command, commands.Job)
     (probe,) = supervisor.handle(Ready("a", 10, 4), 0.0)
     assert isinstance(probe.command, commands.Probe)
     assert [(each.host, each.code) for each in supervisor.preparation.problems] == [("b", 2)]
-
-
-def test_an_interrupted_check_ends_whether_all_hosts_are_reached_or_not():
     supervisor = begun(Interrupted(2), check=True)
     assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == []
     assert supervisor.over and supervisor.exit_code == 130

@@ -27,8 +27,6 @@ from tests.waiting import wait_for
 
 FULL = Used("gpu-node-0031.cluster.example", 0.987, 0.654, 31.987, 123456.7, 0.987, 81234.5)
 
-# -- how often -----------------------------------------------------------------------------------------------------
-
 
 def samples(interval: float, seconds: float) -> list[float]:
     pace, times = Pace(interval, 0.0), []
@@ -44,9 +42,6 @@ def test_a_job_of_any_length_has_enough_rows_and_a_small_file(hours):
     assert len([each for each in times if each >= times[-1] / 2]) >= 24
     assert times[:3] == [2.0, 4.0, 6.0]
     assert 32 * len(times) * len(row(FULL, 1.8e9)) < 2e6
-
-
-# -- the job's processes -------------------------------------------------------------------------------------------
 
 
 class Kernel:
@@ -120,9 +115,6 @@ def test_orphans_and_new_processes_are_found_and_others_are_not_read_again(kerne
     assert [found.use()[0] for _ in range(JobProcesses.RENEW)][-1] == 7.0, "another process has that pid"
 
 
-# -- what nvidia-smi prints ----------------------------------------------------------------------------------------
-
-
 def fed(*data: bytes) -> Reports:
     reports = Reports()
     for each in data:
@@ -150,9 +142,6 @@ def test_a_line_that_is_no_report_is_passed_over(line):
 def test_nonsense_is_not_trusted():
     assert not fed(b"y\n" * WRONG_LINES).trusted and not fed(b"y" * (LINE_BYTES + 1)).trusted
     assert fed(*[b"a warning\n" * (WRONG_LINES - 1) + b"0, 1, 1\n"] * 100).trusted
-
-
-# -- the file ------------------------------------------------------------------------------------------------------
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -199,8 +188,6 @@ def test_a_disk_that_is_full_leaves_whole_rows(tmp_path):
     assert 200 < len(text) <= 300 and text.endswith(",,\n")
     assert all(each["job_memory"] == "512.0" for each in rows(tmp_path / "usage.csv"))
 
-
-# -- real jobs -----------------------------------------------------------------------------------------------------
 
 BURN = """
 import time
@@ -293,8 +280,6 @@ def test_a_full_disk_does_not_end_the_job(launcher):
     assert "0 processes left on 1 host" in done.err
     assert (launcher.folder / "logs/usage.csv").read_text().endswith("\n")
 
-
-# -- nvidia-smi ----------------------------------------------------------------------------------------------------
 
 GPUS = """
 import os, sys, time
@@ -412,9 +397,6 @@ def test_an_agent_that_is_killed_leaves_no_nvidia_smi(tmp_path, monkeypatch):
     os.kill(task, signal.SIGKILL)
     talk.channel.close()
     wait_for(lambda: is_gone(pid), "nvidia-smi gone: nobody reads what it prints")
-
-
-# -- what it costs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.alone
