@@ -222,7 +222,7 @@ def test_what_comes_back_is_dealt_first_to_who_is_left():
     assert dealing.returned.tolist() == [1, 5, 7], "of several, in ascending order"
 
 
-def test_a_removal_in_the_last_round_of_an_epoch_makes_another_round():
+def test_a_removal_in_the_last_round_makes_another_and_who_joins_has_no_part_of_a_carried_one():
     dealing, used = Dealing(10, 6, [0, 1, 2]), np.zeros(10, int)
     commit(dealing, [0, 1, 2], used)
     dealing.enter([1, 2])
@@ -237,9 +237,6 @@ def test_a_removal_in_the_last_round_of_an_epoch_makes_another_round():
     commit(dealing, [1], used)
     assert dealing.done == 0 and dealing.positions_of(1).tolist() == [0]
     assert finish(dealing, used) == 1 and np.all(used == 1)
-
-
-def test_a_member_that_joins_has_no_part_of_the_carried_round():
     dealing, used = Dealing(12, 6, [0, 2]), np.zeros(12, int)
     dealing.enter([0, 1, 2])
     epoch = Epoch(Shared(12, 1, 1, 12), 5, 2)

@@ -114,7 +114,7 @@ def test_cmyk_is_converted_as_by_opencv_and_a_palette_without_its_transparency(r
     assert np.array_equal(evaluated(image), colours[CENTRE]) and not list(recwarn)
 
 
-def test_grey_files():
+def test_grey_files_rotation_by_exif_and_one_pixel():
     grey = np.asarray(Image.fromarray(PIXELS).convert("L"))
     deep = cv2.imencode(".png", grey.astype(np.uint16) * 257)[1].tobytes()
     for image in (encoded("L"), deep, encoded("L", "JPEG", quality=100)):
@@ -122,9 +122,6 @@ def test_grey_files():
         assert np.abs(found[:, :, 1].astype(int) - grey[CENTRE]).max() <= 2
         assert np.array_equal(found[:, :, 0], found[:, :, 2])
         assert np.array_equal(evaluated(image, shape=(1, 32, 32))[:, :, 0], found[:, :, 0])
-
-
-def test_rotation_by_exif_is_ignored_and_one_pixel_is_enough():
     turned = Image.Exif()
     turned[0x0112] = 6
     assert np.array_equal(evaluated(encoded(format="JPEG", quality=95, exif=turned)), evaluated(JPEG))

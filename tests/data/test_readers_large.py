@@ -87,5 +87,6 @@ def test_memory_of_an_index_is_less_than_30_bytes_a_record(tmp_path):
 def test_millions_of_records_open_in_seconds_and_400_megabytes(tmp_path, count, size, shuffled, seconds):
     keys = np.random.default_rng(1).permutation(count) if shuffled else None
     found = opened(tmp_path, make(tmp_path, count, size, keys))
+    print(found)  # as docs/image-formats.md shows it
     assert found["count"] == count and found["sizes"] == [len(IMAGE)]
     assert found["seconds"] < seconds and found["bytes"] < 400e6, found

@@ -28,9 +28,8 @@ def test_each_record_is_in_exactly_one_part(run, packed, tmp_path, more, sizes):
     parts = [content(tmp_path / "parts" / f"part-{rank}.rec") for rank in range(3)]
     assert [len(part) for part in parts] == sizes
     assert {number: record for part in parts for number, record in part.items()} == content(packed)
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
-        f"part-{rank}.{ending}" for rank in range(3) for ending in ("idx", "rec")
-    ]
+    names = [f"part-{rank}.{ending}" for rank in range(3) for ending in ("idx", "rec")]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == names
 
 
 def test_the_parts_depend_on_the_seed_only():

@@ -64,16 +64,13 @@ def test_every_verdict_combines_the_workers_in_the_same_way(tmp_path: Path) -> N
     assert "A ends with 0.900000" in found[1].text and "an accuracy of 0.900000, which" in found[2].text
 
 
-def test_settings(tmp_path: Path) -> None:
+def test_settings_and_results(tmp_path: Path) -> None:
     found = of(tmp_path, [log(lr=0.1, wd=1e-4, old=1)], [log(lr=0.2, wd=1e-4, new=1)])
     assert [(each.name, each.a, each.b) for each in found.settings] == [("--lr", "0.1", "0.2")]
     assert found.only == (("--old",), ("--new",))
     assert found.same == 9  # data set, its two counts, workers, devices, device, version, --wd and --seed
     seeds = [log(seed=seed) for seed in (0, 1)]
     assert of(tmp_path, seeds, seeds[:1]).settings[0].a == "0, 1"
-
-
-def test_results(tmp_path: Path) -> None:
     found = of(tmp_path, [log()], [log(seconds=(12, 20, 20.2, 20.4), accuracies=(0.5, 0.7, 0.71, 0.75))])
     rows = {each.name: (each.a, each.b, each.change) for each in found.results}
     assert rows["seconds_per_epoch"] == (pytest.approx(10.1), pytest.approx(20.2), "+100.0 %")

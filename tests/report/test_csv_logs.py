@@ -138,9 +138,8 @@ def test_a_long_metrics_csv(size: int) -> None:
     for each in waiting:
         expected[9].update({name: float(cell) for name, cell in each.items() if cell and name != "epoch"})
     keys = {"acc": "train_accuracy", "step": "step", "train_loss_epoch": "train_loss", "val_acc": "validation_accuracy"}
-    assert {epoch: {key: list(numbers) for key, numbers in row.items()} for epoch, row in found.epochs.items()} == {
-        epoch: {keys[name]: [number] for name, number in row.items()} for epoch, row in expected.items()
-    }
+    read = {epoch: {key: list(numbers) for key, numbers in row.items()} for epoch, row in found.epochs.items()}
+    assert read == {epoch: {keys[name]: [each] for name, each in row.items()} for epoch, row in expected.items()}
 
 
 def any_csv(draw: random.Random) -> bytes:

@@ -180,7 +180,7 @@ def test_the_width_is_that_of_the_terminal(runs: Path, columns: int) -> None:
 # ---- folders --------------------------------------------------------------------------------------------------------
 
 
-def test_logs_of_three_formats_in_one_folder_are_runs_of_their_own(tmp_path: Path, parse: Callable) -> None:
+def test_logs_of_three_formats_and_parts_of_a_file_are_runs_of_their_own(tmp_path: Path, parse: Callable) -> None:
     (tmp_path / "a.log").write_text("Epoch[0] Train-accuracy=0.5\nEpoch[0] Time cost=1.5\n")
     (tmp_path / "b.log").write_text(
         "Epoch 1/1\n5/5 [==] - 12s - loss: 0.5 - acc: 0.5\nEpoch 1/1\n5/5 [==] - 11s - loss: 0.4 - acc: 0.7\n"
@@ -201,9 +201,6 @@ def test_logs_of_three_formats_in_one_folder_are_runs_of_their_own(tmp_path: Pat
     done = parse(tmp_path)
     assert "several runs in one file" in done.stderr
     assert done.stdout.count("time |") == 2
-
-
-def test_a_file_of_twelve_runs_gives_twelve_rows(tmp_path: Path, parse: Callable) -> None:
     run = "Epoch 1/2\n5/5 [==] - 1{0}s - loss: 0.5 - acc: 0.5\nEpoch 2/2\n5/5 [==] - 3{0}s - loss: 0.4 - acc: 0.6\n"
     (tmp_path / "x.log").write_text("".join(run.format(n % 10) for n in range(12)))
     done = parse("--summary", tmp_path / "x.log")

@@ -81,9 +81,8 @@ def test_curves_over_epochs_with_a_band_of_all_seeds(tmp_path):
         return made.epochs(*({"Validation-accuracy": one, "Time cost": 4} for one in accuracy))
 
     (axes,) = drawn(tmp_path, "curves", SEEDS, log).axes
-    assert list(lines(axes)) == [
-        f"devices {n}, kv-store {name}" for n in (1, 2, 4) for name in ("dist_sync", "dist_async")
-    ]
+    labels = [f"devices {n}, kv-store {name}" for n in (1, 2, 4) for name in ("dist_sync", "dist_async")]
+    assert list(lines(axes)) == labels
     assert lines(axes)["devices 1, kv-store dist_sync"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.3)), (3, 0.5)]
     band = axes.collections[0].get_paths()[0].vertices
     assert band[:, 1].min() == pytest.approx(0.1) and {0.2, 0.4} <= {round(float(y), 6) for y in band[:, 1]}
@@ -118,9 +117,8 @@ def test_the_parts_of_an_epoch(tmp_path):
 
     (axes,) = drawn(tmp_path, "{parts: {where: devices == 1}}", log=log).axes
     assert [one.get_label() for one in axes.containers] == ["compute", "own host", "wire", "server", "straggler"]
-    assert [[bar.get_width() for bar in one.patches] for one in axes.containers] == [
-        [pytest.approx(each)] * 2 for each in (6, 1, 2, 0.5, 0.5)
-    ]
+    widths = [[bar.get_width() for bar in one.patches] for one in axes.containers]
+    assert widths == [[pytest.approx(each)] * 2 for each in (6, 1, 2, 0.5, 0.5)]
     assert [bar.get_x() for bar in axes.containers[2].patches] == [pytest.approx(7)] * 2
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["kv-store dist_sync", "kv-store dist_async"]
 

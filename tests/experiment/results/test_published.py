@@ -117,10 +117,8 @@ published:
 """
     found = tables(made.outcome_of(tmp_path, text))
     assert [(entry.text, entry.mark) for entry in found.main.lines[-1][-3:]] == [("-", ""), ("2.5", "b"), ("-", "")]
-    assert [(note.mark, note.text) for note in found.notes] == [
-        ("a", "printed 50: counts twice"),
-        ("b", "printed 20, 5: counts twice"),
-    ]
+    notes = [("a", "printed 50: counts twice"), ("b", "printed 20, 5: counts twice")]
+    assert [(note.mark, note.text) for note in found.notes] == notes
 
 
 def test_published_rows_stand_beside_the_rows_of_the_same_settings(tmp_path):
