@@ -35,7 +35,7 @@ def test_wrong_values_are_refused(fields, message):
         ImageAugmentation(**fields)
 
 
-def test_levels():
+def test_levels_and_shapes():
     assert augmentation_level(0) == {}
     assert augmentation_level(1) == {"random_crop": True, "random_mirror": True}
     hls = {"max_random_h": 36, "max_random_s": 50, "max_random_l": 50}
@@ -45,9 +45,6 @@ def test_levels():
     for level in (-1, 4):
         with pytest.raises(UserError, match=f"augmentation level {level}: expected 0 to 3"):
             augmentation_level(level)
-
-
-def test_shapes_that_no_image_has():
     for shape in ((2, 8, 8), (4, 8, 8), (3, 0, 8)):
         with pytest.raises(UserError, match="1 or 3 channels"):
             ImageAugmentation().check(shape)

@@ -45,15 +45,14 @@ def test_records_are_those_that_mxnet_reads(written_by_mxnet):
         assert record.labels.dtype == np.float32 and record.labels.tolist() == [header.label]
 
 
-def test_a_missing_index_is_rebuilt_as_mxnet_wrote_it_and_kept(written_by_mxnet, tmp_path):
+def test_a_missing_index_is_rebuilt_as_mxnet_wrote_it_and_several_files_follow_each_other(
+    written_by_mxnet, tmp_path, mxnet_files
+):
     path = copy(written_by_mxnet, tmp_path)
     rebuilt = open_reader(path)
     idx = tmp_path / "train.idx"
     assert idx.read_bytes() == written_by_mxnet.with_suffix(".idx").read_bytes()
     assert rebuilt.digest() == open_reader(path).digest() == open_reader(written_by_mxnet).digest()
-
-
-def test_several_files_follow_each_other(mxnet_files):
     paths = [mxnet_files / "sample.rec", mxnet_files / "sample-256.rec"]
     both, each = open_reader(paths), [open_reader(path) for path in paths]
     assert len(both) == 430

@@ -150,14 +150,11 @@ def test_speed_counts_broken_images_of_each_pass(run, packed, tmp_path):
     assert done.code == 0 and done.err.count("Skipped a record, 1 of at most 1") > 1
 
 
-def test_what_is_measured():
+def test_what_is_measured_and_that_progress_is_a_line_every_ten_seconds(capsys):
     """Four yields of 8 images in the two seconds after the first."""
     clock = iter([10.0, 10.5, 11.0, 11.5, 12.0])
     found = speed.measured(itertools.chain([1000], itertools.repeat(8)), 2.0, lambda: next(clock))
     assert found.images == 16.0 and found.of_processor > 0
-
-
-def test_progress_is_a_line_every_ten_seconds(capsys):
     now = [0.0]
     lines = Lines("pack x", 1000, 100, sys.stdout, lambda: now[0])
     for seconds, done in ((5.0, 200), (12.0, 340), (15.0, 400)):

@@ -188,12 +188,9 @@ def test_forecasts():
 @pytest.mark.parametrize(
     ("source", "ours"),
     [
-        ("from dmltrain import fit", True),
-        ("import dmltrain.fit", True),
-        ("def main():\n    from dmltrain.score import main", True),
-        ("import dmltrain", False),
+        *(("from dmltrain import fit", True), ("import dmltrain.fit", True), ("import dmltrain", False)),
+        *(("def main():\n    from dmltrain.score import main", True), ("no python", False)),
         ("x = 'from dmltrain import fit'", False),
-        ("no python", False),
     ],
 )
 def test_whose_options_a_program_has(source, ours):

@@ -52,10 +52,14 @@ def test_a_plot_is_written(parse: Callable, log: Path, tmp_path: Path, ending: s
     assert content.startswith(start) and (ending != "png" or struct.unpack(">II", content[16:24]) == (1560, 570))
 
 
-def test_the_mean_of_all_values_is_drawn(parse: Callable, log: Path, tmp_path: Path) -> None:
+def test_the_mean_of_all_values_is_drawn_and_nothing_of_no_epoch(parse: Callable, log: Path, tmp_path: Path) -> None:
     for aggregate in ("mean", "all"):
         assert parse(log, "--plot", tmp_path / f"{aggregate}.png", "--aggregate", aggregate).returncode == 0
     assert (tmp_path / "all.png").read_bytes() == (tmp_path / "mean.png").read_bytes()
+    log.write_text("nothing\n")
+    done = parse(log, "--plot", tmp_path / "out.png")
+    assert done.returncode == 2 and "no run has an epoch" in done.stderr
+    assert not (tmp_path / "out.png").exists()
 
 
 def test_the_figure_has_the_lines_of_each_run(log: Path, drawn: Callable) -> None:
@@ -202,13 +206,6 @@ def test_a_plot_that_cannot_be_written(parse: Callable, log: Path, tmp_path: Pat
     assert "nothing.log: cannot be read" in done.stderr
     assert "error: --plot " in done.stderr and essential in done.stderr
     assert done.stdout.startswith("| epoch |")
-
-
-def test_nothing_to_draw(parse: Callable, log: Path, tmp_path: Path) -> None:
-    log.write_text("nothing\n")
-    done = parse(log, "--plot", tmp_path / "out.png")
-    assert done.returncode == 2 and "no run has an epoch" in done.stderr
-    assert not (tmp_path / "out.png").exists()
 
 
 def test_without_matplotlib(process: Callable, log: Path, tmp_path: Path) -> None:

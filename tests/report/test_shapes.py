@@ -1,5 +1,6 @@
 """Log formats: text around a record, and the records of other programs and versions."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -239,17 +240,14 @@ def test_keras(rows: Callable, version: str) -> None:
     assert rows(f"Epoch 1/1\n{bar}")[1] == row(0.5, 0.4, 9, train_loss=0.7)
 
 
-@pytest.mark.parametrize(
-    "bar",
-    [
-        "31/32 [===>.] - 9s - loss: 0.9 - acc: 0.1",
-        "31/32 9s 3ms/step - loss: 0.9 - acc: 0.1",
-        "\x1b[1m31/32\x1b[0m \x1b[32m━━━━\x1b[0m \x1b[1m9s\x1b[0m 3ms/step - loss: 0.9 - acc: 0.1",
-    ],
-)
+BARS = ["31/32 [===>.] - 9s", "31/32 9s 3ms/step", "\x1b[1m31/32\x1b[0m \x1b[32m━━━━\x1b[0m \x1b[1m9s\x1b[0m 3ms/step"]
+
+
+@pytest.mark.parametrize("bar", BARS)
 @pytest.mark.parametrize("before", ["", "32/32 [====] - 8s - loss: 0.8 - acc: 0.3\n"])
 def test_an_incomplete_keras_progress_bar_is_not_an_epoch(rows: Callable, bar: str, before: str) -> None:
     """A run that was killed in its second epoch, followed by another one; a full bar counts."""
+    bar = f"{bar} - loss: 0.9 - acc: 0.1"
     killed = f"Epoch 1/2\n32/32 [====] - 7s - loss: 0.7 - acc: 0.5\nEpoch 2/2\n{before}{bar}\nKilled\n"
     read = rows(killed)
     assert sorted(read) == ([1, 2] if before else [1])
@@ -294,14 +292,11 @@ def test_workers_without_tags_at_different_epochs(rows: Callable) -> None:
 def test_last_batch_lines_of_workers_at_different_epochs(rows: Callable, epochs: int) -> None:
     lines = [
         f"Node[{worker}] Epoch[{epoch}] Batch [{batch}]\tSpeed: 9.5 samples/sec\taccuracy={epoch}.{batch}{worker}"
-        for epoch in range(epochs)
-        for batch in range(1, 4)
-        for worker in (0, 1)
+        for epoch, batch, worker in itertools.product(range(epochs), range(1, 4), (0, 1))
     ]
     swapped = [line for pair in zip(lines[1::2], lines[::2], strict=True) for line in pair]
-    assert [row["train_accuracy"] for row in rows("\n".join(swapped) + "\n").values()] == [
-        float(f"{epoch}.30") for epoch in range(epochs)
-    ]
+    read = rows("\n".join(swapped) + "\n").values()
+    assert [row["train_accuracy"] for row in read] == [float(f"{epoch}.30") for epoch in range(epochs)]
 
 
 NOTHING = [

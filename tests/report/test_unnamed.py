@@ -56,10 +56,15 @@ def test_too_few_epochs_for_a_trend_get_a_note(read: Callable, count: int) -> No
         assert (column != ["-", "-"]) == shown and notes, option
 
 
-def test_workers_are_judged_together(parse: Callable, tmp_path: Path) -> None:
+def test_workers_are_judged_together_and_no_real_accuracy_is_doubted(
+    parse: Callable, tmp_path: Path, logs: Path
+) -> None:
     for rank in range(2):
         (tmp_path / f"worker-{rank}.log").write_text(log(MIXUP if rank else MIXUP[:1]))
     assert parse(tmp_path, "--format", "none").stdout.splitlines()[1].split("\t")[1] == "-"
+    for path in sorted((logs / "mxnet").glob("gluoncv*.log")):
+        (run,) = reading.read(str(path))
+        assert not run.notes and all("train_metric" not in values for values in run.epochs.values()), path
 
 
 def test_what_is_called_an_accuracy_is_one(read: Callable) -> None:
@@ -112,12 +117,6 @@ def test_the_error_of_a_run_with_mixup_is_found(classes: int, epochs: int) -> No
         train = [worst * (1 - 0.5 * share**0.5) * (1 + draw.gauss(0, 0.02)) for share in shares]
         validation = [1 / classes + 0.8 * (1 - 1 / classes) * share**0.5 + draw.gauss(0, 0.01) for share in shares]
         assert judge(train, validation, False) is Verdict.ERROR
-
-
-def test_no_real_accuracy_is_doubted(logs: Path) -> None:
-    for path in sorted((logs / "mxnet").glob("gluoncv*.log")):
-        (run,) = reading.read(str(path))
-        assert not run.notes and all("train_metric" not in values for values in run.epochs.values()), path
 
 
 def test_values_that_are_not_finite_do_not_matter_and_those_that_no_accuracy_can_be_do(read: Callable) -> None:
