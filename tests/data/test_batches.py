@@ -131,7 +131,7 @@ def test_batches_are_made_in_another_thread_with_bounded_lookahead():
     assert len(made) == 6 and all(name.startswith("dmltrain-batches") for name in made)
 
 
-def test_a_slow_thread_does_not_change_the_order():
+def test_a_slow_thread_does_not_change_the_order_and_an_error_is_raised_at_its_batch():
     first_may_end = threading.Event()
 
     def make(index):
@@ -144,6 +144,18 @@ def test_a_slow_thread_does_not_change_the_order():
     assert [batch.index for batch in made_by(make, 8, threads=2)] == list(range(8))
     assert first_may_end.is_set()
 
+    def make(index):
+        if index == 3:
+            raise ZeroDivisionError("batch 3")
+        return numbered(index)
+
+    seen = []
+    with pytest.raises(ZeroDivisionError, match="batch 3"):
+        for batch in made_by(make, 10, threads=2):
+            seen.append(batch.index)
+    assert seen == [0, 1, 2]
+    assert not threads_alive()
+
 
 def test_threads_end_with_the_epoch_and_when_the_consumer_breaks_or_raises(split):
     for _ in train(split, 0, 1, 8, threads=3):
@@ -155,20 +167,6 @@ def test_threads_end_with_the_epoch_and_when_the_consumer_breaks_or_raises(split
     with pytest.raises(RuntimeError, match="consumer"):
         for _ in train(split, 0, 1, 2):
             raise RuntimeError("consumer")
-    assert not threads_alive()
-
-
-def test_an_error_in_a_thread_is_raised_at_its_batch():
-    def make(index):
-        if index == 3:
-            raise ZeroDivisionError("batch 3")
-        return numbered(index)
-
-    seen = []
-    with pytest.raises(ZeroDivisionError, match="batch 3"):
-        for batch in made_by(make, 10, threads=2):
-            seen.append(batch.index)
-    assert seen == [0, 1, 2]
     assert not threads_alive()
 
 

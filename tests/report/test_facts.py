@@ -45,7 +45,7 @@ def folder_of(tmp_path: Path, record: object = None, hosts: tuple[str, ...] = ("
     return tmp_path
 
 
-def test_first_lines(tmp_path: Path) -> None:
+def test_first_lines_and_the_record_of_the_job_also_for_a_worker_and_a_restart(tmp_path: Path) -> None:
     (run,) = reading.read(str(folder_of(tmp_path)))
     found = facts(run)
     assert found.command == "examples/train_cifar10.py --lr 0.05"
@@ -62,9 +62,6 @@ def test_first_lines(tmp_path: Path) -> None:
     chosen = {"lr": 0.05, "image_shape": "3,32,32", "lr_step_epochs": "3", "crop": None}
     assert found.options.items() >= chosen.items()
     assert (found.launcher, found.exit_code, found.notes) == (None, None, ())
-
-
-def test_a_worker_of_a_job_and_a_restart_have_the_record_of_the_job(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"format": 1, "launcher": "ssh", "num_servers": 3})
     assert facts(reading.read(str(folder / "worker-1.log"))[0]).servers == 3
     (folder / "restart-2").mkdir()

@@ -286,11 +286,18 @@ def test_a_file_without_epochs(parse: Callable, run: Path, name: str) -> None:
     assert (read["log"], read["files"], read["epochs"]) == (str(log), [str(log)], []) and "part" not in read
 
 
-def test_a_missing_file(parse: Callable, run: Path) -> None:
+def test_a_missing_file_and_a_worker_of_a_folder_that_cannot_be_read(parse: Callable, run: Path) -> None:
     both = parse(run / "nothing.log", run)
     failed(both, f"{run}/nothing.log: cannot be read: No such file")
     assert both.stdout == parse(run).stdout
     assert parse(run / "nothing.log", "--format", "json").stdout == "[]\n"
+    (run / "worker-1.log").unlink()
+    (run / "worker-1.log").symlink_to("gone")
+    done = parse(run)
+    failed(done, "worker-1.log: cannot be read: No such file or directory")
+    assert done.stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
+    (run / "worker-0.log").rename(run / "worker-2.log")
+    assert parse(run).stdout == done.stdout, "those after it are read"
 
 
 ODD = ["/dev/null", "", "a\nb", "x" * 5000, "/proc/self/mem", "/dev/null/x", "\udcff.log", "a\0b"]
@@ -308,16 +315,6 @@ def test_an_unreadable_file(parse: Callable, run: Path) -> None:
     run.chmod(0)
     failed(parse(run), "Permission denied")
     run.chmod(0o700)
-
-
-def test_a_worker_of_a_folder_that_cannot_be_read(parse: Callable, run: Path) -> None:
-    (run / "worker-1.log").unlink()
-    (run / "worker-1.log").symlink_to("gone")
-    done = parse(run)
-    failed(done, "worker-1.log: cannot be read: No such file or directory")
-    assert done.stdout.splitlines()[2] == "|  1 | 0.500000 | 0.750000 | 10.2 |"
-    (run / "worker-0.log").rename(run / "worker-2.log")
-    assert parse(run).stdout == done.stdout, "those after it are read"
 
 
 def test_logs_of_different_formats_in_a_folder_are_reported(parse: Callable, run: Path) -> None:
