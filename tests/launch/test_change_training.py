@@ -13,6 +13,7 @@ import pytest
 from dmltrain.audit.count import count
 from launch.agent.process import process
 from launch.cli import job
+from tests.forked_job import forked
 from tests.launch.conftest import ROOT, wait_for
 
 WORDS = "--kv-store dist_sync --network mlp --batch-size 16 --num-epochs 4 --emulate-step 0.1"
@@ -23,7 +24,7 @@ WORDS = "--kv-store dist_sync --network mlp --batch-size 16 --num-epochs 4 --emu
 def test_a_rule_changes_an_elastic_job_with_a_view(launcher, kind):
     words = f"--kv-store {kind} --network mlp --batch-size 16 --num-epochs 3 --emulate-step 0.1 --slow-worker 1:2"
     rule = ["--rule", "when straggler > 20 % set kv_store=dist_ssp staleness=4"]
-    program = [ROOT / "examples/train_digits.py", *words.split()]
+    program = forked(ROOT / "examples/train_digits.py", *words.split())
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", *rule, *program)
     result = launched.wait()
     assert result.code == 0, result
@@ -37,7 +38,7 @@ def test_a_rule_changes_an_elastic_job_with_a_view(launcher, kind):
 def test_a_worker_that_is_added_takes_its_part_of_the_samples_and_one_that_is_removed_hands_its_own_back(
     launcher, capsys
 ):
-    program = [ROOT / "examples/train_digits.py", *WORDS.split(), "--audit", "audit"]
+    program = forked(ROOT / "examples/train_digits.py", *WORDS.split(), "--audit", "audit")
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", *program)
     wait_for(lambda: b"View 1" in launched.log("worker-1"), "the first view")
     assert job(["add", str(launched.logs), "1"]) == 0

@@ -21,6 +21,7 @@ from launch.run.action import Reply, Send
 from launch.run.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
 from launch.run.plain import NOT_ELASTIC, PlainSupervisor
 from launch.run.settings import LOST, NONE, READ_SECONDS, SILENT
+from tests.forked_job import forked
 from tests.launch.conftest import ROOT, go, said
 from tests.launch.test_changes import Changing
 from tests.launch.test_losses import SCHEDULER, WORKER_1, Job3
@@ -239,7 +240,7 @@ def test_the_command_waits_for_the_change(launcher, capsys):
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_training_job_changes_and_goes_on(launcher, capsys, elastic):
     words = "--kv-store dist_sync --update-on-kvstore 1 --network mlp --batch-size 16 --num-epochs 4 --emulate-step 0.1"
-    program = [ROOT / "examples/train_digits.py", *words.split()]
+    program = forked(ROOT / "examples/train_digits.py", *words.split())
     launched = launcher.start("-n", 2, "-s", 2, *["--elastic"] * elastic, *program)
     wait_for(lambda: b"Epoch[0] Train-accuracy" in launched.log("worker-1"), "the first epoch")
     for settings in ("kv_store=dist_ssp staleness=4", "staleness=1", "kv_store=dist_sync"):
