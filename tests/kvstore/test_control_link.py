@@ -37,9 +37,8 @@ LOST_SECONDS = 1.0
 
 def test_the_time_until_the_scheduler_starts_is_no_silence():
     """Processes may start long before the scheduler, on a slow machine or by hand."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    listening.close()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
     common = {"job": "job", "key": b"key", "num_workers": 2, "num_servers": 0, "root_port": port}
     environment = Environment(**common, lost_seconds=LOST_SECONDS, heartbeat_seconds=0.1)
     early = begun(Control, replace(environment, role="worker", index=0), 0, None, NEVER)

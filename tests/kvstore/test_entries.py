@@ -118,8 +118,7 @@ def test_a_value_is_read_in_place_if_its_slices_are_contiguous_in_one_memory(off
         SimpleNamespace(view=lambda at, size, memory=memory: memory.view(np.uint8)[at : at + size])
         for memory in memories
     ]
-    links = [SimpleNamespace(link=SimpleNamespace(peer_arena=arena)) for arena in arenas]
-    ways, kept = [], []
+    links, ways, kept = [SimpleNamespace(link=SimpleNamespace(peer_arena=arena)) for arena in arenas], [], []
     for index, (start, length, owner) in enumerate([(0, 5, 0), (5, 3, 0 if of_one else 1)]):
         at = offsets[index] // 4
         slice_ = WorkerSlice(Slice(0, index, start, length, owner), entry.dtype, None, None)

@@ -82,16 +82,6 @@ levels = pytest.mark.parametrize("level", ["plain", "auth"])
 
 
 @levels
-def test_frames_pass_a_forwarder_that_changes_nothing(between, level):
-    mine, theirs, _ = between(level)
-    for _ in range(3):
-        mine.send(HEARTBEAT)
-        mine.send(*PUSH)
-        mine.send(Header(Kind.PULL).pack())
-        assert [received(theirs)[0] for _ in range(3)] == [Kind.CONTROL, Kind.PUSH, Kind.PULL]
-
-
-@levels
 @pytest.mark.parametrize("injected", [ABORT, ABORT + bytes(SIZE)], ids=["without a seal", "with a seal"])
 def test_an_injected_abort_is_not_believed(between, level, injected):
     mine, theirs, forwarder = between(level)

@@ -70,11 +70,8 @@ def test_the_receiver_adds_what_the_others_had_and_they_have_nothing_left():
         assert after[0][place].tolist() == after[4][place].tolist() == [0.0] * length
 
 
-def test_only_the_receiver_gets_them():
-    _, _, calls = handed_over(View(2, 7, ((0, 1), (2,)), (0,), hands_over=(1,)))
-    assert sorted(calls) == [(0, 1, True), (1, 1, False), (2, 1, False)]
-
-
-def test_without_residuals_nothing_travels():
-    assert handed_over(View(2, 7, ((0, 1), (2,)), (0,), hands_over=(1,)), "bf16")[2] == []
+def test_only_the_receiver_gets_them_and_without_residuals_nothing_travels():
+    view = View(2, 7, ((0, 1), (2,)), (0,), hands_over=(1,))
+    assert sorted(handed_over(view)[2]) == [(0, 1, True), (1, 1, False), (2, 1, False)]
+    assert handed_over(view, "bf16")[2] == []
     assert handed_over(View(2, 7, ((0, 1), (2,)), (0,), joined=(2,)))[2] == []

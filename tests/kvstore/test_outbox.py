@@ -172,8 +172,7 @@ def test_memory_is_released_after_sending_also_on_a_cut_link(ends):
 
 
 def test_closing_reports_whether_all_was_sent_in_time(ends):
-    outbox, other = ends
-    size = 16 << 20
+    (outbox, other), size = ends, 16 << 20
     outbox.put(b"", memoryview(bytes(size)))
     assert not outbox.finish(0.1), "the peer does not read"
     assert len(read(other, size)) == size
