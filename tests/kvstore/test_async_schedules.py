@@ -83,7 +83,7 @@ class Server:
 class Worker:
     def __init__(self, rank, is_new):
         self.rank, self.is_new = rank, is_new
-        self.view, self.clock, self.dealing, self.next = 1, 0, None, None
+        self.view, self.clock, self.dealing = 1, 0, None
         self.step = None  # (number, positions) that it is in the middle of
         self.unsent, self.awaited = [], set()  # keys
         self.rests = self.is_over = self.told = False
@@ -196,7 +196,6 @@ class Job:
     def enter(self, worker):
         worker.view = self.pending[worker.rank].popleft()
         worker.rests = False
-        worker.next = None
         if not self.pending[worker.rank]:
             worker.told = True
             if not worker.is_new:

@@ -229,8 +229,7 @@ def test_2bit_residual_is_the_exact_difference_from_the_decoded_values(length):
 
 def test_2bit_sends_sums_in_steps_of_as_many_thresholds():
     assert codec.make({"type": "2bit", "threshold": 0.25}).of_sum(4) == codec.make({"type": "2bit", "threshold": 1})
-    for parameters in [{"type": "bf16"}, {"type": "int8"}, {"type": "2bit"}, {"type": "topk"}]:
-        kind = codec.make(parameters)
+    for kind in [codec.make({"type": each}) for each in ("bf16", "int8", "2bit", "topk")]:
         assert kind.of_sum(4) is kind
 
 

@@ -158,6 +158,7 @@ def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
 
 
 def test_a_process_that_stays_sends_heartbeats_until_it_leaves(scheduler):
+    assert len(message.encode(Heartbeat())) > 2048, "it does not fit into a packet"
     served = scheduler()
     served.control.bye(stays=True)
     before = len(served.heard)
@@ -170,7 +171,3 @@ def test_the_heartbeat_thread_looks_at_the_data_links(scheduler):
     link = Counted()
     scheduler().control.watch.add(link)
     assert link.was_cut.wait(SECONDS)
-
-
-def test_a_heartbeat_does_not_fit_into_a_packet():
-    assert len(message.encode(Heartbeat())) > 2048

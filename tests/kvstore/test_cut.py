@@ -181,16 +181,13 @@ def links():
     return made
 
 
-def test_a_cut_link_is_lost_before_a_silent_process():
-    assert Watch.earlier_than(Environment().lost_seconds).seconds == 8.0
-
-
 def look(links, times):
     for links.now in times:
         links.watch.check()
 
 
 def test_a_link_without_progress_is_cut_and_named_by_both_ends(links):
+    assert Watch.earlier_than(Environment().lost_seconds).seconds == 8.0, "before its process is lost"
     link = Counted()
     links.add(link, "server", 1)
     look(links, range(8))

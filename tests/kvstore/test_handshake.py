@@ -157,16 +157,10 @@ def test_bytes_may_arrive_in_any_pieces(size):
     ids=["no hello", "another message", "a pull", "a long hello", "http", "early data", "another job"],
 )
 def test_what_is_no_handshake_is_refused(sent, said):
-    answers = Answers(pair()[1])
-    with pytest.raises(FrameError, match=said):
-        answers.receive(sent)
-    assert answers.accepted is None
-
-
-def test_a_wrong_proof_is_never_accepted():
-    caller, listener = pair(caller_key=b"guess")
-    answers = Answers(listener)
-    answers.receive(encode(caller.hello()))
-    with pytest.raises(FrameError, match=UNKNOWN):
-        answers.receive(encode(Proof("00" * 32)))
-    assert answers.accepted is None
+    """In place of a hello, and a wrong proof after one."""
+    answers, others = Answers(pair()[1]), Answers(pair()[1])
+    others.receive(encode(pair()[0].hello()))
+    for each, data, why in ((answers, sent, said), (others, encode(Proof("00" * 32)), UNKNOWN)):
+        with pytest.raises(FrameError, match=why):
+            each.receive(data)
+        assert each.accepted is None
