@@ -171,7 +171,7 @@ def talk(tmp_path: Path) -> Iterator[Any]:
     made = Conversation(tmp_path)
     yield made
     assert made.stop()["left"] == []
-    assert made.channel.close() == "exited with 0"
+    assert made.ending() == "exited with 0"
 
 
 def go(launched, name: str) -> None:
