@@ -290,23 +290,13 @@ def test_a_port_can_be_listened_on_again_at_once():
 # -- the handshake ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def both_ends(opened):
-    """The links of caller and listener after their handshake."""
-
-    def make(way):
-        calling, listening = WAYS[way]()
-        answering = begun(answer, listening, LISTENERS[way]())
-        return opened([link.greet(calling, CALLERS[way]), answering.result(SECONDS)])
-
-    return make
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_links_have_the_limit_of_the_handshake_until_they_are_settled_and_none_after(monkeypatch, both_ends, way):
+def test_links_have_the_limit_of_the_handshake_until_they_are_settled_and_none_after(monkeypatch, opened, way):
     """For what follows the handshake, such as the exchange of shared memory."""
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", SECONDS + 0.25)
-    mine, theirs = both_ends(way)
+    calling, listening = WAYS[way]()
+    answering = begun(answer, listening, LISTENERS[way]())
+    mine, theirs = opened([link.greet(calling, CALLERS[way]), answering.result(SECONDS)])
     for limit in time_limits(mine):
         seconds, microseconds = struct.unpack("ll", limit)
         assert 0.0 < seconds + microseconds / 1e6 <= SECONDS + 0.26  # the kernel rounds to its clock

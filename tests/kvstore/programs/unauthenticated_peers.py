@@ -7,6 +7,7 @@ sends a byte now and then. Each stays until it is closed, or for STAY seconds. W
 many connections it opened as JSON, and ends like it.
 """
 
+import contextlib
 import itertools
 import json
 import resource
@@ -95,11 +96,9 @@ class Peers:
     def drip(self) -> None:
         for _ in range(min(20, len(self.dripping))):
             sock = self.dripping.popleft()
-            try:
+            with contextlib.suppress(OSError):
                 sock.send(b"M")
                 self.dripping.append(sock)
-            except OSError:
-                pass
 
 
 def main() -> None:
