@@ -69,6 +69,7 @@ def refused(remote, folder, reason, **options):
         (lambda web: web.announce.update({"/file.gz": len(BODY) + 5}), f"after {len(BODY)} of {len(BODY) + 5} bytes"),
         (lambda web: web.files.clear(), "HTTP status 404"),
     ],
+    ids=["other content", "an end that is missing", "no file"],
 )
 def test_a_download_that_fails(remote, tmp_path, web, change, reason):
     change(web)
