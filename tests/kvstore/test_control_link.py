@@ -106,14 +106,6 @@ def test_a_lost_link_fails_by_the_cause_that_the_scheduler_names_or_else_its_own
     assert control.failure == str(LOST) and time.monotonic() - since >= limit
 
 
-def test_a_reported_link_is_no_failure(scheduler):
-    """The process goes on without it; what the scheduler says later counts."""
-    served = scheduler({LinkLost: [Heartbeat()], Barrier: [Release("1")]})
-    served.control.report(LOST)
-    served.control.barrier("1")
-    assert LOST in served.heard and served.control.failure == ""
-
-
 def test_a_barrier_is_released_in_its_own_view(scheduler):
     """The last message, which is for the owner, interrupts it, if none of those before has released it."""
     others, found = [Release("7", 2), Release("7", 0), Release("8", 3)], []
@@ -144,15 +136,17 @@ def test_who_was_suspended_and_is_removed_does_not_act_for_all(scheduler):
 
 
 def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
+    """A reported link is no failure: the process goes on without it, and what the scheduler says later counts."""
     served = scheduler({Bye: [message.Shutdown()]})
     ready = message.Ready({"data": "9c1f"}, (ENTER.view,))
+    served.control.report(LOST)
     served.control.ready(ready)
     served.control.admit(3)
     served.control.has_state(3)
     served.control.bye(done=12)
     assert served.control.shutdown.wait(SECONDS)
     heard = [each for each in served.heard if not isinstance(each, (message.Register, Heartbeat))]
-    assert heard == [ready, message.Admit(3), message.HasState(3), Bye(done=12)]
+    assert heard == [LOST, ready, message.Admit(3), message.HasState(3), Bye(done=12)]
     served.control.link_lost(LOST, seconds=SECONDS)
     assert served.control.failure == "", "it has finished"
 

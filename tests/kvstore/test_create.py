@@ -38,10 +38,8 @@ def test_a_single_worker_sums_its_devices(kind):
     kv.push("a", [np.array([1, 2], np.float32), np.array([10, 20], np.float32)])
     outs = [np.zeros(2, np.float32), np.zeros(2, np.float32)]
     kv.pull("a", outs)
-    assert [out.tolist() for out in outs] == [[11, 22], [11, 22]]
-    square = np.zeros((2, 2), np.float32)
-    kv.pull("b", square)
-    assert square.tolist() == [[1, 1], [1, 1]]
+    kv.pull("b", square := np.zeros((2, 2), np.float32))
+    assert [out.tolist() for out in (*outs, square)] == [[11, 22], [11, 22], [[1, 1], [1, 1]]]
 
 
 def test_an_optimizer_in_the_local_store_and_its_state(tmp_path):

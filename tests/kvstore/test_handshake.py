@@ -14,7 +14,6 @@ from dmltrain.kvstore.transport.wire import MAX_HELLO, VERSION, FrameError, Head
 KEY = b"a secret"
 
 
-# what each refusal without the key says
 UNKNOWN = "does not know this job's key"
 
 

@@ -32,10 +32,8 @@ def by_host(values, hosts=HOSTS):
 
 
 def test_workers_are_grouped_by_host_in_the_order_of_their_lowest_rank():
+    """Processes of one network namespace have one identity."""
     assert host.of_workers(["b", "a", "b", "", "a", ""]) == ((0, 2), (1, 4), (3,), (5,))
-
-
-def test_processes_of_one_network_namespace_have_one_identity():
     assert host.identity() == host.identity() != ""
     assert str(os.stat("/proc/self/ns/net").st_ino) in host.identity()
 
