@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from tests import leftovers, owners
+from tests.failing import pytest_runtest_makereport  # noqa: F401  (a hook)
 from tests.forked_job import start_forked  # noqa: F401  (a fixture of all tests)
 from tests.running_job import start_job  # noqa: F401  (a fixture of all tests)
 from tests.tiers import examples
