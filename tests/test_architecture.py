@@ -1,6 +1,7 @@
 """Imports point one way, and nothing heavy is imported before it is used."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -81,16 +82,16 @@ LAUNCH = [  # the same for launch; "launch" itself, which has LaunchError alone,
 ]
 
 
-def imports(path: Path, top_level_only: bool = False) -> set[str]:
-    tree = ast.parse(path.read_text())
-    nodes = tree.body if top_level_only else ast.walk(tree)
-    found = set()
-    for node in nodes:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
+    """Those anywhere in the file; parsing all files takes seconds, and many tests ask."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def sources(package: str) -> list[Path]:

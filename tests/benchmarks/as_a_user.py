@@ -1,19 +1,23 @@
-"""Run a benchmark as a user does, or take one of its modules to look at."""
+"""Run a benchmark as a user does, or in this process, or take one of its modules to look at."""
 
+import contextlib
 import importlib
+import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def run(name: str, *arguments: str, timeout: float = 250, **environ: str) -> subprocess.CompletedProcess[str]:
-    """benchmarks/`name` with these arguments, and `environ` added to its environment."""
+def run(line: str, *more: object, timeout: float = 250, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark and its arguments in `line`, between spaces, and `more`; `environ` is added to its environment."""
     return subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), *arguments],
+        f"{sys.executable} {BENCHMARKS}/{line}".split() + [*map(str, more)],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -21,10 +25,34 @@ def run(name: str, *arguments: str, timeout: float = 250, **environ: str) -> sub
     )
 
 
+def called(line: str, *more: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """What `run` returns, without a new interpreter: for benchmarks that start programs of their own and change nothing
+    of this process."""
+    name, *words = [*line.split(), *map(str, more)]
+    output, errors = io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", [name, *words]), mock.patch.dict(os.environ, environ), among_benchmarks():
+        main = importlib.import_module(name.removesuffix(".py")).main
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                code = main() or 0  # its arguments are in sys.argv
+            except SystemExit as end:
+                code = end.code or 0
+                if isinstance(code, str):
+                    print(code, file=sys.stderr)
+                    code = 1
+    return subprocess.CompletedProcess([name, *words], code, output.getvalue(), errors.getvalue())
+
+
 def benchmark_module(name: str) -> ModuleType:
     """A module of benchmarks/, which find each other because they lie in one folder."""
+    with among_benchmarks():
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def among_benchmarks() -> Iterator[None]:
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        return importlib.import_module(name)
+        yield
     finally:
         sys.path.remove(str(BENCHMARKS))

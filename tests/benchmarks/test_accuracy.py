@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 
-from tests.benchmarks.as_a_user import run
+from tests.benchmarks.as_a_user import called
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 @pytest.mark.thorough
 def test_a_run_is_made_once_and_compared(tmp_path):
-    words = ["--gc-type", "int8", "--seeds", "1", "--epochs", "1", "--num-examples", "128"]
-    done = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--format", "json", timeout=200)
+    words = f"accuracy.py --log-dir {tmp_path} --gc-type int8 --seeds 1 --epochs 1 --num-examples 128"
+    done = called(f"{words} --format json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["types"]["int8"]
     assert 0 <= result["last"][0] <= 100
@@ -22,12 +22,12 @@ def test_a_run_is_made_once_and_compared(tmp_path):
     assert "--gc-type int8" in log.read_text()
     before = log.stat().st_mtime_ns
     shutil.copytree(log.parent, tmp_path / "none-seed1")
-    again = run("accuracy.py", "--log-dir", str(tmp_path), *words, "--gc-type", "none,int8", timeout=200)
+    again = called(f"{words} --gc-type none,int8")
     assert again.returncode == 0 and log.stat().st_mtime_ns == before
     assert [line.split("|")[1].strip() for line in again.stdout.splitlines()[2:]] == ["none", "int8"]
     assert "| +0.00 |" in again.stdout.splitlines()[3]
 
 
 def test_a_type_that_is_none_is_refused(tmp_path):
-    done = run("accuracy.py", "--log-dir", str(tmp_path), "--gc-type", "none,zip")
+    done = called(f"accuracy.py --log-dir {tmp_path} --gc-type none,zip")
     assert done.returncode == 2 and "--gc-type 'zip': choose one of none, bf16" in done.stderr

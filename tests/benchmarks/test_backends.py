@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.benchmarks.as_a_user import run
+from tests.benchmarks.as_a_user import called
 
 
 @pytest.mark.thorough
@@ -13,19 +13,8 @@ def test_both_backends_have_their_figures(tmp_path):
     for framework in ("torch", "mxnet"):
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")
-    done = run(
-        "backends.py",
-        "--cases",
-        "LeNet, local",
-        "--num-examples",
-        "256",
-        "--epochs",
-        "2",
-        "--log-dir",
-        str(tmp_path / "logs"),
-        "--format",
-        "json",
-        timeout=200,
+    done = called(
+        f"backends.py --num-examples 256 --epochs 2 --log-dir {tmp_path / 'logs'} --format json --cases", "LeNet, local"
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["cases"]["LeNet, local"]

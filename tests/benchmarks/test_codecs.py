@@ -10,7 +10,7 @@ from tests.benchmarks.as_a_user import run
 
 @pytest.mark.parametrize("processes", [pytest.param("1", marks=pytest.mark.thorough), "2"])
 def test_every_type_has_its_figures(processes):
-    done = run("codecs.py", "--megabytes", "4", "--repeats", "1", "--processes", processes, "--format", "json")
+    done = run(f"codecs.py --megabytes 4 --repeats 1 --processes {processes} --format json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     figures = result["gigabytes_per_cpu_second"]

@@ -5,11 +5,9 @@ import time
 
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, run
+from tests.benchmarks.as_a_user import benchmark_module, called
 
 torch = pytest.importorskip("torch", reason="the comparison with DDP needs torch")
-
-TINY = ["--repeats", "1", "--steps", "2", "--warm-up", "1", "--batch", "4"]
 
 
 @pytest.mark.thorough
@@ -17,8 +15,8 @@ TINY = ["--repeats", "1", "--steps", "2", "--warm-up", "1", "--batch", "4"]
 @pytest.mark.parametrize("bf16", [[], pytest.param(["ddp-bf16"], marks=pytest.mark.exhaustive)])  # but for one hook
 def test_systems_train_and_plain_ones_get_the_weights_of_ddp(bf16):
     systems = ["ddp", *bf16, "ddp-powersgd", "dmltrain-defer", "dmltrain-factors"]
-    given = ["--networks", "mlp:0.4:8", "--systems", ",".join(systems), "--by-layer", "0.01", "--format", "json"]
-    done = run("ddp.py", *given, *TINY, timeout=700)
+    given = f"--networks mlp:0.4:8 --systems {','.join(systems)} --by-layer 0.01 --format json"
+    done = called(f"ddp.py {given} --repeats 1 --steps 2 --warm-up 1 --batch 4")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     (network,) = result["networks"]
@@ -38,9 +36,9 @@ def test_systems_train_and_plain_ones_get_the_weights_of_ddp(bf16):
 @pytest.mark.timeout(800)
 def test_a_straggler_delays_synchronous_systems_and_one_of_own_pace_trains_as_long():
     systems = ["ddp", "dmltrain-ssp", "dmltrain-async"]
-    slow = ["--pause", "0.01", "--stragglers", "0.2:20", "--freeze", "0.5:0.2"]
-    given = ["--networks", "mlp:0.04:4", "--systems", ",".join(systems), *slow, "--format", "json"]
-    done = run("ddp.py", *given, "--repeats", "1", "--steps", "12", "--warm-up", "1", "--batch", "4", timeout=700)
+    given = f"--networks mlp:0.04:4 --systems {','.join(systems)} --format json"
+    slow = "--pause 0.01 --stragglers 0.2:20 --freeze 0.5:0.2"
+    done = called(f"ddp.py {given} {slow} --repeats 1 --steps 12 --warm-up 1 --batch 4")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     rows = {row["system"]: row["seconds"]["median"] for row in result["networks"][0]["systems"]}

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.benchmarks.as_a_user import run
+from tests.benchmarks.as_a_user import called
 
-SMALL = ["--network", "--network lenet", "--batch", "4", "--format", "json"]
+SMALL = ["--network", "--network lenet"]
 
 
 @pytest.mark.thorough
@@ -18,7 +18,7 @@ SMALL = ["--network", "--network lenet", "--batch", "4", "--format", "json"]
     ],
 )
 def test_the_cost_is_that_of_both_kinds_of_jobs(more, kind):
-    done = run("elastic.py", *SMALL, "--servers", "1", "--turns", "1", "--epochs", "2", "--losses", "0", *more)
+    done = called("elastic.py --batch 4 --format json --servers 1 --turns 1 --epochs 2 --losses 0", *SMALL, *more)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert set(found["costs"]) == {kind, "elastic"} and found["losses"] == []
@@ -27,7 +27,7 @@ def test_the_cost_is_that_of_both_kinds_of_jobs(more, kind):
 
 @pytest.mark.exhaustive
 def test_the_cost_of_gradients_alone_is_that_of_a_step():
-    done = run("elastic.py", *SMALL, "--keys", "--turns", "1", "--epochs", "2", "--losses", "0")
+    done = called("elastic.py --batch 4 --format json --keys --turns 1 --epochs 2 --losses 0", *SMALL)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["keys"] and all(0 < seconds < 10 for each in found["costs"].values() for seconds in each)
@@ -39,7 +39,7 @@ def test_the_cost_of_gradients_alone_is_that_of_a_step():
     [pytest.param([], id="training"), pytest.param(["--keys"], id="gradients alone", marks=pytest.mark.exhaustive)],
 )
 def test_a_job_goes_on_soon_after_a_loss(more):
-    done = run("elastic.py", *SMALL, "--workers", "3", "--servers", "1", "--turns", "0", "--losses", "1", *more)
+    done = called("elastic.py --batch 4 --format json --workers 3 --servers 1 --turns 0 --losses 1", *SMALL, *more)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["costs"] == {} and len(found["losses"]) == 1 and max(found["losses"]) < 30

@@ -8,27 +8,14 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, run
+from tests.benchmarks.as_a_user import benchmark_module, called, run
 from tests.cluster.command import namespaces
 
 pytest.importorskip("torch", reason="the benchmark's workers need torch")
 pytestmark = pytest.mark.alone
 
 MARK = secrets.token_hex(8)
-TINY = [
-    "--hosts",
-    "3",
-    "--workers-per-host",
-    "2",
-    "--megabytes",
-    "1.2",
-    "--repeats",
-    "1",
-    "--steps",
-    "2",
-    "--iperf-seconds",
-    "1",
-]
+TINY = "--hosts 3 --workers-per-host 2 --megabytes 1.2 --repeats 1 --steps 2 --iperf-seconds 1"
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +23,7 @@ def result() -> dict:
     lacking = benchmark_module("contest.bed").missing()
     if lacking:
         pytest.skip(f"no five-host benchmark: it needs {lacking}")
-    done = run(
-        "hosts.py",
-        "--format",
-        "json",
-        "--rate",
-        "100mbit",
-        "--systems",
-        "dmltrain",
-        *TINY,
-        timeout=250,
-        HOSTS_TEST_MARK=MARK,
-    )
+    done = run(f"hosts.py --format json --rate 100mbit --systems dmltrain {TINY}", HOSTS_TEST_MARK=MARK)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -98,7 +74,7 @@ def test_nothing_is_left(result: dict):
     ],
 )
 def test_usage_errors(arguments: list[str], said: str):
-    done = run("hosts.py", *arguments)
+    done = called("hosts.py", *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
@@ -107,15 +83,12 @@ def test_doubtful_times_are_called_so():
     quiet = {"label": "x", "other_cores": 0.05, "idle_cores": 0.0}
     steady = [[100.0, 102.0], [101.0, 101.0]]
     assert report.doubts({"goodput_of_each_turn": steady, "contests": [quiet]}) == []
-    assert (
-        "others used 0.50"
-        in report.doubts({"goodput_of_each_turn": steady, "contests": [quiet | {"other_cores": 0.5}]})[0]
-    )
-    assert (
-        "outside its turns"
-        in report.doubts({"goodput_of_each_turn": steady, "contests": [quiet | {"idle_cores": 1}]})[0]
-    )
-    assert "goodput" in report.doubts({"goodput_of_each_turn": [[100.0], [90.0]], "contests": [quiet]})[0]
+    for turns, contest, said in (
+        (steady, quiet | {"other_cores": 0.5}, "others used 0.50"),
+        (steady, quiet | {"idle_cores": 1}, "outside its turns"),
+        ([[100.0], [90.0]], quiet, "goodput"),
+    ):
+        assert said in report.doubts({"goodput_of_each_turn": turns, "contests": [contest]})[0]
 
 
 class TwoBit:

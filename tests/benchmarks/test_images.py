@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dmltrain.data.images import ImageAugmentation
-from tests.benchmarks.as_a_user import benchmark_module, run
+from tests.benchmarks.as_a_user import benchmark_module, called
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def test_each_epoch_reads_every_image(records):
 @pytest.mark.thorough
 def test_both_systems_have_their_figures(records):
     pytest.importorskip("mxnet", exc_type=ImportError)
-    words = ["--data-train", str(records), "--turns", "1", "--seconds", "0.1", "--threads", "1", "--format", "json"]
-    done = run("images.py", *words, "--cases", "resized crop, mirror")
+    words = f"images.py --data-train {records} --turns 1 --seconds 0.1 --threads 1 --format json --cases"
+    done = called(words, "resized crop, mirror")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert row["case"] == "resized crop, mirror" and row["threads"] == 1 and row["to_fewest_threads"] == 1
@@ -33,6 +33,6 @@ def test_both_systems_have_their_figures(records):
 
 
 def test_a_missing_file_is_explained(tmp_path):
-    done = run("images.py", "--data-train", str(tmp_path / "none.rec"), "--turns", "1")
+    done = called(f"images.py --data-train {tmp_path / 'none.rec'} --turns 1")
     assert done.returncode == 1 and done.stderr.startswith("images.py: error: dmltrain, centre crop of 256: ")
     assert "no such file" in done.stderr and "Traceback" not in done.stderr

@@ -8,11 +8,11 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, run
+from tests.benchmarks.as_a_user import benchmark_module, called
 
 pytest.importorskip("torch", reason="the kvstore benchmark needs torch")
 
-TINY = ["--megabytes", "0.4", "--repeats", "2", "--steps", "2", "--warm-up", "1"]
+TINY = "--megabytes 0.4 --repeats 2 --steps 2 --warm-up 1"
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def workload():
 
 @pytest.mark.thorough
 def test_json_has_the_ratios_and_every_system():
-    done = run("kvstore.py", "--format", "json", *TINY, timeout=600)
+    done = called(f"kvstore.py --format json {TINY}")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["workload"] == {"bytes": pytest.approx(0.4e6, rel=0.01), "keys": 100, "workers": 2, "servers": 1}
@@ -46,7 +46,7 @@ def test_json_has_the_ratios_and_every_system():
 @pytest.mark.thorough
 def test_table_of_one_system_leaves_no_process():
     mark = secrets.token_hex(8)
-    done = run("kvstore.py", "--systems", "gloo", *TINY, timeout=600, KVSTORE_TEST_MARK=mark)
+    done = called(f"kvstore.py --systems gloo {TINY}", KVSTORE_TEST_MARK=mark)
     assert done.returncode == 0, done.stderr
     assert "gloo all-reduce, one flat tensor" in done.stdout and "memcpy" in done.stdout
     assert "MXNet" not in done.stdout
@@ -56,10 +56,10 @@ def test_table_of_one_system_leaves_no_process():
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--systems", "horovod"], "dmltrain, mxnet, gloo"), (["--repeats", "0"], "at least 1"), (["--x"], "--x")],
+    [("--systems horovod", "dmltrain, mxnet, gloo"), ("--repeats 0", "at least 1"), ("--x", "--x")],
 )
 def test_usage_errors(arguments, said):
-    done = run("kvstore.py", *arguments)
+    done = called(f"kvstore.py {arguments}")
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 

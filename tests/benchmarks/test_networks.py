@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, run
+from tests.benchmarks.as_a_user import benchmark_module, called
 
 
 def test_hosts_and_devices_are_doubled_as_in_mxnets_benchmark():
@@ -24,20 +24,20 @@ def test_hosts_and_devices_are_doubled_as_in_mxnets_benchmark():
 
 
 def test_wrong_networks_are_refused():
-    done = run("networks.py", "--networks", "resnet:32")
+    done = called("networks.py --networks resnet:32")
     assert done.returncode == 2 and "'resnet:32': expected NETWORK:BATCH:SIZE" in done.stderr
 
 
 @pytest.mark.thorough
 def test_a_job_that_fails_is_named():
-    done = run("networks.py", "--networks", "resnest:2:28")
+    done = called("networks.py --networks resnest:2:28")
     assert done.returncode == 1 and done.stderr.startswith("networks.py: error: the job ended with ")
 
 
 @pytest.mark.thorough
 def test_jobs_have_their_figures(tmp_path):
-    words = ["--networks", "lenet:4:28", "--worker-count", "2", "--disp-batches", "5", "--log-dir", str(tmp_path)]
-    done = run("networks.py", *words, "--format", "json")
+    words = f"--networks lenet:4:28 --worker-count 2 --disp-batches 5 --log-dir {tmp_path} --format json"
+    done = called(f"networks.py {words}")
     assert done.returncode == 0, done.stderr
     cells = json.loads(done.stdout)["cells"]
     assert [(cell["workers"], cell["devices"]) for cell in cells] == [(1, 1), (2, 1)]

@@ -6,29 +6,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, run
+from tests.benchmarks.as_a_user import benchmark_module, called
 
 
 @pytest.mark.thorough
 def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scale.svg"
-    done = run(
-        "scale.py",
-        "--workers",
-        "2",
-        "--servers",
-        "1",
-        "--keys",
-        "3",
-        "--megabytes",
-        "0.03",
-        "--repeats",
-        "1",
-        "--format",
-        "json",
-        "--plot",
-        str(picture),
+    done = called(
+        f"scale.py --workers 2 --servers 1 --keys 3 --megabytes 0.03 --repeats 1 --format json --plot {picture}"
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -9,6 +9,8 @@ from dmltrain import models
 from dmltrain.backends.torch import layers as torch_layers
 from tests.benchmarks.as_a_user import benchmark_module, run
 
+TINY = "--networks resnet-20 --turns 1 --seconds 0.1"
+
 
 @pytest.mark.parametrize("name, layers", [("resnet", 20), ("inception-bn-28-small", None)])
 def test_the_plain_networks_compute_what_ours_do(name, layers):
@@ -32,24 +34,7 @@ def _by_shape(parameters):
 
 @pytest.mark.thorough
 def test_it_runs(tmp_path):
-    done = run(
-        "training.py",
-        "--networks",
-        "resnet-20",
-        "--turns",
-        "1",
-        "--seconds",
-        "0.1",
-        "--batch-size",
-        "8",
-        "--num-examples",
-        "4000",
-        "--threads",
-        "1",
-        "--format",
-        "json",
-        timeout=250,
-    )
+    done = run(f"training.py {TINY} --batch-size 8 --num-examples 4000 --threads 1 --format json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["networks"]["resnet-20"]
     assert set(found["images_per_second"]) == {"plain", "local", "dist_sync"}

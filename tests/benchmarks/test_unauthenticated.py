@@ -15,9 +15,7 @@ pytestmark = [
 
 
 def test_every_kind_of_run_has_its_figures():
-    done = run(
-        "unauthenticated.py", "--format", "json", "--repeats", "1", "--steps", "20", "--rate", "200", timeout=120
-    )
+    done = run("unauthenticated.py --format json --repeats 1 --steps 20 --rate 200", timeout=120)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     for kind, figures in result["runs"].items():

@@ -9,7 +9,7 @@ from tests.benchmarks.as_a_user import run
 
 @pytest.mark.thorough
 def test_each_loss_is_a_change_of_view():
-    done = run("views.py", "--members", "2,5", "--servers", "2", "--turns", "3", "--format", "json")
+    done = run("views.py --members 2,5 --servers 2 --turns 3 --format json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["changes"]
     assert [row["members"] for row in found] == [2, 5]
