@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dmltrain.env import Environment
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
@@ -19,13 +18,13 @@ from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Declare, Key, Opt
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
 from tests.archives import repacked
 from tests.fuzzing import Fuzzed, parts, survive
+from tests.kvstore.served import ENVIRONMENT
 
 KEYS = (
     Key(0, "weight", "float32", True, {"type": "none"}, ((0, 4), (1, 3))),
     Key(1, "bias", "float32", True, {"type": "2bit", "threshold": 0.5}, ((0, 5),)),
     Key(1 << 31, "sum", "float64", False, {"type": "none"}, ((0, 2),)),
 )
-ENVIRONMENT = Environment(role="server", num_workers=2, num_servers=1, job="job", key=b"key")
 
 
 class Step:
