@@ -18,6 +18,7 @@ import pytest
 
 from dmltrain import checkpoint
 from tests.tiers import tiered
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "launch.cli"]
@@ -48,16 +49,10 @@ class Launched:
                 found[role, int(environ.get(b"DMLC_TASK_ID", b"0"))] = int(entry.name)
         return found
 
-    def wait_for(self, condition, what: str, seconds: float = 30.0):
-        began = time.monotonic()
-        deadline = began + seconds
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"{what}: did not happen\n{self.text()}"
-            time.sleep(max(0.01, 2 * (time.monotonic() - began)))  # a look at all processes takes CPU from them
-            began = time.monotonic()
-        return value
+    def wait_for(self, condition, what: str):
+        return wait_for(condition, lambda: f"{what}\n{self.text()}")
 
-    def end(self, seconds: float) -> int:
+    def end(self, seconds: float = 120.0) -> int:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -87,7 +82,7 @@ def launched(tmp_path):
     for job in jobs:
         if job.process.poll() is None:
             job.process.terminate()
-            job.process.wait(20)
+            job.process.wait(120)
         for pid in job.members().values():
             os.kill(pid, signal.SIGKILL)
 
@@ -124,7 +119,7 @@ def test_launch_train_and_read_the_tables(launched, tmp_path):
         "--lr",
         0.05,
     )
-    assert job.end(120) == 0, job.text()
+    assert job.end() == 0, job.text()
     assert job.text().rstrip().endswith("0 processes left on 1 host")
     (run,) = json.loads(table("logs/d", "--format", "json", cwd=tmp_path))
     assert [epoch["epoch"] for epoch in run["epochs"]] == list(range(3))
@@ -154,12 +149,12 @@ def test_a_job_works_with_servers_that_it_does_not_need(launched):
         "--num-epochs",
         1,
     )
-    assert job.end(60) == 0, job.text()
+    assert job.end() == 0, job.text()
 
 
 def test_dist_sync_without_servers_is_explained(launched):
     job = launched("-n", 1, "-s", 0, "--log-dir", "l", ROOT / "examples/train_digits.py", "--kv-store", "dist_sync")
-    assert job.end(60) == 2
+    assert job.end() == 2
     assert "needs at least one server" in job.text() and "Traceback" not in job.text()
 
 
@@ -191,7 +186,7 @@ def test_the_classic_first_job(launched, backend, kind, tmp_path):
         "--model-prefix",
         tmp_path / "m",
     )
-    assert job.end(120) == 0, job.text()
+    assert job.end() == 0, job.text()
     done = subprocess.run(
         [*PARSE, "l", "--format", "json"],
         cwd=tmp_path,
@@ -209,7 +204,7 @@ def test_the_classic_first_job(launched, backend, kind, tmp_path):
 @pytest.mark.parametrize("kind", ["dist_sync", pytest.param("dist_async", marks=pytest.mark.exhaustive)])
 def test_a_plain_torch_script_trains_through_the_servers(launched, kind):
     job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "examples/plain_torch.py", kind)
-    assert job.end(120) == 0, job.text()
+    assert job.end() == 0, job.text()
     accuracies = [float(text) for text in re.findall(r"Validation-accuracy=(\S+)", job.text())]
     assert len(accuracies) == 2 and max(accuracies) > 0.85
     if kind == "dist_sync":
@@ -221,9 +216,9 @@ def test_a_plain_torch_script_trains_through_the_servers(launched, kind):
 @pytest.mark.thorough
 def test_a_plain_torch_script_ends_with_a_message_when_a_worker_is_lost(launched):
     job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "examples/plain_torch.py")
-    pid = job.wait_for(lambda: "all registered" in job.text() and job.members().get(("worker", 1)), "start", 60)
+    pid = job.wait_for(lambda: "all registered" in job.text() and job.members().get(("worker", 1)), "start")
     os.kill(pid, signal.SIGKILL)
-    assert job.end(20) == 137, job.text()
+    assert job.end() == 137, job.text()
     assert "Traceback" not in job.text() and "worker 1" in job.text()
 
 
@@ -258,7 +253,7 @@ def test_a_fault_ends_the_job_and_is_named(launched, tmp_path, fault):
     os.kill(at_phase(job, phase, role, rank), number)
     began = time.monotonic()
     (tmp_path / "go").touch()
-    code = job.end(20)
+    code = job.end()
     assert time.monotonic() - began < 10.0, job.text()
     text = job.text()
     if number == signal.SIGKILL:
@@ -278,7 +273,7 @@ def test_a_signal_to_the_launcher_ends_everything(launched, tmp_path, number, co
     job = launched("-n", 2, "-s", 1, "--log-dir", "l", ROOT / "tests/programs/phases.py", "middle", tmp_path)
     at_phase(job, "middle", "worker", 0)
     job.process.send_signal(number)
-    assert job.end(10) == code, job.text()
+    assert job.end() == code, job.text()
     assert job.text().rstrip().endswith("0 processes left on 1 host") and not job.members()
 
 
@@ -300,7 +295,7 @@ def test_a_restarted_job_goes_on_after_the_newest_whole_checkpoint(launched, tmp
     options = ["--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", "last"]
     words = ["-n", 1, "-s", 0, "--log-dir", "l", "--max-restarts", 1]
     job = launched(*words, "sh", "-c", KILLED_ONCE, "sh", *program, *options)
-    assert job.end(60) == 0, job.text()
+    assert job.end() == 0, job.text()
     log = (tmp_path / "l/restart-1/worker-0.log").read_text()
     assert f"Skipped a damaged checkpoint: {tmp_path}/m-0002.pt: the end of its 1000 bytes is missing" in log
     assert "Loaded checkpoint of epoch 1\n" in log and "Training epochs 1 to 1" in log
@@ -312,5 +307,5 @@ def test_a_killed_launcher_leaves_nothing(launched, tmp_path):
     at_phase(job, "middle", "worker", 0)
     job.process.kill()
     job.process.wait()
-    job.wait_for(lambda: not job.members(), "the end of all processes", 10)
+    job.wait_for(lambda: not job.members(), "the end of all processes")
     assert "0 processes left on 1 host" in (tmp_path / "l/agent-localhost.log").read_text()

@@ -21,6 +21,7 @@ import pytest
 
 from dmltrain import checkpoint, data, fit, models, record
 from tests.forked_job import Forked, forker, run_forked
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parent.parent
@@ -400,12 +401,11 @@ class Job:
     def log(self, worker: int = 0) -> Log:
         return Log(self.text("worker", worker))
 
-    def wait_for(self, pattern: str, seconds: float = 60) -> None:
+    def wait_for(self, pattern: str) -> None:
         """Until worker 0 has written it."""
-        end = time.monotonic() + seconds
-        while not re.search(pattern, self.text()):
-            assert time.monotonic() < end and self.processes["worker", 0].poll() is None, self.text()
-            time.sleep(0.02)
+        worker = self.processes["worker", 0]
+        found = wait_for(lambda: re.search(pattern, self.text()) or worker.poll() is not None, self.text)
+        assert found is not True, self.text()
 
     def codes(self, seconds: float = 120) -> dict[tuple[str, int], int]:
         end = time.monotonic() + seconds
@@ -661,11 +661,9 @@ def test_interrupted(tmp_path):
     log = tmp_path / "log"
     process = forker().fork([str(word) for word in command], environment(), log, tmp_path)
     try:
-        while "Validation-accuracy" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.02)
+        wait_for(lambda: "Validation-accuracy" in log.read_text() or process.poll() is not None, log.read_text)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     finally:
         process.kill()
         process.wait()
