@@ -63,12 +63,13 @@ class Launched:
 def launched(tmp_path):
     jobs = []
 
-    def launch(*arguments, env=None) -> Launched:
+    def launch(line, *more, env=None) -> Launched:
+        """`line`: arguments with spaces between them."""
         mark, output = uuid.uuid4().hex, tmp_path / f"output-{len(jobs)}"
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_MARK": mark, **(env or {})}
         with open(output, "wb") as stream:
             process = subprocess.Popen(
-                [*LAUNCH, *map(str, arguments)],
+                [*LAUNCH, *line.split(), *map(str, more)],
                 cwd=tmp_path,
                 env=variables,
                 stdout=stream,
@@ -103,21 +104,8 @@ def table(*arguments, cwd) -> str:
 @pytest.mark.quick
 def test_launch_train_and_read_the_tables(launched, tmp_path):
     job = launched(
-        "-n",
-        2,
-        "-s",
-        2,
-        "--log-dir",
-        "logs/d",
-        ROOT / "examples/train_digits.py",
-        "--network",
-        "mlp",
-        "--kv-store",
-        "dist_sync",
-        "--num-epochs",
-        3,
-        "--lr",
-        0.05,
+        "-n 2 -s 2 --log-dir logs/d "
+        f"{ROOT}/examples/train_digits.py --network mlp --kv-store dist_sync --num-epochs 3 --lr 0.05"
     )
     assert job.end() == 0, job.text()
     assert job.text().rstrip().endswith("0 processes left on 1 host")
@@ -135,19 +123,7 @@ def test_launch_train_and_read_the_tables(launched, tmp_path):
 @pytest.mark.thorough
 def test_a_job_works_with_servers_that_it_does_not_need(launched):
     job = launched(
-        "-n",
-        1,
-        "-s",
-        1,
-        "--log-dir",
-        "l",
-        ROOT / "examples/train_digits.py",
-        "--network",
-        "mlp",
-        "--kv-store",
-        "local",
-        "--num-epochs",
-        1,
+        f"-n 1 -s 1 --log-dir l {ROOT}/examples/train_digits.py --network mlp --kv-store local --num-epochs 1"
     )
     assert job.end() == 0, job.text()
 
@@ -169,22 +145,8 @@ def test_the_classic_first_job(launched, backend, kind, tmp_path):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     job = launched(
-        "-n",
-        2,
-        "-s",
-        1,
-        "--log-dir",
-        "l",
-        "python",
-        ROOT / "examples/dist_sync_mlp.py",
-        "--backend",
-        backend,
-        "--kv-store",
-        kind,
-        "--num-epochs",
-        2,
-        "--model-prefix",
-        tmp_path / "m",
+        f"-n 2 -s 1 --log-dir l python {ROOT}/examples/dist_sync_mlp.py --backend {backend} --kv-store {kind} "
+        f"--num-epochs 2 --model-prefix {tmp_path}/m"
     )
     assert job.end() == 0, job.text()
     done = subprocess.run(
