@@ -123,7 +123,7 @@ def pushed_again(found):
     ("files", "changes", "facts"),  # what each of the problems has, with | between them
     [
         # no line of its samples
-        ("samples-2", [drop(2)], "op 3: member 2 |op 3: its receipt is (6, |never committed: 3 position(s): "),
+        ("samples-2", [drop(2)], "op 3: member 2 |its members' samples make (3, |never committed: 3 position(s): "),
         # one sample twice, another one not
         (
             "samples-0",

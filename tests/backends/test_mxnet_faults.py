@@ -78,6 +78,7 @@ def test_a_killed_process_ends_the_job_and_is_named(endless, victim):
     assert endless.processes[victim].wait(120) == -signal.SIGKILL
     named = "lost the scheduler" if victim == "scheduler-0" else f"{victim.replace('-', ' ')} on"
     assert named in endless.output("worker-0")
+    assert "missed heartbeats" not in endless.output("worker-0"), "its end is seen at once"
 
 
 @pytest.mark.thorough

@@ -154,8 +154,13 @@ def test_a_member_may_be_lost_at_any_call_of_any_optimizer(kind):
     lose_a_member(torch.device("cpu"), kind)
 
 
+QUICK = ("sgd", "sgd, whole")
+
+
 @pytest.mark.parametrize("name", DEVICES[1:])
-@pytest.mark.parametrize("kind", ["sgd", "sgd, whole"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=() if each in QUICK else pytest.mark.thorough) for each in OPTIMIZERS]
+)
 def test_a_member_may_be_lost_at_any_call_with_a_gpu(name, kind, monkeypatch):
     lose_a_member(device_for(name, monkeypatch), kind)
 

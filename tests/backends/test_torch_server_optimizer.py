@@ -51,6 +51,19 @@ def test_options_of_a_key_override_those_of_all_keys():
     assert [stepped(spec, 1.0, key=key)[0] for key in (7, 8, 9)] == [0.75, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("name", [*BY_CLASS, "AdamW"])
+def test_options_that_a_spec_leaves_out_are_torchs(name):
+    values, own = np.full(3, 2.0, np.float32), torch.full((3,), 2.0, requires_grad=True)
+    step, torchs = Step({"name": name, "lr": 0.1}, 0, values), class_of(name.lower())([own], lr=0.1)
+    if BY_CLASS[name.lower()].numbered:
+        torchs.state[own]["number"] = 0
+    for number in (1.0, -3.0, 0.5):
+        step(values, np.full(3, number, np.float32), -1.0)
+        own.grad = torch.full((3,), number)
+        torchs.step()
+    np.testing.assert_allclose(values, own.detach().numpy(), rtol=1e-6)
+
+
 def test_a_step_writes_to_the_given_destination():
     """While a value is being read, a step writes to other memory."""
     first, second = np.ones(3, np.float32), np.full(3, 5.0, np.float32)

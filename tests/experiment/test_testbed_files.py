@@ -10,14 +10,17 @@ from dmltrain.experiment.results.presentation import presentation
 EXPERIMENTS = Path(__file__).parents[2] / "examples/experiments"
 FILES = sorted([*EXPERIMENTS.glob("*/*.yaml"), *EXPERIMENTS.glob("ssp-*.yaml")])
 CELLS = {
-    **{
-        "ssp-speed.yaml": 64,
-        "ssp-convergence.yaml": 32,
-        "ssp-speed-8-hosts.yaml": 44,
-        "ssp-convergence-8-hosts.yaml": 9,
-    },
-    **{"slow-links.yaml": 5, "stragglers.yaml": 4, "cifar10-inception-5-hosts.yaml": 7, "local-steps.yaml": 10},
-    **{"ssp-accuracy.yaml": 4, "mnist-lenet-on-cpu.yaml": 5, "multi-gpu-on-cpu.yaml": 9},
+    "ssp-speed.yaml": 64,
+    "ssp-convergence.yaml": 32,
+    "ssp-speed-8-hosts.yaml": 44,
+    "ssp-convergence-8-hosts.yaml": 9,
+    "slow-links.yaml": 5,
+    "stragglers.yaml": 4,
+    "cifar10-inception-5-hosts.yaml": 7,
+    "local-steps.yaml": 10,
+    "ssp-accuracy.yaml": 4,
+    "mnist-lenet-on-cpu.yaml": 5,
+    "multi-gpu-on-cpu.yaml": 9,
     "resnet50-profile-on-cpu.yaml": 4,
 }
 
