@@ -13,6 +13,7 @@ import pytest
 
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,11 +57,13 @@ class RunningJob:
         return {name: process.returncode for name, process in self.processes.items()}
 
     def wait_for_line(self, name: str, text: str, seconds: float = 120.0) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.output(name):
-            if time.monotonic() > deadline or self.processes[name].poll() is not None:
-                pytest.fail(f"{name} never printed {text!r}:\n{self.outputs()}")
-            time.sleep(0.02)
+        def seen() -> bool:
+            ended = self.processes[name].poll() is not None
+            if (found := text in self.output(name)) or not ended:
+                return found
+            pytest.fail(f"{name} never printed {text!r}:\n{self.outputs()}")
+
+        wait_for(seen, lambda: f"{name} prints {text!r}:\n{self.outputs()}", seconds)
 
     def succeed(self, seconds: float = 120.0) -> None:
         codes = self.wait(seconds)

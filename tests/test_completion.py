@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from unittest import mock
@@ -23,6 +22,7 @@ from launch.command_line.table import OPTIONS
 from launch.commands import completion
 from launch.commands.completion import Command, choices, commands
 from tests.scripts import executable
+from tests.waiting import wait_for
 
 DOOR = Path(__file__).parents[1] / "launch/bin/dmltrain"
 ROOT = Path(__file__).parents[1]
@@ -211,9 +211,8 @@ def test_tab_in_an_interactive_shell(folder, scripts, tmp_path, command):
     try:
         os.write(terminal, f"{load}source {scripts[shell]}\n".encode())
         os.write(terminal, b"dmltrain zo\t--ge\tnow\n")
-        said, end = tmp_path / "said", time.monotonic() + 30
-        while not (said.exists() and said.read_text()) and time.monotonic() < end:
-            time.sleep(0.02)
+        said = tmp_path / "said"
+        wait_for(lambda: said.exists() and said.read_text(), "the command that was typed")
         assert said.read_text() == "--gently now\n"
     finally:
         os.close(terminal)

@@ -30,9 +30,9 @@ class Store:
 
     def all_reduce(self, name, array):
         self._shared["arrays"][self.rank] = array
-        self._shared["barrier"].wait(20)
+        self._shared["barrier"].wait(120)
         total = sum(self._shared["arrays"][rank] for rank in range(self.num_workers))
-        self._shared["barrier"].wait(20)
+        self._shared["barrier"].wait(120)
         return total
 
 

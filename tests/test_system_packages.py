@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import system_packages
 from tests.system_packages import MXNET, PACKAGES, Package, install, is_debian, lacking, missing_line, prepare, wanted
+from tests.waiting import wait_for
 
 PROGRAM = Path(system_packages.__file__)
 # Notes its arguments and what policy-rc.d is at the time, in the folder that it lies in.
@@ -142,10 +142,7 @@ system_packages.install(["one"], {apt("exec sleep 60")!r}, Path({str(policy)!r})
 """
     started = subprocess.Popen([sys.executable, "-c", command], start_new_session=True, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 60
-        while not (tmp_path / "allowed").exists():
-            assert time.monotonic() < until and started.poll() is None, "apt-get was not started"
-            time.sleep(0.01)
+        wait_for(lambda: (tmp_path / "allowed").exists() or started.poll() is not None, "the start of apt-get")
         os.killpg(started.pid, number)
         assert started.wait(60) != 0
     finally:
