@@ -132,7 +132,8 @@ def test_a_broken_record_is_a_note(tmp_path: Path, name: str, parse: Callable) -
     assert (found.network, found.launcher) == ("resnet-20", None)
     (note,) = found.notes
     assert note.startswith(f"{folder}/job.json is not read: ")
-    assert len(note) < 600 and note in parse("--summary", folder).stderr
+    done = parse("--summary", folder)
+    assert len(note) < 600 and note in done.stderr and done.returncode == 0
 
 
 def test_values_of_a_wrong_type_in_a_record_are_missing_and_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:

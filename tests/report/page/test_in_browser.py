@@ -46,7 +46,7 @@ def opened(made, page) -> Page:
 
 @pytest.fixture(scope="module")
 def seen(made, browser) -> Iterator[Page]:
-    """The same page in one tab for all tests that change nothing on it."""
+    """The same page in one tab for all tests that change nothing on it that another one reads."""
     with browser.page() as shared:
         shared.open(made)
         yield shared
@@ -173,12 +173,15 @@ def test_values_are_there_as_a_table(seen):
     seen.click("#accuracy-by-epoch summary")
     seen.wait("document.querySelector('#accuracy-by-epoch details table') !== null")
     assert seen.value("document.querySelectorAll('#accuracy-by-epoch details tbody tr').length") == 6
+    seen.click("#accuracy-by-epoch summary")
+    seen.wait("!document.querySelector('#accuracy-by-epoch details').open")
 
 
 def test_text_of_charts_and_tables_can_be_selected_and_links_lead_to_logs(seen, two):
     seen.value("getSelection().selectAllChildren(document.querySelector('#accuracy-by-epoch'))")
-    selected = seen.value("getSelection().toString()")
-    assert "accuracy" in selected and selected.count("0.") >= 3, "numbers at the axis"
+    assert "accuracy" in seen.value("getSelection().toString()")
+    seen.value("getSelection().selectAllChildren(document.querySelector('#accuracy-by-epoch .chart'))")
+    assert seen.value("getSelection().toString()").count("0.") >= 3, "numbers at the axis"
     links = seen.value("[...document.querySelectorAll('#logs a')].map(a => [a.textContent, a.href])")
     assert {name for name, _ in links} >= {"worker-0.log", "worker-2.log", "server-0.log", "job.json", "usage.csv"}
     assert (two[0] / "worker-0.log").resolve().as_uri() in [href for _, href in links]
