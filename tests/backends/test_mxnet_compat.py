@@ -121,10 +121,13 @@ LIBRARY = "import ctypes\nctypes.CDLL({!r})"
     [
         (
             "raise ModuleNotFoundError(\"No module named 'mxnet'\", name='mxnet')",
-            "pip install 'dmltrain[mxnet]' (CPU) or",
+            "pip install 'dmltrain[mxnet]' (CPU) or 'dmltrain[mxnet-cu112]'",
         ),
         ("__version__ = '2.0.0b1'", "needs MXNet 1.9, but 2.0.0b1"),
-        (LIBRARY.format("libcudart.so.11.0"), "CUDA 11.2, but libcudart.so.11.0"),
+        (
+            LIBRARY.format("libcudart.so.11.0"),
+            "libcudart.so.11.0 was not found: put CUDA 11.2's libraries on LD_LIBRARY_PATH",
+        ),
         (LIBRARY.format("libcudnn.so.8"), "CUDA 11.2, but libcudnn.so.8"),
         (LIBRARY.format("libfantasy.so.1"), "libfantasy.so.1: cannot open shared object file"),
     ],
@@ -132,7 +135,7 @@ LIBRARY = "import ctypes\nctypes.CDLL({!r})"
 def test_an_mxnet_that_cannot_be_used(tmp_path, text, cure):
     stand_in(tmp_path, "mxnet", text)
     said = refusal(tmp_path)
-    if not said:
+    if not said and "libcu" in text:
         pytest.skip("this machine has the library")
     assert cure in said
 

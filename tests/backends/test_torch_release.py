@@ -21,8 +21,8 @@ def test_newer_releases_are_used(version):
 
 @pytest.mark.parametrize("version", ["2.9.1", "2.4.0+cpu", "1.13.1", "0.4.1", "unknown", ""])
 def test_older_releases_are_refused_with_the_fix(version):
-    facts = rf"^PyTorch {re.escape(version)} .* 2.10 .*CVE-2025-32434, CVE-2026-24747.*pip install .*'torch>=2.10'$"
-    with pytest.raises(UserError, match=facts):
+    facts = rf"^PyTorch {re.escape(version)} .* 2.10 .*CVE-2025-32434, CVE-2026-24747.*"
+    with pytest.raises(UserError, match=f"{facts}pip install --upgrade 'torch>=2.10'$"):
         release.check(version)
 
 

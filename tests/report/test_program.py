@@ -372,7 +372,7 @@ def test_folders_of_several_runs_and_of_none(parse: Callable, run: Path, tmp_pat
         ("x --x time --follow", "leave out --x"),
         ("x --format json --follow", "leave out --format json"),
         ("x another --follow", "one log or one folder"),
-        ("- --follow", "-"),
+        ("- --follow", "one log or one folder"),
         ("none --follow", "none: cannot be read"),
     ],
 )
