@@ -189,9 +189,12 @@ def test(tmp_path):
     stopped = threading.Event()
     with ThreadPoolExecutor() as pool:
         running = pool.submit(trial.run, folder, ["tests/test_box.py"], 600.0, stopped)
-        pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "what it starts"))
-        stopped.set()
+        try:
+            wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "what it starts")
+        finally:
+            stopped.set()  # else it would be waited for
         assert running.result()[0] == "too slow"
+    pid = int((tmp_path / "pid").read_text())
 
     def has_ended():
         try:
