@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 from elastic import running
-from report import CHECKOUT, facts, installed, show
+from report import CHECKOUT, INTERPRETER, facts, installed, show
 
 KINDS = ("equal parts", "--balance")
 SECONDS = re.compile(r"Epoch\[(\d+)\] Time cost=(\S+)")
@@ -29,7 +29,7 @@ SECONDS = re.compile(r"Epoch\[(\d+)\] Time cost=(\S+)")
 def command(folder: Path, options: argparse.Namespace, kind: str, factor: float) -> list[str]:
     """A job of synthetic images."""
     launch = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", str(options.workers), "-s", "1"]
-    launch += ["--log-dir", str(folder), "--elastic", str(CHECKOUT / "examples/train_cifar10.py")]
+    launch += ["--log-dir", str(folder), "--elastic", *INTERPRETER, str(CHECKOUT / "examples/train_cifar10.py")]
     words = [*options.network.split(), "--kv-store", "dist_sync", "--dataset", "synthetic", "--image-shape", "3,32,32"]
     words += ["--num-val-examples", "10", "--batch-size", str(options.batch), "--num-epochs", str(options.epochs)]
     words += ["--num-examples", str(options.steps * options.batch * options.workers)]

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 from backends import epochs_of
-from report import CHECKOUT, facts, installed, show
+from report import CHECKOUT, INTERPRETER, facts, installed, show
 
 PLAIN, UNDEFERRED, ELASTIC = "plain", "plain, not deferred", "elastic"
 STEPS = 40  # of an epoch
@@ -38,7 +38,8 @@ LONG = 100  # epochs of a job that ends when its loss has been measured
 
 def launch(folder: Path, options: argparse.Namespace, kind: str) -> list[str]:
     words = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", str(options.workers)]
-    return [*words, "-s", str(options.servers), "--log-dir", str(folder), *(["--elastic"] if kind == ELASTIC else [])]
+    words += ["-s", str(options.servers), "--log-dir", str(folder), *(["--elastic"] if kind == ELASTIC else [])]
+    return [*words, *INTERPRETER]
 
 
 def command(folder: Path, options: argparse.Namespace, kind: str, epochs: int, *more: object) -> list[str]:

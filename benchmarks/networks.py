@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from report import CHECKOUT, facts, fail, installed, show
+from report import CHECKOUT, INTERPRETER, facts, fail, installed, show
 
 BATCH_LINES = 4  # of each worker, one of which warms up
 LINE = re.compile(r"Batch \[\d+\]\tSpeed: ([\d.]+) samples/sec")
@@ -83,7 +83,7 @@ def command(made: Network, workers: int, devices: int, arguments: argparse.Names
     hosts = ["-H", arguments.worker_file] if arguments.worker_file else ["--launcher", "local"]
     batch = made.batch * max(1, devices)
     examples = batch * workers * (BATCH_LINES * arguments.disp_batches + 1)
-    program = [str(CHECKOUT / "examples/train_imagenet.py"), "--benchmark", "1", *made.words()]
+    program = [*INTERPRETER, str(CHECKOUT / "examples/train_imagenet.py"), "--benchmark", "1", *made.words()]
     program += ["--num-examples", str(examples), "--num-epochs", "1", "--batch-size", str(batch)]
     program += ["--disp-batches", str(arguments.disp_batches), "--backend", arguments.backend]
     program += ["--kv-store", "dist_sync" if workers > 1 else "device"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import machine
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+INTERPRETER: list[str] = []  # the command that runs training programs; none: Python, as this process has it
 
 
 def installed(distribution: str) -> str | None:

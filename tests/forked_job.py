@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import json
@@ -44,6 +45,7 @@ from dmltrain.errors import exit_now
 from tests.running_job import ROOT, RunningJob
 
 LARGEST = 1 << 16  # bytes of a request
+MOST_DESCRIPTORS, ASIDE = 64, 500  # that a process passes on; the numbers from which on none of them is
 NETWORK = "DMLTRAIN_TESTS_NETWORK"  # such as /proc/PID/ns/net
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 NAMESPACES = {"net": CLONE_NEWNET, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000, "mnt": 0x00020000}
@@ -230,7 +232,7 @@ def _request(content: bytes, inherited: list[int], running: dict[int, int]) -> d
 def attend(asking: socket.socket) -> dict:
     """Returns the request in the process that is to run its program, in the namespaces of who asks. This one tells the
     program's id and its exit code, and kills it when who asks is gone."""
-    content, descriptors, _, _ = socket.recv_fds(asking, LARGEST, 4)
+    content, descriptors, _, _ = socket.recv_fds(asking, LARGEST, MOST_DESCRIPTORS)
     request = json.loads(content)
     (caller,) = struct.unpack("i8x", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     enter_all(caller)
@@ -239,11 +241,7 @@ def attend(asking: socket.socket) -> dict:
         asking.send(json.dumps(os.getpid()).encode())  # as it is seen there
         asking.close()
         os.setsid()
-        for place, descriptor in enumerate(descriptors[:3]):
-            os.dup2(descriptor, place)
-            os.close(descriptor)
-        if len(descriptors) > 3:
-            request["environment"]["DMLTRAIN_LISTEN_FD"] = str(descriptors[3])
+        take(descriptors, request["descriptors"])
         return request
     for descriptor in descriptors:
         os.close(descriptor)
@@ -257,6 +255,15 @@ def attend(asking: socket.socket) -> dict:
     with contextlib.suppress(OSError):  # who asked is gone
         asking.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
+
+
+def take(descriptors: list[int], numbers: list[int]) -> None:
+    """Have these descriptors under these numbers, all of which may be in use here."""
+    aside = [fcntl.fcntl(each, fcntl.F_DUPFD, ASIDE) for each in descriptors]
+    for each, number in zip(aside, numbers, strict=True):
+        os.dup2(each, number)
+    for each in [*aside, *(each for each in descriptors if each not in numbers)]:
+        os.close(each)
 
 
 def _end(running: dict[int, int]) -> None:
@@ -274,7 +281,8 @@ def become(request: dict) -> NoReturn:
         enter(network)
     os.chdir(request["folder"])
     sys.argv = request["command"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    wanted = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = [str(Path(sys.argv[0]).parent), *(each for each in wanted if each not in sys.path)]
     code: Any = None
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")

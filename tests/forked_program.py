@@ -15,10 +15,16 @@ import sys
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGABRT)
 
 
-def ask(connection: socket.socket, command: list) -> int:
-    """Have the program started. Returns its id."""
-    descriptors = [0, 1, 2, *map(int, filter(None, [os.environ.get("DMLTRAIN_LISTEN_FD")]))]
-    request = {"command": command, "environment": dict(os.environ), "folder": os.getcwd()}
+def inherited() -> list:
+    """The numbers of the descriptors that this process has got."""
+    with os.scandir("/proc/self/fd") as entries:
+        numbers = [int(entry.name) for entry in entries]
+    return [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")]  # all but that of the folder
+
+
+def ask(connection: socket.socket, command: list, descriptors: list) -> int:
+    """Have the program started with these descriptors. Returns its id."""
+    request = {"command": command, "environment": dict(os.environ), "folder": os.getcwd(), "descriptors": descriptors}
     socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
     return json.loads(connection.recv(100))
 
@@ -33,9 +39,10 @@ def end_as(code: int) -> None:
 
 if __name__ == "__main__":
     place, *command = sys.argv[1:]
+    descriptors = inherited()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(place)
-        pid = ask(connection, command)
+        pid = ask(connection, command, descriptors)
         for number in PASSED_ON:
             signal.signal(number, lambda number, frame: os.kill(pid, number))
         end_as(json.loads(connection.recv(100)))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from report import CHECKOUT
+from report import CHECKOUT, INTERPRETER
 
 from contest.loop import PIPE_VARIABLE
 from contest.place import Loopback, Place, Running
@@ -77,7 +77,7 @@ class Team:
         self.place = place or Loopback()
         self.folder = folder
         program = PROGRAMS / contest.program
-        self.command = [sys.executable, str(program), "--mode", contest.mode, *options]
+        self.command = [*(INTERPRETER or [sys.executable]), str(program), "--mode", contest.mode, *options]
         self.processes: list[Running] = []
         self.pipes: list[Connection] = []
         self.base = environment(contest, workers, servers, folder, self.place)

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+from tests.forked_job import forked
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -31,6 +33,7 @@ def called(line: str, *more: object, **environ: str) -> subprocess.CompletedProc
     name, *words = [*line.split(), *map(str, more)]
     output, errors = io.StringIO(), io.StringIO()
     with mock.patch.object(sys, "argv", [name, *words]), mock.patch.dict(os.environ, environ), among_benchmarks():
+        importlib.import_module("report").INTERPRETER[:] = forked("")[:-1]  # up to the program
         main = importlib.import_module(name.removesuffix(".py")).main
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
