@@ -163,7 +163,7 @@ def watch(point: str, faults: dict[tuple[str, str, str], str], marks: set[Path],
             with trace.open("a") as file:
                 file.write(f"{place} {when} {point}\n")
         for each in at:
-            if (passed_by := mark(f"{os.environ['DMLC_TASK_ID']}/{when}/{point}/{each}")) in marks:
+            if marks and (passed_by := mark(f"{os.environ['DMLC_TASK_ID']}/{when}/{point}/{each}")) in marks:
                 passed_by.touch()
             if what := faults.pop((when, point, each), ""):
                 fail(what)
