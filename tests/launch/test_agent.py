@@ -458,7 +458,8 @@ def test_members_are_descendants_and_carriers():
 def test_an_older_agent_of_the_job_is_a_member_and_a_younger_one_is_not():
     mark = f"agents-{os.getpid()}"
     environment = dict(os.environ, DMLTRAIN_AGENT=mark)
-    carrier = subprocess.Popen(["cat"], stdin=-1, stdout=-1, bufsize=0, env=environment, start_new_session=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    carrier = subprocess.Popen(["cat"], env=environment, start_new_session=True, **pipes)
     assert carrier.stdin and carrier.stdout
     carrier.stdin.write(b"\n")
     assert carrier.stdout.read(1) == b"\n"  # /proc has the environment only after the end of exec

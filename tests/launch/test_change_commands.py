@@ -126,6 +126,17 @@ def test_who_does_not_join_is_named_with_the_reason(running, capsys):
 
 
 @pytest.mark.thorough
+def test_commands_at_once_are_all_done(running):
+    launched = running()
+    started = [begin("add", launched.logs, number) for number in (1, 2)] + [begin("remove", launched.logs, "worker:0")]
+    outs = [each.communicate()[0] for each in started]
+    assert [each.returncode for each in started] == [0, 0, 0], outs
+    assert [out.count("has joined the job") for out in outs] == [1, 2, 0] and outs[2] == "worker 0 has left the job\n"
+    go(launched, "done")
+    assert launched.wait().code == 0
+
+
+@pytest.mark.thorough
 def test_a_request_that_waits_at_the_end_of_the_job_is_answered(running):
     launched = running("--env", "FAILS=x")
     (launched.folder / "joins-2").touch()  # the scheduler has seen it, so it will say nothing more

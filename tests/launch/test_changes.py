@@ -428,7 +428,7 @@ TWO_SERVERS = {"servers": 2, "more": {"restart_scheduler": 3}}
         ({}, "remove worker:7", "worker 7 does not run: expected one of worker:0, worker:1, worker:2, or a host"),
         ({}, "remove b,c,worker:0", "0 workers would be left, and --min-workers is 2"),
         ({}, "remove b,worker:2", TOO_FEW),
-        ({"servers": 2}, "remove a", "the scheduler would be started on another host, which is more than"),
+        ({"servers": 2}, "remove a", "started on another host, which is more than --restart-scheduler 0: remove"),
         (TWO_SERVERS, "remove a,b", "no server would be left without a and b: remove their workers alone (worker:0,"),
     ],
 )

@@ -227,7 +227,7 @@ def test_a_given_port_is_used_or_named_if_it_is_in_use(launcher):
         port = held.getsockname()[1]
         result = launcher.run("-n", 1, "-s", 1, "--port", port, "true")
     assert result.code == 2
-    assert f"port {port} of 127.0.0.1 on localhost is not available" in result.err
+    assert f"port {port} of 127.0.0.1 on localhost is not available: Address already in use" in result.err
     result = launcher.run("-n", 1, "-s", 1, "--port", port, launcher.script(LISTEN), "inherit")
     assert result.code == 0, result
     assert launcher.log("worker-0") == b"port %d\n" % port
@@ -315,8 +315,8 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         ("-n 4 --elastic --restart-workers -1 true", "--restart-workers is -1: expected a whole number"),
         ("-n 4 --elastic --min-workers 0 true", "--min-workers is 0: expected a whole number, 1 or"),
         ("-n 4 --elastic --min-workers 5 true", "--min-workers 5 is more than -n 4"),
-        ("-n 4 -s 0 --elastic true", "--elastic needs servers"),
-        ("-n 4 --launcher mpi --elastic true", "--launcher mpi --elastic: "),
+        ("-n 4 -s 0 --elastic true", "--elastic needs servers: give -s 1"),
+        ("-n 4 --launcher mpi --elastic true", "--launcher mpi --elastic: mpirun ends the job with its first lost"),
         ("-n 1 --env DMLTRAIN_ELASTIC=1 true", "--env DMLTRAIN_ELASTIC: the launcher sets this"),
         ("-n 1 --ssh-port 70000 --hosts a true", "expected a whole number, 1 to 65535"),
         ("-n 1 --launcher mesos true", "--launcher mesos: expected local"),

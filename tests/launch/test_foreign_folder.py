@@ -272,7 +272,8 @@ def test_what_others_could_have_open_is_written_anew(host, source, shared):
     os.chown(job / "lib/net.py", OTHER_USER, OTHER_USER)
     late = 'cd $1/lib; exec 3>>../train.py 4>>net.py; echo ready; read go; printf "$2" >&3; printf "$2" >&4; '
     command = as_user(OTHER_USER, "sh", "-c", late + "echo >os.py; echo done", "sh", job, "\n" + MALICIOUS)
-    with subprocess.Popen(command, cwd="/", stdin=-1, stdout=-1, stderr=-1) as bad:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd="/", **pipes) as bad:
         assert bad.stdout.readline() == b"ready\n"
         sync = host.copy(source, job)
         out, err = bad.communicate(b"go\n")

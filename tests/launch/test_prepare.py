@@ -59,7 +59,9 @@ class Course:
         return self.say(*(Reached(name, peers) for name, peers in found.items()))
 
     def ready_to_reach(self) -> Course:
-        self.connect(), self.probe(), self.bind()
+        self.connect()
+        self.probe()
+        self.bind()
         return self
 
     def say(self, *events) -> list[Action]:

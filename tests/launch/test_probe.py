@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -254,7 +255,7 @@ print(json.dumps(probe.poll()))"""
         ("printf '%0400d' 7; echo; echo", f"did not answer: {'0' * 299}7"),  # only its end
         ("printf '\\377'", "did not answer: \ufffd"),
         ("exit 0", "did not answer: it printed nothing"),
-        ("", "cannot be started: Permission denied"),
+        ("", "cannot be started: .*Permission denied.*"),  # it may not be executed
     ],
 )
 def test_what_a_broken_python_says_is_passed_on(tmp_path, script, said):
@@ -263,7 +264,7 @@ def test_what_a_broken_python_says_is_passed_on(tmp_path, script, said):
         executable(path, script)
         path.chmod(0o755 if script else 0o644)
     error = look(workdir=str(tmp_path), python=str(path))["inspection"]["error"]
-    assert error.startswith(f"{path} ") and (error == f"{path} {said}" or not script and said[-17:] in error)
+    assert re.fullmatch(f"{re.escape(str(path))} {said}", error)
 
 
 def test_an_interpreter_has_a_session_of_its_own_and_the_working_directory(tmp_path):

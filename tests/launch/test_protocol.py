@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.agent import commands, events
@@ -118,10 +118,14 @@ def test_json_of_any_shape_is_a_message_or_a_protocol_error(found):
 
 
 @given(st.binary())
-@example(b"[" * 200_000)
 def test_bytes_of_any_kind_are_a_protocol_error(found):
     with pytest.raises(ProtocolError, match="expected"):
-        decode_command((b"" if found.startswith(b"[[") else b"{") + found)
+        decode_command(b"{" + found)
+
+
+def test_json_without_end_is_a_protocol_error():
+    with pytest.raises(ProtocolError, match="is not JSON"):
+        decode_command(b"[" * 200_000)
 
 
 START = b'{"do": "start", "unset": [], "tasks": [{"task": %s, "argv": [], "environment": %s, "workdir": ""}]}'
@@ -249,9 +253,8 @@ def test_messages_are_the_same_on_every_python_of_an_agent(version):
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     lines = b"".join(map(encode_command, sent))
-    ran = subprocess.run(
-        [python(version), "-c", program], input=lines, stdout=-1, check=True, cwd=ROOT, env=environment
-    )
+    command = [python(version), "-c", program]
+    ran = subprocess.run(command, input=lines, stdout=subprocess.PIPE, check=True, cwd=ROOT, env=environment)
     answers = ran.stdout.split(b"\n")
     assert [decode_command(line) for line in answers if line.startswith(b'{"do"')] == sent
     assert decode_event(answers[-2], "h") == Ready("h", 1, 2)

@@ -126,7 +126,8 @@ def test_the_relay_prints_what_it_is_told_and_ends_with_its_code():
         listener.bind("\0" + name)
         listener.listen()
         argv = [sys.executable, "-I", "-S", relay.__file__, name, '{"hosts": []}']
-        with subprocess.Popen(argv, env={"DMLTRAIN_BRIDGE": "s"}, stdout=-1, stderr=-1, text=True) as one:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(argv, env={"DMLTRAIN_BRIDGE": "s"}, **pipes) as one:
             connection, _ = listener.accept()
             with connection, connection.makefile("rw") as stream:
                 assert json.loads(stream.readline()) == {"hosts": [], "settings": "s"}

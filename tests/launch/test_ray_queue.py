@@ -234,7 +234,8 @@ def test_ctrl_c_stops_the_job_and_keeps_its_last_words(ray: Dashboard, tmp_path:
     argv = [sys.executable, "-m", "launch.cli", "--launcher", "ray", "--launcher-inside", "yes", "--address", ray.url]
     argv += ["--ray-runtime-env", PACKAGE, "--log-dir", "logs", "-n", "1", "-s", "0", "true"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    popen = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=-1, stderr=-1, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    popen = subprocess.Popen(argv, cwd=tmp_path, env=environment, **pipes)
     log = tmp_path / "logs/worker-0.log"
     wait_for(lambda: log.exists() and log.read_text() == "one\n", "its output")
     if moment == "when it has ended":

@@ -229,7 +229,7 @@ class Hosts(Course):
 
     def __init__(self):
         super().__init__(names="abc", check=True)
-        self.connect(), self.probe(), self.bind()
+        self.ready_to_reach()
 
     def pairs(self, *events: Event) -> list[tuple[str, str]]:
         """Who measures with whom after that."""
