@@ -343,7 +343,7 @@ def counting_python(tmp_path) -> tuple[str, Path]:
     return python_after(tmp_path / "counting-python", source), waits
 
 
-STUBBORN = ["sh", "-c", "trap '' TERM; echo up; exec sleep 120"]
+STUBBORN = ["sh", "-c", "trap '' TERM; echo up; exec sleep 600"]
 
 
 def test_a_second_stop_with_less_grace_is_obeyed(tmp_path):
@@ -714,7 +714,7 @@ def run_session(
     cluster: OneHost | None = None,
 ):
     """A job of one process on a host "here" with this interpreter, to its end."""
-    job = Job("session", f"session-{os.getpid()}-{random.randrange(10**9)}", ("sleep", "120"), 1, 0, str(tmp_path))
+    job = Job("session", f"session-{os.getpid()}-{random.randrange(10**9)}", ("sleep", "600"), 1, 0, str(tmp_path))
     limits = Limits(grace=0.5, silence=silence, agent_silence=silence)
     supervisor = Supervisor(job, [Host("here", "127.0.0.1", str(python))], limits)
     output = Output(LogFolder(tmp_path / "logs"), ["worker-0"], Silent())

@@ -329,7 +329,7 @@ def with_smi(launcher) -> Callable[..., tuple[list[dict[str, str]], int]]:
         pid = pid_of_smi(launcher.folder)
         meanwhile(pid)
         file = launched.logs / "usage.csv"
-        lines = file.exists() and len(rows(file))
+        lines = len(rows(file)) if file.exists() else 0
         wait_for(lambda: file.exists() and len(rows(file)) > lines + 5, "more rows")
         stop.touch()
         result = launched.wait()  # neither the grace period nor a kill is needed
