@@ -99,7 +99,10 @@ HEARD = INVITED.format(6, 1)
 NOTICES = {
     "steps of all": (f"1:after:pushpull:7:leave,{HEARD}", []),
     # Worker 1 is in the middle of a step then, which it makes no more: nobody may wait for it.
-    "steps of their own": (f"1:after:push:6:leave,1:before:push:7:until/after/announce/2,{HEARD}", OWN_STEPS),
+    "steps of their own": (
+        f"1:after:push:6:leave,1:before:push:7:until/after/announce/2,{INVITED.format(3, 1)}",
+        OWN_STEPS,
+    ),
 }
 
 

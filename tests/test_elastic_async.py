@@ -147,7 +147,10 @@ CHANGES = {
         come=(3,),
         come_after="worker-0: View 1",
         asks=("dist_async",),
-        says=("scheduler-0: change 1 from view 2 on: kv_store=dist_async", *(f"worker-{n}: {NOW}" for n in range(4))),
+        says=(
+            r"scheduler-0: change 1 from view [23] on: kv_store=dist_async",
+            *(f"worker-{n}: {NOW}" for n in range(4)),
+        ),
     ),
     "dist_sync with the optimizer on the workers stays": Row(
         JOINS,
@@ -164,5 +167,5 @@ CHANGES = {
 def test_changes(jobs, name):
     job = jobs.run(CHANGES[name])
     if name == "the kvstore changes with a view":
-        first, *others = shown(job, "kvstore staleness")
-        assert first == ("dist_ssp", 0.0) and {*others} == {("dist_async", 0.0)}
+        kinds = [kvstore for kvstore, _ in shown(job, "kvstore staleness")]  # the server may be lost before the change
+        assert {kinds[0], kinds[-1]} == {"dist_ssp", "dist_async"} and kinds == sorted(kinds, reverse=True)
