@@ -96,6 +96,7 @@ class Row:
 
 
 COME = "once come"  # a fault happens when the scheduler has heard of a newcomer
+ALL_COME = "once all"  # and of a server's replacement
 STEPS = {  # who makes steps -> options
     "on workers": "",
     "on servers": "--update-on-kvstore 1 --mom 0.9",
@@ -213,6 +214,10 @@ def change(job, row):
         job.wait_for_line(*row.come_after.split(": ", 1))
         for rank in row.come:
             come(job, rank)
+    if ALL_COME in row.faults:
+        for coming in ("has come as a replacement", "has come to join"):
+            job.wait_for_line("scheduler-0", coming)
+        (job.folder / "passed-all").touch()
     for name in row.victims("stop"):
         survivor = next(each for each in ("worker-2", "worker-0") if each not in row.faults)
         job.wait_for_line(survivor, f"Removed from the job: {name.replace('-', ' ')}")

@@ -46,6 +46,14 @@ def age(path: Path) -> float:
         return 0.0
 
 
+def is_ones_own(path: Path) -> bool:
+    """No where it is gone meanwhile."""
+    try:
+        return path.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
 def beds() -> Iterator[Testbed]:
     found = os.listdir(NAMESPACES) if NAMESPACES.exists() else []
     names = {match[1] for match in map(BED_OF.fullmatch, found) if match}
@@ -87,7 +95,7 @@ def folders() -> Iterator[Path]:
     running = {value for name, _, value in variables if name in ("DMLTRAIN_JOB", "DMLTRAIN_AGENT")}
     for path in Path(tempfile.gettempdir()).glob("dmltrain-*/"):
         match = FOLDERS.fullmatch(path.name)
-        if not match or path.is_symlink() or path.stat().st_uid != os.getuid() or match["mark"] in running:
+        if not match or path.is_symlink() or not is_ones_own(path) or match["mark"] in running:
             continue
         owner = MARK_OF_A_TEST.fullmatch(match["mark"] or "")
         kind = "a job" if match["mark"] else "a test"

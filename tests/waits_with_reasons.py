@@ -52,6 +52,7 @@ REASONS = {
     "launch/test_ssh_system.py:test_a_server_that_stays_busy_and_an_ssh_that_reads_nothing_are_given_up_in_time": "what is tested is that this deadline passes",
     "mutation/trial.py:_end": "no test: it ends processes again until they are gone",
     "programs/clock_watcher.py": "a program under test, which trains for a time",
+    "programs/constant_gradient.py": "a script under test waits for a file",
     "programs/constant_gradient.py:wait_for_loss": "a program under test, which waits for what the scheduler tells it",
     "programs/elastic.py:wait_for": "a program under test, which waits for another process",
     "programs/elastic.py:kill_scheduler": "a program under test, which waits for a file of the test",

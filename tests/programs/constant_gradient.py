@@ -3,7 +3,8 @@ kvstore at the start, the epochs, and perhaps a member and what it does. Each st
 
 Worker 2 kills itself in the third step of its second epoch if a member is given. That one is late: it waits until it
 knows the next view, and then calls `synchronize` when its first epoch has ended, which must not enter that view, or
-`save` when its second one begins."""
+`save` when its second one begins. Where changes of the kvstore may be asked for, epochs 1 and 4 begin when there is a
+file `go-1`, or `go-4`."""
 
 import os
 import signal
@@ -33,6 +34,8 @@ optimizer = dmltrain.distribute(model, optimizer, kvstore, update_on_kvstore=kvs
 state = dmltrain.State(model=model, optimizer=optimizer)
 loader = dmltrain.loader(torch.utils.data.TensorDataset(torch.ones(SAMPLES, 1)), batch_size=BATCH, seed=1)
 for epoch in state.epochs(int(epochs)):
+    while "DMLTRAIN_CHANGE_FILE" in os.environ and epoch in (1, 4) and not os.path.exists(f"go-{epoch}"):
+        time.sleep(0.005)
     if late and late[1] == "save" and epoch == 1:
         if own == late[0]:
             wait_for_loss(optimizer.store._progress)
