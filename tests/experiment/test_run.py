@@ -55,6 +55,7 @@ def test_kill_9_of_the_experiment_ends_its_cell_and_the_next_run_goes_on(place):
     (pid,) = wait_for(lambda: place.pids("b"), "cell b runs")
     process.kill()
     process.communicate(timeout=60)
+    wait_for(lambda: not alive(pid), "the end of cell b")  # which would else be done as soon as it may go
     (place.folder / "go").touch()
     assert "[1/1] value=b: done" in place.run("x.yaml").stdout  # it waits for the launcher of the earlier run
     assert not alive(pid) and len(place.pids("a")) == 1 and len(place.pids("b")) == 2
