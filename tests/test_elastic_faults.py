@@ -285,25 +285,22 @@ JOBS = {
             "2:after:exchange:1:kill": "2",
         }.items()
     },
-    "a job with too few after a loss waits for more": Row(
-        "1:after:pushpull:7:kill",
-        workers=2,
-        servers=1,
-        elastic=2,
-        env=WAIT,
-        come=(2,),
-        come_after="scheduler-0: 1 worker is left, and --min-workers is 2: the job waits up to 60 s for more",
-    ),
-    "a job with too few after a notice waits for more": Row(
-        "1:after:push:7:leave",
-        "dist_ssp",
-        workers=2,
-        servers=1,
-        elastic=2,
-        env=WAIT,
-        come=(2,),
-        come_after="scheduler-0: 1 worker is left, and --min-workers is 2: the job waits up to 60 s for more",
-    ),
+    **{
+        f"a job with too few after {what} waits for more": Row(
+            fault,
+            steps,
+            workers=2,
+            servers=1,
+            elastic=2,
+            env=WAIT,
+            come=(2,),
+            come_after="scheduler-0: 1 worker is left, and --min-workers is 2: the job waits up to 60 s for more",
+        )
+        for what, fault, steps in (
+            ("a loss", "1:after:pushpull:7:kill", "on workers"),
+            ("a notice", "1:after:push:7:leave", "dist_ssp"),
+        )
+    },
     # Lost servers are replaced.
     "a server is replaced": Row(
         f"{IN_ROUND_5},{INVITED.format(7, 1)}",

@@ -36,7 +36,7 @@ Strike = Callable[["Engine", Launched], str]  # returns the host that it is abou
 
 
 class Engine(ABC):
-    """What a fault needs of an engine's cluster."""
+    """What these tests need of an engine's cluster."""
 
     name: str
 
@@ -233,7 +233,7 @@ class Contract:
         alone.succeed()
         done = placed.wait()
         assert done.code == 0, done
-        logs = [read(f"worker-{rank}") for read in (alone.output, placed.log) for rank in (0, 1)]
+        logs = [log(f"worker-{rank}") for log in (alone.output, placed.log) for rank in (0, 1)]
         assert len({DIGEST.findall(log)[0] for log in logs}) == 1
         tables = [table(folder, capsys) for folder in (alone.folder, placed.logs)]
         assert len(tables[0]) == 3 and tables[0] == tables[1]
