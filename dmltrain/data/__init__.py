@@ -13,7 +13,7 @@ from typing import Any
 from dmltrain.data import cifar10, digits, image_files, imagenet, mnist, synthetic
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
-from dmltrain.data.dataset import Dataset, Description, ImageFiles, OneByOne, Samples, Split
+from dmltrain.data.dataset import Dataset, Description, ImageFiles, Samples, Split
 from dmltrain.data.parts import Local, Shared
 from dmltrain.errors import UserError
 
@@ -26,7 +26,6 @@ __all__ = [
     "EvalBatches",
     "ImageFiles",
     "Local",
-    "OneByOne",
     "Samples",
     "Shared",
     "Split",

@@ -2,8 +2,8 @@
 
 Other modules do not assume that a data set fits in memory or that its images have one size: a split returns the
 pixels of the network's input, augmented and cropped, for the samples that it is asked for; the trainers normalise them
-on their devices. `Split` has all images in memory and prepares a batch at once; `OneByOne` reads and decodes each
-sample when it is needed.
+on their devices. `Split` has all images in memory; `Decoded` (decoded.py) decodes each sample when it is
+needed.
 """
 
 import logging
@@ -131,37 +131,6 @@ def _placed(images: Array, room: Array | None) -> Array:
         return images
     room[:] = images
     return room
-
-
-@dataclass(frozen=True, eq=False)
-class OneByOne:
-    """Samples that are read one by one, so that only those of the current batches are in memory.
-
-    `sample(index, word)` returns (image uint8 of `image_shape`, label); `word` None: without augmentation.
-    """
-
-    count: int
-    image_shape: Shape
-    sample: Callable[[int, int | None], tuple[Array, int]] = field(repr=False)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def room(self, count: int) -> Array:
-        return np.empty((count, *self.image_shape), np.uint8)
-
-    def training(self, samples: Array, words: Array, room: Array | None = None) -> Inputs:
-        return self._batch(samples, list(words), room)
-
-    def evaluation(self, samples: Array, room: Array | None = None) -> Inputs:
-        return self._batch(samples, [None] * len(samples), room)
-
-    def _batch(self, samples: Array, words: list[int | None], room: Array | None) -> Inputs:
-        images = self.room(len(samples)) if room is None else room
-        labels = np.empty(len(samples), np.int64)
-        for row, (index, word) in enumerate(zip(samples, words, strict=True)):
-            images[row], labels[row] = self.sample(int(index), None if word is None else int(word))
-        return images, labels
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,11 +55,6 @@ def _permutation(count: int, seed: int, epoch: int, purpose: int, first: int) ->
 SHUFFLES = {"global": epoch_order, "chunk": chunk_order}
 
 
-def shard(order: Array, rank: int, num_workers: int) -> Array:
-    """Worker `rank`'s part of the order: position rank + i * num_workers at i."""
-    return order[rank::num_workers]
-
-
 def validation_shard(num_examples: int, rank: int, num_workers: int) -> Array:
     """Worker `rank`'s part of the validation samples, in order, int64; may be empty. Each sample is in one part."""
     return np.arange(rank, num_examples, num_workers, dtype=np.int64)

@@ -43,13 +43,6 @@ def test_any_number_of_workers_sees_the_same_pixels_as_one_process(split, num_wo
     assert all(np.array_equal(together[sample], alone[sample]) for sample in alone)
 
 
-def test_the_batches_of_a_step_form_the_batch_of_one_process(split):
-    alone = [batch.labels for batch in train(split, 0, 1, 12)]
-    workers = [[batch.labels for batch in train(split, rank, 3, 4)] for rank in range(3)]
-    for whole, *parts in zip(alone, *workers, strict=True):
-        assert sorted(whole) == sorted(np.concatenate(parts))
-
-
 @pytest.mark.parametrize(("workers", "size", "steps"), [(3, 3, 6), (4, 13, 2)])  # the last has empty batches
 def test_batches_have_the_type_and_size_that_the_network_expects(split, workers, size, steps):
     for rank in range(workers):

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.data import partition, synthetic
-from dmltrain.data.augment import Augmentation
-from dmltrain.data.batches import TrainBatches
-from dmltrain.data.dataset import Split
+from dmltrain.data import partition
 from dmltrain.data.deal import Dealing
 from dmltrain.data.parts import Epoch, Shared
 
@@ -258,37 +255,6 @@ def test_an_epoch_that_is_finished_commits_no_more_and_only_members_have_parts()
 
 
 # with the batches of the training loop
-
-
-def test_batches_of_parts_of_any_size_have_each_sample_once_with_its_pixels():
-    """Members are lost one after another, and the others make their batches anew each time. The last round is one of
-    empty batches for some."""
-    count = 53
-    data = synthetic.load(num_examples=count, image_shape=(3, 6, 5), seed=1).train
-    split = Split(data.images, np.arange(count), Augmentation(pad=2, crop=(6, 5), mirror=True))
-    shared = Shared(count, 1, 8, count)
-    alone = {
-        label: image
-        for batch in TrainBatches(split, shared.part(0, 9, 2))
-        for label, image in zip(batch.labels.tolist(), batch.images, strict=True)
-    }
-    dealing, epoch, seen = Dealing(count, 10, range(4)), Epoch(shared, 9, 2), []
-    for gone, rounds in ((None, 2), (3, 2), (0, 10)):
-        dealing.enter([member for member in dealing.members if member != gone])
-        streams = {member: iter(TrainBatches(split, dealing.part(member, epoch), 2)) for member in dealing.members}
-        for number in range(rounds):
-            if dealing.finished:
-                break
-            for stream in streams.values():
-                batch = next(stream)
-                assert batch.index == number
-                for label, image in zip(batch.labels.tolist(), batch.images, strict=True):
-                    assert np.array_equal(alone[label], image)
-                seen += batch.labels.tolist()
-            dealing.committed(dealing.members)
-        for stream in streams.values():
-            stream.close()
-    assert dealing.finished and sorted(seen) == list(range(count))
 
 
 def test_a_new_member_deals_as_the_others_do():

@@ -9,7 +9,7 @@ from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import ABSENT
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.data.parts import Local, Shared
+from dmltrain.data.parts import Shared
 from dmltrain.data.pixels import Pixels
 from dmltrain.data.readers import Record, open_reader
 from dmltrain.errors import UserError
@@ -170,41 +170,6 @@ def test_a_record_with_a_damaged_header_is_broken_too(records, tmp_path):
     path.write_bytes(content)
     assert split.evaluation(np.array([6, 7, 8]))[1].tolist() == [2, ABSENT, 0]
     assert "train.rec: record 7 (" in lines[-1] and "magic number" in lines[-1]
-
-
-def test_a_disk_that_fails_in_mid_epoch_ends_it_with_the_place(records):
-    """The first 30 reads succeed, then the disk says EIO."""
-
-    class Failing(Numbered):
-        left = 30
-
-        def read(self, index):
-            self.left -= 1
-            if self.left < 0:
-                raise UserError(f"{self.where(index)}: cannot be read: Input/output error")
-            return super().read(index)
-
-    seen = 0
-    with pytest.raises(UserError, match=r"train.rec: record \d+ .*Input/output error"):
-        for batch in TrainBatches(
-            decoded(Failing(open_reader(records)), num_classes=COUNT), Shared(COUNT, 1, 8, COUNT).part(0, 1, 1)
-        ):
-            seen += len(batch.labels)
-    assert seen == 24
-
-
-def test_local_parts_train_on_each_record_once(tmp_path):
-    readers = [
-        open_reader(image_records.write(tmp_path / f"{rank}.rec", numbers))
-        for rank, numbers in enumerate((range(0, 30), range(30, 37)))
-    ]
-    parts, seen = Local((30, 7), 5), []
-    for rank, reader in enumerate(readers):
-        split = decoded(Numbered(reader), num_classes=30)
-        batches = list(TrainBatches(split, parts.part(rank, 1, 0), threads=2))
-        assert [len(batch.labels) for batch in batches] == [parts.step_sizes(step)[rank] for step in range(parts.steps)]
-        seen += [(rank, label) for batch in batches for label in batch.labels.tolist()]
-    assert sorted(seen) == [(0, number) for number in range(30)] + [(1, number) for number in range(7)]
 
 
 # -- --shuffle chunk --------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import random
 import numpy as np
 import pytest
 
-from dmltrain.data.augment import Augmentation, choose
 from dmltrain.data.images import ImageAugmentation, augmentation_level
 from dmltrain.data.images.colour import colour_noise, hls_shifts, jitter_factors
 from dmltrain.data.images.decode import BrokenImage
@@ -41,16 +40,6 @@ def test_crops_of_fixed_size_are_anywhere_and_half_of_the_images_are_mirrored():
     found = geometries(random_mirror=True)
     assert_moments(np.array([geometry.mirror for geometry in found]), 0.5, 0.5)
     assert {geometry.crop for geometry in found} == {(38, 88)}  # without random_crop: the centre
-
-
-def test_crops_and_mirrors_are_those_of_the_binary_files():
-    """CIFAR-10 has the same epoch whether it comes from binary files or from .rec."""
-    words = np.random.Philox(5).random_raw(1000)
-    expected = choose(Augmentation((28, 28), pad=4, mirror=True), 32, 32, words)
-    augmentation = ImageAugmentation(random_crop=True, random_mirror=True, pad_size=4)
-    found = [training_geometry(augmentation, (32, 32), (28, 28), RandomNumbers(int(word))) for word in words]
-    assert [geometry.crop for geometry in found] == list(zip(expected.top, expected.left, strict=True))
-    assert [geometry.mirror for geometry in found] == list(expected.mirror)
 
 
 def test_shear_is_uniform_and_angles_are_whole_degrees():

@@ -31,42 +31,10 @@ def test_the_order_follows_from_seed_and_epoch_everywhere():
 
 
 @given(numbers, workers)
-def test_parts_have_every_sample_once(count, num_workers):
-    order = partition.epoch_order(count, 7, 0)
-    shards = [partition.shard(order, rank, num_workers) for rank in range(num_workers)]
-    assert sorted(np.concatenate(shards)) == list(range(count))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-@given(numbers, workers)
 def test_validation_parts_have_every_sample_once_in_order(count, num_workers):
     shards = [partition.validation_shard(count, rank, num_workers) for rank in range(num_workers)]
     assert sorted(np.concatenate(shards)) == list(range(count))
     assert all(shard.dtype == np.int64 and (np.diff(shard) == num_workers).all() for shard in shards)
-
-
-@given(numbers, workers, batch_sizes)
-def test_step_sizes_match_the_parts_and_add_up(count, num_workers, batch):
-    steps = partition.num_batches(count, num_workers, batch)
-    sizes = np.array([partition.step_sizes(count, num_workers, batch, step) for step in range(steps)])
-    parts = [len(partition.shard(np.arange(count), rank, num_workers)) for rank in range(num_workers)]
-    assert sizes.shape == (steps, num_workers)
-    assert sizes.sum(0).tolist() == parts
-    assert (sizes[:-1] == batch)[: count // (num_workers * batch)].all()
-    assert sizes[-1].sum() > 0
-    assert partition.step_sizes(count, num_workers, batch, steps) == [0] * num_workers
-
-
-@given(numbers, workers, batch_sizes)
-def test_the_workers_batches_of_a_step_form_the_batch_of_one_process(count, num_workers, batch):
-    order = partition.epoch_order(count, 3, 4)
-    steps = partition.num_batches(count, num_workers, batch)
-    assert steps == partition.num_batches(count, 1, num_workers * batch)
-    shards = [partition.shard(order, rank, num_workers) for rank in range(num_workers)]
-    for step in range(steps):
-        union = np.concatenate([shard[step * batch : (step + 1) * batch] for shard in shards])
-        whole = order[step * batch * num_workers : (step + 1) * batch * num_workers]
-        assert sorted(union) == sorted(whole)
 
 
 @pytest.mark.parametrize(

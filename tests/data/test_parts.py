@@ -27,6 +27,7 @@ def seen(parts, workers, seed=5, epoch=2):
             assert 0 <= stop - start <= part.batch_size and stop - start == parts.step_sizes(step)[rank]
             pairs = zip(part.order[start:stop].tolist(), part.words(start, stop).tolist(), strict=True)
             found[step, rank] = list(pairs)
+    assert parts.step_sizes(parts.steps) == [0] * workers
     return found
 
 
@@ -55,6 +56,7 @@ def test_any_number_of_workers_makes_the_steps_of_one_process(count, samples, nu
     samples = max(samples, count)
     alone = seen(Shared(count, 1, num_workers * batch, samples, shuffle), 1)
     together = seen(Shared(count, num_workers, batch, samples, shuffle), num_workers)
+    assert len(together) == num_workers * len(alone)
     for step in range(len(alone)):
         union = sum((together[step, rank] for rank in range(num_workers)), [])
         assert sorted(union) == sorted(alone[step, 0])
@@ -96,7 +98,6 @@ def test_local_parts_have_each_sample_once_and_a_share_of_every_step(sizes, batc
         assert max(counts) - min(counts) <= 1, "a worker's samples are spread evenly"
     assert len(set(words)) == sum(sizes) == parts.samples, "two workers share random words"
     assert sum(map(sum, (parts.step_sizes(step) for step in range(parts.steps)))) == sum(sizes)
-    assert parts.step_sizes(parts.steps) == [0] * len(sizes)
 
 
 def test_local_parts_of_equal_sizes_are_permuted_differently():

@@ -130,16 +130,6 @@ def test_a_trial_learns(tmp_path):
     assert "num-epochs 3 (whole: " in table and "22783.1" in table  # what is small, and a published time
 
 
-@pytest.mark.exhaustive
-def test_a_trial_of_scaling_has_speed_ups(tmp_path):
-    table = run(tmp_path, "mxnet-scaling.yaml", "--only", "network == 'alexnet' and workers < 3")
-    rows = results(tmp_path, "mxnet-scaling.yaml")
-    assert [row["GPUs"]["mean"] for row in rows] == [1, 2]
-    assert rows[0]["speed_up"]["mean"] == 1 and all(row["speed_up"]["mean"] > 0 for row in rows)
-    assert "61938.36" in table
-    assert run(tmp_path, "mxnet-scaling.yaml", "--remake") == table
-
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/measured-experiments.md"
 FOLDERS = sorted(path.parent for path in (ROOT / "logs/reference").glob("*/experiment.json"))

@@ -238,24 +238,6 @@ def test_a_csv_that_is_no_training_log_is_no_run(parse: Callable, tmp_path: Path
     assert "no epoch in it" in done.stderr and "TensorBoard" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "column"), [(KERAS, 0), (LIGHTNING, 0), (TENSORBOARD, 1)], ids=["keras", "lightning", "tensorboard"]
-)
-def test_no_cut_gives_a_wrong_value(text: str, column: int) -> None:
-    """Cut off anywhere: an epoch has only numbers of its own rows, each as written."""
-    cells = [line.split(",") for line in text.splitlines()[1:]]
-    written = {
-        epoch: {float(cell) for row in cells if row[column] in ("", str(epoch)) for cell in row if cell}
-        for epoch in (0, 1, 2, 3)
-    }
-    written[1] |= written[2]  # the test after the last epoch
-    for end in range(len(text)):
-        for run in reading.scan(io.BytesIO(text[:end].encode()))[0]:
-            for epoch, row in run.epochs.items():
-                numbers = {row[key][0] for key in row if key != "seconds"}
-                assert {number for number in numbers if number == number} <= written[epoch], text[:end][-40:]
-
-
 def test_a_cut_cell_is_reported_and_all_columns_are_in_the_json(parse: Callable, tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("epoch,accuracy,val_accuracy\n0,0.5,0.25\n1,0.75,0.3")

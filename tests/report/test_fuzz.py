@@ -171,12 +171,6 @@ def test_mutated_logs_and_records_can_be_read_and_shown_in_limited_memory_and_ti
     survive(f"tests.report.test_fuzz:{name}", part)
 
 
-@settings(max_examples=examples(400), deadline=None)
-@given(LOGS)
-def test_any_bytes_can_be_read_and_shown(log: bytes) -> None:
-    show(log)
-
-
 @settings(max_examples=examples(300), deadline=None)
 @given(LOGS, st.integers(1, 40))
 @example(b"solver.cpp\nIteration 5, loss: 1, time: 2\n", 1)
@@ -190,16 +184,3 @@ def test_results_do_not_depend_on_the_read_size(log: bytes, size: int) -> None:
     whole = show(log)
     with mock.patch.object(reading, "blocks", lambda stream: block.blocks(stream, size)):
         assert show(log) == whole
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(st.data())
-def test_a_real_log_with_random_bytes_inserted(logs: Path, data: st.DataObject) -> None:
-    names = "mxnet_nb_module_cifar10_1 gluoncv_ucf101_vgg16 issue_1410_3nodes_truncated mxnet_R_mnist_1 "
-    names += "mxnet_train-log-demo2"
-    name = data.draw(st.sampled_from(names.split()))
-    log = bytearray((logs / "mxnet" / f"{name}.log").read_bytes()[:20_000])
-    for _ in range(data.draw(st.integers(1, 5))):
-        place = data.draw(st.integers(0, len(log)))
-        log[place : place + data.draw(st.integers(0, 200))] = data.draw(LOGS)
-    show(bytes(log))

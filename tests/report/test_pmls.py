@@ -99,23 +99,6 @@ def test_only_the_first_workers_log_has_values(parse: Callable, tmp_path: Path) 
     assert done.stdout.splitlines()[2] == "200\t-\t0.450000\t279.6"
 
 
-def values(data: bytes) -> set[tuple[int, str, float]]:
-    return {
-        (iteration, key, number)
-        for run in reading.scan(io.BytesIO(data))[0]
-        for iteration, row in run.epochs.items()
-        for key, numbers in row.items()
-        for number in numbers
-    }
-
-
-def test_a_log_that_is_cut_off_has_no_wrong_value() -> None:
-    data = log().encode()
-    right = set().union(*(values(data[: end + 1]) for end in range(len(data)) if data[end : end + 1] == b"\n"))
-    for end in range(len(data)):
-        assert values(data[:end]) <= right, data[:end][-50:]
-
-
 # ---- net_outputs ----------------------------------------------------------------------------------------------------
 
 
@@ -148,12 +131,3 @@ def test_net_outputs(parse: Callable, tmp_path: Path) -> None:
     assert rows(several)[0] == (2.5, 0.5, 0.5, None, None)
     (tmp_path / "cifar10.netoutputs").write_text(TRAIN + TEST)
     assert parse(tmp_path, "--format", "none").stdout.splitlines()[3] == "400\t-\t0.552100\t281.5"
-
-
-def test_cut_off_net_outputs_have_no_wrong_value() -> None:
-    data = (TRAIN + TEST).encode()
-    allowed = {float(cell) for cell in (TRAIN + TEST).replace("\n", ",").split(",") if cell[:1].isdigit()}
-    for end in range(len(data)):
-        for run in reading.scan(io.BytesIO(data[:end]))[0]:
-            for row in run.epochs.values():
-                assert {row[key][0] for key in row if key != "seconds"} <= allowed, data[:end][-50:]

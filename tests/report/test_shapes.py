@@ -165,6 +165,11 @@ WRITTEN = {  # logs, and their rows
         + 10 * f"Epoch[0] Batch [60]\tSpeed: 9.5 samples/sec {'x' * 900}\n",
         {0: row(0.25)},
     ),
+    "names that begin like others": (
+        "Epoch[0] Train-accuracy_of_heads=0.9\nEpoch[0] Train-accuracy=0.5\n"
+        "Epoch[0] Timeouts=7\nEpoch[0] Time cost=2\n",
+        {0: row(0.5, None, 2, train_accuracy_of_heads=0.9, timeouts=7)},
+    ),
     # neither number counts if they cannot be told apart; the rest of the line counts for its epoch
     "two processes in one line": (
         "INFO:root:Epoch[0] Train-accuracy=0.345INFO:root:Epoch[1] Train-accuracy=0.5\n\nEpoch[0] Time cost=1.5\n",
@@ -286,6 +291,9 @@ def test_workers_without_tags_at_different_epochs(rows: Callable) -> None:
     for how, values in expected.items():
         assert [row["train_accuracy"] for row in rows(text, how).values()] == values
     assert [row["seconds"] for row in rows(text, "all").values()] == [[5], []]
+    text = "Epoch[0] Train-accuracy=0.5\nEpoch[0] Train-accuracy=nan\n"
+    shown = {how: str(rows(text, how)[0]["train_accuracy"]) for how in expected}
+    assert shown == {"mean": "nan", "max": "0.5", "last": "nan", "all": "[0.5, nan]"}
 
 
 @pytest.mark.parametrize("epochs", [3, 40])  # few and many epochs in a block are searched in two ways
