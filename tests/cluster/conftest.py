@@ -1,4 +1,4 @@
-"""`testbed`: five hosts, whole and idle before every test; `login`: where the launcher runs.
+"""`testbed`: five hosts, whole and idle before every test; `front`: a launcher on the host `login`.
 
 The checkout, this Python and pytest's folders (`tmp_path` too) are seen by all hosts; anything else in /tmp is not.
 """
@@ -6,35 +6,19 @@ The checkout, this Python and pytest's folders (`tmp_path` too) are seen by all 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster.layout import LOGIN, Settings
+from tests.cluster.launching import Front
+from tests.cluster.layout import Settings
 from tests.cluster.testbed import Testbed, missing
 
 ROOT = Path(__file__).parents[2]
 NAME = "pytest"  # of the test beds made here, with the pid of the pytest
 DATA = ("DMLTRAIN_DATA_DIR", "DMLTRAIN_LOGS_DIR")
-
-
-@dataclass(frozen=True)
-class OnHost:
-    """Commands on one host, in the environment and folder of the caller: see `Testbed.start` and `Testbed.run`."""
-
-    testbed: Testbed
-    host: str
-
-    def start(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
-        return self.testbed.start(self.host, argv, **popen)
-
-    def run(self, argv: Sequence[str], **popen: Any) -> subprocess.CompletedProcess:
-        return self.testbed.run(self.host, argv, **popen)
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +51,9 @@ def testbed(_testbed: Testbed) -> Iterator[Testbed]:
 
 
 @pytest.fixture
-def login(testbed: Testbed) -> OnHost:
-    """The host that the launcher runs on."""
-    return OnHost(testbed, LOGIN)
+def front(testbed: Testbed, tmp_path: Path) -> Front:
+    """The front door of the launcher on `login`, with `tmp_path` as its folder."""
+    return Front(testbed, tmp_path)
 
 
 @pytest.fixture

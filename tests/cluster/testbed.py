@@ -269,11 +269,6 @@ class Testbed:
         own = {self.pid_1(host), listener.pid if listener else None}
         return [process for process in hosts.everything(self.layout, host) if process.pid not in own]
 
-    def secrets_in_proc(self, host: str, text: str, environment: bool = False) -> list[str]:
-        """Where /proc on the host shows `text`: command lines, names, open files, and if asked for, the environment."""
-        found = (processes.shown(process, text, environment) for process in hosts.everything(self.layout, host))
-        return [place for places in found for place in places]
-
     def logins(self, host: str) -> int:
         """How many SSH logins the host's sshd has seen since the test bed was made."""
         return sshd.logins(self.layout, host)
