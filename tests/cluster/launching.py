@@ -138,6 +138,14 @@ class Front:
     def ask(self, *arguments: object, **more: object) -> Result:
         return self.visit(*arguments, **more).wait()
 
+    def change(self, launched: Launched, do: str, what: str) -> tuple[int, str]:
+        """The exit code and the output of `dmltrain job`, run on the launcher's machine."""
+        words = ["-c", "import launch.cli; launch.cli.job_main()", do, str(launched.logs), what]
+        more = {"cwd": self.folder, "env": self.environment, "capture_output": False}
+        more |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = self.testbed.run(LOGIN, [sys.executable, *words], LONGEST, **more)
+        return done.returncode, done.stdout
+
     def written(self, folder: Path | None = None) -> dict[str, object]:
         """What processes have written as <role>-<rank>.json, by <role>-<rank>."""
         return {path.stem: json.loads(path.read_text()) for path in (folder or self.folder).glob("*-*.json")}

@@ -19,11 +19,6 @@ from tests.waiting import wait_for
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 
-@pytest.fixture
-def front(testbed: Testbed, tmp_path: Path) -> Front:
-    return Front(testbed, tmp_path)
-
-
 def waiting_job(front: Front, *options: object, logs: str = "logs") -> Launched:
     """A scheduler, a server and two workers on h1 and h2, all at work."""
     launched = front.start("--hosts", "h1,h2", "-n", 2, "-s", 1, *options, front.script(WAIT).name, logs=logs)

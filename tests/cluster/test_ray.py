@@ -20,7 +20,6 @@ from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN, Settings
 from tests.cluster.processes import send
 from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
-from tests.cluster.test_changes import ask
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import ROOT, wait_for
 from tests.launch.test_change_commands import PROGRAM
@@ -233,9 +232,9 @@ def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluste
     options = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1, front.script(PROGRAM).name]
     job = front.start(*RAY, *options)
     job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
-    code, out = ask(front, job, "add", "h3")
+    code, out = front.change(job, "add", "h3")
     assert (code, out) == (0, "worker 2 on h3 has joined the job in view 2\n")
-    code, out = ask(front, job, "add", "h8")
+    code, out = front.change(job, "add", "h8")
     assert code == 2 and "h8 is not a node of the Ray cluster" in out, out
     ray.testbed.kill("h3")
     wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node", LONGEST)

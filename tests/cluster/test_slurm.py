@@ -22,7 +22,6 @@ from tests.cluster.conftest import NAME
 from tests.cluster.launching import LONGEST, Front, Launched
 from tests.cluster.layout import LOGIN, Settings
 from tests.cluster.slurm import Slurm, missing
-from tests.cluster.test_changes import ask
 from tests.cluster.testbed import Testbed
 from tests.launch.conftest import ROOT, wait_for
 from tests.launch.test_change_commands import PROGRAM
@@ -242,11 +241,11 @@ def test_an_elastic_job_goes_on_without_a_node_and_takes_another_one_of_its_allo
     options = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1, front.script(PROGRAM).name]
     job = front.start(*SLURM, *options)
     job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
-    code, out = ask(front, job, "add", "h3")
+    code, out = front.change(job, "add", "h3")
     assert (code, out) == (0, "worker 2 on h3 has joined the job in view 2\n")
     slurm.testbed.kill("h3")
     wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node")
-    code, out = ask(front, job, "add", "h4,h5")
+    code, out = front.change(job, "add", "h4,h5")
     view = "[34]"  # worker 2 may get SIGTERM while its node dies, and leave the job in view 3
     assert code == 2 and re.search(f"worker 3 on h4 has joined the job in view {view}\n", out), out
     assert (
