@@ -41,12 +41,18 @@ def refusal(access: Access, target: Target, seconds: float = SECONDS) -> LaunchE
     return caught.value
 
 
+def block(name: str, sshd: Sshd | None, *lines: str) -> str:
+    """Of ~/.ssh/config."""
+    where = [f"Port {sshd.port}"] if sshd else []
+    return "\n  ".join([f"Host {name}", "HostName 127.0.0.1", *where, *lines]) + "\n"
+
+
 @contextlib.contextmanager
-def silent_port() -> Iterator[int]:
-    """A port of loopback that does not answer."""
+def silent_port(address: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
+    """A port that does not answer."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.socket())
-        server.bind(("127.0.0.1", 0))
+        server.bind((address, port))
         server.listen(0)
         for _ in range(3):  # fill the queue of connections that nobody accepts: further ones get no answer
             waiting = opened.enter_context(socket.socket())

@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -25,8 +26,9 @@ from launch.channels.bridges.channel import CLOSE_SECONDS, BridgeChannel, frame
 from launch.channels.bridges.reception import CALLERS, GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
 from launch.channels.bridges.tls import TlsStream, certificate
 from tests.launch.conftest import DEADLINE
+from tests.launch.ssh_connect import silent_port
 from tests.launch.test_agent import waits
-from tests.launch.test_mpi_bridge import HELLO, Desk, assert_disconnected, busy_seconds, dial_tls, read_all, silent
+from tests.launch.test_mpi_bridge import HELLO, Desk, assert_disconnected, busy_seconds, dial_tls, read_all
 from tests.launch.test_mpi_bridge import desk as desk
 from tests.scripts import shell_script
 from tests.waiting import wait_for
@@ -233,16 +235,11 @@ def test_no_thread_of_a_reception_keeps_the_launcher_alive():
 def streams() -> Iterator[tuple[TlsStream, ssl.SSLSocket, socket.socket]]:
     """The launcher's end of a connection, the other end, and the other end without TLS."""
     context, _ = certificate()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        below = socket.create_connection(listener.getsockname(), DEADLINE)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        dialing = pool.submit(dial_tls, listener.getsockname()[1])
         stream = TlsStream(listener.accept()[0], context)
-    shaking = threading.Thread(target=stream.handshake, args=(time.monotonic() + DEADLINE,))
-    shaking.start()
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    raw = below.dup()
-    with raw, anybody.wrap_socket(below) as peer:
-        shaking.join(DEADLINE)
+        stream.handshake(time.monotonic() + DEADLINE)
+    with dialing.result() as peer, socket.socket(fileno=os.dup(peer.fileno())) as raw:
         yield stream, peer, raw
     stream.close()
 
@@ -494,7 +491,7 @@ def test_a_launcher_is_reached_over_ipv6():
 
 
 def test_each_address_that_was_tried_is_in_the_error():
-    with silent() as port, pytest.raises(OSError) as caught:
+    with silent_port("127.0.0.9") as port, pytest.raises(OSError) as caught:
         bridge.reach(["127.0.0.9", "127.0.0.1", "no:address"], port, "", b"", 0.3)
     assert str(caught.value).startswith("127.0.0.9: no answer in 0.3 s; 127.0.0.1: Connection refused; ")
     assert "no:address: " in str(caught.value)

@@ -21,10 +21,12 @@ import dmltrain
 from launch.agent import inspection
 from launch.agent.interface import interfaces
 from launch.agent.probe import Probe, facts, gpus_of_driver
+from launch.agent.process import living
 from tests.descriptors import descriptors
 from tests.launch.conftest import DEADLINE, ROOT
 from tests.pythons import python
 from tests.readable import readable
+from tests.scripts import shell_script
 from tests.waiting import wait_for
 
 NO_LISTING = ("/nonexistent/nvidia-smi",)
@@ -50,11 +52,8 @@ def look(listing: tuple[str, ...] = NO_LISTING, **request: object) -> dict:
     return json.loads(json.dumps(finish(Probe(request, listing))))
 
 
-def executable(path: Path, text: str) -> str:
-    """A shell script."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
+def program(path: Path, text: str) -> str:
+    return str(shell_script(path, text))
 
 
 def test_facts_match_the_system(tmp_path):
@@ -140,7 +139,7 @@ def test_without_a_working_directory_it_is_the_root():
 
 
 def test_programs_and_scripts_are_found_as_they_would_be_started(tmp_path):
-    good = executable(tmp_path / "good", "")
+    good = program(tmp_path / "good", "")
     (tmp_path / "plain").write_text("")
     (tmp_path / "folder").mkdir()
 
@@ -261,14 +260,14 @@ print(json.dumps(probe.poll()))"""
 def test_what_a_broken_python_says_is_passed_on(tmp_path, script, said):
     path = tmp_path / "python"
     if script is not None:
-        executable(path, script)
+        program(path, script)
         path.chmod(0o755 if script else 0o644)
     error = look(workdir=str(tmp_path), python=str(path))["inspection"]["error"]
     assert re.fullmatch(f"{re.escape(str(path))} {said}", error)
 
 
 def test_an_interpreter_has_a_session_of_its_own_and_the_working_directory(tmp_path):
-    says = executable(tmp_path / "python", "echo $(ps -o sid= -p $$) $$ $(pwd)")
+    says = program(tmp_path / "python", "echo $(ps -o sid= -p $$) $$ $(pwd)")
     for workdir, folder in ((tmp_path, tmp_path), (tmp_path / "none", "/")):
         error = look(workdir=str(workdir), python=says)["inspection"]["error"]
         session, pid, cwd = error.removeprefix(f"{says} did not answer: ").split()
@@ -290,7 +289,7 @@ HANGS = "exec sleep 300"
 
 
 def test_a_probe_is_due_at_the_earlier_of_its_deadlines(tmp_path):
-    hung = executable(tmp_path / "hung", HANGS)
+    hung = program(tmp_path / "hung", HANGS)
     request = {"workdir": str(tmp_path), "python": hung}
     probe = Probe(request, (hung,), gpu_seconds=50.0, inspection_seconds=70.0)
     assert probe.deadline == probe.began + 50.0
@@ -304,7 +303,7 @@ def test_a_probe_is_due_at_the_earlier_of_its_deadlines(tmp_path):
 
 
 def test_looking_at_a_probe_does_not_wait_and_its_end_leaves_nothing_open(tmp_path):
-    hung = executable(tmp_path / "hung", f"echo $$ >> {tmp_path}/pids; {HANGS}")
+    hung = program(tmp_path / "hung", f"echo $$ >> {tmp_path}/pids; {HANGS}")
     before = descriptors()
     probe = Probe({"workdir": str(tmp_path), "python": hung}, (hung,))
     assert (probe.listing.deadline, probe.inspection.deadline) == (probe.began + 3.0, probe.began + 20.0)
@@ -312,7 +311,7 @@ def test_looking_at_a_probe_does_not_wait_and_its_end_leaves_nothing_open(tmp_pa
     pids = wait_for(lambda: (tmp_path / "pids").exists() and len(pids_in(tmp_path)) == 2 and pids_in(tmp_path), "both")
     probe.close()
     assert descriptors() <= before
-    wait_for(lambda: not any(alive(pid) for pid in pids), "the end of both children")
+    wait_for(lambda: not {*pids} & living().keys(), "the end of both children")
 
 
 def pids_in(folder: Path) -> list[int]:
@@ -320,20 +319,16 @@ def pids_in(folder: Path) -> list[int]:
 
 
 def test_children_that_hang_are_given_up_and_killed(tmp_path):
-    hung = executable(tmp_path / "hung", f"echo $$ >> {tmp_path}/pids; {HANGS}")
+    hung = program(tmp_path / "hung", f"echo $$ >> {tmp_path}/pids; {HANGS}")
     request = {"workdir": str(tmp_path), "python": hung}
     found = finish(Probe(request, (hung,), gpu_seconds=0.5, inspection_seconds=1.0))
     assert found["inspection"] == {"error": "no answer in time"}
     assert 1.0 <= found["seconds"] < DEADLINE
-    wait_for(lambda: not any(alive(pid) for pid in pids_in(tmp_path)), "the end of both children")
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    wait_for(lambda: not {*pids_in(tmp_path)} & living().keys(), "the end of both children")
 
 
 def test_gpus_are_those_that_nvidia_smi_lists(tmp_path):
-    listing = executable(tmp_path / "nvidia-smi", f"cat <<'END'\n{LISTING}END")
+    listing = program(tmp_path / "nvidia-smi", f"cat <<'END'\n{LISTING}END")
     assert look(listing=(listing, "-L"), workdir=str(tmp_path))["gpus"] == [
         {"index": 0, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-1f2e"},
         {"index": 1, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-aa00"},

@@ -22,8 +22,10 @@ from launch.agent.process import living
 from launch.channels import Channel, frames
 from launch.job.host import Host
 from tests.launch.conftest import carriers
-from tests.launch.ssh_connect import KINDS, SECONDS, connector
-from tests.launch.sshd import Sshd, fingerprint, generate_key, home, sshds  # noqa: F401  fixtures
+from tests.launch.ssh_connect import KINDS, SECONDS, block, connector
+from tests.launch.sshd import fingerprint, generate_key, home, sshds  # noqa: F401  fixtures
+from tests.launch.test_agent import Conversation
+from tests.scripts import shell_script
 from tests.waiting import wait_for
 
 BLOCK = 5_000_000
@@ -44,57 +46,40 @@ def connect(request, home) -> Iterator[Callable[..., Channel]]:  # noqa: F811
         channel.close()
 
 
-class Conversation:
-    """A job with one agent over `channel`."""
+class Counting(Conversation):
+    """Counts the bytes that are printed, and keeps none."""
 
-    def __init__(self, channel: Channel, mark: str, folder: str):
-        self.channel, self.printed = channel, 0
-        self.heard = self._hear()
-        job = {"do": "job", "mark": mark, "host": "here", "key": "00", "grace": 0.5, "silence": 10}
-        self.send(**job, log_folder=folder)
-        self.pid = self.until("ready")["pid"]
+    count = 0  # of bytes
 
-    def send(self, **message: object) -> None:
-        self.channel.write(json.dumps(message).encode() + b"\n")
+    def _hear(self) -> Iterator[dict]:
+        for kind, _, payload in frames(self.channel, SECONDS):
+            if kind == protocol.OUTPUT:
+                self.count += len(payload)
+            else:
+                yield json.loads(payload)
 
     def beat(self, size: int) -> None:
         """A beat of `size` bytes: white space means nothing in JSON."""
         self.channel.write(b'{"do": "beat"}'.ljust(size) + b"\n")
-
-    def start(self, *argv: str, environment: dict[str, str] | None = None) -> None:
-        row = {"task": 0, "argv": argv, "environment": environment or {}, "workdir": "/"}
-        self.send(do="start", unset=[], tasks=[row])
-
-    def _hear(self):
-        for kind, _, payload in frames(self.channel, SECONDS):
-            if kind == protocol.OUTPUT:
-                self.printed += len(payload)
-            else:
-                yield json.loads(payload)
-
-    def until(self, event: str) -> dict:
-        return next(each for each in self.heard if each["event"] == event)
 
 
 @pytest.fixture
 def talk(connect, sshds, tmp_path):  # noqa: F811
     """An agent that has a job; its sshd is `talk.sshd`."""
     sshd = sshds()
-    mark = f"ssh-{os.getpid()}-{time.monotonic_ns()}"
-    conversation = Conversation(connect(sshd.host()), mark, str(tmp_path))
-    conversation.sshd = sshd
-    return conversation
+    made = Counting(tmp_path, channel=connect(sshd.host()))
+    made.sshd = sshd
+    return made
 
 
 def test_five_megabytes_each_way_over_one_login(talk):
-    talk.start("sh", "-c", f"head -c {BLOCK} /dev/zero; exit ${{#ANSWER}}", environment={"ANSWER": "123"})
+    talk.start(["sh", "-c", f"head -c {BLOCK} /dev/zero; exit 3"])
     assert talk.until("exited")["code"] == 3
-    assert talk.printed == BLOCK
+    assert talk.count == BLOCK
     for _ in range(50):
         talk.beat(BLOCK // 50)  # 5 MB that the agent has to read
     assert talk.until("beat")
-    talk.send(do="stop", grace=0.5)
-    assert talk.until("ended")["left"] == []
+    assert talk.stop()["left"] == []
     assert talk.channel.read(SECONDS) == b""
     assert talk.channel.close() == "exited with 0"
     assert talk.sshd.logins == 1
@@ -102,8 +87,7 @@ def test_five_megabytes_each_way_over_one_login(talk):
 
 def test_reading_and_writing_at_once_do_not_wait_for_each_other(talk):
     """The agent prints without end while it is sent more than all buffers hold."""
-    talk.start("sh", "-c", "while :; do head -c 1000000 /dev/zero; done")
-    talk.until("started")
+    talk.start(["sh", "-c", "while :; do head -c 1000000 /dev/zero; done"])
     sent = threading.Event()
 
     def send() -> None:
@@ -115,15 +99,7 @@ def test_reading_and_writing_at_once_do_not_wait_for_each_other(talk):
     threading.Thread(target=send, daemon=True).start()
     assert talk.until("ended")["left"] == []
     assert sent.wait(SECONDS)
-    assert talk.printed > 1_000_000
-
-
-def python_that(folder: Path, script: str) -> Path:
-    """What is no Python."""
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
+    assert talk.count > 1_000_000
 
 
 def to_the_end(channel: Channel) -> None:
@@ -135,7 +111,9 @@ def test_a_flood_on_standard_error_stops_nothing_and_is_bounded(connect, sshds, 
     """A Python that floods standard error while it runs, and says its last words there."""
     flood = "head -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2\n"
     hello = f"printf '\\0{protocol.HELLO[1:-1].decode()}\\n'\nread line\n"
-    channel = connect(sshds().host(python=python_that(tmp_path, f"{flood}{hello}{flood}echo the end >&2; exit 9")))
+    channel = connect(
+        sshds().host(python=shell_script(tmp_path / "python", f"{flood}{hello}{flood}echo the end >&2; exit 9"))
+    )
     channel.write(b"\n")
     to_the_end(channel)
     assert channel.close() == "exited with 9: the end"
@@ -147,7 +125,7 @@ def test_reads_have_a_timeout_and_an_end_after_which_writes_fail(talk):
         with pytest.raises(TimeoutError):
             talk.channel.read(timeout)
         assert timeout <= time.monotonic() - began < SECONDS
-    os.kill(talk.pid, signal.SIGKILL)
+    os.kill(talk.ready["pid"], signal.SIGKILL)
 
     def fails() -> bool:
         try:
@@ -163,11 +141,10 @@ def test_reads_have_a_timeout_and_an_end_after_which_writes_fail(talk):
 
 
 def test_closing_ends_the_agent_and_its_processes(talk):
-    talk.start("sleep", "300", environment={"DMLTRAIN_TEST": str(talk.pid)})
-    talk.until("started")
+    talk.start(["sleep", "300"])
     assert talk.channel.close() == "did not answer and was cut off"
-    wait_for(lambda: not carriers(f"DMLTRAIN_TEST={talk.pid}"), "the end of the process")
-    wait_for(lambda: talk.pid not in living(), "the end of the agent")
+    wait_for(lambda: not carriers(f"DMLTRAIN_JOB={talk.mark}"), "the end of the process")
+    wait_for(lambda: talk.ready["pid"] not in living(), "the end of the agent")
 
 
 def test_a_killed_connection_is_named(talk):
@@ -177,14 +154,14 @@ def test_a_killed_connection_is_named(talk):
     assert talk.channel.close().startswith("was lost with its connection (") and not talk.channel.ended
     with pytest.raises(OSError):
         talk.send(do="beat")
-    wait_for(lambda: talk.pid not in living(), "the end of the agent, whose input has ended")
+    wait_for(lambda: talk.ready["pid"] not in living(), "the end of the agent, whose input has ended")
 
 
 def test_a_write_that_moves_nothing_fails_in_time(connect, sshds, tmp_path):  # noqa: F811
     """Neither the agent nor its sshd read any more: no end comes, and no window opens."""
     sshd = sshds()
-    talk = Conversation(connect(sshd.host(), stall=1.0), "test", str(tmp_path))
-    frozen = [talk.pid, *sshd.children()]
+    talk = Counting(tmp_path, channel=connect(sshd.host(), stall=1.0))
+    frozen = [talk.ready["pid"], *sshd.children()]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -222,7 +199,7 @@ def test_no_python_there(connect, sshds):  # noqa: F811
     ],
 )
 def test_what_is_no_python_for_an_agent(connect, sshds, tmp_path, script, code, said):  # noqa: F811
-    host = sshds().host(python=python_that(tmp_path, script))
+    host = sshds().host(python=shell_script(tmp_path / "python", script))
     seconds = 1.0 if "sleep" in script else SECONDS
     refused(connect, host, code, said, seconds=seconds)
     Path(host.python).chmod(0o644)
@@ -292,18 +269,7 @@ def test_a_changed_key_is_refused_whatever_is_asked(connect, sshds, home, tmp_pa
     refused(connect, sshd.host(), 2, "its host key has changed", *said, accept_new=True)
 
 
-def block(name: str, sshd: Sshd | None, *lines: str) -> str:
-    """Of ~/.ssh/config."""
-    where = ["HostName 127.0.0.1", f"Port {sshd.port}"] if sshd else []
-    return "\n  ".join([f"Host {name}", *where, *lines]) + "\n"
-
-
-def test_the_configuration_the_command_line_and_the_hosts_file_before_it_name_host_user_port_and_key(
-    connect,
-    sshds,  # noqa: F811
-    home,  # noqa: F811
-    tmp_path,
-):
+def test_the_configuration_and_before_it_options_and_hosts_file_say_the_way(connect, sshds, home, tmp_path):  # noqa: F811
     sshd = sshds()
     other = generate_key(tmp_path / "other_key")
     home.authorized.write_text((tmp_path / "other_key.pub").read_text())
@@ -313,7 +279,7 @@ def test_the_configuration_the_command_line_and_the_hosts_file_before_it_name_ho
     assert sshd.logins == 1
     home.configure()
     connect(Host("127.0.0.1"), port=sshd.port, identity=str(other))
-    home.configure("Host alias\n  HostName 127.0.0.1\n  Port 1\n  User nobody-of-that-name\n")
+    home.configure(block("alias", None, "Port 1", "User nobody-of-that-name"))
     connect(Host("a", hostname="alias", port=sshd.port, user=home.user), identity=str(other))
 
 
@@ -324,7 +290,7 @@ def test_jumps_over_several_hosts_of_which_one_may_have_a_jump_of_its_own(connec
         block("inner", inner, "ProxyJump outer"),
         block("last", last, "ProxyJump inner"),
         block("listed", last, f"ProxyJump outer,127.0.0.1:{inner.port}"),
-        "Host nowhere\n  HostName 127.0.0.1\n  Port 1\n  ProxyJump outer\n",
+        block("nowhere", None, "Port 1", "ProxyJump outer"),
     )
     for logins, name in enumerate(("last", "listed"), 1):
         connect(Host(name))

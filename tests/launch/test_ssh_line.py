@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch.agent.process import living
 from launch.channels.ssh.line import KEEPALIVE_PROBES, KEEPALIVE_SECONDS, Line, ProxyCommand, addresses, tcp
 from tests.launch.ssh_connect import SECONDS, silent_port
 from tests.waiting import wait_for
@@ -25,10 +26,6 @@ def received(line: Line) -> bytes:
 
 def pid_in(path: Path) -> int:
     return int(wait_for(lambda: path.exists() and path.read_text().strip(), "its pid"))
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_what_is_sent_is_the_commands_input_and_it_ends_with_its_connection(tmp_path):
@@ -53,7 +50,7 @@ def test_a_command_is_killed_with_what_it_has_started(tmp_path, killed):
         assert proxy.failure() == "was killed by SIGKILL"
         proxy.kill()
     proxy.line.close()
-    wait_for(lambda: not any(map(alive, pids)) and not psutil.pid_exists(pids[1]), "the end of both, and no zombie")
+    wait_for(lambda: not {*pids} & living().keys() and not psutil.pid_exists(pids[1]), "the end of both, and no zombie")
 
 
 def test_several_threads_kill_a_command():

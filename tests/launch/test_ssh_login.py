@@ -29,15 +29,10 @@ from launch.channels.ssh.login import Access, Deadline
 from launch.channels.ssh.prompt import TerminalPrompt
 from tests.descriptors import descriptors
 from tests.launch.conftest import ROOT
-from tests.launch.ssh_connect import PASSPHRASE, SECONDS, access, nobody, refusal, silent_port, target
+from tests.launch.ssh_connect import PASSPHRASE, SECONDS, access, block, nobody, refusal, silent_port, target
 from tests.launch.sshd import Home, generate_key, home, ssh_agent, sshds  # noqa: F401  fixtures
 from tests.readable import readable
 from tests.waiting import wait_for
-
-
-def block(name: str, *lines: str) -> str:
-    """Of ~/.ssh/config."""
-    return "\n  ".join([f"Host {name}", "HostName 127.0.0.1", *lines]) + "\n"
 
 
 @pytest.fixture
@@ -80,7 +75,7 @@ def test_a_passed_deadline_leaves_ten_milliseconds():
 
 @pytest.mark.parametrize(("connect_timeout", "seconds"), [("0.2", 600.0), ("600", 0.2)])
 def test_a_silent_address_is_given_up_at_the_earlier_of_two_deadlines(home, silent, connect_timeout, seconds):  # noqa: F811
-    home.configure(block("far", f"ConnectTimeout {connect_timeout}", f"Port {silent}"))
+    home.configure(block("far", None, f"ConnectTimeout {connect_timeout}", f"Port {silent}"))
     began = time.monotonic()
     error = refusal(access(home), Target("far"), seconds)
     assert time.monotonic() - began < 300
@@ -109,7 +104,7 @@ def test_a_refused_login_leaves_no_connection(sshds, home):  # noqa: F811
 
 def test_a_hop_that_is_not_reached_invalid_or_the_host_itself_is_named(home, closed):  # noqa: F811
     hops = {"last": f"127.0.0.1:{closed}", "invalid": "h:port", "loop": "loop"}
-    home.configure(*(block(name, f"ProxyJump {jump}") for name, jump in hops.items()))
+    home.configure(*(block(name, None, f"ProxyJump {jump}") for name, jump in hops.items()))
     last, invalid, loop = (refusal(access(home), Target(name)) for name in hops)
     assert f"h (hosts:3), through 127.0.0.1: no connection to 127.0.0.1 port {closed}: Connection refused" in str(last)
     assert "ProxyJump h:port: expected [user@]host[:port]" in str(invalid) and invalid.code == 2
@@ -120,7 +115,7 @@ def test_a_host_that_a_hop_cannot_reach_is_named_and_no_connection_is_left(sshds
     gate = sshds()
     ports = {"refused": closed, "silent": silent}
     jump = f"ProxyJump 127.0.0.1:{gate.port}"
-    home.configure(*(block(name, f"Port {port}", jump) for name, port in ports.items()))
+    home.configure(*(block(name, None, f"Port {port}", jump) for name, port in ports.items()))
     refused = refusal(access(home), Target("refused"))
     assert f"127.0.0.1 cannot connect to 127.0.0.1 port {closed}: Connect" in str(refused)
     late = refusal(access(home), Target("silent"), 2.0)
@@ -133,8 +128,8 @@ def test_hops_are_used_in_the_order_of_the_list(sshds, home):  # noqa: F811
     """A hop's own ProxyCommand is for who connects to it directly."""
     first, second, last = made = [sshds() for _ in range(3)]
     home.configure(
-        block("second", f"Port {second.port}", "ProxyCommand false"),
-        block("last", f"Port {last.port}", f"ProxyJump 127.0.0.1:{first.port},second"),
+        block("second", second, "ProxyCommand false"),
+        block("last", last, f"ProxyJump 127.0.0.1:{first.port},second"),
     )
     transport, _ = access(home).log_in(Target("last"), "h", SECONDS)
     assert [sshd.logins for sshd in made] == [1, 1, 1]
@@ -152,7 +147,7 @@ LATE = "did not answer as an SSH server"  # if the deadline is during the last t
 )
 def test_a_proxy_command_that_ends_at_once_is_retried_until_the_deadline(home, tmp_path, command, said):  # noqa: F811
     counted = f"sh -c 'echo x >> {tmp_path}/tries; exec {command}'" if command == "true" else command
-    home.configure(block("far", f"ProxyCommand {counted}"))
+    home.configure(block("far", None, f"ProxyCommand {counted}"))
     error = refusal(access(home), Target("far"), 1.0)
     assert f"the host behind {counted}" in str(error) and "1 s" in str(error) and error.code == 125
     assert LATE in str(error) or ("before its identification" in str(error) and said in str(error))
@@ -191,7 +186,7 @@ def test_without_a_common_cipher_the_error_suggests_the_systems_ssh(sshds, home)
 
 
 def test_paramiko_prints_nothing_to_the_terminal(home):  # noqa: F811
-    home.configure(block("far", "ProxyCommand echo nonsense"))
+    home.configure(block("far", None, "ProxyCommand echo nonsense"))
     program = (
         "import sys\nfrom launch import LaunchError\nfrom launch.channels.ssh.config import Config, Target\n"
         "from launch.channels.ssh.key import Keys\nfrom launch.channels.ssh.login import Access\n"
@@ -203,7 +198,7 @@ def test_paramiko_prints_nothing_to_the_terminal(home):  # noqa: F811
 
 
 def test_the_end_of_all_logins_kills_every_command_at_once(home, tmp_path):  # noqa: F811
-    home.configure(block("far", f"ProxyCommand sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300'"))
+    home.configure(block("far", None, f"ProxyCommand sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300'"))
     shared = access(home)
     assert f"{LATE} within 3 s" in str(refusal(shared, Target("far"), 3.0))
     pid = int((tmp_path / "pid").read_text())

@@ -161,47 +161,12 @@ def test_lines_of_known_hosts(sshds, home, tmp_path, line, accepted):  # noqa: F
             connector(kind, home)(sshd.host())
 
 
-def test_a_revoked_key_is_named_with_the_line_that_revokes_it(sshds, home):  # noqa: F811
-    sshd = sshds()
-    with home.known_hosts.open("a") as file:
-        file.write(f"@revoked * {public(sshd.key)}\n")
-    said = str(refusal(access(home), target(sshd)))
-    assert f"revoked in {home.known_hosts}:2" in said and fingerprint(f"{sshd.key}.pub") in said
-
-
-def test_new_names_are_hashed_if_configured_and_known_afterwards(sshds, home):  # noqa: F811
-    home.configure("HashKnownHosts yes")
-    sshd = sshds(known=False)
-    connect(home, sshd, access(home, accept_new=True))
-    assert home.known_hosts.read_text().startswith("|1|") and "127.0.0.1" not in home.known_hosts.read_text()
-    for kind in KINDS:
-        connector(kind, home)(sshd.host())
-
-
 def test_a_key_of_another_type_is_asked_for(sshds, home, tmp_path):  # noqa: F811
     """A host that is known by its RSA key shows that one, though it has one that both would rather use."""
     rsa = generate_key(tmp_path / "rsa", "rsa")
     sshd = sshds(f"HostKey {rsa}", f"HostKey {generate_key(tmp_path / 'ed')}", known=False)
     home.known_hosts.write_text(f"[127.0.0.1]:{sshd.port} {public(rsa)}\n")
     connect(home, sshd)
-
-
-def test_new_hosts_that_come_all_at_once(sshds, home):  # noqa: F811
-    """The file has no newline at its end; every host gets a line, and one of two names for one host too."""
-    home.known_hosts.write_text("# mine")
-    made = [sshds(known=False) for _ in range(4)]
-    shared = access(home, accept_new=True)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda sshd: connect(home, sshd, shared), made * 2))
-    first, *lines = home.known_hosts.read_text().splitlines()
-    assert first == "# mine"
-    assert sorted(lines) == sorted(sshd.listing().strip() for sshd in made)
-
-
-def test_a_known_hosts_file_that_cannot_be_written(sshds, home):  # noqa: F811
-    home.configure(f"UserKnownHostsFile {home.key}/known_hosts")
-    said = str(refusal(access(home, accept_new=True), target(sshds(known=False))))
-    assert f"cannot be added to {home.key}/known_hosts" in said
 
 
 def settings(tmp_path: Path, text: str, name: str = "h", **target: object):
