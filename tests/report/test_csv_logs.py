@@ -112,36 +112,6 @@ def test_lightning(rows: Callable) -> None:
     assert {epoch: row["train_loss"] for epoch, row in read.items()} == {0: 2, 1: 0.5}
 
 
-@pytest.mark.parametrize("size", [1, 7, 100, 1000, 1 << 20])
-def test_a_long_metrics_csv(size: int) -> None:
-    """Thousands of rows at random, in blocks of any size, against a walk through all rows with the csv module."""
-    draw = random.Random(14)
-    names = ["acc", "epoch", "step", "train_loss_epoch", "val_acc"]
-    lines = []
-    for step in range(3000):
-        epoch = "" if draw.random() < 0.05 else str(step // 300)
-        cells = {name: f"{draw.random():.6f}" if draw.random() < 0.2 else "" for name in names}
-        lines.append({**cells, "epoch": epoch, "step": str(step)})
-    expected: dict[int, dict[str, float]] = {}
-    waiting: list[dict] = []
-    for line in lines:
-        waiting.append(line)
-        if line["epoch"]:
-            for each in waiting:
-                known = {name: float(cell) for name, cell in each.items() if cell and name != "epoch"}
-                expected.setdefault(int(line["epoch"]), {}).update(known)
-            waiting = []
-    text = written(lines, ",", "\n", csv.QUOTE_MINIMAL).encode()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
-        (found,) = reading.scan(io.BytesIO(text))[0]
-    for each in waiting:
-        expected[9].update({name: float(cell) for name, cell in each.items() if cell and name != "epoch"})
-    keys = {"acc": "train_accuracy", "step": "step", "train_loss_epoch": "train_loss", "val_acc": "validation_accuracy"}
-    read = {epoch: {key: list(numbers) for key, numbers in row.items()} for epoch, row in found.epochs.items()}
-    assert read == {epoch: {keys[name]: [each] for name, each in row.items()} for epoch, row in expected.items()}
-
-
 def any_csv(draw: random.Random) -> bytes:
     """A log at random: regular, or with ragged lines, quotes, blank lines and the header again."""
     header = draw.choice(
