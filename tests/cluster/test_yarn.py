@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import engines
-from tests.cluster.launching import LONGEST, Result
+from tests.cluster.launching import LONGEST
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed
-from tests.launch.test_yarn import Laptop
+from tests.launch.conftest import Launched, Launcher, Result
+from tests.launch.test_yarn import PROGRAM, by_yarn
 from tests.launch.yarn_server import PATH, Yarn, yarn
 from tests.waiting import wait_for
 
@@ -33,11 +33,11 @@ def test_a_job_runs_in_containers_and_is_followed_to_its_end(testbed: Testbed, t
         return testbed.command(LOGIN if component == "launcher" else f"h{index + 1}", ["bash", str(script)])
 
     with yarn(tmp_path / "nodes", place=place) as server:
-        laptop = Laptop(server, tmp_path)
-        where = ("--launcher", "yarn", "--yarn-url", server.url, "--log-dir", "logs", "--connect-timeout", 60)
+        launcher = Launcher(tmp_path)
+        launcher.script(PROGRAM)
         words = ["fail", QUOTED, str(tmp_path / "said")]
-        code, out, err = laptop.run(*where, "-n", 2, "-s", 1, "program.py", *words)
-        assert code == 3, err
+        done = launcher.run(*by_yarn(server), "-n", 2, "-s", 1, "program.py", *words)
+        assert done.code == 3, done
         assert {path for method, path, _ in server.requests if method == "POST"} == {"/app/v1/services"}
         assert all(user for _, _, user in server.requests) and not server.services
     logs = tmp_path / "logs"
@@ -46,34 +46,21 @@ def test_a_job_runs_in_containers_and_is_followed_to_its_end(testbed: Testbed, t
     record = json.loads((logs / "job.json").read_text())
     assert (record["launcher"], record["exit_code"]) == ("yarn", 3)
     assert [each["name"] for each in record["hosts"]] == ["h1", "h2"]
-    assert "worker 1 (pid" in err and "exited with code 3" in err and "0 processes left on 2 hosts" in err, err
-    assert "worker 0 on h" in out
+    for said in ("worker 1 (pid", "exited with code 3", "0 processes left on 2 hosts"):
+        assert said in done.err, done
+    assert b"worker 0 on h" in done.out
     assert not (logs / "bridge.json").exists()
     assert not [each for host in HOSTS for each in testbed.processes(host)], os.listdir(tmp_path / "nodes")
 
 
-class Followed:
-    """The command that follows a job, outside of the cluster; `log` and `wait` as those of `launching.Launched`."""
-
-    def __init__(self, laptop: Laptop, words: Sequence[object]):
-        self.logs, self.began = laptop.folder / "logs", time.monotonic()
-        self._out, self._err = laptop.folder / "command.out", laptop.folder / "command.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = laptop.start(*words, stdout=out, stderr=err)
-
-    @property
-    def record(self) -> dict:
-        return json.loads((self.logs / "job.json").read_text())
+class Followed(Launched):
+    """The command that follows a job, outside of the cluster."""
 
     def log(self, name: str) -> str:
-        path = self.logs / f"{name}.log"
-        return path.read_text() if path.exists() else ""
+        return super().log(name).decode()
 
     def wait(self) -> Result:
-        self.process.wait(LONGEST)
-        return Result(
-            self.process.returncode, self._out.read_text(), self._err.read_text(), time.monotonic() - self.began
-        )
+        return super().wait(LONGEST)
 
 
 @dataclass
@@ -82,7 +69,7 @@ class Engine(engines.Engine):
 
     server: Yarn
     bed: Testbed
-    laptop: Laptop
+    laptop: Launcher
     name = "yarn"
 
     @property
@@ -90,13 +77,12 @@ class Engine(engines.Engine):
         return self.bed
 
     def job(self, *arguments: object) -> Followed:
-        where = ("--launcher", "yarn", "--yarn-url", self.server.url, "--log-dir", "logs", "--connect-timeout", 60)
-        return Followed(self.laptop, (*where, "--job", "train", *arguments))
+        words = map(str, ("--log-dir", "logs", *by_yarn(self.server), "--job", "train", *arguments))
+        folder = self.laptop.folder
+        return Followed(list(words), folder, folder / "logs", env=self.laptop.environment)
 
     def script(self, text: str) -> Path:
-        path = self.laptop.folder / "program.py"
-        path.write_text(text)
-        return path
+        return self.laptop.script(text)
 
     def start(self, fault: str) -> Followed:
         job = self.job("-n", 2, "-s", 0, self.script(engines.PROGRAM).name)
@@ -126,7 +112,7 @@ def engine(testbed: Testbed, tmp_path: Path) -> Iterator[Engine]:
         return testbed.command("h5" if component == "launcher" else f"h{index + 1}", alone)
 
     with yarn(tmp_path / "nodes", place=place) as server:
-        yield Engine(server, testbed, Laptop(server, tmp_path))
+        yield Engine(server, testbed, Launcher(tmp_path))
 
 
 class TestContract(engines.Contract):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launch import LaunchError
+from launch.cli import job as job_program
 from launch.clusters import Released
 from launch.clusters.in_yarn.api import Absent, Api
 from launch.clusters.in_yarn.service import Described, service, service_name, variables
@@ -24,7 +20,7 @@ from launch.command_line.options import parse
 from launch.job.job import Setting
 from launch.job.options import Options
 from tests.cluster.requirements import missing
-from tests.launch.conftest import ROOT
+from tests.launch.conftest import Launcher, Result
 from tests.launch.yarn_server import Yarn, beside, wrong, yarn
 from tests.waiting import wait_for
 
@@ -55,98 +51,75 @@ def server(needs_containers: None, tmp_path: Path) -> Iterator[Yarn]:
         yield made
 
 
-class Laptop:
-    """Where the command is given."""
+def by_yarn(server: Yarn) -> tuple[str, ...]:
+    """Options of the launcher."""
+    return "--launcher", "yarn", "--yarn-url", server.url, "--connect-timeout", "60"
 
-    def __init__(self, server: Yarn, folder: Path):
-        self.server, self.folder = server, folder
-        (folder / "program.py").write_text(PROGRAM)
 
-    def start(self, *words: object, **popen: Any) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "launch.cli", *map(str, words)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **popen}
-        return subprocess.Popen(argv, cwd=self.folder, env=environment, **more)
+@pytest.fixture
+def run(launcher: Launcher) -> Callable[..., Result]:
+    """Run the command that gives YARN a job, outside of its cluster."""
+    launcher.script(PROGRAM)
 
-    def run(self, *words: object) -> tuple[int, str, str]:
-        with self.start(*words) as popen:
-            out, err = popen.communicate()
-        return popen.returncode, out, err
+    def run(server: Yarn, *words: object) -> Result:
+        return launcher.run(*by_yarn(server), "--job", "train", "--host-ip", "127.0.0.1", "--interface", "lo", *words)
 
-    def job(self, *words: object) -> tuple[object, ...]:
-        where = ("--yarn-url", self.server.url, "--log-dir", "logs", "--job", "train")
-        local = ("--host-ip", "127.0.0.1", "--interface", "lo", "--connect-timeout", 60)
-        return ("--launcher", "yarn", *where, *local, *words)
+    return run
 
 
 @pytest.mark.thorough
-def test_two_containers_on_one_node_are_refused_with_a_fix(needs_containers: None, tmp_path: Path):
+def test_two_containers_on_one_node_are_refused_with_a_fix(needs_containers: None, run: Callable, tmp_path: Path):
     with yarn(tmp_path / "nodes", place=lambda name, index, script: beside(name, 0, script)) as server:
-        laptop = Laptop(server, tmp_path)
-        code, _, err = laptop.run(*laptop.job("-n", 2, "-s", 0, "program.py"))
-    assert code == 2 and "two containers of the job are on one node: the cluster has to obey placement" in err, err
+        done = run(server, "-n", 2, "-s", 0, "program.py")
+    assert done.code == 2 and "two containers of the job are on one node: the cluster has to obey" in done.err, done
     assert not server.services
 
 
 @pytest.mark.thorough
-def test_a_submitted_job_waits_and_is_found_and_ended(server: Yarn, tmp_path: Path):
+def test_a_submitted_job_waits_and_is_found_and_ended(server: Yarn, run: Callable, tmp_path: Path, capsys):
     server.full = True
-    laptop = Laptop(server, tmp_path)
-    code, _, err = laptop.run(*laptop.job("--submit", "-n", 1, "-s", 0, "program.py", "wait"))
-    assert code == 0 and "dmltrain job ps logs" in err, err
-    code, out, err = laptop.run("--ps", "logs")
-    assert out == "YARN's service train is ACCEPTED: 0 of 2 containers run\n", err
-    again, _, err = laptop.run(*laptop.job("--submit", "-n", 1, "true"))
-    assert again == 2 and "logs: YARN's service train is ACCEPTED" in err and "give another --job" in err
+    done = run(server, "--submit", "-n", 1, "-s", 0, "program.py", "wait")
+    assert done.code == 0 and f"dmltrain job ps {tmp_path}/logs" in done.err, done
+    assert job_program(["ps", f"{tmp_path}/logs"]) == 0
+    assert capsys.readouterr().out == "YARN's service train is ACCEPTED: 0 of 2 containers run\n"
+    again = run(server, "--submit", "-n", 1, "true")
+    assert again.code == 2 and "logs: YARN's service train is ACCEPTED" in again.err, again
+    assert "give another --job" in again.err
     server.go()
     output = tmp_path / "logs/launcher.out"
     wait_for(lambda: output.exists() and "worker 0 on n1" in output.read_text(), "the worker")
-    code, out, err = laptop.run("--kill", "logs")
-    assert code == 0 and "has ended, and is removed" in err, err
+    assert job_program(["kill", f"{tmp_path}/logs"]) == 0
+    assert "has ended, and is removed" in capsys.readouterr().err
     assert not server.services
 
 
 @pytest.mark.thorough
-def test_a_job_that_gets_no_containers_in_time_is_removed(server: Yarn, tmp_path: Path):
+def test_a_job_that_gets_no_containers_in_time_is_removed(server: Yarn, run: Callable):
     """None at all, or none but its launcher's, which may itself come late on a busy machine."""
-    laptop = Laptop(server, tmp_path)
     server.full = True
-    code, _, err = laptop.run(*laptop.job("--queue-wait", 2, "-n", 1, "-s", 0, "program.py"))
-    assert code == 124 and "0 of 2 containers run; gave up after 2 s (--queue-wait)" in err, err
+    done = run(server, "--queue-wait", 2, "-n", 1, "-s", 0, "program.py")
+    assert done.code == 124 and "0 of 2 containers run; gave up after 2 s (--queue-wait)" in done.err, done
     server.full = False
     server.place = lambda name, index, script: beside(name, index, script) if name == "launcher" else ["sleep", "60"]
     for seconds in (5, 20, 60):
-        code, _, err = laptop.run(*laptop.job("--queue-wait", seconds, "-n", 1, "-s", 0, "program.py"))
-        assert code == 124 and f"gave up after {seconds} s (--queue-wait)" in err, err
+        done = run(server, "--queue-wait", seconds, "-n", 1, "-s", 0, "program.py")
+        assert done.code == 124 and f"gave up after {seconds} s (--queue-wait)" in done.err, done
         assert not server.services
-        if "the launcher has not started" not in err:
+        if "the launcher has not started" not in done.err:
             break
-    assert "waiting: 0 of 1 hosts have called; gave up" in err, err
+    assert "waiting: 0 of 1 hosts have called; gave up" in done.err, done
 
 
-@pytest.mark.thorough
-def test_ctrl_c_ends_the_service(server: Yarn, tmp_path: Path):
-    laptop = Laptop(server, tmp_path)
-    with laptop.start(*laptop.job("-n", 1, "-s", 0, "program.py", "wait")) as popen:
-        log = tmp_path / "logs/worker-0.log"
-        wait_for(lambda: log.exists() and "worker 0" in log.read_text(), "the worker")
-        popen.send_signal(signal.SIGINT)
-        popen.communicate()
-    assert popen.returncode == 130
-    assert not server.services
-
-
-def test_what_yarn_refuses_comes_with_a_fix(server: Yarn, tmp_path: Path):
-    laptop = Laptop(server, tmp_path)
-    code, out, err = laptop.run(*laptop.job("--dry-run", "--queue", "default", "-n", 2, "true"))
-    first, *lines, end, command = out.splitlines()
-    assert code == 0 and first.startswith("mkdir -p ") and end == "END", err
+def test_what_yarn_refuses_comes_with_a_fix(server: Yarn, run: Callable, tmp_path: Path):
+    done = run(server, "--dry-run", "--queue", "default", "-n", 2, "true")
+    first, *lines, end, command = done.out.decode().splitlines()
+    assert done.code == 0 and first.startswith("mkdir -p ") and end == "END", done
     assert command == "yarn app -launch train 'train.json'"
     made = json.loads("\n".join(lines))
     assert wrong(made, "Service") == "" and made["queue"] == "default" and not server.services
     assert not (tmp_path / "logs").exists()
-    code, _, err = laptop.run(*laptop.job("--queue", "nowhere", "-n", 1, "true"))
-    assert code == 2 and "unknown queue: nowhere\n`mapred queue -list` prints the queues" in err, err
+    done = run(server, "--queue", "nowhere", "-n", 1, "true")
+    assert done.code == 2 and "unknown queue: nowhere\n`mapred queue -list` prints the queues" in done.err, done
 
 
 def job(options: Options, path: Path = Path("/logs"), words: tuple[str, ...] = ("-n", "2", "true")) -> Inside:
