@@ -12,18 +12,14 @@ WORDS = ("--epochs", "2")
 SECONDS = 300.0  # for a job, on a busy machine
 
 
-def lost_steps(job):
-    """What its workers say of the optimizer's state."""
-    return set(re.findall(r"the optimizer's state of .*\) is (.*)", job.outputs()))
-
-
 @pytest.fixture
 def start(jobs):
     """`faults`: see programs/elastic_script.py."""
 
-    def started(faults="", *words, elastic=1, replay=None, **job):
+    def started(faults="", *words, elastic=1, replay=None, workers=3, servers=2, **more):
         env = {} if elastic is None else {"DMLTRAIN_REPLAY": str(replay)} if replay else {"DMLTRAIN_AUDIT": "audit"}
-        return jobs.start(faults, *WORDS, *words, program="elastic_script.py", elastic=elastic, env=env, **job)
+        job = {"workers": workers, "servers": servers, "elastic": elastic, "env": env | more}
+        return jobs.start(faults, *WORDS, *words, program="elastic_script.py", **job)
 
     return started
 
@@ -42,12 +38,19 @@ def same(job, workers):
     return printed
 
 
-def test_a_worker_is_lost_in_the_middle_of_an_epoch(start):
-    job = start("1:in:5", workers=3, servers=2)
+def survived(job, workers, **ends):
+    """All have ended well but those of `ends`, which has their codes; `workers` have printed the same, and each sample
+    was used once. Returns what they have printed."""
     codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
-    same(job, (0, 2))
+    ends = {name.replace("_", "-"): code for name, code in ends.items()}
+    assert codes == dict.fromkeys(codes, 0) | ends, job.outputs()
     each_sample_once(job)
+    return same(job, workers)
+
+
+def test_a_worker_is_lost_in_the_middle_of_an_epoch(start):
+    job = start("1:in:5")
+    survived(job, (0, 2), worker_1=KILLED)
     assert [each.members for each in read(job.folder / "audit/views.json").views] == [(0, 1, 2), (0, 2)]
     assert "View 2 after op 4: workers 0, 2; " in job.output("worker-0")
 
@@ -56,11 +59,9 @@ def test_a_worker_is_lost_in_the_middle_of_an_epoch(start):
     "workers", [pytest.param(each, marks=thorough if each == 2 else pytest.mark.exhaustive) for each in (1, 2, 3)]
 )
 def test_without_a_fault_it_is_the_plain_job_bit_for_bit(start, workers):
-    plain, elastic = (start(elastic=each, workers=workers, servers=2) for each in (None, 1))
-    for job in (plain, elastic):
-        job.succeed(SECONDS)
-    assert same(plain, range(workers)) == same(elastic, range(workers))
-    each_sample_once(elastic)
+    plain, elastic = (start(elastic=each, workers=workers) for each in (None, 1))
+    plain.succeed(SECONDS)
+    assert same(plain, range(workers)) == survived(elastic, range(workers))
 
 
 # Ops of 3 workers: 1 to 15 rounds of 96 samples, the last one of less; 16 statistics, 17 validation; 18 to 34 the same.
@@ -84,21 +85,16 @@ THOROUGH = ("when it holds a round", "the leader, when statistics are merged", "
 )
 def test_a_worker_is_lost(start, moment):
     faults, workers = MOMENTS[moment]
-    job = start(faults, workers=workers, servers=2)
-    lost = {f"worker-{each[0]}" for each in faults.split(",")}
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name in lost else 0 for name in codes}, job.outputs()
-    left = [each for each in range(workers) if f"worker-{each}" not in lost]
-    printed = same(job, left)
-    each_sample_once(job)
-    for name in lost:
-        assert f"Batch-norm statistics of {name.replace('-', ' ')} since the last merge" in job.output(
-            f"worker-{left[0]}"
-        )
+    job = start(faults, workers=workers)
+    lost = [int(each[0]) for each in faults.split(",")]
+    left = [each for each in range(workers) if each not in lost]
+    printed = survived(job, left, **{f"worker_{each}": KILLED for each in lost})
+    said = job.output(f"worker-{left[0]}")
+    assert all(f"Batch-norm statistics of worker {each} since the last merge" in said for each in lost)
     replay = start(replay=job.folder / "audit/views.json", workers=workers, servers=1)
     replay.succeed(SECONDS)
     assert same(replay, left)[-1] == printed[-1]
-    assert all("this worker's part has ended: view " in replay.output(each) for each in lost), replay.outputs()
+    assert all("this worker's part has ended: view " in replay.output(f"worker-{each}") for each in lost)
 
 
 def replace(job, member, leader):
@@ -113,24 +109,19 @@ def replace(job, member, leader):
 ON_SERVERS = {"MXNET_UPDATE_ON_KVSTORE": "1"}
 
 
-def is_exact_without_worker_1(jobs, faults):
+def is_exact_without_worker_1(start, faults):
     """And with the optimizer on the servers. Returns the job."""
-    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
-    job = jobs.start(faults, *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
-    printed = same(job, (0, 2))
-    each_sample_once(job)
-    env = {**ON_SERVERS, "DMLTRAIN_REPLAY": str(job.folder / "audit/views.json")}
-    replay = jobs.start("", *WORDS, program="elastic_script.py", env=env, workers=3, servers=1)
+    job = start(faults, **ON_SERVERS)
+    printed = survived(job, (0, 2), worker_1=KILLED)
+    replay = start(replay=job.folder / "audit/views.json", servers=1, **ON_SERVERS)
     replay.succeed(SECONDS)
     assert same(replay, (0, 2))[-1] == printed[-1]
     return job
 
 
 @thorough
-def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
-    is_exact_without_worker_1(jobs, "1:after:3")
+def test_a_worker_is_lost_with_the_optimizer_on_the_servers(start):
+    is_exact_without_worker_1(start, "1:after:3")
 
 
 @thorough
@@ -138,21 +129,16 @@ def test_a_worker_is_lost_with_the_optimizer_on_the_servers(jobs):
     "moment, lost",
     [("reads:4", "after:4"), ("reads-in:5", "after:4"), ("reads:15", "after:15"), ("saves-after:15", "after:15")],
 )
-def test_a_worker_that_reads_the_optimizers_state_alone_when_the_members_change_is_told_how(jobs, moment, lost):
-    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
-    faults = f"0:{moment},1:{lost}"
-    job = jobs.start(faults, *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
-    codes = job.wait(SECONDS)
-    assert codes == {name: {"worker-0": 1, "worker-1": KILLED}.get(name, 0) for name in codes}, job.outputs()
+def test_a_worker_that_reads_the_optimizers_state_alone_when_the_members_change_is_told_how(start, moment, lost):
+    job = start(f"0:{moment},1:{lost}", **ON_SERVERS)
+    survived(job, (2,), worker_0=1, worker_1=KILLED)
     assert "use state.save(path) after the loop over the loader" in job.output("worker-0"), job.outputs()
-    same(job, (2,))
-    each_sample_once(job)
 
 
 @thorough
-def test_a_checkpoint_is_saved_in_a_round_of_which_a_worker_is_lost(jobs):
+def test_a_checkpoint_is_saved_in_a_round_of_which_a_worker_is_lost(start):
     """Before the first push, when all have said how many samples they have."""
-    job = is_exact_without_worker_1(jobs, "0:saves:5,1:agreed:5")
+    job = is_exact_without_worker_1(start, "0:saves:5,1:agreed:5")
     assert (job.folder / "saved.pt").stat().st_size
 
 
@@ -163,24 +149,16 @@ def test_a_checkpoint_is_saved_in_a_round_of_which_a_worker_is_lost(jobs):
 def test_servers_state_is_copied_as_often_as_the_script_says(start, seconds, lost):
     """The first copy is made after the first step; server 0, which has the weights, is lost after the fifth."""
     copies = ",".join(f"{member}:copies:{seconds}" for member in range(2))
-    job = start(f"{copies},0:copied-0:5", workers=2, servers=2)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "server-0" else 0 for name in codes}, job.outputs()
-    same(job, range(2))
-    each_sample_once(job)
-    assert lost_steps(job) == lost, job.outputs()
+    job = start(f"{copies},0:copied-0:5", workers=2)
+    survived(job, range(2), server_0=KILLED)
+    assert set(re.findall(r"the optimizer's state of .*\) is (.*)", job.outputs())) == lost, job.outputs()
 
 
 @thorough
-def test_a_replacement_joins_with_the_optimizer_on_the_servers(jobs):
-    env = {**ON_SERVERS, "DMLTRAIN_AUDIT": "audit"}
-    faults = "1:before:5,0:invited:9"
-    job = jobs.start(faults, *WORDS, program="elastic_script.py", env=env, workers=3, servers=2)
+def test_a_replacement_joins_with_the_optimizer_on_the_servers(start):
+    job = start("1:before:5,0:invited:9", **ON_SERVERS)
     replace(job, 1, 0)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
-    same(job, (0, 2))
-    each_sample_once(job)
+    survived(job, (0, 2), worker_1=KILLED)
     assert read(job.folder / "audit/views.json").views[-1].joined == (1,)
 
 
@@ -188,28 +166,22 @@ def test_a_replacement_joins_with_the_optimizer_on_the_servers(jobs):
 @pytest.mark.parametrize("lost, leader, joins", [(0, 1, 9), (1, 0, 19), (2, 0, 32)])
 def test_a_replacement_gets_the_state_and_goes_on_with_the_others(start, lost, leader, joins):
     """In the middle of an epoch; with the first round of one (the one before has a round more); near the end."""
-    job = start(f"{lost}:in:5,{leader}:invited:{joins}", workers=3, servers=2)
+    job = start(f"{lost}:in:5,{leader}:invited:{joins}")
     replace(job, lost, leader)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == f"worker-{lost}" else 0 for name in codes}, job.outputs()
-    printed = same(job, {0, 1, 2} - {lost})
+    printed = survived(job, {0, 1, 2} - {lost}, **{f"worker_{lost}": KILLED})
     new = [each for each in job.output("new").splitlines() if each.startswith(("Epoch", "Final"))]
     assert new and new == list(printed[-len(new) :]), job.outputs()
-    each_sample_once(job)
     views = read(job.folder / "audit/views.json").views
     assert [each.joined for each in views] == [(), (), (lost,)] and views[-1].base == joins - 1
 
 
 @thorough
 def test_a_server_is_lost_and_who_lacks_its_results_gets_the_step_from_another(start):
-    job = start("0:server-1:5,1:behind:5,2:behind:5", workers=3, servers=2)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "server-1" else 0 for name in codes}, job.outputs()
-    printed = same(job, range(3))
-    each_sample_once(job)
+    job = start("0:server-1:5,1:behind:5,2:behind:5")
+    printed = survived(job, range(3), server_1=KILLED)
     views = read(job.folder / "audit/views.json").views
     assert [(each.servers, each.behind) for each in views] == [((0, 1), ()), ((0,), (1, 2))]
-    whole = start(workers=3, servers=2)
+    whole = start()
     whole.succeed(SECONDS)
     assert printed == same(whole, range(3)), "nobody was lost who computes"
 
@@ -218,11 +190,7 @@ def test_a_server_is_lost_and_who_lacks_its_results_gets_the_step_from_another(s
 def test_a_checkpoint_is_written_by_the_next_worker_and_resumed_by_any_number(start, tmp_path):
     """The leader is lost when it has written that of the first epoch, before the others know."""
     words = ("--checkpoint", tmp_path / "it.pt")
-    job = start("0:before:18", *words, workers=3, servers=2)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "worker-0" else 0 for name in codes}, job.outputs()
-    printed = same(job, (1, 2))
-    each_sample_once(job)
+    printed = survived(start("0:before:18", *words), (1, 2), worker_0=KILLED)
     again = start("", *words, "--epochs", 3, workers=2, servers=1, elastic=None)
     again.succeed(SECONDS)
     resumed = same(again, (0, 1))
@@ -232,11 +200,7 @@ def test_a_checkpoint_is_written_by_the_next_worker_and_resumed_by_any_number(st
 
 @thorough
 def test_an_error_of_one_worker_ends_only_that_one_and_a_mistake_of_the_user_the_job(start):
-    job = start("1:own:5", workers=3, servers=1)
-    codes = job.wait(SECONDS)
-    assert codes == {name: 1 if name == "worker-1" else 0 for name in codes}, job.outputs()
-    same(job, (0, 2))
-    each_sample_once(job)
+    survived(start("1:own:5", servers=1), (0, 2), worker_1=1)
     job = start("1:user:5", workers=2, servers=1)
     codes = job.wait(SECONDS)
     assert codes["worker-1"] == 2 and codes["worker-0"] == 75, job.outputs()
@@ -245,10 +209,8 @@ def test_an_error_of_one_worker_ends_only_that_one_and_a_mistake_of_the_user_the
 
 @thorough
 def test_sigterm_is_a_notice_to_leave(start):
-    job = start("1:notice:5,0:invited:6", workers=3, servers=1)
-    job.succeed(SECONDS)
-    same(job, (0, 2))
-    each_sample_once(job)
+    job = start("1:notice:5,0:invited:6", servers=1)
+    survived(job, (0, 2))
     views = read(job.folder / "audit/views.json").views
     assert [(each.members, each.lost) for each in views] == [((0, 1, 2), ()), ((0, 2), ())]
     assert "this worker's part has ended: view 2 is without worker 1" in job.output("worker-1")
@@ -258,22 +220,18 @@ def test_sigterm_is_a_notice_to_leave(start):
 def test_a_slow_worker_gets_fewer_samples(start):
     options = ("--epochs", "1", "--balance")
     job = start("0:slow:4,1:slow:16", *options, workers=2, servers=1)
-    job.succeed(SECONDS)
-    each_sample_once(job)
+    printed = survived(job, (0, 1))
     file = job.folder / "audit/views.json"
     parts = [each.shares for each in read(file).views if each.shares]
     assert parts and parts[0][1] < parts[0][0] and sum(parts[0]) == 64, job.outputs()
     again = start("", *options[:2], workers=2, servers=1, replay=file)
     again.succeed(SECONDS)
-    assert same(job, (0, 1)) == same(again, (0, 1))
+    assert printed == same(again, (0, 1))
 
 
 @pytest.mark.parametrize("kvstore", ["dist_ssp", pytest.param("dist_async", marks=thorough)])
 def test_a_worker_that_makes_steps_of_its_own_is_lost(start, kvstore):
     faults = ",".join([*(f"{member}:kvstore:{kvstore}" for member in range(3)), "1:alone:5"])
-    job = start(faults, workers=3, servers=2)
-    codes = job.wait(SECONDS)
-    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
-    same(job, (0, 2))
-    each_sample_once(job)
+    job = start(faults)
+    survived(job, (0, 2), worker_1=KILLED)
     assert read(job.folder / "audit/views.json").views[-1].members == (0, 2)
