@@ -128,6 +128,9 @@ def test_refusals_have_a_reason_and_a_fix(row):
 def test_clusters_of_other_launchers():
     assert "Mesos" in unsupported_cluster("mesos") and "-H" in unsupported_cluster("mesos")
     assert unsupported_cluster("local") == ""
+    assert parse(["-n", "1", "true"], {"DMLC_SUBMIT_CLUSTER": "local"}).launcher_name == "local"
+    with pytest.raises(LaunchError, match="DMLC_SUBMIT_CLUSTER mesos: expected local"):
+        parse(["-n", "1", "true"], {"DMLC_SUBMIT_CLUSTER": "mesos"})
 
 
 def test_the_documentation_has_a_row_for_each():

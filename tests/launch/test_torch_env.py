@@ -40,16 +40,12 @@ def found(launcher, *arguments: object) -> list[str]:
         (("--torch-env", "auto"), USES_DMLTRAIN, ()),
         (("--torch-env", "on"), USES_DMLTRAIN, VARIABLES),
         (("--torch-env=off",), WRITE, ()),
+        (("python3", "-u"), USES_DMLTRAIN, ()),  # the script that an interpreter is named for
     ],
 )
 def test_what_workers_find(launcher, options, source, expected):
     script = launcher.script(source)
     assert found(launcher, "-s", 1, *options, script) == list(expected)
-
-
-def test_a_script_that_an_interpreter_is_named_for(launcher):
-    launcher.script(USES_DMLTRAIN)
-    assert found(launcher, "-s", 0, "python3", "-u", "program.py") == []
 
 
 def test_a_dry_run_shows_the_same(launcher):
