@@ -36,9 +36,8 @@ learning rate and of its weight decay. As in MXNet, weights and gammas decay, bi
 
 With equal weights the backends agree to 1e-9 in float64, and in float32 to 1e-4 of logits and gradient, as far as no
 ReLU and no maximum is so close that rounding decides it: each such decision may change a deep network's gradient by a
-percent, in either framework. Networks that magnify rounding lose more: resnet-164 with its initial weights is at 3e-4
-(figures in tests/backends/test_same_mathematics.py). Gradients that a batch norm makes zero, such as that of a
-bias right before it, are noise in float32.
+percent, in either framework. Networks that magnify rounding lose more: resnet-164 with its initial weights is at 3e-4.
+Gradients that a batch norm makes zero, such as that of a bias right before it, are noise in float32.
 """
 
 from dmltrain.layers.auxiliary import Auxiliary

@@ -7,41 +7,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from dmltrain import layers, models  # noqa: E402
 from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
 from tests.backends.its_own_graph import Outcome, in_symbol, mx, mxnet_layers  # noqa: E402, F401
+from tests.models.changed import without_dropout  # noqa: E402
+from tests.models.every_layer import EVERY_LAYER, RESPONSE_NORM  # noqa: E402
 from tests.models.other_networks import SLOW, other_networks  # noqa: E402
 
-EVERY_LAYER = layers.Network(
-    "every-layer",
-    layers.chain(
-        layers.Conv("conv", 6, kernel=(3, 5), stride=(1, 2), pad=(1, 2), groups=2),
-        layers.BatchNorm("bn", momentum=0.7, fixed_scale=False),
-        layers.concat(
-            layers.MaxPool(kernel=3, stride=2, rounding="full"),
-            layers.AvgPool(kernel=3, stride=2, rounding="full"),
-            layers.AvgPool(kernel=(3, 3), stride=2, pad=1, count_padding=False),
-            layers.chain(layers.Conv("side", 2, kernel=1, stride=2, bias=False), layers.Tanh(), layers.Dropout(rate=0)),
-        ),
-        layers.AvgPool(kernel=4, stride=2, pad=1, rounding="full"),
-        layers.add(layers.Conv("left", 4), layers.Conv("right", 4), layers.chain(layers.Conv("third", 4))),
-        layers.GlobalAvgPool(),
-        layers.Flatten(),
-        layers.BatchNorm("flat", epsilon=1e-2),
-        layers.Dense("fc", 10, bias=False),
-    ),
-    (4, 10, 19),
-    10,
-)
-RESPONSE_NORM = layers.Network(
-    "response-norm",
-    layers.chain(
-        layers.Conv("conv", 8, kernel=3),
-        layers.LocalResponseNorm("lrn", size=3, alpha=0.1),
-        layers.MaxPool(kernel=3, stride=2),
-        layers.Flatten(),
-        layers.Dense("fc", 10),
-    ),
-    (3, 7, 7),
-    10,
-)
 SEVERAL_OUTPUTS = layers.Network(
     "several-outputs",
     layers.chain(
@@ -64,7 +33,7 @@ SEVERAL_OUTPUTS = layers.Network(
     10,
 )
 NETWORKS = {
-    "every-layer": EVERY_LAYER,
+    "every-layer": without_dropout(EVERY_LAYER),
     "several-outputs": SEVERAL_OUTPUTS,
     "response-norm": RESPONSE_NORM,
     "mlp": models.create("mlp", image_shape=(1, 28, 28)),

@@ -6,16 +6,12 @@ import pytest
 from dmltrain import kvstore, models, options
 from dmltrain.backends.table import BACKENDS
 from tests.models.mxnet_graphs import GRAPHS
+from tests.models.other_networks import usual
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning"),  # MXNet's own
     pytest.mark.usefixtures("freed"),
 ]
-
-
-def usual(name):
-    row = models.NETWORKS[name]
-    return models.create(name, None, row.num_classes, row.image_shape)
 
 
 def quick(network):

@@ -4,7 +4,6 @@ make is in test_optimizers.py, for all but options that no training program has.
 import numpy as np
 import pytest
 
-from dmltrain import models
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.errors import UserError
 
@@ -13,7 +12,6 @@ mx = pytest.importorskip("mxnet", reason="mxnet is not installed: its optimizers
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer  # noqa: E402
 from dmltrain.backends.mxnet.optimizer import Updater, make, spec_of  # noqa: E402
 
-RESNET = models.create("resnet", 8, 10, (3, 16, 16))
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 EXTRA = {"sgd": {"momentum": 0.9}, "nag": {"momentum": 0.9}, "rmsprop": {"centered": True}}
 
@@ -84,16 +82,7 @@ def test_the_learning_rate_is_live_and_keys_have_multipliers():
     assert found == [pytest.approx(value) for value in (0.15, 0.1, 1.0, 0.2)]
 
 
-def test_only_weights_and_gammas_decay():
-    arrays = dict(enumerate(RESNET.parameters()[1:5]))
-    assert [each.kind for each in arrays.values()] == ["weight", "gamma", "beta", "weight"]
-    assert mxnet_optimizer.key_numbers("sgd", arrays) == {"2": {"wd_mult": 0.0}}
-
-
 def test_lars_has_one_rate_for_what_is_no_weight():
-    arrays = dict(enumerate(RESNET.parameters()[1:5]))
-    plain = {"layerwise": False, "wd_mult": 0.0}
-    assert mxnet_optimizer.key_numbers("lars", arrays) == {"1": plain, "2": plain}
     given = mx.optimizer.LARS(momentum=0.5, param_idx2name={0: "fc_weight", 1: "fc_bias", 2: "bn_gamma"})
     found = spec_of(given)
     assert (found["name"], found["momentum"], found["eta"]) == ("lars", 0.5, 0.001)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain import kvstore, optimizers
+from dmltrain import optimizers
 from dmltrain.backends.torch import exchange
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
@@ -56,23 +56,6 @@ def test_steps_are_those_of_a_plain_loop():
             group["lr"] = 0.05
         sgd.step()
     assert_close(made, plain, 1e-4)
-
-
-USUAL_RATES = {"lars": 10.0, "ftrl": 1.0, "dcasgd": 0.05}
-
-
-@pytest.mark.parametrize("name", [name for name in optimizers.NAMES if name != "sgld"])  # it samples, with noise
-def test_every_optimizer_learns(name):
-    kind = "dist_async" if optimizers.BY_NAME[name].asynchronous else "local"
-    settings = parse(f"--optimizer {name} --kv-store {kind}".split())
-    store = ServedStore(kind) if kind == "dist_async" else kvstore.create(kind)
-    made = backend.TorchTrainer(MLP, settings, store)
-    images, labels = batch()
-    for _ in range(20):
-        made.train_step(images, labels, 16, USUAL_RATES.get(name, 0.01))
-    first = made.take_sums()
-    made.evaluate(images, labels)
-    assert made.take_sums().cross_entropy / 16 < first.cross_entropy / 320 / 2
 
 
 def test_counting():

@@ -23,7 +23,6 @@ from dmltrain.layers import (
     Dropout,
     Flatten,
     GlobalAvgPool,
-    LocalResponseNorm,
     MaxPool,
     Network,
     Relu,
@@ -35,6 +34,7 @@ from dmltrain.layers import (
     concat,
 )
 from tests.models.changed import without_dropout
+from tests.models.every_layer import EVERY_LAYER
 from tests.models.other_networks import SLOW, other_networks
 
 NETWORKS = [
@@ -47,29 +47,6 @@ NETWORKS = [
     ("inception-bn-28-small", None, (3, 28, 28)),
 ]
 NETWORKS += [(name, None, each.input_shape) for name, each in other_networks({row[0] for row in NETWORKS}).items()]
-EVERY_LAYER = Network(
-    "every-layer",
-    chain(
-        Conv("conv", 6, kernel=3, pad=1, groups=2),
-        BatchNorm("bn", fixed_scale=False),
-        Relu(),
-        LocalResponseNorm(size=3, alpha=0.1),
-        concat(
-            chain(Relu(), MaxPool(kernel=3, stride=2, rounding="full")),
-            AvgPool(kernel=3, stride=2, pad=1, rounding="valid"),
-            chain(Conv("side", 2, kernel=1, stride=2, bias=False), Tanh(), Relu()),
-        ),
-        add(Conv("left", 4), chain(Conv("right", 4), Tanh()), Conv("third", 4)),
-        Dropout(rate=0.5),
-        Relu(),
-        GlobalAvgPool(),
-        Flatten(),
-        BatchNorm("flat", epsilon=1e-2),
-        Dense("fc", 3, bias=False),
-    ),
-    (4, 8, 8),
-    3,
-)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -136,35 +113,32 @@ def test_a_step_reaches_every_parameter_the_same_in_each_memory_format_and_its_s
     assert torch.equal(plain.eval()(batch), other.eval()(batch))
 
 
+class Recorder(torch.fx.Interpreter):
+    """Runs the module's graph node by node. `made`: what its operators return."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.made = []
+
+    def call_function(self, target, args, kwargs):
+        self.made.append(super().call_function(target, args, kwargs))
+        return self.made[-1]
+
+
 def test_operators_have_the_shapes_that_the_layer_vocabulary_infers(network):
-    """Runs the module's graph node by node, against network.steps."""
-    module = built(network)
-    made = []
-
-    class Recorder(torch.fx.Interpreter):
-        def call_function(self, target, args, kwargs):
-            made.append(tuple(super().call_function(target, args, kwargs).shape))
-            return torch.zeros(made[-1])
-
-    Recorder(module.eval()).run(images(network, count=2))
+    recorder = Recorder(built(network).eval())
+    recorder.run(images(network, count=2))
     outputs = [(2, network.num_classes)] if network.auxiliary_outputs else []  # the choice of outputs
     steps = [step for step in network.steps if not isinstance(step.layer, Auxiliary)]
-    assert made == [(2, *step.output_shape) for step in steps] + outputs
+    assert [tuple(each.shape) for each in recorder.made] == [(2, *step.output_shape) for step in steps] + outputs
 
 
 def test_convolutions_keep_channels_last_between_layers():
     network = models.create("inception-bn-28-small")
-    module = built(network).to(memory_format=torch.channels_last)
-    strides = []
-
-    class Recorder(torch.fx.Interpreter):
-        def call_function(self, target, args, kwargs):
-            result = super().call_function(target, args, kwargs)
-            strides.append(result.is_contiguous(memory_format=torch.channels_last) if result.dim() == 4 else True)
-            return result
-
-    Recorder(module).run(images(network).to(memory_format=torch.channels_last))
-    assert all(strides)
+    recorder = Recorder(built(network).to(memory_format=torch.channels_last))
+    recorder.run(images(network).to(memory_format=torch.channels_last))
+    channels_last = torch.channels_last
+    assert all(each.is_contiguous(memory_format=channels_last) for each in recorder.made if each.dim() == 4)
 
 
 SIDE = Auxiliary("side", chain(Flatten(), Dense("side_fc", 3)))
@@ -192,42 +166,6 @@ def test_copies_are_equal_and_independent(network, training, copier):
         for each in other.parameters():
             each.zero_()
     assert all(each.abs().sum() > 0 for each in module.parameters() if each.dim() > 1)
-
-
-def test_every_layer_equals_plain_torch():
-    module, functional = built(EVERY_LAYER).double().train(), torch.nn.functional
-    batch, w = images(EVERY_LAYER).double(), dict(module.state_dict())
-    w = {name: each.clone() for name, each in w.items()}
-    torch.manual_seed(3)
-    found = module(batch)
-    x = functional.conv2d(batch, w["conv_weight"], w["conv_bias"], padding=1, groups=2)
-    x = functional.batch_norm(x, None, None, w["bn_gamma"], w["bn_beta"], True, 0.1, 1e-3)
-    x = functional.local_response_norm(functional.relu(x), 3, alpha=0.1, beta=0.75, k=2.0)
-    pooled = functional.max_pool2d(functional.relu(x), 3, 2, ceil_mode=True)
-    averaged = functional.avg_pool2d(x, 3, 2, padding=1)
-    side = functional.relu(torch.tanh(functional.conv2d(x, w["side_weight"], stride=2)))
-    x = torch.cat([pooled, averaged, side], dim=1)
-    right = torch.tanh(functional.conv2d(x, w["right_weight"], w["right_bias"]))
-    third = functional.conv2d(x, w["third_weight"], w["third_bias"])
-    x = functional.conv2d(x, w["left_weight"], w["left_bias"]) + right + third
-    torch.manual_seed(3)
-    x = functional.relu(functional.dropout(x, 0.5, training=True)).mean((2, 3))
-    x = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-2).sqrt() + w["flat_beta"]
-    assert torch.allclose(found, x @ w["fc_weight"].T, rtol=1e-10, atol=1e-12)
-
-
-def test_every_layers_gradients_are_right_for_parameters_and_images():
-    """Against finite differences: in-place operations must not destroy what backward needs."""
-    module = built(EVERY_LAYER).double()
-    names = [name for name, _ in module.named_parameters()]
-    batch = images(EVERY_LAYER, count=3).double().requires_grad_()
-
-    def logits(batch, *arrays):
-        torch.manual_seed(5)  # the same dropout each time
-        return torch.func.functional_call(module, dict(zip(names, arrays, strict=True)), (batch,))
-
-    arrays = [each.detach().clone().requires_grad_() for each in module.parameters()]
-    assert torch.autograd.gradcheck(logits, (batch, *arrays), eps=1e-6, atol=1e-5, fast_mode=True)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -262,23 +200,6 @@ def test_relu_and_addition_work_in_place_where_allowed():
     assert torch.add not in used and operator.iadd in used
 
 
-def test_statistics_move_by_one_minus_momentum():
-    network = Network("n", chain(BatchNorm("b", momentum=0.75), Flatten(), Dense("d", 1)), (2, 3, 3), 1)
-    module, batch = built(network), images(network) + 7
-    module(batch)
-    assert torch.allclose(module.b_moving_mean, 0.25 * batch.mean((0, 2, 3)))
-    assert torch.allclose(module.b_moving_var, 0.75 + 0.25 * batch.var((0, 2, 3)))
-
-
-def test_evaluation_uses_and_keeps_the_statistics():
-    network = models.create("resnet", 20)
-    module, batch = built(network).eval(), images(network)
-    before = copy.deepcopy(module.state_dict())
-    alone = torch.cat([module(each[None]) for each in batch])
-    assert torch.allclose(module(batch), alone, atol=1e-5)
-    assert all(torch.equal(before[name], each) for name, each in module.state_dict().items())
-
-
 @pytest.mark.parametrize("kernel, stride, pad", [(2, 2, 0), (3, 2, 0), (3, 2, 1), (5, 3, 2), (3, 1, 1), (1, 3, 0)])
 @pytest.mark.parametrize("rounding", ["valid", "full"])
 @pytest.mark.parametrize("kind", [MaxPool, AvgPool])
@@ -295,15 +216,6 @@ def test_pooling_shapes_equal_torchs(kernel, stride, pad, rounding, kind):
         assert first.target(torch.zeros(1, 2, size, size), **first.kwargs).shape[1:] == expected
         tried += 1
     assert tried >= 2
-
-
-def test_average_counts_padding_unless_told_otherwise():
-    for counted, corner in ((True, 4 / 9), (False, 1.0)):
-        pool = AvgPool(kernel=3, pad=1, count_padding=counted)
-        network = Network("n", chain(pool, Flatten(), Dense("d", 9, bias=False)), (1, 3, 3), 9)
-        module = torch_layers.build(network)
-        module.load_state_dict({"d_weight": torch.eye(9)})
-        assert module(torch.ones(1, 1, 3, 3))[0, 0].item() == pytest.approx(corner)
 
 
 def test_first_values_are_the_projects_own_whatever_was_there_before():
@@ -329,19 +241,6 @@ def test_compiles_to_one_graph():
     assert torch.equal(compiled(batch), module(batch))
     module.eval(), compiled.eval()
     assert torch.equal(compiled(batch), module(batch))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_trains_under_autocast(dtype):
-    network = models.create("resnet", 20)
-    module = built(network).to(memory_format=torch.channels_last)
-    batch = images(network).to(memory_format=torch.channels_last)
-    expected = module(batch)
-    with torch.autocast("cpu", dtype=dtype):
-        found = module(batch)
-    assert torch.allclose(found.float(), expected, atol=0.1)
-    found.float().square().sum().backward()
-    assert all(torch.isfinite(each.grad).all() for each in module.parameters())
 
 
 @pytest.mark.parametrize(("channels", "size"), [(8, 1), (8, 3), (8, 5), (2, 5)])

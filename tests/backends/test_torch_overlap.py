@@ -264,25 +264,21 @@ def test_a_copy_of_the_model_is_independent_of_the_original(make):
 # -- what parts cannot do, and what users can get wrong ---------------------------------------------------------------
 
 
-def test_hooks_see_whole_steps():
-    model, calls = sequential(), []
-    optimizer = joined(model, defer=True)
-    optimizer.register_step_post_hook(lambda *_: calls.append(model[0].weight[0, 0].item()))
-    before = model[0].weight[0, 0].item()
-    backward(model, optimizer)
-    optimizer.step()
-    assert len(calls) == 1 and calls[0] != before
-
-
-@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
-def test_an_optimizer_that_a_gradient_scaler_prepares_makes_whole_steps(name):
-    """As torch.amp.GradScaler does for fused optimizers: results equal those of one step."""
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda inner: inner.register_step_post_hook(lambda *_: None),
+        lambda inner: setattr(inner, "grad_scale", torch.ones(())),  # as torch.amp.GradScaler does for fused optimizers
+        lambda inner: setattr(inner, "found_inf", torch.zeros(())),
+    ],
+)
+def test_an_optimizer_whose_step_does_more_makes_whole_steps_at_once(prepare):
     model = sequential()
     inner = OPTIMIZERS["sgd"](model.parameters())
     optimizer = distribute(model, inner, LateStore(), defer=True)
     before = model[0].weight.detach().clone()
     backward(model, optimizer)
-    setattr(inner, name, torch.ones(()) if name == "grad_scale" else torch.zeros(()))
+    prepare(inner)
     optimizer.step()
     assert not torch.equal(model[0].weight, before), "not deferred"
 
@@ -315,16 +311,6 @@ def test_a_subclass_of_an_optimizer_steps_all_weights_at_once(defer):
     expected = train_plainly(plain, OfAllWeights(plain.parameters(), lr=0.1))
     optimizer = distribute(model, OfAllWeights(model.parameters(), lr=0.1), LateStore(), defer=defer)
     assert torch.equal(expected, train(model, optimizer))
-
-
-def test_clipping_sees_the_sum_of_all():
-    model = sequential()
-    optimizer = joined(model, average=False, defer=True)
-    backward(model, optimizer)
-    own = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
-    optimizer.reduce_gradients()
-    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3) == 2 * own
-    optimizer.step()
 
 
 def test_a_fused_optimizer_stays_fused():

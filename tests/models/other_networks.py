@@ -1,4 +1,5 @@
-"""The networks of the table that a list of chosen ones leaves out, so that tests take in new ones by themselves.
+"""Networks of the table: the usual ones, and those that a list of chosen ones leaves out, so that tests take in new
+ones by themselves.
 
 Networks that are compared with MXNet's own graphs (mxnet_graphs.py) are not among them.
 """
@@ -13,6 +14,12 @@ from tests.models.mxnet_graphs import HELD
 
 SLOW = {"caffe-alexnet", "caffe-googlenet", "keras-resnet"}  # seconds for a batch, even of their smallest images
 SHAPES = ((3, 28, 28), (3, 64, 64), (3, 224, 224))  # the smallest that a network takes is used
+
+
+def usual(name: str) -> Network:
+    """The network with its usual classes and images."""
+    row = models.NETWORKS[name]
+    return models.create(name, None, row.num_classes, row.image_shape)
 
 
 def other_networks(chosen: Collection[str]) -> dict[str, Network]:

@@ -5,17 +5,9 @@ import pytest
 
 from dmltrain import initial, models
 from dmltrain.layers import AvgPool, BatchNorm, Conv, LocalResponseNorm, MaxPool
+from tests.models.other_networks import usual
 
 LARGE = (3, 224, 224)
-
-
-def usual(name):
-    row = models.NETWORKS[name]
-    return models.create(name, None, row.num_classes, row.image_shape)
-
-
-def shapes(network):
-    return {step.layer.name: step.output_shape for step in network.steps if step.layer.name}
 
 
 def starts(network):
@@ -37,21 +29,28 @@ def test_counts_are_their_authors(name, count):
     assert usual(name).num_parameters == count
 
 
+SHAPES = {  # network and pixels -> layer: channels x pixels
+    ("caffe-alexnet", 227): "conv1: 96x55, pool1: 96x27, pool2: 256x13, pool5: 256x6",
+    ("caffe-alexnet", 224): "conv1: 96x54, pool1: 96x27, pool2: 256x13, pool5: 256x6",  # for both crops the same end
+    # poolings round up
+    ("caffe-googlenet", 224): "conv1_7x7_s2: 64x112, pool1_3x3_s2: 64x56, pool2_3x3_s2: 192x28, pool3_3x3_s2: 480x14, "
+    "pool4_3x3_s2: 832x7, pool5_7x7_s1: 1024x1, loss1_ave_pool: 512x4, loss2_ave_pool: 528x4",
+    ("caffe-cifar10-quick", 32): "conv1: 32x32, pool1: 32x16, conv2: 32x16, pool2: 32x8, conv3: 64x8, pool3: 64x4",
+    # small images shrink at once
+    ("keras-resnet", 32): "conv0: 64x16, pooling0: 64x7, stage1_unit3_conv3: 256x7, stage2_unit3_conv3: 512x4, "
+    "stage3_unit3_conv3: 1024x2, stage4_unit3_conv3: 2048x1",
+}
+
+
+@pytest.mark.parametrize("name, pixels", SHAPES)
+def test_shapes_are_their_authors(name, pixels):
+    network = models.create(name, None, 10, (3, pixels, pixels))
+    found = {step.layer.name: f"{step.output_shape[0]}x{step.output_shape[-1]}" for step in network.steps}
+    expected = dict(each.split(": ") for each in SHAPES[name, pixels].split(", "))
+    assert {layer: found[layer] for layer in expected} == expected
+
+
 # -- Caffe ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size, first", [(227, 55), (224, 54)])
-def test_alexnet_ends_in_six_pixels_for_both_crops(size, first):
-    network = models.create("caffe-alexnet", None, 1000, (3, size, size))
-    found = [shapes(network)[name] for name in ("conv1", "pool1", "pool2", "pool5")]
-    assert found == [(96, first, first), (96, 27, 27), (256, 13, 13), (256, 6, 6)]
-
-
-def test_googlenets_poolings_round_up():
-    found = shapes(usual("caffe-googlenet"))
-    names = ("conv1_7x7_s2", *(f"pool{number}_3x3_s2" for number in (1, 2, 3, 4)), "pool5_7x7_s1")
-    assert [found[name][1] for name in names] == [112, 56, 28, 14, 7, 1]
-    assert (found["loss1_ave_pool"], found["loss2_ave_pool"]) == ((512, 4, 4), (528, 4, 4))
 
 
 def test_googlenets_auxiliary_classifiers():
@@ -83,13 +82,6 @@ def test_alexnets_fillers():
     deviations = {name: values.std() for name, values in arrays.items() if name.endswith("_weight")}
     for name, deviation in deviations.items():
         assert deviation == pytest.approx(0.005 if name in ("fc6_weight", "fc7_weight") else 0.01, rel=0.03), name
-
-
-def test_cifar10_quicks_poolings_round_up():
-    found = shapes(usual("caffe-cifar10-quick"))
-    names = ("conv1", "pool1", "conv2", "pool2", "conv3", "pool3", "ip1", "ip2")
-    images = [(32, 32, 32), *[(32, 16, 16)] * 2, (32, 8, 8), (64, 8, 8), (64, 4, 4)]
-    assert [found[name] for name in names] == [*images, (64,), (10,)]
 
 
 def test_cifar10_quicks_arrays_are_those_of_its_prototxt():
@@ -129,13 +121,6 @@ def test_googlenets_fillers():
 
 
 # -- Keras ------------------------------------------------------------------------------------------------------------
-
-
-def test_keras_resnet_shrinks_small_images_at_once():
-    found = shapes(usual("keras-resnet"))
-    names = ("conv0", "pooling0", *(f"stage{number}_unit3_conv3" for number in (1, 2, 3, 4)))
-    sizes = [(64, 16), (64, 7), (256, 7), (512, 4), (1024, 2), (2048, 1)]
-    assert [found[name] for name in names] == [(channels, pixels, pixels) for channels, pixels in sizes]
 
 
 @pytest.mark.parametrize("depth, stages", [(50, "1234"), (18, "234")])

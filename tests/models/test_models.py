@@ -30,19 +30,9 @@ MXNET_COUNTS = [  # network, layers, classes, image, arguments in MXNet, of whic
     ("inception-bn-28-small", None, 10, (3, 32, 32), 1_662_906, 1_712),
     ("resnet", 20, 10, SMALL, 272_544, 3),
     ("resnet", 20, 100, (3, 32, 32), 272_544 + 90 * 65, 3),  # with 90 classes more
-    ("resnet", 32, 10, SMALL, 466_976, 3),
-    ("resnet", 44, 10, SMALL, 661_408, 3),
     ("resnet", 50, 10, (3, 32, 32), 758_624, 3),
-    ("resnet", 56, 10, SMALL, 855_840, 3),
-    ("resnet", 110, 10, SMALL, 1_730_784, 3),
     ("resnet", 164, 10, SMALL, 1_703_264, 3),
-    ("resnet", 18, 1000, LARGE, 11_691_950, 3),
-    ("resnet", 34, 1000, LARGE, 21_800_110, 3),
     ("resnet", 50, 1000, LARGE, 25_549_486, 3),
-    ("resnet", 101, 1000, LARGE, 44_541_614, 3),
-    ("resnet", 152, 1000, LARGE, 60_185_262, 3),
-    ("resnet", 200, 1000, LARGE, 64_666_286, 3),
-    ("resnet", 269, 1000, LARGE, 102_065_838, 3),
 ]
 
 
@@ -105,23 +95,11 @@ def test_cifar_resnet_shapes(size):
     assert found == [(channels, pixels, pixels) for channels, pixels in sizes]
 
 
-def test_imagenet_resnet_shapes():
-    network = models.create("resnet", 50, 1000, LARGE)
-    found = outputs(network, "conv0", "pooling0", "stage1_unit3_conv3", "stage4_unit3_conv3")
-    assert found == [(64, 112, 112), (64, 56, 56), (256, 56, 56), (2048, 7, 7)]
-
-
 def test_inception_shapes():
     network = models.create("inception-bn-28-small")
     joined = [step.output_shape for step in network.steps if type(step.layer).__name__ == "Concat"]
     sizes = [(64, 28), (80, 28), *[(160, 14)] * 4, (144, 14), (240, 7), (336, 7), (336, 7)]
     assert joined == [(channels, pixels, pixels) for channels, pixels in sizes]
-
-
-@pytest.mark.parametrize("depth", [20, 32, 44, 50, 56, 110, 164, 173])
-def test_resnet_depth_is_the_number_of_weighted_layers_on_the_longest_path(depth):
-    names = [each.name for each in models.create("resnet", depth).parameters() if each.name.endswith("_weight")]
-    assert len([name for name in names if "_sc_" not in name]) == depth
 
 
 def test_names_are_mxnets():
@@ -132,14 +110,6 @@ def test_names_are_mxnets():
     assert inception[:4] == ["convolution0_weight", "convolution0_bias", "batchnorm0_beta", "convolution1_weight"]
     statistics = [each.name for each in models.create("resnet", 20).auxiliary()]
     assert statistics[:2] == ["bn_data_moving_mean", "bn_data_moving_var"]
-
-
-def test_resnet_batch_norm_constants_are_mxnets():
-    norms = [step.layer for step in models.create("resnet", 20).steps if isinstance(step.layer, BatchNorm)]
-    assert {(norm.epsilon, norm.momentum) for norm in norms} == {(2e-5, 0.9)}
-    assert [norm.name for norm in norms if norm.fixed_scale] == ["bn_data"]
-    convolutions = [step.layer for step in models.create("resnet", 20).steps if isinstance(step.layer, Conv)]
-    assert not any(conv.bias for conv in convolutions)
 
 
 def test_inception_uses_mxnets_defaults_where_mxnets_file_does():

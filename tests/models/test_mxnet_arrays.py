@@ -7,6 +7,7 @@ import pytest
 from dmltrain import models
 from dmltrain.layers import BatchNorm
 from tests.models.mxnet_graphs import GRAPHS, table
+from tests.models.other_networks import usual
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.file)
@@ -36,4 +37,4 @@ def test_every_graph_has_a_network(mxnet_networks):
 def test_the_usual_form_of_every_network_is_built():
     """At its usual size it has the usual number of logits."""
     for name, row in models.NETWORKS.items():
-        assert models.create(name, None, row.num_classes, row.image_shape).output_shape == (row.num_classes,)
+        assert usual(name).output_shape == (row.num_classes,)

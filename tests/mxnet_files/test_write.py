@@ -4,38 +4,14 @@ import numpy as np
 import pytest
 
 from dmltrain import initial, layers, models
-from dmltrain.layers import Rule
 from dmltrain.mxnet_files import graph, params, rebuild, weights, write
 from dmltrain.mxnet_files.node_options import NotSupported
+from tests.models.every_layer import EVERY_LAYER, RESPONSE_NORM
+from tests.models.other_networks import usual
 from tests.mxnet_files.graphs import canonical
 
-EVERY = layers.Network(
-    "every",
-    layers.chain(
-        layers.Conv("conv", 4, kernel=(3, 1), stride=(1, 2), pad=(1, 0), groups=2, weight_rule=Rule(lr_mult=0.5)),
-        layers.BatchNorm("fixed", momentum=0.7),
-        layers.BatchNorm("free", epsilon=2e-5, fixed_scale=False, beta_rule=Rule(wd_mult=1.0)),
-        layers.concat(
-            layers.chain(layers.MaxPool(kernel=3, stride=2, rounding="full"), layers.Relu()),
-            layers.chain(layers.AvgPool(kernel=3, stride=2, rounding="full"), layers.Tanh("tanh")),
-            layers.chain(layers.AvgPool(kernel=4, stride=2, pad=1, count_padding=False), layers.Scale(factor=0.17)),
-        ),
-        layers.SpatialTransformer(
-            "stn",
-            layers.chain(layers.Flatten(), layers.Dense("loc", 6, bias_rule=Rule(lr_mult=2.0, wd_mult=0.5))),
-            target=(5, 4),
-        ),
-        layers.add(layers.Conv("a", 3, bias=False), layers.Conv("b", 3), layers.chain(layers.Conv("c", 3))),
-        layers.Clip(low=-3.0, high=0.5),
-        layers.LocalResponseNorm(size=3, alpha=0.1),
-        layers.Dropout(rate=0.25),
-        layers.GlobalAvgPool("relu0"),  # a name that would be generated
-        layers.Flatten(),
-        layers.Dense("fc", 7, bias=False),
-    ),
-    (4, 9, 10),
-    7,
-)
+BY_HAND = {"every-layer": EVERY_LAYER, "response-norm": RESPONSE_NORM}
+BY_HAND["lenet-stn"] = models.create("lenet", image_shape=(1, 28, 28), add_stn=True)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +28,9 @@ def arrays_of(network):
     return found | {each.name: draw.random(each.shape, np.float32) + 0.5 for each in network.auxiliary()}
 
 
-def of_the_table(name):
-    row = models.NETWORKS[name]
-    return models.create(name, None, row.num_classes, row.image_shape)
-
-
-@pytest.mark.parametrize("name", ["every", *models.NETWORKS])
+@pytest.mark.parametrize("name", [*BY_HAND, *models.NETWORKS])
 def test_what_is_written_is_rebuilt(name):
-    network = EVERY if name == "every" else of_the_table(name)
+    network = BY_HAND.get(name) or usual(name)
     written = graph.parse(write.graph(network))
     if network.auxiliary_outputs:  # the graphs of these networks are for MXNet alone: here they come from the table
         with pytest.raises(NotSupported, match="3 outputs: node 'softmax' "):
@@ -74,10 +45,10 @@ def test_what_is_written_is_rebuilt(name):
 
 
 def test_arrays_come_back_and_fixed_gammas_are_ones():
-    own = arrays_of(EVERY)
-    found = params.read(write.parameters(EVERY, own))
-    assert found.pop("arg:fixed_gamma").tolist() == [1, 1, 1, 1]
-    kinds = {each.name: "arg" for each in EVERY.parameters()} | {each.name: "aux" for each in EVERY.auxiliary()}
+    own = arrays_of(EVERY_LAYER)
+    found = params.read(write.parameters(EVERY_LAYER, own))
+    assert found.pop("arg:fixed_gamma").tolist() == [1] * 20 and found.pop("arg:flat_gamma").tolist() == [1] * 4
+    kinds = dict.fromkeys(own, "arg") | dict.fromkeys((each.name for each in EVERY_LAYER.auxiliary()), "aux")
     assert found.keys() == {f"{kind}:{name}" for name, kind in kinds.items()}
     assert all(np.array_equal(found[f"{kinds[name]}:{name}"], each) for name, each in own.items())
 
@@ -92,14 +63,14 @@ def test_mxnet_reads_every_type_that_is_written(mx, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
-@pytest.mark.parametrize("name", ["every", "lenet", "resnet"])
+@pytest.mark.parametrize("name", [*BY_HAND, "lenet", "resnet"])
 def test_mxnets_own_program_loads_both_files_and_scores_equally(mx, tmp_path, name):
     """As example/image-classification/score.py does it: load_checkpoint, Module, score."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from dmltrain.backends.torch import layers as torch_layers
 
-    network = {"every": EVERY, "lenet": of_the_table("lenet"), "resnet": models.create("resnet", 8)}[name]
-    arrays = arrays_of(network) if name == "every" else initial.first_values(network, 0)
+    network = {**BY_HAND, "lenet": usual("lenet"), "resnet": models.create("resnet", 8)}[name]
+    arrays = arrays_of(network) if name in BY_HAND else initial.first_values(network, 0)
     prefix = str(tmp_path / "m")
     for path, content in write.files(prefix, 3, network, arrays).items():
         path.write_bytes(content)
@@ -133,7 +104,7 @@ def test_auxiliary_classifiers_are_further_outputs(mx):
 
 
 def test_the_file_weighs_what_its_arrays_weigh():
-    network = of_the_table("lenet")
+    network = usual("lenet")
     content = write.parameters(network, initial.first_values(network, 0))
     assert 0 < len(content) - 4 * network.num_parameters < 1000
     assert list(weights.read("m-0001.params", content)) == [each.name for each in network.parameters()]

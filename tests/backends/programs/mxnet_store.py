@@ -175,8 +175,6 @@ def wrong(what):
         store.set_optimizer(Mine())
     elif what == "pickle" and store.rank == 0:
         store._kv._send_command_to_servers(0, pickle.dumps(Evil(), 0).decode())
-    elif what == "unknown-optimizer":
-        store.set_optimizer({"name": "mine"})
     elif what == "uneven" and store.rank == 1:
         signal.pause()
     elif what == "exception" and store.rank == 0:
