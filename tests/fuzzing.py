@@ -41,7 +41,9 @@ from typing import Any
 
 from tests.forked_job import forker
 
+PLACE = "DMLTRAIN_TEST_FUZZING"  # a folder for files of the process that reads the inputs
 INPUTS = "DMLTRAIN_TEST_INPUTS"  # how many inputs each parser gets; CI sets 2,000, `make test-all` a million
+PREFIX = "dmltrain-fuzz-"
 PART = 100_000  # inputs of one process at most
 MAX_GROWTH = 64 << 20  # bytes
 MAX_ADDRESSES = 1 << 30  # bytes
@@ -104,13 +106,19 @@ def survive(name: str, part: int = 0) -> Result:
 def command(name: str, first: int, count: int) -> tuple[int | None, str]:
     """The exit code and the output of this module's command, in a forked process."""
     words = [__file__, name, "--first", str(first), "--count", str(count)]
-    with tempfile.NamedTemporaryFile("r") as log:
-        process = forker().fork(words, {**os.environ, "PYTHONPATH": str(ROOT)}, Path(log.name), ROOT)
+    with tempfile.NamedTemporaryFile("r") as log, tempfile.TemporaryDirectory(prefix=PREFIX) as place:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), PLACE: place}
+        process = forker().fork(words, environment, Path(log.name), ROOT)
         try:
             return process.wait(), log.read()
         finally:
             process.kill()
             process.wait()
+
+
+def folder() -> Path:
+    """Where the process that reads inputs may have files. Who started it removes it, also if the process is killed."""
+    return Path(os.environ.get(PLACE, "/nowhere"))
 
 
 def _inputs() -> int:
@@ -310,6 +318,12 @@ def find(name: str) -> Fuzzed:
 
 
 def main() -> int:
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as place:
+        os.environ.setdefault(PLACE, place)
+        return _main()
+
+
+def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="module:NAME of a Fuzzed")
     parser.add_argument("--first", type=int, default=0, help="number of the first input")

@@ -6,15 +6,11 @@ for, so that all that stands behind the md5 is reached.
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import gzip
 import hashlib
 import io
-import shutil
-import tempfile
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,10 +20,9 @@ from dmltrain.data.cifar10_files import BatchFile, Files
 from dmltrain.data.mnist import IdxFile
 from dmltrain.errors import UserError
 from tests.data.conftest import python2_pickle, tar_gz
-from tests.fuzzing import Fuzzed, parts, survive
+from tests.fuzzing import Fuzzed, folder, parts, survive
 
-FOLDER = Path(tempfile.mkdtemp(prefix="dmltrain-fuzz-"))
-atexit.register(shutil.rmtree, FOLDER)
+FOLDER = folder()
 ROWS = 2
 PIXELS = np.random.default_rng(5).integers(0, 256, (ROWS, 3072), dtype=np.uint8)
 BATCHES = {".bin": np.hstack([np.array([[3], [4]], np.uint8), PIXELS]).tobytes(), "": python2_pickle(PIXELS, [3, 4])}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import gzip
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +15,9 @@ from dmltrain.errors import UserError
 from tests.data import matlab
 from tests.data.test_readers_caffe import BGR, encoded, floats, raw
 from tests.data.test_readers_tars import class_tars, devkit_files, meta, tar
-from tests.fuzzing import Fuzzed, parts, survive
+from tests.fuzzing import Fuzzed, folder, parts, survive
 
-FOLDER = Path(tempfile.mkdtemp(prefix="dmltrain-fuzz-"))
-atexit.register(shutil.rmtree, FOLDER)
+FOLDER = folder()
 NOWHERE = FOLDER / "missing" / "index"  # where no index can be kept: that would wait for the disk
 
 
