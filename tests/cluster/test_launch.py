@@ -11,51 +11,14 @@ import pytest
 from tests.cluster.launching import WAYS, Front, way
 from tests.cluster.testbed import Testbed
 
+LONG = "x" * 100_000
 WORDS = [
-    "",
-    " ",
-    "two words",
-    " spaces around ",
-    "it's",
-    '"quoted"',
-    "'\"",
-    "$HOME",
-    "${HOME}",
-    "$(id)",
-    "`id`",
-    "$",
-    ";",
-    "a;b",
-    "; exit 3",
-    "line\nbreak",
-    "\n",
-    "\r\n",
-    "\ttab",
-    "\\",
-    "\\n",
-    "*",
-    "?",
-    "~",
-    "#",
-    "&",
-    "&&",
-    "|",
-    ">x",
-    "(",
-    "{a,b}",
-    "!x",
-    "%s",
-    "=",
-    "a=b",
-    "-n",
-    "--",
-    "--help",
-    "-",
-    "grün ñ 漢字 🙂",
-    "\udcff\udc80",
-    "x" * 100_000,
+    *("", " ", "two words", " spaces around ", "it's", '"quoted"', "'\"", "\\", "\\n"),
+    *("line\nbreak", "\n", "\r\n", "\ttab", "$HOME", "${HOME}", "$(id)", "`id`", "$"),
+    *(";", "a;b", "; exit 3", "&", "&&", "|", ">x", "(", "#", "*", "?", "~", "{a,b}", "!x"),
+    *("%s", "=", "a=b", "-n", "--", "--help", "-", "grün ñ 漢字 🙂", "\udcff\udc80", LONG),
 ]
-VALUES = [word for word in WORDS if word != "x" * 100_000]
+VALUES = [word for word in WORDS if word != LONG]
 PROGRAM = """
 import json, os, sys
 place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
@@ -89,24 +52,22 @@ def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
-def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(testbed: Testbed, tmp_path: Path, name: str):
-    front = Front(testbed, tmp_path)
+def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(front: Front, name: str):
     front.environment.pop("OMP_NUM_THREADS", None)  # it would be passed on
     done = front.run(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", "env | grep ^OMP_NUM_THREADS=")
     assert done.code == 0, done
-    said = [path.read_text().strip() for path in (tmp_path / "logs").glob("worker-*.log")]
+    said = [path.read_text().strip() for path in (front.folder / "logs").glob("worker-*.log")]
     assert said == [f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 5)}"] * 5
 
 
 @pytest.mark.parametrize(
     "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi"))]
 )
-def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: Path, name: str):
-    front = Front(testbed, tmp_path)
+def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, front: Front, name: str):
     before = testbed.logins("h1")
     done = front.run(*way(name, "h1"), "-n", 30, "-s", 29, "sh", "-c", "echo $DMLC_ROLE:$DMLC_TASK_ID")
     assert done.code == 0, done
-    said = sorted(path.read_text().strip() for path in (tmp_path / "logs").glob("*.log"))
+    said = sorted(path.read_text().strip() for path in (front.folder / "logs").glob("*.log"))
     assert said == sorted(
         ["scheduler:0"]
         + [f"{role}:{rank}" for role, count in (("server", 29), ("worker", 30)) for rank in range(count)]
@@ -118,14 +79,13 @@ def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, tmp_path: 
 @pytest.mark.parametrize(
     "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi", "mpich"))]
 )
-def test_64_processes_on_five_hosts_start_within_five_seconds(testbed: Testbed, tmp_path: Path, name: str):
+def test_64_processes_on_five_hosts_start_within_five_seconds(front: Front, name: str):
     """From the launcher's own start to the last process's first instruction, in the best of a few attempts: the
     machine may be busy with something else."""
-    front = Front(testbed, tmp_path)
     program = ["sh", "-c", 'date +%s.%N > "$0/$DMLC_ROLE-$DMLC_TASK_ID"']
     took = []
     for attempt in range(5):
-        folder = tmp_path / f"started-{attempt}"
+        folder = front.folder / f"started-{attempt}"
         folder.mkdir()
         began = time.time()
         done = front.run(*way(name, "h[1-5]"), "-n", 32, "-s", 31, *program, folder, logs=f"logs-{attempt}")
