@@ -174,34 +174,25 @@ def test_the_line_of_a_program_is_parsed():
     assert found == Step(0.25, 64, 1000, pieces=(600, 400), compression=compression, **same)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "7", "null", "{", "", '{"seconds_per_step": 1, "samples_per_step": 1}'])
-def test_nonsense_is_no_step(text):
-    assert step_of(f"DMLTRAIN_MEASURE {text}") is None
+NONSENSE = ("{}", "[]", "7", "null", "{", "", '{"seconds_per_step": 1, "samples_per_step": 1}')
+OTHERS = ("Epoch[0] Train-accuracy=0.5", f"DMLTRAIN_MEASURED {json.dumps(LEAST)}")
+
+
+@pytest.mark.parametrize("line", [*(f"DMLTRAIN_MEASURE {each}" for each in NONSENSE), *OTHERS])
+def test_nonsense_and_other_lines_are_no_step(line):
+    assert step_of(line) is None
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"seconds_per_step": math.nan},
-        {"seconds_per_step": -1},
-        {"seconds_per_step": 0},
-        {"seconds_per_step": "x"},
-        {"pieces": 3},
-        {"spread": -1},
-        {"compression": 3},
-        {"compression": {}},
-        {"compression": {"none": [1, 1], "x": [1]}},
-        {"compression": {"none": [1, 1], "x": [0, 1]}},
-        {"local_steps": 0},
+        *({"seconds_per_step": each} for each in (math.nan, -1, 0, "x")),
+        *({"pieces": 3}, {"spread": -1}, {"local_steps": 0}),
+        *({"compression": each} for each in (3, {}, {"none": [1, 1], "x": [1]}, {"none": [1, 1], "x": [0, 1]})),
     ],
 )
 def test_a_wrong_value_is_no_step(wrong):
     assert parsed() and parsed(**wrong) is None
-
-
-def test_other_lines_are_no_step():
-    assert step_of("Epoch[0] Train-accuracy=0.5") is None
-    assert step_of(f"DMLTRAIN_MEASURED {json.dumps(LEAST)}") is None
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------

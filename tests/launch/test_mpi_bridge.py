@@ -25,7 +25,7 @@ from launch import LaunchError
 from launch.channels.bridges import bridge
 from launch.channels.bridges.channel import BridgeChannel
 from launch.channels.bridges.engine import bridge_command, choice
-from launch.channels.bridges.reception import CALLERS, GREETING_SECONDS, Caller, Reception
+from launch.channels.bridges.reception import GREETING_SECONDS, Caller, Reception
 from launch.channels.bridges.tls import certificate
 from launch.job.host import Host
 from tests.launch.conftest import DEADLINE
@@ -106,20 +106,6 @@ def busy_seconds(*pids: int) -> float:
 
 
 # -- the contract of a channel -----------------------------------------------------------------------------------------
-
-
-def test_the_text_is_the_first_that_the_command_reads_and_silence_loses_nothing_of_what_it_writes(desk):
-    channel = desk.channel("cat; exit 9", b"text ")
-    channel.write(b"and more")
-    got = b""
-    while len(got) < 13:
-        got += channel.read(DEADLINE)
-    assert got == b"text and more"
-    with pytest.raises(TimeoutError):
-        channel.read(0.05)
-    channel.write(b"it\n")
-    assert channel.read(DEADLINE) == b"it\n"
-    assert channel.close() == "exited with 9", "close ends the input of a command that still runs"
 
 
 def test_messages_of_several_threads_do_not_cut_each_other(desk):
@@ -315,17 +301,6 @@ def test_an_invalid_line_with_the_token_is_disconnected(desk):
     with dial_tls(desk.reception.port) as friend:
         friend.sendall(json.dumps(hello).encode() + b"\n")
         assert desk.came.get(timeout=DEADLINE).host == "here", "this is one"
-
-
-def test_unauthenticated_peers_that_disconnect_free_their_slots_and_silent_ones_block_nobody(desk):
-    for _ in range(CALLERS + 2):
-        dial(desk.reception.port).close()
-    silent_peers = [dial(desk.reception.port) for _ in range(50)]
-    channel = desk.channel("echo hello")
-    assert read_all(channel) == b"hello\n"
-    channel.close()
-    for each in silent_peers:
-        each.close()
 
 
 def test_a_bridge_sends_nothing_to_a_peer_with_another_certificate(desk):

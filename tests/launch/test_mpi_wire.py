@@ -70,6 +70,8 @@ def test_output_and_its_end_arrive_whole_in_fragments_of_any_size(desk, size):  
     peer = ScriptedBridge(desk)
     last = json.dumps({"code": 3, "said": "one\ntwo"}).encode()
     sent, got = b"".join(map(frame, (b"out", b"put\0", b"", last))), b""
+    with pytest.raises(TimeoutError):
+        peer.channel.read(0.05)
     for start in range(0, len(sent), size):
         assert not peer.channel.ended
         peer.tls.sendall(sent[start : start + size])

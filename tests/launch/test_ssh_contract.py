@@ -254,6 +254,7 @@ def test_a_dozen_at_once_get_in_where_two_may_knock(connect, sshds):  # noqa: F8
 def test_an_unknown_host_is_refused_or_kept_when_asked(connect, sshds, home):  # noqa: F811
     sshd = sshds(known=False)
     refused(connect, sshd.host(), 2, "its host key is not known here", "--accept-new-host-keys")
+    wait_for(lambda: not sshd.children(), "the end of its connection")
     assert not home.known_hosts.exists()
     connect(sshd.host(), accept_new=True)
     assert sshd.listing().split()[2] in home.known_hosts.read_text()
@@ -288,8 +289,9 @@ def test_jumps_over_several_hosts_of_which_one_may_have_a_jump_of_its_own(connec
     home.configure(
         block("outer", outer),
         block("inner", inner, "ProxyJump outer"),
+        block("second", inner, "ProxyCommand false"),  # which is for who connects to it directly
         block("last", last, "ProxyJump inner"),
-        block("listed", last, f"ProxyJump outer,127.0.0.1:{inner.port}"),
+        block("listed", last, "ProxyJump outer,second"),
         block("nowhere", None, "Port 1", "ProxyJump outer"),
     )
     for logins, name in enumerate(("last", "listed"), 1):

@@ -19,25 +19,8 @@ from tests.launch.ssh_connect import SECONDS, silent_port
 from tests.waiting import wait_for
 
 
-def received(line: Line) -> bytes:
-    line.settimeout(SECONDS)
-    return line.recv(1000)
-
-
 def pid_in(path: Path) -> int:
     return int(wait_for(lambda: path.exists() and path.read_text().strip(), "its pid"))
-
-
-def test_what_is_sent_is_the_commands_input_and_it_ends_with_its_connection(tmp_path):
-    proxy = ProxyCommand(f"sh -c 'echo $$ > {tmp_path}/pid; read line; echo \"<$line>\"; exec cat'")
-    pid = pid_in(tmp_path / "pid")
-    assert os.getsid(pid) == pid, "a session of its own"
-    assert proxy.line.send(b"hello\n") == 6
-    assert received(proxy.line) == b"<hello>\n"
-    assert proxy.line.send(b"more") == 4
-    assert received(proxy.line) == b"more"
-    proxy.line.close()
-    wait_for(lambda: not psutil.pid_exists(pid), "its end, reaped")
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["at the end of its connection", "when asked to"])
@@ -144,18 +127,6 @@ def test_a_line_that_stands_still_fails_and_one_that_moves_does_not():
     with pytest.raises(OSError, match="nothing could be sent for 8 s") as caught:
         line.send(b"x")
     assert line.failure is caught.value
-
-
-def test_a_tcp_line_moves_bytes_both_ways_and_closes():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        line = tcp("127.0.0.1", server.getsockname()[1], SECONDS)
-        there, _ = server.accept()
-        with there:
-            assert line.send(b"ping") == 4 and there.recv(10) == b"ping"
-            there.sendall(b"pong")
-            assert received(line) == b"pong"
-            line.close()
-            assert there.recv(10) == b""
 
 
 def test_a_lost_host_is_noticed_while_nothing_is_sent():
