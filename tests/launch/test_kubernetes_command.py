@@ -232,14 +232,7 @@ def test_the_launchers_pod_gets_the_command_line_without_what_is_for_this_machin
     assert " ".join(words_inside(argv, {}, "kubernetes")) == expected
 
 
-def test_options_for_other_launchers_are_refused():
-    for words, said in (
-        (["--kube-worker-image", "x"], "--kube-worker-image needs --launcher kubernetes, but this job uses local"),
-        (["--queue", "x"], "--queue needs --launcher slurm.* but this job uses local"),
-        (["--kube-server-image", "x"], "share the pods of a job: --image"),
-    ):
-        with pytest.raises(LaunchError, match=said):
-            parse([*words, "-n", "1", "true"], {})
+def test_an_image_is_needed_and_may_be_that_of_dmlcs_workers():
     with pytest.raises(LaunchError, match="--image is missing"):
         manifest.described("a", "b", Options(num_workers=1))
     assert parse(["--kube-worker-image", "x", *PLAIN[:2], "true"], {}).image == "x"

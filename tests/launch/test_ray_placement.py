@@ -17,7 +17,6 @@ from launch.agent.cores import engines_limit
 from launch.clusters.in_ray import relay
 from launch.clusters.in_ray.placement import Node, find, inventory, lacking, names, resources, text_of
 from launch.clusters.ray import check, hosts_of, merged, request, runtime_env
-from launch.command_line.options import parse
 from launch.job.host import Host
 from launch.job.options import Options
 
@@ -106,13 +105,6 @@ def test_wrong_addresses_and_a_python_without_ray_are_refused():
     with pytest.raises(LaunchError, match=r"Ray is not installed for .*: pip install 'dmltrain\[ray\]'") as missing:
         check(Options(), installed=lambda name: None)
     assert missing.value.code == 127
-
-
-def test_options_of_ray_need_the_launcher_ray():
-    with pytest.raises(LaunchError, match="--address needs --launcher ray, but this job uses local: remove it"):
-        parse(["--address", "auto", "-n", "1", "true"], {})
-    with pytest.raises(LaunchError, match="--ray-resources 'CPU': expected NAME=AMOUNT"):
-        parse(["--launcher", "ray", "--ray-resources", "CPU", "-n", "1", "true"], {})
 
 
 def test_the_limit_of_an_engine_that_only_counts_cpus():

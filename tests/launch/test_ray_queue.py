@@ -29,7 +29,7 @@ from launch.commands import jobs
 from launch.job.job import Setting
 from launch.job.options import Options
 from launch.terminal.log_folder import LogFolder
-from tests.launch.conftest import ROOT
+from tests.launch.conftest import ROOT, Launcher
 from tests.waiting import wait_for
 
 pytest.importorskip("ray", reason="pip install 'dmltrain[ray]'")
@@ -229,30 +229,25 @@ def test_what_the_dry_run_prints_works_by_hand(ray: Dashboard, tmp_path: Path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["while the job runs", "when it has ended"])
-def test_ctrl_c_stops_the_job_and_keeps_its_last_words(ray: Dashboard, tmp_path: Path, moment: str):
+def test_ctrl_c_stops_the_job_and_keeps_its_last_words(ray: Dashboard, launcher: Launcher, moment: str):
     ray.printed += "[worker-0] one\n"
-    argv = [sys.executable, "-m", "launch.cli", "--launcher", "ray", "--launcher-inside", "yes", "--address", ray.url]
-    argv += ["--ray-runtime-env", PACKAGE, "--log-dir", "logs", "-n", "1", "-s", "0", "true"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    popen = subprocess.Popen(argv, cwd=tmp_path, env=environment, **pipes)
-    log = tmp_path / "logs/worker-0.log"
-    wait_for(lambda: log.exists() and log.read_text() == "one\n", "its output")
+    inside = ("--launcher", "ray", "--launcher-inside", "yes", "--address", ray.url, "--ray-runtime-env", PACKAGE)
+    launched = launcher.start(*inside, "-n", 1, "-s", 0, "true")
+    wait_for(lambda: launched.log("worker-0") == b"one\n", "its output")
     if moment == "when it has ended":
         ray.status, ray.code = "FAILED", 3
         wait_for(lambda: "delete" in ray.asked, "the end of the job")
-    popen.send_signal(signal.SIGINT)
-    out, err = popen.communicate()
-    assert "Traceback" not in err, err
-    assert out == "[worker-0] one\n" and not ray.known
+    launched.signal(signal.SIGINT)
+    done = launched.wait()
+    assert done.out == b"[worker-0] one\n" and "Traceback" not in done.err and not ray.known, done
     if moment == "while the job runs":
-        assert popen.returncode == 130 and "last words" in err, err
+        assert done.code == 130 and "last words" in done.err, done
     else:
-        assert popen.returncode == 3 and "stop" not in ray.asked, err
-    queued = json.loads((tmp_path / "logs/queued.json").read_text())
-    assert queued["exit_code"] == popen.returncode and queued["ended"]
-    assert [row.state for row in jobs.find_jobs(tmp_path)] == ["ended"]
-    again = LogFolder(tmp_path / "logs")
+        assert done.code == 3 and "stop" not in ray.asked, done
+    queued = json.loads((launched.logs / "queued.json").read_text())
+    assert queued["exit_code"] == done.code and queued["ended"]
+    assert [row.state for row in jobs.find_jobs(launcher.folder)] == ["ended"]
+    again = LogFolder(launched.logs)
     assert (again.path / "previous-1/worker-0.log").exists(), "the name may be used again"
 
 

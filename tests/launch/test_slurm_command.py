@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,17 @@ from launch.clusters.queue import Inside
 from launch.clusters.slurm import REMOVED, Allocated, command, components_of, hosts_of, sbatch
 from launch.job.host import Host
 from launch.job.options import Options
+from tests.scripts import shell_script
 
 HOSTS = [Host("h7"), Host("h2", python="/opt/it's/python")]
 
 
-def test_one_task_on_each_node_finds_its_number_by_the_name_of_its_node(tmp_path):
+def submitted(options: Options) -> tuple[str, ...]:
+    """The command line of sbatch."""
+    return tuple(sbatch(Inside(options, ("true",), "name", Path("/logs")))[0])
+
+
+def test_one_task_on_each_node_finds_its_number_by_the_name_of_its_node():
     argv = command(Allocated("17", arguments=(("--gres=gpu:2",),)), HOSTS)
     assert argv[:6] == ["srun", "--gres=gpu:2", "--jobid=17", "--nodes=2", "--ntasks=2", "--nodelist=h7,h2"]
     assert "--overlap" not in argv
@@ -60,18 +67,15 @@ def test_of_two_components_the_first_has_the_workers_and_the_second_the_servers(
         hosts_of(Options(), ["h1", "h2", "h3"])
 
 
-def test_servers_with_nodes_of_their_own_are_a_component_of_the_submitted_job(tmp_path):
-    options = replace(Options(), num_workers=2, num_servers=1, queue="gpu", slurm_args=("--gres=gpu:2",))
-    assert ":" not in sbatch(Inside(options, ("true",), "name", tmp_path))[0]
+def test_servers_with_nodes_of_their_own_are_a_component_of_the_submitted_job():
+    own = ("--gres=gpu:2", "--signal=R:USR1@60")
+    options = replace(Options(), num_workers=2, num_servers=1, queue="gpu", slurm_args=own)
+    assert ":" not in submitted(options)
     asked = replace(options, slurm_server_args=("--partition=cpu", "--mem=8G"))
-    argv = sbatch(Inside(asked, ("true",), "name", tmp_path))[0]
+    argv = submitted(asked)
     at = argv.index(":")
-    assert argv[2:4] == ("--job-name=name", "--nodes=2") and argv[at - 2 : at] == ("--partition=gpu", "--gres=gpu:2")
+    assert argv[2:4] == ("--job-name=name", "--nodes=2") and argv[at - 3 : at] == ("--partition=gpu", *own)
     assert argv[at:] == (":", "--job-name=name", "--nodes=1", "--partition=cpu", "--mem=8G")
-    with pytest.raises(LaunchError, match="--slurm-server-args needs servers, and this job has none"):
-        sbatch(Inside(replace(asked, num_servers=0), ("true",), "name", tmp_path))
-    with pytest.raises(LaunchError, match="--slurm-server-args=--signal=B:USR1 would end the launcher"):
-        sbatch(Inside(replace(asked, slurm_server_args=("--signal=B:USR1",)), ("true",), "name", tmp_path))
 
 
 def test_what_a_script_says_about_its_own_steps_does_not_reach_srun():
@@ -82,9 +86,8 @@ def test_what_a_script_says_about_its_own_steps_does_not_reach_srun():
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch) -> None:
     """One that knows h[1-2], and lists of names with spaces between them."""
-    made = tmp_path / "scontrol"
-    made.write_text('#!/bin/sh\nif [ "$3" = "h[1-2]" ]; then echo h1; echo h2; else printf "%s\\n" $3; fi\n')
-    made.chmod(0o755)
+    known = 'if [ "$3" = "h[1-2]" ]; then echo h1; echo h2; else printf "%s\\n" $3; fi'
+    shell_script(tmp_path / "scontrol", known)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
 
 
@@ -108,8 +111,7 @@ def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypat
         ("echo down >&2; exit 1", "--slurm-job 17: squeue failed: down"),
         ("exit 0", "Slurm's job 17 has ended, or does not run yet"),
     ):
-        squeue.write_text(f"#!/bin/sh\n{script}\n")
-        squeue.chmod(0o755)
+        shell_script(squeue, script)
         with pytest.raises(LaunchError, match=words):
             components_of(asked, {})
     squeue.write_text('#!/bin/sh\n[ "$2" = --jobs=17 ] && echo "17 h[1-2]"\n')
@@ -118,15 +120,16 @@ def test_squeue_is_asked_for_the_nodes_of_another_allocation(tmp_path, monkeypat
     assert components_of(asked, {}) == ["h[1-2]", "h3"]
 
 
-def test_arguments_of_sbatch_that_do_not_do_what_they_seem_to_are_refused(tmp_path):
-    for wrong, words in (
-        ("--signal=B:USR1@60", "would end the launcher: leave B: out"),
-        ("--signal=RB:USR1", "would end the launcher: leave B: out"),
-        ("--gpus-per-task=1", "counts tasks of srun, .* --slurm-args=--gpus-per-node=N"),
-    ):
-        options = replace(Options(), num_workers=1, slurm_args=(wrong,))
-        with pytest.raises(LaunchError, match=f"--slurm-args={wrong} {words}"):
-            sbatch(Inside(options, ("true",), "name", tmp_path))
-    options = replace(Options(), num_workers=1, slurm_args=("--signal=R:USR1@60",), queue="night")
-    assert "--partition=night" in sbatch(Inside(options, ("true",), "name", tmp_path))[0]
-    assert "--signal=R:USR1@60" in sbatch(Inside(options, ("true",), "name", tmp_path))[0]
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"slurm_args": ("--signal=B:USR1@60",)}, "--slurm-args=--signal=B:USR1@60 would end the launcher: leave B:"),
+        ({"slurm_args": ("--signal=RB:USR1",)}, "--slurm-args=--signal=RB:USR1 would end the launcher: leave B: out"),
+        ({"slurm_args": ("--gpus-per-task=1",)}, "counts tasks of srun, .* --slurm-args=--gpus-per-node=N"),
+        ({"slurm_server_args": ("--signal=B:USR1",)}, "--slurm-server-args=--signal=B:USR1 would end the launcher"),
+        ({"slurm_server_args": ("--mem=8G",), "num_servers": 0}, "--slurm-server-args needs servers, and this job has"),
+    ],
+)
+def test_arguments_of_sbatch_that_do_not_do_what_they_seem_to_are_refused(given, said):
+    with pytest.raises(LaunchError, match=said):
+        submitted(replace(Options(num_workers=1, num_servers=1), **given))

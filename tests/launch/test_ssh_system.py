@@ -49,6 +49,10 @@ def test_the_command_line_has_what_was_said_of_the_host():
     assert ssh.host_options(Host("h1")) == ["-p", "22", "-i", "/key"], "the port of the command line is for the others"
 
 
+JUMP = "channel 0: open failed: connect failed: Connection refused"
+BAD = "/c: line 3: Bad configuration option: prot"
+
+
 @pytest.mark.parametrize(
     ("said", "shown", "fix", "code"),
     [
@@ -57,18 +61,8 @@ def test_the_command_line_has_what_was_said_of_the_host():
         ("x: Too many authentication failures\n", "", "put your public key there", 2),
         ("ssh: connect to host n1 port 22: Connection refused\n", "", "is sshd running there", 125),
         ("ssh: connect to host n1 port 22: No route to host\n", "", "is the", 125),
-        (
-            "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n" + RESET,
-            "channel 0: open failed: connect failed: Connection refused",
-            "can the jump host reach it?",
-            125,
-        ),
-        (
-            "/c: line 3: Bad configuration option: prot\n/c: terminating, 1 bad configuration options\n",
-            "/c: line 3: Bad configuration option: prot",
-            "correct ~/.ssh/config",
-            2,
-        ),
+        (f"{JUMP}\nstdio forwarding failed\n{RESET}", JUMP, "can the jump host reach it?", 125),
+        (f"{BAD}\n/c: terminating, 1 bad configuration options\n", BAD, "correct ~/.ssh/config", 2),
         ("nc: no way\nConnection refused\n", "nc: no way: Connection refused", "is sshd", 125),
         ("ssh: connect to host n1 port 22: Connection timed out\n", "ssh got no answer from n1 within 60 s", "", 125),
         ("something new\n", "ssh failed: something new", "does {ssh} n1 true work?", 125),

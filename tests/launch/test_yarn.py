@@ -16,7 +16,6 @@ from launch.clusters.in_yarn.api import Absent, Api
 from launch.clusters.in_yarn.service import Described, service, service_name, variables
 from launch.clusters.queue import Inside
 from launch.clusters.yarn import Cluster, Held, Queue, described
-from launch.command_line.options import parse
 from launch.job.job import Setting
 from launch.job.options import Options
 from tests.cluster.requirements import missing
@@ -153,8 +152,6 @@ def test_names_and_secrets_that_yarn_does_not_take():
         variables(replace(OPTIONS, settings=(Setting("TOKEN", "x", secret=True),)), {"TOKEN": "x"})
     with pytest.raises(LaunchError, match="--yarn-url is missing"):
         described(job(replace(OPTIONS, yarn_url="")))
-    with pytest.raises(LaunchError, match="--yarn-url is rm: expected http"):
-        parse(["--launcher", "yarn", "--yarn-url", "rm", "-n", "1", "true"], {})
 
 
 def test_a_cluster_is_made_inside_only():
