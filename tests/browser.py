@@ -31,20 +31,10 @@ from tests.readable import readable
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--headless",
     "--no-sandbox",  # it runs as root in containers
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--no-default-browser-check",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-extensions",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--mute-audio",
-    "--force-color-profile=srgb",
+    *("--headless", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--disable-extensions"),
+    *("--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-sync"),
+    *("--disable-component-update", "--hide-scrollbars", "--mute-audio", "--force-color-profile=srgb"),
     "--remote-debugging-pipe",
 )
 ANSWER_SECONDS = 60.0

@@ -27,16 +27,10 @@ def _slow(data: bytes) -> None:
 
 
 GOLDEN = [b"golden", b"golden 2"]
-RIGHT = Fuzzed(lambda data: int(data), lambda: [b"17", b"-5"], (ValueError,))
 FAULTY = Fuzzed(_text, lambda: GOLDEN, (ValueError,))
 HUNGRY = Fuzzed(_hungry, lambda: GOLDEN[:1], (ValueError,))
 SLOW = Fuzzed(_slow, lambda: GOLDEN, (), cpu_seconds=0.2)
 DEAF = Fuzzed(lambda data: None, lambda: GOLDEN, (ValueError,))
-
-
-def test_a_parser_that_keeps_the_rules_survives() -> None:
-    result = fuzzing.survive("tests.test_fuzzing:RIGHT")
-    assert result.accepted > 100 and result.refused["ValueError"] > 1000 and result.mib < 4
 
 
 @pytest.mark.parametrize(
@@ -60,9 +54,3 @@ def test_an_input_is_a_function_of_its_number_by_which_a_failure_is_repeated() -
     number = next(each for each in range(100_000) if mutant(fuzzed, GOLDEN, each)[:1] == b"\x80")
     code, said = fuzzing.command("tests.test_fuzzing:FAULTY", number, 1)
     assert code == 1 and f"input {number} (" in said and "KeyError: 'undocumented'" in said
-
-
-def test_parts_share_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fuzzing.parts() == [0] or fuzzing.INPUTS in fuzzing.os.environ
-    monkeypatch.setenv(fuzzing.INPUTS, "250000")
-    assert fuzzing.parts() == [0, 1, 2]

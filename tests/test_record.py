@@ -46,6 +46,9 @@ def test_lines_are_mxnets() -> None:
         ("Train-cross-entropy", -math.inf, "-inf"),
         ("Train-accuracy", 0, "0"),
         ("Train-loss", 1e-40, "1e-40"),
+        *(("Train-x", 1e-30, "0." + "0" * 29 + "1"), ("Train-x", 1e-31, "1e-31"), ("Train-x", 1e30, "1e+30")),
+        *(("Train-x", -1e30, "-1e+30"), ("Train-x", 0.0, "0.000000"), ("Train-x", 0.001, "0.001000")),
+        *(("Train-x", 0.00099, "0.00099"), ("Train-x", 3, "3")),
     ],
 )
 def test_numbers(name: str, value: float, text: str) -> None:
@@ -104,99 +107,59 @@ def test_it_imports_only_the_standard_library() -> None:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, key",
-    [
-        ("Train-accuracy", "train_accuracy"),
-        ("Validation-accuracy", "validation_accuracy"),
-        ("Time cost", "seconds"),
-        ("time cost", "seconds"),
-        ("time", "seconds"),
-        ("Speed", "speed"),
-        ("Device-Memory", "device_memory"),
-        ("Learning-rate", "learning_rate"),
-        ("lr", "learning_rate"),
-        ("Train-top_k_accuracy_5", "train_top_k_accuracy_5"),
-        ("Train-cross-entropy", "train_cross_entropy"),
-        ("val_acc", "validation_accuracy"),
-        ("train", "train_accuracy"),
-        ("val", "validation_accuracy"),
-        ("Validation-acc-top5", "validation_top_k_accuracy_5"),
-        ("loss", "train_loss"),
-        ("Test-accuracy", "test_accuracy"),
-        ("Validation-correct-count", "validation_correct_count"),
-    ],
-)
-def test_keys(name: str, key: str) -> None:
-    assert record.key(name) == key
+KEYS = {  # section of the log -> key -> names that mean it there
+    "": {
+        "train_accuracy": ("Train-accuracy", "train"),
+        "validation_accuracy": ("Validation-accuracy", "val_acc", "val", "eval"),
+        "test_accuracy": ("Test-accuracy", "testing-acc", "test"),
+        "seconds": ("Time cost", "time cost", "time", "Time_cost", "time-cost", "training cost"),
+        "learning_rate": ("Learning-rate", "lr"),
+        "train_loss": ("loss",),
+        "train_top_k_accuracy_5": ("Train-top_k_accuracy_5",),
+        "train_cross_entropy": ("Train-cross-entropy",),
+        "train_x": ("training x",),
+        "validation_top_k_accuracy_5": ("Validation-acc-top5",),
+        "validation_correct_count": ("Validation-correct-count",),
+        "validation_x": ("valid-x",),
+        **{"speed": ("Speed",), "device_memory": ("Device-Memory",)},
+        **{"a_b": ("_a..b_",), "x_x": ("X-x",), "acc_1": ("acc@1",)},
+    },
+    "train": {"learning_rate": ("lr",), "train_accuracy": ("acc@1",), "train_top_k_accuracy_5": ("acc5",)},
+    "validation": {
+        "validation_accuracy": ("acc-top1", "prec@1"),
+        "validation_top_k_accuracy_5": ("acc_top5", "accuracy_top5"),
+        **{"validation_err_top1": ("err-top1",), "validation_loss": ("loss",), "seconds": ("time",)},
+    },
+    "test": {"test_loss": ("loss",)},
+}
 
 
 @pytest.mark.parametrize(
-    "name, key",
-    [
-        ("acc-top1", "validation_accuracy"),
-        ("acc_top5", "validation_top_k_accuracy_5"),
-        ("accuracy_top5", "validation_top_k_accuracy_5"),
-        ("err-top1", "validation_err_top1"),
-        ("loss", "validation_loss"),
-        ("time", "seconds"),
-        ("prec@1", "validation_accuracy"),
-    ],
+    ("section", "key", "name"),
+    [(section, key, name) for section, keys in KEYS.items() for key, names in keys.items() for name in names],
 )
-def test_keys_in_a_section(name: str, key: str) -> None:
-    assert record.key(name, "validation") == key
+def test_keys(section: str, key: str, name: str) -> None:
+    assert record.key(name, section) == key
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("0.5", 0.5),
-        (".5", 0.5),
-        ("5.", 5),
-        ("-3", -3),
-        ("1.2e-05", 1.2e-05),
-        ("1E+3", 1000),
-        ("nan", math.nan),
-        ("-inf", -math.inf),
-        ("NaN", math.nan),
-        ("43.12%", 43.12),
-        ("0.5, b", 0.5),
-        ("0.5,b=1", 0.5),
-        ("12.5s", 12.5),
-        ("12.5 sec", 12.5),
-        ("0.5)", 0.5),
-        ('0.5\\n"', 0.5),
-        ("0.5#011b", 0.5),
-        ("1e999", math.inf),
-        ("0.5.", 0.5),
-        ("0.859832935560859", 0.859832935560859),
-    ],
-)
+READ = {
+    **{"0.5": 0.5, ".5": 0.5, "5.": 5, "0": 0, "-3": -3, "0.859832935560859": 0.859832935560859},
+    **{"1.2e-05": 1.2e-05, "1E+3": 1000, "1E-3": 0.001, "1e999": math.inf, "-inf": -math.inf},
+    **{"nan": math.nan, "-nan": math.nan, "NaN": math.nan, "43.12%": 43.12, "12.5s": 12.5, "12.5 sec": 12.5},
+    **{"0.5, b": 0.5, "0.5,b=1": 0.5, "0.5)": 0.5, '0.5\\n"': 0.5, "0.5#011b": 0.5, "0.5.": 0.5},
+}
+
+
+@pytest.mark.parametrize(("text", "value"), READ.items())
 def test_numbers_are_read(text: str, value: float) -> None:
     found = record.pairs(f"a={text}".encode())[0].value
     assert found == value or (math.isnan(found) and math.isnan(value))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "abc",
-        "0.5.6",
-        "0,4312",
-        "12:30:45",
-        "1.#QNAN",
-        "0x1F",
-        "1_000",
-        "0.5Epoch",
-        "2026-11-20",
-        "-",
-        "e5",
-        "12ms",
-        "1.2.3",
-        "0.29INFO:root",
-    ],
-)
+NO_NUMBERS = "abc 0.5.6 0,4312 12:30:45 1.#QNAN 0x1F 1_000 0.5Epoch 2026-11-20 - e5 12ms 1.2.3 0.29INFO:root"
+
+
+@pytest.mark.parametrize("text", ["", *NO_NUMBERS.split()])
 def test_text_that_is_not_a_number_is_ignored(text: str) -> None:
     assert record.pairs(f"a={text}".encode()) == []
 
@@ -304,48 +267,6 @@ def test_a_logger_writes_to_stderr_or_a_given_stream(capsys: pytest.CaptureFixtu
     record.logger(7, stream).info("to the stream")
     assert capsys.readouterr().err.endswith(" Node[7] to stderr\n")
     assert stream.getvalue().endswith(" Node[7] to the stream\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "section", "key"),
-    [
-        ("testing-acc", "", "test_accuracy"),
-        ("test", "", "test_accuracy"),
-        ("eval", "", "validation_accuracy"),
-        ("valid-x", "", "validation_x"),
-        ("training x", "", "train_x"),
-        ("Time_cost", "", "seconds"),
-        ("time-cost", "", "seconds"),
-        ("training cost", "", "seconds"),
-        ("lr", "train", "learning_rate"),
-        ("loss", "", "train_loss"),
-        ("loss", "test", "test_loss"),
-        ("_a..b_", "", "a_b"),
-        ("X-x", "", "x_x"),
-        ("acc@1", "", "acc_1"),
-        ("acc@1", "train", "train_accuracy"),
-        ("acc5", "train", "train_top_k_accuracy_5"),
-    ],
-)
-def test_spellings_of_names(name: str, section: str, key: str) -> None:
-    assert record.key(name, section) == key
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1e-30, "0." + "0" * 29 + "1"),
-        (1e-31, "1e-31"),
-        (1e30, "1e+30"),
-        (-1e30, "-1e+30"),
-        (0.0, "0.000000"),
-        (0.001, "0.001000"),
-        (0.00099, "0.00099"),
-        (3, "3"),
-    ],
-)
-def test_the_edges_of_plain_decimals(value: float, text: str) -> None:
-    assert record.value(0, "Train-x", value) == f"Epoch[0] Train-x={text}"
 
 
 def test_only_a_value_at_the_very_end_may_be_cut_off() -> None:

@@ -3,7 +3,6 @@
 import tracemalloc
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,19 +31,14 @@ def test_words_that_differ_in_few_bits(count, bits, seed):
     check((words >> np.uint64(min(bits, 63))) << np.uint64(min(bits, 63)))
 
 
-@pytest.mark.thorough
-def test_orders_of_millions_are_those_of_argsort():
-    count = 3_000_000
-    words = random_bits.words(count, 5, 6, random_bits.ORDER)
-    assert np.array_equal(partition.epoch_order(count, 5, 6), np.argsort(words, kind="stable"))
-
-
-def test_memory_is_that_of_the_words():
+def test_memory_is_that_of_the_words_also_of_orders_of_millions():
     count = 4 * permutation.PIECE
+    words = random_bits.words(count, 1, 2, random_bits.ORDER)
     tracemalloc.start()
     try:
-        partition.epoch_order(count, 1, 2)
+        order = partition.epoch_order(count, 1, 2)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 8 * count + 5 * 8 * permutation.PIECE
+    assert np.array_equal(order, np.argsort(words, kind="stable"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dmltrain.experiment import cli
 from dmltrain.experiment.cell import Cell, cells
 from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.file import load
@@ -20,6 +21,7 @@ from tests.forked_job import run_forked
 
 FOLDER = Path(__file__).parents[2] / "examples/experiments"
 FILES = sorted(FOLDER.glob("*.yaml"))
+OF_THE_TEST_BED = sorted([*FOLDER.glob("*/*.yaml"), *FOLDER.glob("ssp-*.yaml")])
 MOST_SMALL = 80  # cells of all trials together
 
 
@@ -44,6 +46,24 @@ def test_a_file_says_what_it_is_and_shows_published_figures(path):
     for view in (presentation(experiment), presentation(trial)):
         assert view.columns and view.plots
         assert all(result.source.startswith("https://") for result in view.published)
+
+
+@pytest.mark.parametrize("path", OF_THE_TEST_BED, ids=lambda path: path.name)
+def test_a_file_for_two_cores_or_the_test_bed_has_cells_columns_and_plots(path, capsys):
+    assert cli.main([str(path), "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"{len(made(path, small=False)[1])} cells of ")
+    view = presentation(load(path))
+    assert view.columns and view.plots
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_each_staleness_has_its_kvstore(small):
+    stores = {None: "local", 0: "dist_sync", "infinity": "dist_async"}
+    for cell in made(FOLDER / "ssp-speed.yaml", small)[1]:
+        assert cell.servers == (0 if cell.workers == 1 else cell.workers)
+        store = cell.words[cell.words.index("--kv-store") + 1]
+        assert store == stores.get(cell.settings.get("staleness"), "dist_ssp"), cell.id
+        assert (store == "dist_ssp") == ("--staleness" in cell.words), cell.id
 
 
 def test_all_trials_together_have_few_cells():

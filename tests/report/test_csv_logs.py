@@ -2,10 +2,8 @@
 
 import csv
 import io
-import json
 import math
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,15 +77,6 @@ def test_unknown_columns_become_metrics_and_our_own_tables_can_be_read(parse: Ca
         shown = parse(log, "--format", form).stdout
         (tmp_path / "table.csv").write_text(shown)
         assert parse(tmp_path / "table.csv", "--format", form).stdout == shown
-
-
-@pytest.mark.parametrize(("first", "shown"), [(0, " 1"), (1, " 1"), (5, " 6")])
-def test_epochs_are_counted_from_one_whether_the_file_counts_from_zero_or_one(
-    parse: Callable, tmp_path: Path, first: int, shown: str
-) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text(f"epoch,acc\n{first},0.5\n{first + 1},0.625\n")
-    assert parse(log, "--format", "none").stdout.splitlines()[1].split("\t")[:2] == [shown, "0.500000"]
 
 
 def test_runs_that_append_to_a_file_are_separate_runs() -> None:
@@ -206,15 +195,3 @@ def test_a_csv_that_is_no_training_log_is_no_run(parse: Callable, tmp_path: Path
     done = parse(tmp_path / "x.csv")
     assert done.returncode == 2
     assert "no epoch in it" in done.stderr and "TensorBoard" in done.stderr
-
-
-def test_a_cut_cell_is_reported_and_all_columns_are_in_the_json(parse: Callable, tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("epoch,accuracy,val_accuracy\n0,0.5,0.25\n1,0.75,0.3")
-    done = parse(log)
-    assert done.stdout.splitlines()[-1] == "|  2 | 0.750000 | - | - |"
-    assert re.search(f"note: {log}: .*truncated; its val_accuracy ", done.stderr)
-    log.write_text(KERAS)
-    (shown,) = json.loads(parse(log, "--format", "json").stdout)
-    assert [row["epoch"] for row in shown["epochs"]] == [0, 1, 2]
-    assert set(shown["epochs"][0]) == {"epoch", *KERAS_ROWS[0]}

@@ -72,14 +72,6 @@ def test_a_log(between: str) -> None:
     assert (rows(log(between))) == ROWS
 
 
-@pytest.mark.parametrize("size", [64, 300, 5000])
-def test_blocks_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = reading.scan(io.BytesIO(log().encode()))[0]
-    blocks = reading.blocks
-    monkeypatch.setattr(reading, "blocks", lambda stream: blocks(stream, size))
-    assert reading.scan(io.BytesIO(log().encode()))[0] == whole
-
-
 def test_without_tests_the_displayed_iterations_are_rows_and_a_test_has_its_own_loss() -> None:
     text = glog(*of_display(0, 2.5, 0.5), *of_display(100, 1.64, 141.8), *of_display(200, 1.5, 9.5))
     assert (rows(text)) == {

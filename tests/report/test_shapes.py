@@ -81,16 +81,6 @@ def test_text_around_a_record_is_ignored(rows: Callable, name: str, encoding: st
     assert rows(("\ufeff" * bool(mark) + text).encode(encoding, "surrogateescape")) == READ
 
 
-NUMBERS = {"1.2e-05": 1.2e-05, "1E-3": 0.001, "inf": math.inf, "0": 0, "1": 1, ".5": 0.5}
-NUMBERS |= {"nan": math.nan, "-nan": math.nan}
-
-
-@pytest.mark.parametrize("written, value", NUMBERS.items())
-def test_numbers(rows: Callable, written: str, value: float) -> None:
-    read = rows(f"Epoch[0] Train-accuracy={written}\nEpoch[0] Validation-accuracy={written} \n")[0]
-    assert [read["train_accuracy"], read["validation_accuracy"]] == [pytest.approx(value, nan_ok=True)] * 2
-
-
 # ---- records of others ----------------------------------------------------------------------------------------------
 
 
