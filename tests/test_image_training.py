@@ -9,18 +9,8 @@ from tests.forked_job import run_forked
 from tests.test_fit import EXAMPLES, backend, environment, finished, job, run, train  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
-IMAGES = ["--dataset", "imagenet", "--num-classes", 4, "--image-shape", "3,16,16", "--network", "mlp", "--batch-size", 8]
-    "--dataset",
-    "imagenet",
-    "--num-classes",
-    "4",
-    "--image-shape",
-    "3,16,16",
-    "--batch-size",
-    "8",
-    "--network",
-    "mlp",
-]
+IMAGES = ["--dataset", "imagenet", "--num-classes", 4, "--image-shape", "3,16,16", "--network", "mlp"]
+IMAGES += ["--batch-size", 8]
 LEARN = ["--rgb-mean", 127, "--rgb-std", 60, "--lr", 0.005]
 
 
