@@ -79,29 +79,21 @@ class Thread:
         return self.now - began - (self.waited - waited)
 
 
-def test_a_step_takes_as_long_as_asked_once_the_backward_pass_is_known():
-    thread = Thread(seconds=0.5)
-    assert thread.step(0, 0.1, 0.2) == pytest.approx(0.7)
-    assert thread.step(1, 0.1, 0.2) == pytest.approx(0.5)
-    assert thread.step(2, 0.2, 0.2) == pytest.approx(0.5)
-    assert thread.step(3, 0.1, 0.3) == pytest.approx(0.6)  # the shortest pass was expected
-
-
-def test_a_longer_step_keeps_its_time():
-    thread = Thread(seconds=0.25)
-    assert [thread.step(number, 0.1, 0.2) for number in range(3)] == pytest.approx([0.45, 0.3, 0.3])
-
-
-def test_waits_do_not_count():
-    thread = Thread(seconds=0.5)
-    assert [thread.step(number, 0.1, 0.2, wait=3.0) for number in range(3)] == pytest.approx([0.7, 0.5, 0.5])
-    assert thread.waited == 9.0
-
-
-def test_a_factor_multiplies_the_longer_of_both():
-    for seconds, expected in ((0.0, 0.9), (0.5, 1.5)):
-        thread = Thread(seconds=seconds, always=3.0)
-        assert [thread.step(number, 0.1, 0.2) for number in range(2)][1] == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("slow", "steps", "expected"),
+    [
+        # the first backward pass is not known before, and of the others the shortest is expected
+        ({"seconds": 0.5}, [(0.1, 0.2), (0.1, 0.2), (0.2, 0.2), (0.1, 0.3)], [0.7, 0.5, 0.5, 0.6]),
+        ({"seconds": 0.25}, [(0.1, 0.2)] * 3, [0.45, 0.3, 0.3]),
+        ({"seconds": 0.5}, [(0.1, 0.2, 3.0)] * 3, [0.7, 0.5, 0.5]),
+        ({"seconds": 0.0, "always": 3.0}, [(0.1, 0.2)] * 2, [0.5, 0.9]),
+        ({"seconds": 0.5, "always": 3.0}, [(0.1, 0.2)] * 2, [1.7, 1.5]),
+    ],
+    ids=["as long as asked", "longer by itself", "waits do not count", "a factor", "a factor of the longer of both"],
+)
+def test_how_long_steps_take(slow, steps, expected):
+    thread = Thread(**slow)
+    assert [thread.step(number, *each) for number, each in enumerate(steps)] == pytest.approx(expected)
 
 
 def test_only_steps_that_were_drawn_take_longer():
