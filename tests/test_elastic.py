@@ -1,7 +1,6 @@
 """Elastic jobs of real processes: what is refused, how they end, and what replays they are for. The losses that a job
 survives: test_elastic_faults.py."""
 
-import json
 import os
 import re
 import shutil
@@ -224,14 +223,20 @@ def refused(job, text, codes=(2,)):
     assert "Traceback" not in job.outputs()
 
 
-def test_each_process_names_several_problems_at_once(jobs):
-    job = jobs.start("", "--factors", "auto", "--max-iter", "5", workers=1, servers=1)
-    refused(job, f"error: --elastic {YET.format('--factors auto')}; --elastic does not work with --max-iter yet")
-
-
-def test_a_program_of_ones_own_is_refused(jobs):
-    job = jobs.start("start", ".", program="phases.py", workers=1, servers=1)
-    refused(job, "error: kvstore.create: this job was started with --elastic, which programs that use the kvstore")
+@pytest.mark.parametrize(
+    ("words", "program", "said"),
+    [
+        (
+            "--factors auto --max-iter 5",
+            "elastic.py",
+            f"error: --elastic {YET.format('--factors auto')}; --elastic does not work with --max-iter yet",
+        ),
+        (".", "phases.py", "error: kvstore.create: this job was started with --elastic, which programs that use the"),
+    ],
+    ids=["several problems at once", "a program of one's own"],
+)
+def test_each_process_names(jobs, words, program, said):
+    refused(jobs.start("", *words.split(), program=program, workers=1, servers=1), said)
 
 
 def test_a_rank_beyond_the_limit_is_refused(jobs):
@@ -291,31 +296,6 @@ def test_a_replay_of_another_job_lists_what_differs(jobs, recorded):
         "it is of a job with 3 worker(s) and seed 0, this one has 2 worker(s) and seed 3: start this job with -n 3"
     )
     refused(job, f"--replay {recorded}: {differs} and --seed 0", codes=(2, 75))
-
-
-def base_that_shrinks(text):
-    found = json.loads(text)
-    found["views"].append({**found["views"][1], "number": 3, "base": 1, "lost": []})
-    found["views"][1]["base"] = 3
-    return json.dumps(found)
-
-
-DAMAGES = {
-    "view 3 has base 1 after base 3: the file is damaged": base_that_shrinks,
-    ": the file is damaged": lambda text: text[: len(text) // 2],
-    "No such file or directory; the views.json of a job with --audit was expected": None,
-}
-
-
-def test_damaged_files_are_refused(jobs, recorded):
-    text = recorded.read_text()
-    for number, (expected, damage) in enumerate(DAMAGES.items()):
-        file = recorded.with_name(f"damaged-{number}.json")
-        if damage:
-            file.write_text(damage(text))
-        job = jobs.start("", "--replay", file, workers=3, servers=1)
-        refused(job, expected, codes=(2, 75))
-        assert f"--replay {file}: " in job.output("worker-0")
 
 
 def test_a_replay_that_loses_a_worker_ends(jobs, recorded):

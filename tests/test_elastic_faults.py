@@ -108,11 +108,6 @@ def test_each_pair_occurs():
     assert {cell[2] for cell in chosen} == {name for exact in MOMENTS.values() for name in exact}
 
 
-def test_the_smoke_array_has_each_kind_of_moment_way_and_steps():
-    _, kinds, _, ways, steps = zip(*(each.values for each in cells() if not each.marks), strict=True)
-    assert [{*kinds}, {*ways}, {*steps}] == [{*MOMENTS}, {*WAYS}, {*STEPS}]
-
-
 @pytest.mark.parametrize(("fault", "kind", "moment", "way", "steps"), cells())
 def test_the_job_goes_on(jobs, fault, kind, moment, way, steps):
     faults = faults_of(fault, kind, moment, steps)
@@ -450,10 +445,6 @@ JOBS = {
         says=[r"worker-1: New in view 3: workers 0\n", "worker-0-2: Final weights"],
     ),
 }
-
-
-def test_the_jobs_of_make_test_are_there():
-    assert set(JOBS) >= IN_TEST
 
 
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each in IN_TEST else thorough) for each in JOBS])
