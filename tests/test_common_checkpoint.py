@@ -79,23 +79,18 @@ def test_a_worker_without_a_whole_file_takes_worker_0s_copy(job, tmp_path, log, 
     assert (own.read_bytes() if own.exists() else None) == DAMAGED[damage]
 
 
-def test_several_workers_take_it_at_once(job, tmp_path, log):
-    place(tmp_path, [CONTENT, None, FLIPPED])
-    assert read(job, tmp_path, log) == [CONTENT] * WORKERS
-    assert any("to workers 1 and 2, whose own file" in line for line in log.lines)
-
-
 def test_a_copy_that_does_not_fit_into_memory_is_not_received():
     missing = Examined(b"", "", "no file")
     with pytest.raises(UserError, match=f"worker 0's checkpoint has {1 << 60} bytes, the limit is half of this host's"):
         common_checkpoint._sent(None, missing, 1 << 60, [])
 
 
-def test_a_file_that_cannot_be_read_counts_as_none(job, tmp_path, log):
-    place(tmp_path, [CONTENT, None, CONTENT])
+def test_a_file_that_cannot_be_read_counts_as_none_and_several_workers_take_it_at_once(job, tmp_path, log):
+    place(tmp_path, [CONTENT, None, FLIPPED])
     (tmp_path / "1" / "m-0001.pt").mkdir()
     assert read(job, tmp_path, log) == [CONTENT] * WORKERS
     assert any(os.strerror(errno.EISDIR) in line for line in log.lines)
+    assert any("to workers 1 and 2, whose own file" in line for line in log.lines)
 
 
 @pytest.mark.parametrize("worker", [1, 2])
@@ -107,10 +102,7 @@ def test_a_whole_file_that_is_another_one_is_an_error_on_all_workers(job, tmp_pa
     for rank, error in enumerate(errors):
         assert type(error) is UserError
         assert str(error).startswith(f"worker {worker} read another m-0001.pt than worker 0")
-        assert (
-            f"Look at worker {worker}, and remove the wrong files (a worker without one takes worker 0's copy)"
-            in str(error)
-        )
+        assert f"Look at worker {worker}, and remove the wrong files" in str(error)
         assert f"worker 0's {hashlib.sha256(CONTENT).hexdigest()[:12]}..., " in str(error)
         assert f"worker {worker}'s {hashlib.sha256(contents[worker]).hexdigest()[:12]}..." in str(error)
         assert (f"; this worker read {tmp_path}/{rank}/m-0001.pt)" in str(error)) == (rank != 3 - worker)
@@ -254,6 +246,4 @@ def test_workers_must_be_asked_for_the_same_epoch(job, tmp_path, log):
     for two, three in (("last", []), ("2", ["--load-epoch", "last"]), ("2", ["--load-epoch", "1"])):
         same = [*prefix, "--load-epoch", two]
         errors = chosen(job, log, same, same, [*prefix, *three])
-        assert set(errors) == {
-            "worker 2 did not get worker 0's --load-epoch or --load-iteration: start all workers with the same options"
-        }, errors
+        assert len(set(errors)) == 1 and "worker 2 did not get worker 0's --load-epoch" in errors[0], errors

@@ -79,9 +79,8 @@ def test_training_starts_from_the_other_weights(train, backend, tmp_path):  # no
         assert np.array_equal(new["conv0_weight"], arrays(checkpoint.path(tmp_path / "old", 1))["conv0_weight"])
     newest = train(*words, "--pretrained-model", tmp_path / "old")
     assert "old-0002" in newest.text
-    resumed = train(
-        *words, "--pretrained-model", tmp_path / "old", "--model-prefix", tmp_path / "new", "--load-epoch", 1
-    )
+    words += ["--pretrained-model", tmp_path / "old", "--model-prefix", tmp_path / "new"]
+    resumed = train(*words, "--load-epoch", 1)
     assert "Loaded checkpoint of epoch 1" in resumed.text and "Starting from" not in resumed.text
 
 
@@ -109,20 +108,11 @@ def test_a_checkpoint_of_another_network_is_refused(run, tmp_path):  # noqa: F81
 
 def test_a_graph_of_mxnet_is_tuned_for_other_classes(run, mxnet_files):  # noqa: F811
     prefix = mxnet_files / "resnet20"
-    words = [
-        "--network",
-        f"{prefix}-symbol.json",
-        "--pretrained-model",
-        f"{prefix},3",
-        "--layer-before-fullc",
-        "flatten0",
-    ]
-    words += ["--dataset", "synthetic", "--image-shape", "3,28,28", "--num-examples", 64, "--num-epochs", 1]
-    log = run(*words, "--initializer", "zero")
+    words = "--layer-before-fullc flatten0 --dataset synthetic --image-shape 3,28,28 --num-examples 64 --num-epochs 1"
+    files = ["--network", f"{prefix}-symbol.json", "--pretrained-model", f"{prefix},3"]
+    log = run(*files, *words.split(), "--initializer", "zero")
     assert "resnet20-0003.params; the new last layer has fc_bias and fc_weight" in log.text
-    assert (
-        "resnet20-0003.params may come from one of MXNet's programs" in log.text and "then add --rgb-mean" in log.text
-    )
+    assert "may come from one of MXNet's programs" in log.text and "then add --rgb-mean" in log.text
     assert len(log.values("Validation-accuracy")) == 1
 
 

@@ -31,19 +31,8 @@ def metrics(log: Log) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("words", [RESNET, ["--network", "mlp"]], ids=str)
 def test_a_checkpoint_scores_as_its_training_said(train, scored, backend, tmp_path, words):  # noqa: F811
-    trained = train(
-        *words,
-        "--batch-size",
-        32,
-        "--num-epochs",
-        2,
-        "--top-k",
-        3,
-        "--num-examples",
-        300,
-        "--model-prefix",
-        tmp_path / "m",
-    )
+    more = "--batch-size 32 --num-epochs 2 --top-k 3 --num-examples 300 --model-prefix"
+    trained = train(*words, *more.split(), tmp_path / "m")
     here = scored(*DIGITS, "--backend", backend, "--top-k", 3, "--model-prefix", tmp_path / "m")
     assert metrics(here) == metrics(trained) and len(metrics(here)) == 3
     assert f"Scored {saved(tmp_path / 'm', 2, backend)} on 360 samples of digits" in here.text
@@ -90,20 +79,9 @@ def test_a_checkpoint_of_mxnet_scores_as_in_mxnet(scored, mxnet_files, real_data
 @pytest.mark.thorough
 def test_image_files_are_scored_as_in_training(run, scored, tmp_path, mxnet_files):  # noqa: F811
     data = ["--dataset", "imagenet", "--data-val", mxnet_files / "sample.rec"]
-    words = [
-        "--network",
-        "resnet",
-        "--num-layers",
-        8,
-        "--image-shape",
-        "3,28,28",
-        "--num-classes",
-        1000,
-        "--resize",
-        32,
-    ]
-    words += ["--data-train", mxnet_files / "sample.rec", *data, "--num-epochs", 2, "--model-prefix", tmp_path / "m"]
-    trained = run(*words)
+    words = "--network resnet --num-layers 8 --image-shape 3,28,28 --num-classes 1000 --resize 32 --num-epochs 2"
+    files = ["--data-train", mxnet_files / "sample.rec", *data, "--model-prefix", tmp_path / "m"]
+    trained = run(*words.split(), *files)
     assert metrics(scored(*data, "--resize", 32, "--model-prefix", tmp_path / "m")) == metrics(trained) != []
     assert "give --data-val" in scored(*data[:2], "--data-train", data[3], "--model", tmp_path / "m", code=2).text
 

@@ -58,9 +58,6 @@ def test_a_file_is_replaced_and_nothing_else_is_left(package, target):
     for content in (NEW, bytearray(OTHER), memoryview(NEW), b""):
         package.write(target, content)
         assert target.read_bytes() == content and names(target) == ["file"]
-
-
-def test_content_may_come_in_pieces(package, target):
     package.write(target, (piece for piece in (NEW, b"", OTHER)))
     assert target.read_bytes() == NEW + OTHER and names(target) == ["file"]
 

@@ -78,12 +78,6 @@ def test_an_archive_of_0_4_names_the_damaged_member():
     assert wholeness.examine(bytes(whole), ".npz").damage == f"a.npy of its {len(whole)} bytes is unreadable"
 
 
-def test_an_archive_with_a_table_of_contents_that_leads_nowhere_is_damaged():
-    whole = bytearray(npz())
-    whole[-6] ^= 0xFF  # where the table begins
-    assert wholeness.examine(bytes(whole), ".npz").damage == "its table of contents is not at its end"
-
-
 def test_an_archive_with_compressed_members_is_damaged_and_is_not_unpacked():
     stream = io.BytesIO()
     np.savez_compressed(stream, a=np.zeros(1 << 23))
