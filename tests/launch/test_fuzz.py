@@ -160,19 +160,8 @@ def inventories() -> list[bytes]:
     ]
 
 
-WORDS = (
-    b'{"event": ',
-    b'{"do": ',
-    b'"host"',
-    b"[[[[",
-    b"{}",
-    b'"task"',
-    b"null",
-    b"\n",
-    b'"bytes"',
-    b"1e999",
-    b"\\ud800",
-)
+KEYS = (b'{"event": ', b'{"do": ', b'"host"', b'"task"', b'"bytes"')
+WORDS = (*KEYS, b"[[[[", b"{}", b"null", b"\n", b"1e999", b"\\ud800")
 HOST_WORDS = (b"slots=", b"[1-99999999]", b"[", b"]", b"env.", b"&a", b"*a", b"!!python/object", b"- ", b"\t", b"\xff")
 AGENT = Fuzzed(listen, streams, (ProtocolError, ChannelError), WORDS, (bytes, with_lengths))
 LAUNCHER = Fuzzed(obey, lines, (ProtocolError,), WORDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import itertools
 import os
 import signal
 import subprocess
@@ -189,11 +188,7 @@ def test_a_disk_that_is_full_leaves_whole_rows(tmp_path):
     assert all(each["job_memory"] == "512.0" for each in rows(tmp_path / "usage.csv"))
 
 
-BURN = """
-import time
-while time.process_time() < {seconds}:
-    pass
-"""
+BURN = "import time\nwhile time.process_time() < 0.3:\n    pass\n"
 
 
 SAMPLES = """
@@ -223,31 +218,13 @@ print("sampled", sum(each.job_cpu * passed for each, passed in zip(channel.sent,
 
 def test_samples_add_up_to_what_a_process_and_its_child_used():
     """However much of a core they get: each process measures itself. A process that has ended counts once."""
-    burn = BURN.format(seconds="0.3")
-    parent = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}], check=True)\n"
-    parent += f"{burn}print('used', sum(os.times()[:4]))\n"
+    parent = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}], check=True)\n"
+    parent += f"{BURN}print('used', sum(os.times()[:4]))\n"
     command = [sys.executable, "-c", SAMPLES, parent]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *_, used, _, sampled = done.stdout.split()
     assert float(used) >= 0.6 - 0.04
     assert float(sampled) == pytest.approx(float(used), abs=0.1), "its end takes a little more"
-
-
-def test_a_worker_that_keeps_a_core_busy(launcher):
-    """About a second of CPU time: the rows have the launcher's stamps, and the intervals are the agent's."""
-    launched = launcher.start("--usage", 0.05, "-n", 1, "-s", 0, launcher.script(BURN.format(seconds="1.0")))
-    assert launched.wait().code == 0
-    found = rows(launched.logs / "usage.csv")
-    assert tuple(found[0]) == HEADER
-    assert {each["host"] for each in found} == {"localhost"}
-    used = [(float(each["time"]), float(each["job_cpu"])) for each in found]
-    assert 0.5 < sum(cpu * (now - before) for (before, _), (now, cpu) in itertools.pairwise(used)) < 2
-    cores = len(os.sched_getaffinity(0))
-    for each in found:
-        assert 0 <= float(each["cpu"]) <= 1 and 0 < float(each["memory"]) < 1
-        assert 0 <= float(each["job_cpu"]) < 2 * cores
-        assert (each["gpu"], each["gpu_memory"]) == ("", "") or Path("/dev/nvidiactl").exists()
-    assert max(float(each["job_memory"]) for each in found) > 5, "a Python is larger"
 
 
 def test_each_attempt_has_its_own_file_if_samples_are_taken(launcher):
@@ -323,10 +300,15 @@ def is_gone(pid: int) -> bool:
     return not pid or not Path(f"/proc/{pid}").exists()
 
 
-def test_the_columns_of_gpus(with_smi):
+def test_the_columns_of_a_host_and_its_gpus(with_smi):
     found, pid = with_smi(GPUS)
+    assert tuple(found[0]) == HEADER
+    assert {each["host"] for each in found} == {"localhost"}
+    for each in found:
+        assert 0 <= float(each["cpu"]) <= 1 and 0 < float(each["memory"]) < 1
+        assert 0 <= float(each["job_cpu"]) < 2 * len(os.sched_getaffinity(0))
     assert (found[-2]["gpu"], found[-2]["gpu_memory"]) == ("0.500", "8012.5")
-    assert float(found[-2]["job_memory"]) < 9, "a shell and sleep, without nvidia-smi's Python"
+    assert 0 < float(found[-2]["job_memory"]) < 9, "a shell and sleep, without nvidia-smi's Python"
     wait_for(lambda: is_gone(pid), "nvidia-smi gone")
 
 
