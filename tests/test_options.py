@@ -37,83 +37,50 @@ def test_the_old_command_line_still_works():
     assert (found.num_epochs, found.num_layers, found.batch_size, found.lr) == (12, 50, 256, 0.2)
 
 
+AS_THEY_ARE = """
+--network lenet --kv-store dist_sync --warmup-strategy sqrt --optimizer adam --model-prefix out/m --dtype bfloat16
+--gc-type none --transport tcp --host-sum off --data-train-idx train.idx --data-val-idx val.idx --mean-img mean.bin
+--shuffle chunk --data-parts local --backend torch --backend mxnet --dataset mnist --memory-format contiguous
+"""
+WHOLE_NUMBERS = """
+--num-layers 20 --num-epochs 7 --num-examples 600 --batch-size 32 --disp-batches 5 --top-k 5 --data-nthreads 4
+--pad-size 4 --fill-value 127 --num-classes 1000 --max-random-h 36 --max-random-s 50 --max-random-l 50
+--max-random-rotate-angle 10 --max-crop-size -1 --min-crop-size -1 --resize 256 --aug-level 3 --skip-broken 10 --seed 3
+--compile 1 --update-on-kvstore 1
+"""
+NUMBERS = """
+--lr 1e-3 --lr-factor 0.5 --warmup-epochs 5 --mom 0 --wd 0.0005 --gc-threshold 0.1 --gc-ratio 0.1
+--min-random-aspect-ratio 0.75 --max-random-aspect-ratio 1.33 --max-random-shear-ratio 0.1 --max-random-scale 1
+--min-random-scale 0.533 --max-random-area 1 --min-random-area 0.08 --brightness 0.4 --contrast 0.4 --saturation 0.4
+--pca-noise 0.1 --emulate-step 0.15
+"""
+SWITCHES = """
+--benchmark 1 --test-io 0 --random-crop 1 --random-mirror 0 --random-resized-crop 1 --use-imagenet-data-augmentation 1
+"""
+
+
+def each(text, meaning):
+    """(flag, value, what it means) of all options in the text."""
+    words = text.split()
+    return [(flag, value, meaning(value)) for flag, value in zip(words[::2], words[1::2], strict=True)]
+
+
 @pytest.mark.parametrize(
     "flag, value, expected",
     [
-        ("--network", "lenet", "lenet"),
+        *each(AS_THEY_ARE, str),
+        *each(WHOLE_NUMBERS, int),
+        *each(NUMBERS, float),
+        *each(SWITCHES, lambda value: value == "1"),
         ("--network", "Inception_BN_28_small", "inception-bn-28-small"),
-        ("--num-layers", "20", 20),
-        ("--kv-store", "dist_sync", "dist_sync"),
-        ("--num-epochs", "7", 7),
-        ("--num-examples", "600", 600),
-        ("--lr", "1e-3", 0.001),
-        ("--lr-factor", "0.5", 0.5),
         ("--lr-step-epochs", "10,20", (10, 20)),
         ("--lr-step-epochs", "", ()),
-        ("--warmup-epochs", "5", 5.0),
-        ("--warmup-strategy", "sqrt", "sqrt"),
-        ("--optimizer", "adam", "adam"),
-        ("--mom", "0", 0.0),
-        ("--wd", "0.0005", 0.0005),
-        ("--batch-size", "32", 32),
-        ("--disp-batches", "5", 5),
-        ("--model-prefix", "out/m", "out/m"),
-        ("--top-k", "5", 5),
-        ("--dtype", "bfloat16", "bfloat16"),
-        ("--gc-type", "none", "none"),
-        ("--gc-threshold", "0.1", 0.1),
-        ("--gc-ratio", "0.1", 0.1),
-        ("--transport", "tcp", "tcp"),
-        ("--host-sum", "off", "off"),
-        ("--data-nthreads", "4", 4),
         ("--data-train", "train.rec", ["train.rec"]),
         ("--data-val", "val.rec", ["val.rec"]),
-        ("--data-train-idx", "train.idx", "train.idx"),
-        ("--data-val-idx", "val.idx", "val.idx"),
         ("--rgb-mean", "123.68,116.779,103.939", (123.68, 116.779, 103.939)),
         ("--rgb-std", "1", (1.0,)),
-        ("--pad-size", "4", 4),
-        ("--fill-value", "127", 127),
-        ("--num-classes", "1000", 1000),
-        ("--benchmark", "1", True),
-        ("--test-io", "0", False),
-        ("--random-crop", "1", True),
-        ("--random-mirror", "0", False),
-        ("--random-resized-crop", "1", True),
-        ("--max-random-h", "36", 36),
-        ("--max-random-s", "50", 50),
-        ("--max-random-l", "50", 50),
-        ("--min-random-aspect-ratio", "0.75", 0.75),
-        ("--max-random-aspect-ratio", "1.33", 1.33),
-        ("--max-random-rotate-angle", "10", 10),
-        ("--max-random-shear-ratio", "0.1", 0.1),
-        ("--max-random-scale", "1", 1.0),
-        ("--min-random-scale", "0.533", 0.533),
-        ("--max-random-area", "1", 1.0),
-        ("--min-random-area", "0.08", 0.08),
-        ("--max-crop-size", "-1", -1),
-        ("--min-crop-size", "-1", -1),
-        ("--brightness", "0.4", 0.4),
-        ("--contrast", "0.4", 0.4),
-        ("--saturation", "0.4", 0.4),
-        ("--pca-noise", "0.1", 0.1),
-        ("--resize", "256", 256),
-        ("--aug-level", "3", 3),
-        ("--use-imagenet-data-augmentation", "1", True),
-        ("--mean-img", "mean.bin", "mean.bin"),
-        ("--shuffle", "chunk", "chunk"),
-        ("--data-parts", "local", "local"),
-        ("--skip-broken", "10", 10),
-        ("--seed", "3", 3),
         ("--image-shape", "1,28,28", (1, 28, 28)),
-        ("--backend", "torch", "torch"),
-        ("--backend", "mxnet", "mxnet"),
-        ("--dataset", "mnist", "mnist"),
-        ("--compile", "1", 1),
-        ("--memory-format", "contiguous", "contiguous"),
-        ("--update-on-kvstore", "1", 1),
         ("--gpus", "", ()),
-        ("--emulate-step", "0.15", 0.15),
         ("--stragglers", "0.05:10", (0.05, 10.0)),
         ("--slow-worker", "4:3", (4, 3.0)),
     ],
@@ -215,12 +182,9 @@ def test_devices(text, names):
         ("--kv-store dist_local --staleness 3", ["--staleness", "dist_ssp", "this is dist_local"]),
         (
             "--kv-store dist_local --update-on-kvstore 1",
-            ["--update-on-kvstore 1", "each worker's own optimizer", "leave --update-on-kvstore out"],
+            ["--update-on-kvstore 1", "each worker's own", "leave --update"],
         ),
-        (
-            "--kv-store dist_local --gc-type 2bit --gc-threshold 0.5",
-            ["--gc-threshold 0.5", "differences of weights", "leave --gc-threshold out"],
-        ),
+        ("--kv-store dist_local --gc-type 2bit --gc-threshold 0.5", ["--gc-threshold 0.5", "differences of weights"]),
         (
             "--kv-store dist_local --factors auto",
             ["--factors auto", "--kv-store dist_local: use --kv-store dist_sync,"],
