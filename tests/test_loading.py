@@ -84,7 +84,6 @@ IMAGENET = "--dataset imagenet --num-classes 4 --image-shape 3,16,16"
 def test_synthetic_images_have_any_number_of_classes():
     dataset = loaded("--dataset synthetic --num-classes 300 --num-examples 600 --image-shape 1,4,4")[0]
     assert dataset.num_classes == 300 and set(dataset.train.labels) == set(dataset.validation.labels) == set(range(300))
-    assert "--num-classes 11: digits has 10" in error("--num-classes 11")
 
 
 def test_workers_with_local_parts_have_synthetic_samples_of_their_own():
@@ -113,7 +112,6 @@ def test_fewer_validation_samples_are_the_first(files):
     assert len(loaded("--num-val-examples 100000")[0].validation) == len(whole.validation)
     read = loaded(f"{IMAGENET} --data-train {files}/a.rec --data-val {files}/b.rec --num-val-examples 3")[0]
     assert len(read.validation) == 3
-    assert "not an integer of at least 1" in error("--num-val-examples 0")
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -161,17 +159,33 @@ def test_files_can_take_the_place_of_another_data_sets_own(files):
     assert dataset.normalisation.mean == data.DATASETS["cifar10"].normalisation.mean
 
 
-def test_mistakes_about_files(files, tmp_path):
-    assert "no images; give --data-train, for example" in error(f"{IMAGENET} --data-dir {tmp_path}")
-    assert "there are no training data: give --data-train" in error(f"{IMAGENET} --data-val {files}/a.rec")
-    assert "missing.rec: no such file" in error(f"{IMAGENET} --data-train {tmp_path}/missing.rec")
-    assert "a.rec: record 0" in (found := error(f"--dataset imagenet --data-train {files}/a.rec"))
-    assert "give --num-classes" in found
-    assert "--data-root needs --data-train: --dataset digits reads its own files" in error(f"--data-root {files}")
-    assert "--num-classes 5: digits has 10" in error("--num-classes 5")
-    assert "--data-parts local needs --data-train" in error("--data-parts local")
-    assert "--enlarge needs --image-shape" in error("--enlarge 2")
-    assert "--top-k 5: imagenet has 4 classes" in error(f"{IMAGENET} --data-train {files}/a.rec --top-k 5")
+IN_A_FILE = f"{IMAGENET} --data-train FOLDER/a.rec"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (f"{IMAGENET} --data-dir FOLDER", "no images; give --data-train, for example"),
+        (f"{IMAGENET} --data-val FOLDER/a.rec", "there are no training data: give --data-train"),
+        (f"{IMAGENET} --data-train FOLDER/missing.rec", "missing.rec: no such file"),
+        ("--dataset imagenet --data-train FOLDER/a.rec", "a.rec: record 0 .*give --num-classes"),
+        ("--data-root FOLDER", "--data-root needs --data-train: --dataset digits reads its own files"),
+        ("--num-classes 5", "--num-classes 5: digits has 10"),
+        ("--num-val-examples 0", "not an integer of at least 1"),
+        ("--data-parts local", "--data-parts local needs --data-train"),
+        ("--enlarge 2", "--enlarge needs --image-shape"),
+        (f"{IN_A_FILE} --top-k 5", "--top-k 5: imagenet has 4 classes"),
+        (f"{IN_A_FILE} --data-parts local --num-examples 5", "--num-examples .*--data-parts local"),
+        (f"{IN_A_FILE} --enlarge 9", "--enlarge is for data sets in memory: use --resize"),
+        (f"{IMAGENET} --benchmark 1 --data-parts local", "--benchmark and --data-parts local exclude each other"),
+        (f"{IN_A_FILE} --max-crop-size 5", "expected 1 <= min_crop_size <= max_crop_size"),
+        (f"{IN_A_FILE} --aug-level 4", "augmentation level 4: expected 0 to 3"),
+        (f"{IN_A_FILE} --random-resized-crop --random-crop", "random_resized_crop cannot be combined"),
+    ],
+)
+def test_mistakes(files, words, expected):
+    with pytest.raises(UserError, match=f"(?s){expected}"):
+        loaded(words.replace("FOLDER", str(files)))
 
 
 def test_images_of_folders_tell_their_classes(tmp_path):
@@ -215,13 +229,6 @@ def test_the_augmentation_of_ilsvrc12_has_a_std_of_its_own(files):
     assert loaded(f"{words} --rgb-std 2")[0].normalisation.std == (2.0,)
     found = loaded(f"{words} --rgb-mean 1,2,3 --rgb-std 4,5,6")[0].normalisation
     assert (found.mean, found.std) == ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
-
-
-def test_wrong_values_of_augmentation_are_user_errors(files):
-    given = f"{IMAGENET} --data-train {files}/a.rec"
-    assert "expected 1 <= min_crop_size <= max_crop_size" in error(f"{given} --max-crop-size 5")
-    assert "augmentation level 4: expected 0 to 3" in error(f"{given} --aug-level 4")
-    assert "random_resized_crop cannot be combined" in error(f"{given} --random-resized-crop --random-crop")
 
 
 def test_data_sets_in_memory_go_through_the_same_augmentation():
@@ -381,22 +388,6 @@ def test_local_parts_with_other_classes(files, tmp_path):
         assert "workers have different classes" in found and "the same label must mean the same class" in found
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--benchmark 1 --data-parts local", "--benchmark and --data-parts local exclude each other"),
-        ("--data-train none.rec --enlarge 9", "--enlarge is for data sets in memory: use --resize"),
-    ],
-)
-def test_options_that_have_no_effect_are_refused(words, expected):
-    assert expected in error(f"{IMAGENET} {words}")
-
-
 def test_local_parts_that_are_the_same(files):
     words = [f"{IMAGENET} --data-parts local --data-train {files}/{name}.rec" for name in ("a", "b", "same")]
     assert all("workers 0 and 2 have the same training data" in each for each in together(words))
-
-
-def test_the_first_examples_of_local_parts_are_not_defined(files):
-    found = error(f"{IMAGENET} --data-parts local --data-train {files}/a.rec --num-examples 5")
-    assert "--num-examples" in found and "--data-parts local" in found

@@ -164,20 +164,8 @@ def test_keys_of_optimizers_that_take_norms_are_not_divided():
 def test_a_program_measures_instead_of_training(tmp_path):
     """Also as a worker of a job that has no servers; nothing is read or written."""
     environment = {**os.environ, "DMLTRAIN_MEASURE": "0.3", "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}
-    command = [
-        sys.executable,
-        ROOT / "examples" / "train_cifar10.py",
-        "--network",
-        "lenet",
-        "--batch-size",
-        "8",
-        "--kv-store",
-        "dist_sync",
-        "--model-prefix",
-        "here",
-        "--data-dir",
-        "nowhere",
-    ]
+    words = "--network lenet --batch-size 8 --kv-store dist_sync --model-prefix here --data-dir nowhere"
+    command = [sys.executable, ROOT / "examples" / "train_cifar10.py", *words.split()]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()

@@ -85,16 +85,6 @@ def test_a_line_that_a_killed_process_did_not_finish_does_not_count_and_a_replac
     assert committed_ops(tmp_path) == [1, 5]
 
 
-def test_a_round_that_this_member_alone_may_hold_has_no_line(tmp_path):
-    """It was removed after it had completed the round, and the others aborted it."""
-    writer = Writer(tmp_path, 2)
-    commit(writer, 1)
-    commit(writer, 2)
-    writer.began(3, 1, 0, np.array([4]))
-    writer.close()
-    assert committed_ops(tmp_path) == [1] and [each.op for each in lines.samples(tmp_path, 2, 8)] == [3]
-
-
 def test_lines_of_an_earlier_job_go(tmp_path):
     for op in (8, 1):
         writer = Writer(tmp_path / "new" / "audit", 0)

@@ -84,24 +84,6 @@ def histories(draw):
     return samples, batch, members, losses
 
 
-@given(histories(), st.data())
-def test_each_position_once_whatever_happens(history, data):
-    samples, batch, members, losses = history
-    dealing, used, left, rounds = Dealing(samples, batch, range(members)), np.zeros(samples, int), range(members), 0
-    while not dealing.finished:
-        for gone in losses.get(rounds, []):
-            left = [member for member in left if member != gone or len(left) == 1]
-            if data.draw(st.booleans()):  # it knows of the view before the round is complete, or learns it with it
-                dealing.enter(left)
-        assert dealing.round.dealt == min(batch, samples - dealing.done)
-        assert np.all(np.diff(dealing.returned) > 0), "these are in ascending order"
-        commit(dealing, left, used)
-        assert dealing.round.members == tuple(left)
-        rounds += 1
-    assert np.array_equal(used, np.ones(samples))
-    assert dealing.rounds == rounds <= -(-samples // batch) + 2 * members
-
-
 def drawn_shares(data, members, batch, each=0):
     """Of a round, perhaps none."""
     size = each * len(members) or batch
@@ -115,28 +97,31 @@ def drawn_shares(data, members, batch, each=0):
 
 
 @given(histories(), st.data())
-def test_each_position_once_whatever_the_shares_are(history, data):
+def test_each_position_once_whatever_happens(history, data):
     """Members are lost and come back, and shares change, before a commit and with it."""
     samples, batch, members, losses = history
     each = data.draw(st.sampled_from([0, 3]))
-    left = range(members)
+    left, may_come_back = range(members), data.draw(st.booleans())
     shares = drawn_shares(data, left, batch, each)
     dealing, used, rounds = Dealing(samples, batch, left, shares, each), np.zeros(samples, int), 0
     while not dealing.finished:
         assert dealing.round.dealt == min(each * len(left) or batch, samples - dealing.done)
         if shares and dealing.round.dealt == sum(shares):
             assert tuple(len(dealing.positions_of(member)) for member in left) == shares
-        if rounds in losses:
-            gone = set() if data.draw(st.booleans()) else set(losses[rounds])
-            left = [member for member in range(members) if member not in gone] or [0]
+        for gone in losses.get(rounds, []):
+            back = may_come_back and data.draw(st.booleans())
+            left = [member for member in range(members) if member != gone and (back or member in left)] or [left[0]]
             shares = drawn_shares(data, left, batch, each)
-            if data.draw(st.booleans()):
+            if data.draw(st.booleans()):  # it knows of the view before the round is complete, or learns it with it
                 dealing.enter(left, shares)
+        assert np.all(np.diff(dealing.returned) > 0), "these are in ascending order"
         np.add.at(used, np.concatenate([dealing.positions_of(member) for member in left]), 1)
         dealing.committed(left, shares)
         assert dealing.done == used.sum() and dealing.step == dealing.done // batch
         rounds += 1
     assert np.array_equal(used, np.ones(samples))
+    assert dealing.rounds == rounds
+    assert may_come_back or each or rounds <= -(-samples // batch) + 2 * members
 
 
 def test_shares_are_spread_over_the_round_or_are_so_many_samples_for_each():

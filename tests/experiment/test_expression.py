@@ -63,16 +63,8 @@ def test_without_a_value(text, expected):
     [
         *("__import__('os')", "devices.real", "[d for d in devices]", "lambda: 1", "devices[0]", "f'{devices}'"),
         *("abs(devices)", "min(key=devices)", "(devices := 3)", "devices and", "", "b'1'", "1j", "min", "devices @ 2"),
-        *(
-            "1e400",
-            "9" * 30,
-            "-" * 200 + "1",
-            "(" * 300 + "1",
-            "1 + " * 200 + "1",
-            "devices is None",
-            "*devices",
-            "{1}",
-        ),
+        *("1e400", "9" * 30, "-" * 200 + "1", "(" * 300 + "1", "1 + " * 200 + "1"),
+        *("devices is None", "*devices", "{1}"),
     ],
 )
 def test_refused(text):

@@ -43,19 +43,8 @@ EXPRESSIONS = [
     b"not devices >= 1 <= workers or 1e9 % 7",
 ]
 PARTS = (
-    b"**",
-    b"9" * 17,
-    b"1e299",
-    b"devices",
-    b"(",
-    b")",
-    b"round(",
-    b", ",
-    b"'a'",
-    b" if ",
-    b"lambda: ",
-    b"*",
-    b"\\N{",
+    *(b"**", b"9" * 17, b"1e299", b"devices", b"(", b")", b"round(", b", "),
+    *(b"'a'", b" if ", b"lambda: ", b"*", b"\\N{"),
 )
 EXPRESSION = Fuzzed(read_expression, lambda: EXPRESSIONS, (UserError,), PARTS)
 OWN = {"format": 1}

@@ -57,18 +57,6 @@ def test_memory_is_bounded(tmp_path: Path, log: str) -> None:
     assert grown < 12 * 1024  # KiB
 
 
-def test_ten_megabytes_on_one_line() -> None:
-    """Records on a line without end are all found once, also where a piece of the line ends in one."""
-    record = "Epoch[{0}] Batch [5]\tSpeed: 9.5 samples/sec\taccuracy=0.{0:06d} Epoch[{0}] Time cost={0}.5 "
-    text = "".join(record.format(epoch) + "x" * 977 for epoch in range(10_000)) + "\n"
-    assert len(text) > 10_000_000
-    found, _ = reading.scan(io.BytesIO(text.encode()))
-    assert {epoch: list(values["seconds"]) for epoch, values in found[0].epochs.items()} == {
-        e: [e + 0.5] for e in range(10_000)
-    }
-    assert found[0].snapshots == {epoch: {"train_accuracy": float(f"0.{epoch:06d}")} for epoch in range(10_000)}
-
-
 SEAM = 2 * MIB - LONGEST_RECORD  # where the second block of a line begins, if it is read by the mebibyte
 AT_THE_SEAM = {
     "epoch": (b"", b"Epoch[7] Time cost=1.5 "),
