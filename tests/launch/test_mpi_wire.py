@@ -301,24 +301,6 @@ def test_closing_wakes_a_reading_thread_and_frees_the_descriptor(streams):
     stream.close()
 
 
-def test_a_stream_can_be_closed_after_a_reset(streams):
-    stream, _, raw = streams
-    with contextlib.suppress(OSError):
-        reset(raw)
-        streams[1].close()
-    wait_for(lambda: stream_ended(stream), "the reset")
-    stream.close()
-
-
-def stream_ended(stream: TlsStream) -> bool:
-    try:
-        return not stream.read(0.01)
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
-
-
 def test_a_session_cannot_be_resumed_and_the_key_is_in_no_open_file(streams):
     stream, peer, _ = streams
     stream.write(b"x")
