@@ -128,6 +128,8 @@ def test_messages_of_several_threads_do_not_cut_each_other(desk):
         ("echo one >&2; echo two >&2; exit 125", b"", "exited with 125: two"),
         ("kill -9 $$", b"", "was killed by SIGKILL"),
         ("exec no-such-python", b"", r"exited with 127: .*no-such-python.*"),
+        ("printf ' no \\377text \\n' >&2; exit 1", b"", "exited with 1: no \ufffdtext"),
+        ("head -c 5000 /dev/zero | tr '\\0' x >&2; exit 1", b"", "exited with 1: x{2000}"),
         ("head -c 5000000 /dev/zero; echo oh >&2; kill -TERM $$", bytes(5_000_000), "was killed by SIGTERM"),
         ("yes a | head -c 3000000 >&2; echo last >&2; echo done; exit 4", b"done\n", "exited with 4: last"),
     ],

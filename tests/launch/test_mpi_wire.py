@@ -392,15 +392,6 @@ def test_a_command_may_close_its_output_long_before_it_ends(desk):  # noqa: F811
     assert talk.heard_all()
 
 
-def test_the_last_standard_error_is_reported_as_text(desk):  # noqa: F811
-    printed = b"head -c 5000 /dev/zero | tr '\\0' x"
-    for prints, said in ((printed, "x" * bridge.STDERR_BYTES), (b"printf ' no \\377text \\n'", "no \ufffdtext")):
-        talk = ScriptedLauncher(desk)
-        talk.say(prints + b" >&2; exit 1")
-        assert talk.hear()[1] == {"code": 1, "said": said}
-    assert bridge.STDERR_BYTES == 2000
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_command_starts_in_the_users_home_if_there_is_one(desk, tmp_path, monkeypatch, exists):  # noqa: F811
     home = tmp_path if exists else tmp_path / "none"
