@@ -407,6 +407,13 @@ def each_sample_once(job):
     assert all((times == 1).all() for times in found.times.values())
 
 
+def ends(job, seconds=120.0, **codes):
+    """All of its processes end well, but for those with other codes (worker_1=KILLED), and it used each sample once."""
+    found = job.wait(seconds)
+    assert found == dict.fromkeys(found, 0) | {name.replace("_", "-"): codes[name] for name in codes}, job.outputs()
+    each_sample_once(job)
+
+
 def same(job, replay, members):
     """All `members` have the same weights, validation and checkpoints in both."""
     assert len(digests(job, members) | digests(replay, members)) == 1, replay.outputs()

@@ -1,12 +1,9 @@
 """Elastic jobs of real processes: what is refused, how they end, and what replays they are for. The losses that a job
 survives: test_elastic_faults.py."""
 
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +22,7 @@ from tests.elastic_job import (  # noqa: F401
     come_server,
     digests,
     each_sample_once,
+    ends,
     make_forker,
     make_jobs,
     newest_server,
@@ -33,7 +31,7 @@ from tests.elastic_job import (  # noqa: F401
     start_scheduler,
     validation,
 )
-from tests.running_job import ROOT
+from tests.launch.conftest import launcher  # noqa: F401
 from tests.waiting import wait_for
 
 thorough = pytest.mark.thorough
@@ -47,8 +45,7 @@ FILE = {"DMLTRAIN_SCHEDULER_FILE": "scheduler.json"}
 def test_without_a_fault_it_is_bit_for_bit_the_plain_job(jobs, steps):
     words = [*PREFIX, *STEPS[steps].split()]
     plain, elastic = jobs.start("", *words, elastic=None), jobs.start("", *words, *AUDIT)
-    elastic.succeed()
-    each_sample_once(elastic)
+    ends(elastic)
     plain.succeed()
     assert digests(plain, range(4)) == digests(elastic, range(4))
     assert validation(plain, 0) == validation(elastic, 3)
@@ -263,10 +260,7 @@ def test_one_with_another_learning_rate_is_refused(jobs):
         assert re.search(said, job.output(name)), job.outputs()
     replace_worker(job, 1, "")
     come(job, 3)
-    expected = {"worker-1": KILLED, "worker-2": 75, "worker-1-2": 75}
-    codes = job.wait()
-    assert codes == dict.fromkeys(codes, 0) | expected, job.outputs()
-    each_sample_once(job)
+    ends(job, worker_1=KILLED, worker_2=75, worker_1_2=75)
 
 
 # -- replays ----------------------------------------------------------------------------------------------------------
@@ -318,8 +312,7 @@ def test_a_replay_ends_with_its_scheduler(jobs, recorded):
 @thorough
 def test_a_replay_can_be_replayed_with_another_number_of_servers(jobs, recorded):
     first = jobs.start("", "--replay", recorded, *AUDIT, workers=3, servers=1)
-    first.succeed()
-    each_sample_once(first)
+    ends(first)
     second = jobs.start("", "--replay", first.folder / "audit/views.json", workers=3, servers=2)
     second.succeed()
     assert len(digests(first, (0, 2)) | digests(second, (0, 2))) == 1
@@ -356,9 +349,7 @@ def test_one_that_was_only_stopped_gives_way(jobs):
     assert "incarnation 2 of the scheduler has taken over" in job.output("scheduler-0")
     assert job.processes["worker-1"].wait(60.0) == 75, job.outputs()  # the job has removed it
     job.processes["worker-2"].send_signal(signal.SIGCONT)
-    codes = job.wait()
-    assert codes == {name: 75 if name in ("scheduler-0", "worker-1") else 0 for name in codes}, job.outputs()
-    each_sample_once(job)
+    ends(job, scheduler_0=75, worker_1=75)
 
 
 def wait_for_stop(job, name):
@@ -375,9 +366,7 @@ def test_a_job_that_waits_for_hosts_goes_on_waiting_with_the_next_scheduler(jobs
     start_scheduler(job, 2)
     job.wait_for_line("scheduler-0-2", "view 3 after op")
     come(job, 2)
-    codes = job.wait()
-    assert codes == {name: KILLED if name == "scheduler-0" else 0 for name in codes}, job.outputs()
-    each_sample_once(job)
+    ends(job, scheduler_0=KILLED)
     views = read(job.folder / "audit/views.json").views
     assert [each.members for each in views] == [(0, 1), (0,), (0,), (0, 2)]
     assert len({each.base for each in views[1:]}) == 1, "worker 0 has trained alone"
@@ -402,21 +391,15 @@ def test_before_the_first_view_the_job_ends(jobs):
 
 
 @thorough
-def test_the_launcher_replaces_a_worker_and_the_only_server_of_a_real_training(tmp_path):
-    launch = f"{sys.executable} -m launch.cli --launcher local -n 3 -s 1 --elastic --restart-servers 1"
-    words = f"--kv-store dist_sync --batch-size 16 --emulate-step 0.1 --audit {tmp_path / 'audit'}"
+def test_the_launcher_replaces_a_worker_and_the_only_server_of_a_real_training(launcher, tmp_path):  # noqa: F811
+    options = ("-n", 3, "-s", 1, "--elastic", "--restart-servers", 1, "--restart-workers", 1)
+    words = ("--kv-store", "dist_sync", "--batch-size", 16, "--emulate-step", 0.1, "--audit", tmp_path / "audit")
     program = Path(__file__).parent / "programs/two_die_once.py"
-    done = subprocess.run(
-        f"{launch} --restart-workers 1 --log-dir {tmp_path / 'logs'} {program} {words}".split(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PID": str(tmp_path / "pid")},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    logs = [(tmp_path / f"logs/worker-{rank}.log").read_text() for rank in range(3)]
+    done = launcher.start(*options, program, *words, env={"PID": str(tmp_path / "pid")}).wait(250)
+    assert done.code == 0, done
+    logs = [launcher.log(f"worker-{rank}").decode() for rank in range(3)]
     for name in ("worker 1", "server 0"):
-        assert f"starting the replacement of {name} on" in done.stderr + done.stdout
+        assert f"starting the replacement of {name} on" in str(done)
         assert f"Removed from the job: {name} on" in logs[0]
         assert re.search(rf"New in view \d: .*{name.replace(' ', 's ')}\b", logs[0])
     assert len({re.search(r"Final weights sha256=(\w+)", text)[1] for text in logs}) == 1

@@ -5,7 +5,7 @@ import pytest
 
 from dmltrain.audit import lines
 from dmltrain.audit.views_file import read
-from tests.elastic_job import ALL_COME, KILLED, Row, ask, each_sample_once, make_forker, make_jobs, shown  # noqa: F401
+from tests.elastic_job import ALL_COME, KILLED, Row, ask, ends, make_forker, make_jobs, shown  # noqa: F401
 
 thorough = pytest.mark.thorough
 JOINS = "0:before:train_step:6:until/after/invite/1"  # the leader goes on when it has heard of a newcomer, or a change
@@ -53,8 +53,7 @@ def test_in_a_script_each_step_counts_once_whoever_makes_it(jobs, start):
         job.wait_for_line("scheduler-0", f"change {number} is asked for")
         (job.folder / f"go-{epoch}").touch()
         job.wait_for_line("scheduler-0", f"change {number} from view {view} on")
-    job.succeed()
-    each_sample_once(job)
+    ends(job)
     each_step_once(job, range(3))
 
 
@@ -78,9 +77,7 @@ def test_others_are_in_the_next_epoch_when_a_worker_is_lost(jobs, late):
     """This one, who takes weights or saves, is late, and goes on with the samples that the others have not used."""
     env = {"DMLTRAIN_AUDIT": "audit"}
     job = jobs.start("dist_async", "3", *late.split(), program="constant_gradient.py", workers=3, env=env)
-    codes = job.wait()
-    assert codes == {name: KILLED if name == "worker-2" else 0 for name in codes}, job.outputs()
-    each_sample_once(job)
+    ends(job, worker_2=KILLED)
     each_step_once(job, range(2))
 
 

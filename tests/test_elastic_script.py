@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dmltrain.audit.views_file import read
-from tests.elastic_job import KILLED, each_sample_once, make_forker, make_jobs  # noqa: F401
+from tests.elastic_job import KILLED, ends, make_forker, make_jobs  # noqa: F401
 
 thorough = pytest.mark.thorough
 WORDS = ("--epochs", "2")
@@ -38,13 +38,9 @@ def same(job, workers):
     return printed
 
 
-def survived(job, workers, **ends):
-    """All have ended well but those of `ends`, which has their codes; `workers` have printed the same, and each sample
-    was used once. Returns what they have printed."""
-    codes = job.wait(SECONDS)
-    ends = {name.replace("_", "-"): code for name, code in ends.items()}
-    assert codes == dict.fromkeys(codes, 0) | ends, job.outputs()
-    each_sample_once(job)
+def survived(job, workers, **codes):
+    """These workers have printed the same, to the end. Returns it."""
+    ends(job, SECONDS, **codes)
     return same(job, workers)
 
 

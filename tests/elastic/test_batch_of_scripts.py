@@ -3,7 +3,7 @@
 import pytest
 
 from dmltrain.audit.views_file import read
-from tests.elastic_job import KILLED, come, digests, each_sample_once, make_forker, make_jobs  # noqa: F401
+from tests.elastic_job import KILLED, come, digests, ends, make_forker, make_jobs  # noqa: F401
 
 SCALED = "per-worker-scaled-lr"
 STEPS = {  # by what each step moves the weight: worker 1 of 3 is lost in step 4, when 36 of 96 samples are used
@@ -25,9 +25,7 @@ def moves(job, worker):
 def survives(jobs, kind, **env):
     """A job that loses worker 1, and its replay."""
     job = start(jobs, kind, 4, DMLTRAIN_AUDIT="audit", **env)
-    codes = job.wait()
-    assert codes == {name: KILLED if name == "worker-1" else 0 for name in codes}, job.outputs()
-    each_sample_once(job)
+    ends(job, worker_1=KILLED)
     assert moves(job, 0) == moves(job, 2) == STEPS[kind], job.outputs()
     replay = start(jobs, kind, DMLTRAIN_REPLAY=str(job.folder / "audit/views.json"), **env)
     replay.succeed()
