@@ -215,12 +215,11 @@ class Page:
             more = {"text": text} if text and kind == "keyDown" else {}
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, **more)
 
-    def picture(self, whole: bool = False, clip: tuple[float, float, float, float] | None = None) -> bytes:
-        """A PNG of what is visible, of the whole page, or of (x, y, width, height)."""
-        more: dict[str, Any] = {"captureBeyondViewport": True} if whole or clip else {}
-        if clip:
-            more["clip"] = dict(zip(("x", "y", "width", "height"), clip, strict=True)) | {"scale": 1}
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png", **more)["data"])
+    def picture(self, clip: tuple[float, float, float, float]) -> bytes:
+        """A PNG of (x, y, width, height) of the page."""
+        place = dict(zip(("x", "y", "width", "height"), clip, strict=True)) | {"scale": 1}
+        shown = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=place)
+        return base64.b64decode(shown["data"])
 
     def printed(self) -> bytes:
         """The page as PDF, printed on A4."""

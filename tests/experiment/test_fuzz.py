@@ -1,4 +1,4 @@
-"""Mutated experiment files and expressions: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
+"""Mutated files of experiments and expressions: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dmltrain.errors import UserError
 from dmltrain.experiment import answers, expression, forecast, launch
 from dmltrain.experiment.cell import cells
 from dmltrain.experiment.file import parse
+from dmltrain.experiment.results.presentation import presentation
 from dmltrain.experiment.store import parsed, state
 from dmltrain.options import FLAGS
+from tests.experiment.results import made
 from tests.fuzzing import Fuzzed, parts, survive
 
 FILES = [  # short ones, because YAML in pure Python is slow
@@ -69,7 +71,40 @@ STORED = Fuzzed(
 )
 
 
+HEAD_OF_SECTIONS = "program: x\ngrid: {devices: [1], kv-store: [a]}\n"
+SECTIONS = (
+    "columns: [devices, {accuracy: {value: last_accuracy, percent: true, digits: 1}}, {x: devices * 2}, speed_up]\n",
+    "speed-up: {of: steps_per_second, over: [devices], baseline: {devices: 1}}\n",
+    "sentences: [fastest, {most-accurate: best_accuracy}]\nplots: [speed-up]\n",
+    "plots: [{curves: {y: test_error, x: time, panels: kv-store, log: true, title: Error}}]\n",
+    "plots: [{bars: {x: devices, y: last_accuracy, series: [kv-store], where: devices > 1}}]\n",
+    """\
+published:
+  - {title: T, source: S, place: table, units: {devices: value / 2}, rows: [{devices: 8}, {kv-store: "0.50"}],
+     errors: [{where: {column: devices}, printed: 8, correct: value * 2, why: because}]}
+""",
+)
+WORDS_OF_SECTIONS = (
+    *(b"columns", b"plots", b"published", b"errors", b"where", b"correct", b"value", b"devices", b"- ", b"{", b"}"),
+    *(b"[", b"]", b": ", b"null", b"true", b"1e308", b"-1", b".nan", b"&a ", b"*a", b"**", b"/ 0", b"speed_up"),
+)
+
+
+def read_sections(data: bytes) -> object:
+    return presentation(made.experiment(data.decode("utf-8", "replace")))
+
+
+PRESENTATION = Fuzzed(
+    read_sections,
+    lambda: [f"{HEAD_OF_SECTIONS}{section}".encode() for section in SECTIONS],
+    (UserError,),
+    WORDS_OF_SECTIONS,
+)
+
+
 @pytest.mark.parametrize("part", parts())
-@pytest.mark.parametrize("name", ["FILE", "EXPRESSION", "STORED"])
+@pytest.mark.parametrize(
+    "name", ["FILE", "EXPRESSION", "STORED", pytest.param("PRESENTATION", marks=pytest.mark.thorough)]
+)
 def test_files_and_expressions(name, part):
     survive(f"tests.experiment.test_fuzz:{name}", part)

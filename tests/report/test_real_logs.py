@@ -86,18 +86,6 @@ def test_published_rows_digit_for_digit(logs: Path, parse: Callable) -> None:
         assert line.startswith(expected), row
 
 
-def test_published_rows_of_the_last_epochs_come_out_of_the_summary(logs: Path, parse: Callable) -> None:
-    published = {row["log"]: row for row in json.loads((logs / "mxnet" / "published-tables.json").read_text())}
-    for name, row in published.items():  # of each log its last published row
-        aggregate = "max" if name == "mxnet_ilsvrc12_incept_4" else "mean"
-        path = logs / "mxnet" / f"{name}.log"
-        heading, _, line = parse("--summary", path, "--wide", "--aggregate", aggregate).stdout.splitlines()
-        cells = [[cell.strip() for cell in text.strip("|").split(" | ")] for text in (heading, line)]
-        shown = dict(zip(*cells, strict=True))
-        expected = [str(row["epoch_1based"]), row["train"], row["valid"]]
-        assert [shown["epochs"], shown["train accuracy"], shown["accuracy"]] == expected
-
-
 def test_caffe(logs: Path) -> None:
     path = logs / "other" / "caffe_squeezenet224_2gpu"
     expected = json.loads(path.with_suffix(".expected.json").read_text())

@@ -13,6 +13,7 @@ from dmltrain.report.page.sections import experiments
 from dmltrain.report.page.sections.section import Context
 from dmltrain.report.page.source import Sources
 from tests.fuzzing import Fuzzed, parts, survive
+from tests.report.page import written
 
 CSV = b"""\
 time,host,cpu,memory,job_cpu,job_memory,gpu,gpu_memory
@@ -20,22 +21,6 @@ time,host,cpu,memory,job_cpu,job_memory,gpu,gpu_memory
 1763812800.000,h1,0.500,0.210,0.924,1000.0,0.87,8012.0
 1763812802.000,h0,0.913,0.311,1.826,1025.0,,
 """
-FIGURES = {"accuracy": {"value": 0.93, "shown": "0.93", "printed": 93, "error": "it is a fraction"}}
-RESULTS = {
-    "title": "t",
-    "small": None,
-    "caption": ["c"],
-    "sentences": ["s"],
-    "plots": [{"file": "plots/1-a.svg", "title": "a"}],
-    "columns": [{"key": "devices", "heading": "devices"}, {"key": "accuracy", "heading": "accuracy"}],
-    "rows": [
-        {
-            **{"settings": {"devices": 1}, "status": "done", "cells": ["devices=1"], "error": None, "log": None},
-            "values": {"accuracy": {"mean": 0.5, "spread": 0.1, "count": 2}, "devices": {"mean": 1, "count": 2}},
-        }
-    ],
-    "published": [{"title": "p", "source": "s", "note": "n", "rows": [FIGURES]}],
-}
 
 
 def show_samples(content: bytes) -> str:
@@ -54,7 +39,7 @@ def show_results(content: bytes) -> object:
 SAMPLES = Fuzzed(show_samples, lambda: [CSV], (), (b'"', b",", b"\r", b"\0", b"nan", b"inf", b"1e999", b"-1", b"\n"))
 EXPERIMENT = Fuzzed(
     show_results,
-    lambda: [json.dumps(RESULTS).encode(), json.dumps(RESULTS, indent=1).encode()],
+    lambda: [json.dumps(written.RESULTS).encode(), json.dumps(written.RESULTS, indent=1).encode()],
     (ValueError, RecursionError),
     (b"null", b"[]", b"{}", b"[" * 100, b"1e999", b"-1", b"../", b'"..", ', b"NaN", b"true", b"<b>"),
 )

@@ -154,28 +154,7 @@ def test_an_experiment_shows_its_table_first_and_its_cells(tmp_path, report):
     experiment = tmp_path / "exp"
     for cell in ("devices=1", "devices=2"):
         written.run(experiment / "cells" / cell)
-    measured = {"mean": 0.75, "spread": 0.01, "count": 3}
-    figures = {"accuracy": {"value": 0.93, "shown": "0.93", "printed": 93, "error": "printed as 93: in percent"}}
-    failed = {"status": "error", "error": "killed", "log": "cells/devices=2/worker-0.log"}
-    results = {
-        "title": "ResNets <b>",
-        "small": "2 epochs instead of 12",
-        "caption": ["On h0."],
-        "sentences": ["The fastest is devices 2."],
-        "plots": [{"file": "plots/1-speed.svg", "title": "speed-up"}, {"file": "../secret.svg", "title": "no"}],
-        "columns": [{"key": "devices", "heading": "devices"}, {"key": "accuracy", "heading": "top-1"}],
-        "rows": [
-            {
-                "settings": {"devices": 1},
-                "status": "done",
-                "values": {"accuracy": measured},
-                "cells": ["devices=1", ".."],
-            },
-            {"settings": {"devices": 2}, "cells": ["devices=2"], **failed},
-        ],
-        "published": [{"title": "Theirs", "source": "a paper", "note": "", "rows": [figures]}],
-    }
-    (experiment / "results.json").write_text(json.dumps(results))
+    (experiment / "results.json").write_text(json.dumps(written.RESULTS))
     (experiment / "plots").mkdir()
     for name in ("plots/1-speed.svg", "../secret.svg"):
         (experiment / name).write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")

@@ -86,3 +86,27 @@ def samples(folder: Path, hosts: int = 2, count: int = 30) -> None:
             busy = 0.9 + 0.1 * math.sin(at + host)
             rows.append(f"{1763812800 + 2 * at}.000,h{host},{busy:.3f},0.310,{2 * busy:.3f},{1024 + at}.0,,")
     (folder / "usage.csv").write_text("\n".join(rows) + "\n")
+
+
+# the results.json of an experiment
+MEASURED = {"mean": 0.75, "spread": 0.01, "count": 3}
+FIGURES = {"accuracy": {"value": 0.93, "shown": "0.93", "printed": 93, "error": "printed as 93: in percent"}}
+FAILED = {"status": "error", "error": "killed", "log": "cells/devices=2/worker-0.log"}
+RESULTS = {
+    "title": "ResNets <b>",
+    "small": "2 epochs instead of 12",
+    "caption": ["On h0."],
+    "sentences": ["The fastest is devices 2."],
+    "plots": [{"file": "plots/1-speed.svg", "title": "speed-up"}, {"file": "../secret.svg", "title": "no"}],
+    "columns": [{"key": "devices", "heading": "devices"}, {"key": "accuracy", "heading": "top-1"}],
+    "rows": [
+        {
+            "settings": {"devices": 1},
+            "status": "done",
+            "values": {"accuracy": MEASURED},
+            "cells": ["devices=1", ".."],
+        },
+        {"settings": {"devices": 2}, "cells": ["devices=2"], **FAILED},
+    ],
+    "published": [{"title": "Theirs", "source": "a paper", "note": "", "rows": [FIGURES]}],
+}
