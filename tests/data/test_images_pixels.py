@@ -1,6 +1,5 @@
 """From files to pixels: what MXNet's reader makes of the same images, and what each step does to them."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import cv2
@@ -52,17 +51,6 @@ def test_centre_crops_have_the_pixels_of_mxnets_reader(mxnet_files, file, expect
     for number, planes in enumerate(np.load(mxnet_files / "reader.npz")[expected]):
         pixels = make(reader.read(number).image, ImageAugmentation(resize=resize))
         assert np.array_equal(pixels, planes.transpose(1, 2, 0))
-
-
-@pytest.mark.parametrize("augmentation", [RESIZED_CROP, EVERYTHING])
-def test_the_word_alone_decides_in_any_number_of_threads(ilsvrc12_sample, augmentation):
-    images = [path.read_bytes() for path in sorted((ilsvrc12_sample / "images").iterdir())[:12]]
-    one_by_one = [trained(image, augmentation, word) for word, image in enumerate(images)]
-    with ThreadPoolExecutor(4) as threads:
-        numbers = list(reversed(range(12)))
-        together = list(threads.map(lambda number: trained(images[number], augmentation, number), numbers))
-    assert all(np.array_equal(one_by_one[number], pixels) for number, pixels in zip(numbers, together, strict=True))
-    assert not np.array_equal(trained(images[0], augmentation, 1 << 40), one_by_one[0])
 
 
 @pytest.mark.parametrize("pad", [0, 4])

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dmltrain.data.readers import open_reader, record_index, recordio
@@ -30,19 +29,6 @@ def written_by_mxnet(request: pytest.FixtureRequest, mxnet_files: Path) -> Path:
 
 def copy(record_file: Path, folder: Path) -> Path:
     return Path(shutil.copy(record_file, folder / "train.rec"))
-
-
-def test_records_are_those_that_mxnet_reads(written_by_mxnet):
-    mxnet = pytest.importorskip("mxnet")
-    idx, rec = str(written_by_mxnet.with_suffix(".idx")), str(written_by_mxnet)
-    theirs = mxnet.recordio.MXIndexedRecordIO(idx, rec, "r")
-    ours = open_reader(rec)
-    assert len(ours) == len(theirs.keys) == 215
-    for number, key in enumerate(theirs.keys):
-        header, image = mxnet.recordio.unpack(theirs.read_idx(key))
-        record = ours.read(number)
-        assert record.image == image
-        assert record.labels.dtype == np.float32 and record.labels.tolist() == [header.label]
 
 
 def test_a_missing_index_is_rebuilt_as_mxnet_wrote_it_and_several_files_follow_each_other(

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from dmltrain.data.readers import open_reader
@@ -57,15 +56,6 @@ def test_verify_lists_labels_out_of_range_and_those_that_are_no_whole_numbers(ru
     done = run("verify", tmp_path / "x.rec")
     wrong = [line.split("its label is ")[1].split(",")[0] for line in done.out.splitlines()]
     assert done.code == 1 and wrong == ["nan", "inf", "1.5", "-1"]
-
-
-def test_verify_lists_images_of_too_many_pixels(run, tmp_path):
-    simplejpeg = pytest.importorskip("simplejpeg", reason="not installed: pip install 'dmltrain[images]'")
-    (tmp_path / "data" / "a").mkdir(parents=True)
-    large = simplejpeg.encode_jpeg(np.zeros((8200, 8200, 1), np.uint8), colorspace="GRAY")
-    (tmp_path / "data" / "a" / "large.jpg").write_bytes(large)
-    done = run("verify", tmp_path / "data")
-    assert done.code == 1 and "large.jpg): the image has 8200 x 8200 pixels" in done.out
 
 
 def test_index_stays_if_a_new_one_cannot_be_written_or_the_file_is_damaged(run, packed, tmp_path):

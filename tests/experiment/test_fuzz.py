@@ -1,4 +1,4 @@
-"""Mutated files of experiments and expressions: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
+"""Mutated experiments and expressions: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
 
 from __future__ import annotations
 
