@@ -19,8 +19,12 @@ NAMES = "DMLTRAIN_MEASURE", "DMLC_NUM_SERVER", "DMLTRAIN_ELASTIC", "OMP_NUM_THRE
 path = f"ran-{os.getpid()}.json"  # of each process
 with open(path, "w") as file:
     json.dump({name: os.environ.get(name) for name in NAMES}, file)
-workers = int(os.environ["DMLC_NUM_WORKER"])
-said = {"seconds_per_step": 0.1 if workers == 1 else 0.15, "samples_per_step": 64, "model_bytes": 4e6, "network": "n"}
+seconds = 0.15
+if os.environ["DMLC_NUM_WORKER"] == "1":
+    disturbed = "stays" in sys.argv or "passes" in sys.argv and not os.path.exists("before")
+    open("before", "w").close()
+    seconds = 3.0 if disturbed else 0.1
+said = {"seconds_per_step": seconds, "samples_per_step": 64, "model_bytes": 4e6, "network": "n"}
 print("some other line", flush=True)
 print("DMLTRAIN_MEASURE", json.dumps(said))
 """
@@ -56,18 +60,6 @@ def test_workers_measure_together_and_then_one_alone(launcher):
     assert not (launcher.folder / "logs").exists()
 
 
-DISTURBED = """
-import json, os
-alone = os.environ["DMLC_NUM_WORKER"] == "1"
-before = os.path.exists("before")
-if alone:
-    open("before", "w").close()
-seconds = 0.15 if not alone else 0.1 if before and "passes" in os.sys.argv else 3.0
-open(f"ran-{os.getpid()}.json", "w").write("{}")
-print("DMLTRAIN_MEASURE", json.dumps({"seconds_per_step": seconds, "samples_per_step": 64, "model_bytes": 4e6}))
-"""
-
-
 @pytest.mark.parametrize(
     ("disturbance", "times", "row", "words"),
     [
@@ -76,7 +68,7 @@ print("DMLTRAIN_MEASURE", json.dumps({"seconds_per_step": seconds, "samples_per_
     ],
 )
 def test_implausible_results_are_measured_again(launcher, disturbance, times, row, words):
-    text = check(launcher, "-n", 2, launcher.script(DISTURBED), disturbance)
+    text = check(launcher, "-n", 2, launcher.script(MEASURES), disturbance)
     assert len(ran(launcher)) == 2 + times
     assert " ".join(rows(text)[-1]) == row and words in text, text
     assert ("Not reliable" in text) == (disturbance == "stays")
