@@ -1,11 +1,13 @@
 """Settings for all tests: hypothesis without wall-clock limits (machines are busy), and where the real data is."""
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -99,7 +101,6 @@ TOGETHER = (
     "tests/cluster/test_ray.py",
     "tests/cluster/test_slurm.py",
     "tests/cluster/test_fault_matrix.py",
-    "tests/backends/test_mxnet_graphs.py",
     "tests/report/page/test_in_browser.py",
     "tests/test_completion.py",
 )
@@ -158,6 +159,16 @@ def _of_the_data(name: str, what: str) -> Path:
 def ilsvrc12_sample() -> Path:
     """A folder with images/, real JPEGs of ILSVRC12, and synset_words.txt."""
     return _of_the_data("ilsvrc12-sample", "sample of ILSVRC12")
+
+
+@pytest.fixture(scope="session")
+def mx() -> ModuleType:
+    """MXNet."""
+    if importlib.util.find_spec("mxnet") is None:
+        pytest.skip("mxnet is not installed")
+    from dmltrain.backends.mxnet import compat
+
+    return compat.load()
 
 
 @pytest.fixture(scope="session")

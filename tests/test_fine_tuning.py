@@ -11,7 +11,6 @@ from dmltrain.layers import Conv, Flatten, GlobalAvgPool, Network, chain
 from dmltrain.options import parse
 from tests.test_fit import RESNET, backend, run, train  # noqa: F401  (fixtures)
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 SMALL = ["--num-examples", 300]
 NETWORK = [*RESNET[:4], "--image-shape", "1,8,8"]
 

@@ -145,13 +145,8 @@ THEIRS = {"xavier": "Xavier", "msra": "MSRAPrelu", "orthogonal": "Orthogonal", "
 THEIRS |= {"uniform": "Uniform", "one": "One", "zero": "Zero"}
 
 
-@pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 @pytest.mark.parametrize("name, theirs", THEIRS.items())
-def test_names_mean_what_they_mean_in_mxnet(name, theirs):
-    from dmltrain.backends.mxnet import compat
-
-    pytest.importorskip("mxnet", reason="mxnet is not installed: initialisers are not compared with its own")
-    mx = compat.load()
+def test_names_mean_what_they_mean_in_mxnet(mx, name, theirs):
     mx.random.seed(1)
     array = mx.nd.zeros((300, 40, 3, 3))
     getattr(mx.init, theirs)()(mx.init.InitDesc("conv_weight"), array)

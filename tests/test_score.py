@@ -10,7 +10,6 @@ from dmltrain.options import parse
 from dmltrain.trained import Trained
 from tests.test_fit import EXAMPLES, RESNET, Log, backend, job, run, saved, train  # noqa: F401  (fixtures)
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 DIGITS = ["--dataset", "digits", "--kv-store", "local"]
 
 
@@ -100,7 +99,7 @@ def test_workers_score_together_and_take_worker_0s_file(run, scored, tmp_path): 
     alone = scored(*DIGITS, "--model-prefix", tmp_path / "m", "--top-k", 5)
     words = ["--dataset", "digits", "--kv-store", "dist_sync", "--model-prefix", tmp_path / "m"]
     with job(tmp_path / "job", 2, 1, EXAMPLES / "score.py", *words) as running:
-        assert set(running.codes().values()) == {0}, running.text()
+        assert set(running.wait().values()) == {0}, running.text()
         for worker in range(2):
             assert metrics(running.log(worker)) == metrics(alone)
 

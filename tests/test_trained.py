@@ -30,7 +30,6 @@ def write(folder, epoch, backend):
     return target
 
 
-@pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 @pytest.mark.parametrize("backend", ["torch", "mxnet"])
 def test_own_checkpoints_have_weights_and_say_of_which_network(tmp_path, backend):
     target = write(tmp_path, 3, backend)

@@ -101,11 +101,7 @@ def test_pytorch_reads_the_file_as_before(tmp_path, mapped):
     assert found["a"].tolist() == list(range(20)) and found["b"] == [1, "two"]
 
 
-def test_mxnet_reads_the_file_as_before(tmp_path):
-    pytest.importorskip("mxnet")
-    from dmltrain.backends.mxnet import compat
-
-    mx = compat.load()
+def test_mxnet_reads_the_file_as_before(mx, tmp_path):
     path = tmp_path / "m-0001.params"
     mx.nd.save(str(path), {"arg:a": mx.nd.arange(20)})
     path.write_bytes(wholeness.sealed(path.read_bytes()))

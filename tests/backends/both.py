@@ -1,16 +1,20 @@
 """The same weights and the same batch through both backends: shared by the tests of equal mathematics."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from dmltrain import layers, models  # noqa: E402
+from dmltrain.backends.mxnet import compat as mxnet_compat  # noqa: E402
+from dmltrain.backends.mxnet import layers as mxnet_layers  # noqa: E402
 from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
-from tests.backends.its_own_graph import Outcome, in_symbol, mx, mxnet_layers  # noqa: E402, F401
 from tests.models.changed import without_dropout  # noqa: E402
 from tests.models.every_layer import EVERY_LAYER, RESPONSE_NORM  # noqa: E402
 from tests.models.other_networks import SLOW, other_networks  # noqa: E402
 
+mx = mxnet_compat.load()
 SEVERAL_OUTPUTS = layers.Network(
     "several-outputs",
     layers.chain(
@@ -78,6 +82,16 @@ def wild_arrays(network, dtype):
     return {each.name: values(each).astype(dtype) for each in (*network.parameters(), *network.auxiliary())}
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a backend makes of a batch; all numpy, by the network's names."""
+
+    evaluated: np.ndarray  # logits (N, classes) by the moving statistics
+    trained: np.ndarray  # logits by the batch's; those of auxiliary outputs follow, (N, outputs x classes)
+    gradients: dict[str, np.ndarray]
+    statistics: dict[str, np.ndarray]  # moving means and variances after the step
+
+
 def in_torch(network, arrays, images, weights):
     """`weights` (N, outputs x classes) are the gradient of the logits; the dtype of `images` is that of the
     calculation."""
@@ -90,6 +104,23 @@ def in_torch(network, arrays, images, weights):
     gradients = {name: each.grad.numpy() for name, each in module.named_parameters()}
     statistics = {name: each.numpy() for name, each in module.named_buffers()}
     return Outcome(evaluated, trained.detach().numpy(), gradients, statistics)
+
+
+def in_symbol(symbol, network, arrays, images, weights, named=str):
+    """The same through any of MXNet's graphs of the network's logits; an executor, because gluon blocks in float64 are
+    not a user's case. `named(name)` is the network's name of one of the graph's arrays."""
+    dtype = images.dtype
+    executor = symbol.simple_bind(mx.cpu(), data=images.shape, grad_req="write", type_dict={"data": dtype})
+    ones = {each.name: np.ones(each.shape) for each in mxnet_layers.fixed_gammas(network)}
+    for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
+        each[:] = mx.nd.array({"data": images, **ones, **arrays}[named(name)], dtype=dtype)
+    evaluated = executor.forward(is_train=False)[0].asnumpy()
+    outputs = executor.forward(is_train=True)
+    trained = np.concatenate([each.asnumpy() for each in outputs], 1)
+    executor.backward([mx.nd.array(each, dtype=dtype) for each in np.split(weights, len(outputs), 1)])
+    gradients = {named(name): each.asnumpy() for name, each in executor.grad_dict.items()}
+    gradients = {each.name: gradients[each.name] for each in network.parameters()}
+    return Outcome(evaluated, trained, gradients, {name: each.asnumpy() for name, each in executor.aux_dict.items()})
 
 
 def in_mxnet(network, arrays, images, weights):

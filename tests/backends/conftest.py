@@ -13,8 +13,11 @@ import pytest
 
 from tests.kvstore.whole_job import WholeJob
 
+collect_ignore_glob = []
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_torch.py", "test_torch_[!r]*", "test_optimizers*"]  # test_torch_release.py needs none
+if importlib.util.find_spec("mxnet") is None:  # which test_mxnet_compat.py does not need
+    collect_ignore_glob += ["test_mxnet.py", "test_mxnet_[!c]*", "test_optimizers.py", "test_same_mathematics.py"]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from dmltrain.layers import Auxiliary, Dense, Flatten, Network, Tanh, chain
 from dmltrain.options import parse
 from tests.backends import trainers
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 CLASSES, SHAPE, RATE = 3, (1, 4, 4), 0.5
 
 

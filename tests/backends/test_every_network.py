@@ -8,10 +8,7 @@ from dmltrain.backends.table import BACKENDS
 from tests.models.mxnet_graphs import GRAPHS
 from tests.models.other_networks import usual
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning"),  # MXNet's own
-    pytest.mark.usefixtures("freed"),
-]
+pytestmark = pytest.mark.usefixtures("freed")
 
 
 def quick(network):

@@ -10,18 +10,16 @@ import pytest
 
 from dmltrain import kvstore
 from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.backends.mxnet import state as mxnet_state
+from dmltrain.backends.mxnet import trainer as backend
 from dmltrain.errors import UserError
 from dmltrain.mxnet_files import weights as weight_files
 from dmltrain.options import parse
 from tests.backends.trainers import MLP, RESNET, batch
 from tests.forked_job import run_forked
 
-mxnet_compat.fit_numpy()
-mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the mxnet backend is not tried")
-from dmltrain.backends.mxnet import state as mxnet_state  # noqa: E402
-from dmltrain.backends.mxnet import trainer as backend  # noqa: E402
+mx = mxnet_compat.load()
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ROOT = Path(__file__).parents[2]
 
 

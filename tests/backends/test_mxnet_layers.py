@@ -8,7 +8,6 @@ from dmltrain import initial, layers
 from dmltrain.layers import AvgPool, BatchNorm, Conv, Dense, Flatten, Network, Relu, Tanh, chain
 from tests.backends.both import difference, mx, mxnet_layers, np, random
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 SMALL = Network(
     "small", chain(Conv("conv", 4, kernel=3), BatchNorm("bn"), Relu(), Flatten(), Dense("fc", 3)), (2, 6, 6), 3
 )

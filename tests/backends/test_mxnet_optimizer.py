@@ -5,14 +5,12 @@ import numpy as np
 import pytest
 
 from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
+from dmltrain.backends.mxnet.optimizer import Updater, make, spec_of
 from dmltrain.errors import UserError
 
-mxnet_compat.fit_numpy()
-mx = pytest.importorskip("mxnet", reason="mxnet is not installed: its optimizers are not tried")
-from dmltrain.backends.mxnet import optimizer as mxnet_optimizer  # noqa: E402
-from dmltrain.backends.mxnet.optimizer import Updater, make, spec_of  # noqa: E402
+mx = mxnet_compat.load()
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 EXTRA = {"sgd": {"momentum": 0.9}, "nag": {"momentum": 0.9}, "rmsprop": {"centered": True}}
 
 

@@ -14,6 +14,8 @@ import torch
 
 from dmltrain import kvstore, optimizers
 from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
+from dmltrain.backends.mxnet.step import Learned, optimizer_spec
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import trainer as torch_trainer
 from dmltrain.backends.torch.optimizer import class_of, make_optimizer, set_rate
@@ -21,10 +23,7 @@ from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Rule, chai
 from dmltrain.optimizers import sgld
 from dmltrain.options import parse
 
-mxnet_compat.fit_numpy()
-mx = pytest.importorskip("mxnet", reason="mxnet is not installed: the optimizers are not compared with its")
-from dmltrain.backends.mxnet import optimizer as mxnet_optimizer  # noqa: E402
-from dmltrain.backends.mxnet.step import Learned, optimizer_spec  # noqa: E402
+mx = mxnet_compat.load()
 
 NETWORK = Network(
     "every-kind",

@@ -29,8 +29,6 @@ from tests.backends.both import (
 )
 from tests.models.changed import without_response_norm
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
-
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_weights_give_the_same_logits_gradients_and_statistics(name):

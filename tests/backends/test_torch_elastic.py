@@ -98,28 +98,6 @@ def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind)
     assert committed == [[8, 200, 2.0**41]] * STEPS
 
 
-def test_real_servers_sum_receipts_beside_gradients(job):
-    networks = [network(), network()]  # not made by two threads, which share torch's random numbers
-
-    def one(store):
-        store.elastic = True
-        try:
-            model = networks[store.rank]
-            optimizer = distribute(model, OPTIMIZERS["sgd"](model.parameters()), store, average=False)
-            for step in range(STEPS):
-                optimizer.round(OWN, np.array([OWN if store.rank else 0, step, 2.0**40]))
-                optimizer.zero_grad()
-                backward(model, step, OWN if store.rank else float("inf"))
-                optimizer.step()
-            return weights(model), optimizer.committed.tolist()
-        finally:
-            store.elastic = False
-
-    for found, committed in job.all(one):
-        assert torch.equal(found, expected([1] * STEPS, dealt=OWN))
-        assert committed == [OWN, 2 * (STEPS - 1), 2.0**41]
-
-
 # -- with changes -----------------------------------------------------------------------------------------------------
 
 

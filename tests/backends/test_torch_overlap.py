@@ -227,16 +227,6 @@ def test_an_evaluation_in_inference_mode_may_come_first(kind, evaluated):
     assert torch.equal(expected, flat(model))
 
 
-def test_the_learning_rate_of_a_deferred_step_is_that_of_its_call():
-    results = []
-    for later in (0.1, 9.0):
-        model, optimizer = deferred()
-        optimizer.param_groups[0]["lr"] = later
-        optimizer.settle()
-        results.append(model[0].weight.detach().clone())
-    assert torch.equal(*results)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", [sequential, straight_line])
 def test_a_compiled_model_finds_its_weights(make):

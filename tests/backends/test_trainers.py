@@ -10,7 +10,6 @@ from dmltrain.layers import Dense, Dropout, Flatten, Network, chain
 from dmltrain.options import parse
 from tests.backends.trainers import MLP, RESNET, batch
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 DROPOUT = Network("dropout", chain(Flatten(), Dropout(rate=0.5), Dense("d", 10)), (1, 8, 8), 10)
 NARROW = Network("narrow", chain(Flatten(), Dense("one", 1), Dense("d", 10)), (1, 8, 8), 10)
 

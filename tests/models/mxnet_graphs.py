@@ -28,7 +28,6 @@ class Graph:
     pixels: int = 28
     images: int = 4
     last: int = 0
-    seed: int = 3  # of the images
     undone: str = "none"  # pattern of betas that a later batch norm undoes: no ReLU and no padding is in between
     quick: bool = False  # a second or less
 
@@ -45,7 +44,7 @@ GRAPHS = (
     Graph("resnet-v1-20-cifar", "resnet-v1", 20, quick=True),
     Graph("resnet-v1-50", "resnet-v1", 50, pixels=33, images=3),
     Graph("resnext-50", "resnext", 50, pixels=33, images=2),
-    Graph("alexnet", "alexnet", pixels=67, images=1, seed=166),
+    Graph("alexnet", "alexnet", pixels=67, images=1),
     Graph("googlenet", "googlenet", pixels=64, images=2),
     Graph("inception-bn-28", "inception-bn", quick=True),
     Graph("inception-bn", "inception-bn", pixels=96, images=1, last=3),

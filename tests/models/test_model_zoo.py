@@ -20,7 +20,6 @@ mxnet_compat.fit_numpy()
 mx = pytest.importorskip("mxnet", reason="mxnet is not installed: networks are not compared with its model zoo")
 from mxnet.gluon.model_zoo import vision  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 LARGE = (3, 224, 224)
 
 

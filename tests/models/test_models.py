@@ -16,6 +16,7 @@ from dmltrain import models
 from dmltrain.errors import UserError
 from dmltrain.layers import BatchNorm, Conv, MaxPool, Normal, Xavier
 from tests.models.mxnet_graphs import GRAPHS
+from tests.models.other_networks import usual
 
 SMALL = (3, 28, 28)
 LARGE = (3, 224, 224)
@@ -215,6 +216,17 @@ def test_options_of_networks_change_them():
     assert few.name == "resnext-50-groups-8"
     assert {step.layer.groups for step in few.steps if isinstance(step.layer, Conv)} == {1, 8}
     assert models.create("resnext", 50, 1000, LARGE, num_group=32) == models.create("resnext", 50, 1000, LARGE)
+
+
+def test_every_graph_of_mxnet_has_a_network(mxnet_networks):
+    """Whose layers and arrays are the same: tests/mxnet_files/test_rebuild.py."""
+    files = {path.name.removesuffix("-symbol.json") for path in mxnet_networks.glob("*-symbol.json")}
+    assert {graph.file for graph in GRAPHS} == files
+
+
+def test_the_usual_form_of_every_network_has_its_usual_number_of_logits():
+    for name, row in models.NETWORKS.items():
+        assert usual(name).output_shape == (row.num_classes,), name
 
 
 def test_no_framework_is_imported():

@@ -16,7 +16,6 @@ from mxnet.gluon.model_zoo import vision  # noqa: E402
 from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
 from dmltrain.backends.torch import state  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 QUICK = ("squeezenet1.1", "mobilenetv2_0.25")
 OTHERS = ("alexnet", "densenet121", "inceptionv3", "mobilenet0.25", "resnet18_v1", "resnet18_v2")
 

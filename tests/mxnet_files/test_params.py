@@ -31,14 +31,6 @@ def oldest(shape=(2, 3), data=FLOATS):
     return struct.pack(f"<I{len(shape)}Iiii", len(shape), *shape, 1, 0, 0) + data
 
 
-@pytest.fixture(scope="module")
-def mx():
-    pytest.importorskip("mxnet")
-    from dmltrain.backends.mxnet import compat
-
-    return compat.load()
-
-
 def test_every_type_that_mxnet_saves_is_read(mx, tmp_path):
     dtypes = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
     saved = {f"arg:{dtype}": mx.nd.array([[0, 1, 2], [3, 4, 5]], dtype=dtype) for dtype in dtypes}

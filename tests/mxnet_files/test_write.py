@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dmltrain import initial, layers, models
-from dmltrain.mxnet_files import graph, params, rebuild, weights, write
+from dmltrain.mxnet_files import graph, params, rebuild, write
 from dmltrain.mxnet_files.node_options import NotSupported
 from tests.models.every_layer import EVERY_LAYER, RESPONSE_NORM
 from tests.models.other_networks import usual
@@ -12,14 +12,6 @@ from tests.mxnet_files.graphs import canonical
 
 BY_HAND = {"every-layer": EVERY_LAYER, "response-norm": RESPONSE_NORM}
 BY_HAND["lenet-stn"] = models.create("lenet", image_shape=(1, 28, 28), add_stn=True)
-
-
-@pytest.fixture(scope="module")
-def mx():
-    from dmltrain.backends.mxnet import compat
-
-    compat.fit_numpy()
-    return pytest.importorskip("mxnet", reason="mxnet is not installed")
 
 
 def arrays_of(network):
@@ -62,7 +54,6 @@ def test_mxnet_reads_every_type_that_is_written(mx, dtype):
         assert each.dtype == np.dtype(dtype) and np.array_equal(each.asnumpy(), written[name])
 
 
-@pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 @pytest.mark.parametrize("name", [*BY_HAND, "lenet", "resnet"])
 def test_mxnets_own_program_loads_both_files_and_scores_equally(mx, tmp_path, name):
     """As example/image-classification/score.py does it: load_checkpoint, Module, score."""
@@ -101,10 +92,3 @@ def test_auxiliary_classifiers_are_further_outputs(mx):
     assert symbol.attr_dict()["softmax1"] == {"grad_scale": "0.3"}
     learned = {name for name in symbol.list_arguments() if name not in ("data", "softmax_label")}
     assert {f"arg:{name}" for name in learned} == params.read(write.parameters(network, arrays_of(network))).keys()
-
-
-def test_the_file_weighs_what_its_arrays_weigh():
-    network = usual("lenet")
-    content = write.parameters(network, initial.first_values(network, 0))
-    assert 0 < len(content) - 4 * network.num_parameters < 1000
-    assert list(weights.read("m-0001.params", content)) == [each.name for each in network.parameters()]

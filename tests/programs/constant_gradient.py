@@ -9,20 +9,18 @@ file `go-1`, or `go-4`."""
 import os
 import signal
 import sys
-import time
+from pathlib import Path
 
 import torch
 
 import dmltrain
+from tests.waiting import wait_for
 
 SAMPLES, BATCH, RATE = 240, 4, 1 / 1024
 
 
 def wait_for_loss(progress):
-    deadline = time.monotonic() + 60
-    while not progress.pending:
-        assert time.monotonic() < deadline, "nobody is lost"
-        time.sleep(0.01)
+    wait_for(lambda: progress.pending, "the loss of a member")
 
 
 kvstore, epochs, *late = sys.argv[1:]
@@ -34,8 +32,8 @@ optimizer = dmltrain.distribute(model, optimizer, kvstore, update_on_kvstore=kvs
 state = dmltrain.State(model=model, optimizer=optimizer)
 loader = dmltrain.loader(torch.utils.data.TensorDataset(torch.ones(SAMPLES, 1)), batch_size=BATCH, seed=1)
 for epoch in state.epochs(int(epochs)):
-    while "DMLTRAIN_CHANGE_FILE" in os.environ and epoch in (1, 4) and not os.path.exists(f"go-{epoch}"):
-        time.sleep(0.005)
+    if "DMLTRAIN_CHANGE_FILE" in os.environ and epoch in (1, 4):
+        wait_for(Path(f"go-{epoch}").exists, f"go-{epoch}")
     if late and late[1] == "save" and epoch == 1:
         if own == late[0]:
             wait_for_loss(optimizer.store._progress)

@@ -35,6 +35,7 @@ from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.kvstore.worker.handing_over import HandingOver
 from dmltrain.kvstore.worker.progress import Progress
+from tests.waiting import wait_for
 
 
 class Newcomer:
@@ -102,7 +103,7 @@ changed = threading.Condition()
 def fail(what: str) -> None:
     what, _, others = what.partition(ONCE)
     for point in others.split():
-        wait_for(mark(point))
+        wait_for(mark(point).exists, point)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
@@ -128,13 +129,6 @@ def fail(what: str) -> None:
 def mark(point: str) -> Path:
     """The file that says that a member has passed this point, such as 2/after/pushpull/8."""
     return Path(f"passed-{point.replace('/', '-')}")
-
-
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 60.0
-    while not file.exists():
-        assert time.monotonic() < deadline, file
-        time.sleep(0.005)
 
 
 def kill_scheduler() -> None:

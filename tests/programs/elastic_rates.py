@@ -6,12 +6,12 @@ it is given, the file for which worker 0 waits in its second step.
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 import dmltrain
+from tests.waiting import wait_for
 
 SAMPLES, RATE = 96, 0.5
 kinds, killed = sys.argv[1].split(","), int(sys.argv[2])
@@ -25,8 +25,8 @@ for _ in state.epochs(1):
     for step, ones in enumerate(loader, 1):
         if rank == 1 and step == killed:
             os.kill(os.getpid(), signal.SIGKILL)
-        while rank == 0 and step == 2 and sys.argv[3:] and not Path(sys.argv[3]).exists():
-            time.sleep(0.01)
+        if rank == 0 and step == 2 and sys.argv[3:]:
+            wait_for(Path(sys.argv[3]).exists, sys.argv[3])
         before = float(model.weight.detach())
         optimizer.zero_grad()
         model(ones).mean().backward()

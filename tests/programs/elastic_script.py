@@ -25,85 +25,80 @@ from pathlib import Path
 import torch
 
 import dmltrain
-from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers
+from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers as OnServers
 from dmltrain.errors import UserError
-from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.kvstore.worker.elastic_store import ElasticKVStore as Store
 from dmltrain.loop.state import newest
+from tests.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples/elastic_script.py"
 
 
-def kill_at(when: str, op: int) -> None:
-    """`op` is that which is made or was made last."""
-    name = "pushpull" if when in ("in", "notice") else "complete"
-    function = getattr(ElasticKVStore, name)
+def around(owner, name, before=None, after=None):
+    """Call `before` with what the function of that name gets, and `after` with its first argument and its result."""
+    function = getattr(owner, name)
 
-    def watched(store, *words, **named):
-        reached = when == "before" or (when in ("in", "notice") and words[0].startswith("receipt"))
-        if reached and store.view and store.done + 1 == op:
-            os.kill(os.getpid(), signal.SIGTERM if when == "notice" else signal.SIGKILL)
-        result = function(store, *words, **named)
-        if when == "after" and store.done == op:
-            os.kill(os.getpid(), signal.SIGKILL)
+    @functools.wraps(function)
+    def watched(subject, *words, **named):
+        if before:
+            before(subject, *words)
+        result = function(subject, *words, **named)
+        if after:
+            after(subject, result)
         return result
 
-    setattr(ElasticKVStore, name, watched)
+    setattr(owner, name, watched)
 
 
-def kill_server(number: str, op: int, moment: str) -> None:
-    function = getattr(ElasticKVStore, moment)
+def making(op, act, name="complete", key=""):
+    """Do this when the round is made, before this function; of a key that begins so."""
 
-    def watched(store):
-        function(store)
-        if store.done == op:
-            os.kill(int(Path(f"server-{number}.pid").read_text()), signal.SIGKILL)
+    def before(store, *words):
+        if store.view and store.done + 1 == op and (not key or words[0].startswith(key)):
+            act(store)
 
-    setattr(ElasticKVStore, moment, watched)
-
-
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+    around(Store, name, before=before)
 
 
-def fall_behind(op: int) -> None:
-    complete = ElasticKVStore.complete
-
-    def watched(store):
-        if store.view and store.done + 1 == op:
-            progress = store._progress
-            wait_until(lambda: progress._flush is not None or progress.pending, "the scheduler does not ask")
-        complete(store)
-
-    ElasticKVStore.complete = watched
+def made(op, act, name="complete"):
+    """Do this after this function, when the round is made."""
+    around(Store, name, after=lambda store, _: act(store) if store.done == op else None)
 
 
-def wait_at(op: int) -> None:
-    admit = ElasticKVStore.admit
+def kill(_=None):
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    def waits(store):
+
+def leave(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def kill_server(number):
+    return lambda _: os.kill(int(Path(f"server-{number}.pid").read_text()), signal.SIGKILL)
+
+
+def wait_to_be_asked(store):
+    progress = store._progress
+    wait_for(lambda: progress._flush is not None or progress.pending, "the scheduler asks")
+
+
+def wait_for_change(op):
+    def before(store):
         if store.done + 1 == op:
             print("This worker waits for one that comes or leaves", flush=True)
-            wait_until(lambda: store._progress.invited or store.view.left, "nobody wants to join or to leave")
-        admit(store)
+            wait_for(lambda: store._progress.invited or store.view.left, "a worker that wants to join or to leave")
 
-    ElasticKVStore.admit = waits
-
-
-def fail_at(when: str, op: int) -> None:
-    pushpull = ElasticKVStore.pushpull
-
-    def fails(store, *words, **named):
-        if store.view and store.done + 1 == op:
-            raise (RuntimeError if when == "own" else UserError)("a mistake of this worker")
-        return pushpull(store, *words, **named)
-
-    ElasticKVStore.pushpull = fails
+    around(Store, "admit", before=before)
 
 
-def slow_down(seconds: float) -> None:
+def fail(kind):
+    def act(_):
+        raise kind("a mistake of this worker")
+
+    return act
+
+
+def slow_down(seconds):
     loss = torch.nn.functional.cross_entropy
 
     def slow(outputs, labels):
@@ -113,108 +108,84 @@ def slow_down(seconds: float) -> None:
     torch.nn.functional.cross_entropy = slow
 
 
-def copy_every(seconds: float) -> None:
-    dmltrain.distribute = functools.partial(dmltrain.distribute, update_on_kvstore=True, server_snapshot=seconds)
+def distribute_with(**options):
+    dmltrain.distribute = functools.partial(dmltrain.distribute, **options)
 
 
-def train_with(kvstore: str) -> None:
-    dmltrain.distribute = functools.partial(dmltrain.distribute, kvstore=kvstore)
+def kill_in_own(step):
+    around(Store, "push", after=lambda store, _: kill() if store.clock + 1 == step else None)
 
 
-def kill_in_own(step: int) -> None:
-    push = ElasticKVStore.push
-
-    def pushes(store, *words, **named):
-        push(store, *words, **named)
-        if store.clock + 1 == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    ElasticKVStore.push = pushes
+def wait_for_loss(optimizer):
+    wait_for(lambda: optimizer.store._progress.pending, "the loss of a member")
 
 
-def save(when: str, op: int) -> None:
-    begin, step = ElasticOptimizerOnServers.round, ElasticOptimizerOnServers.step
-
-    def round_(optimizer, *words):
-        begin(optimizer, *words)
-        if optimizer.store.done == op - 1:
-            wait_until(lambda: optimizer._sum.done, "not all have said how many samples they have")
-            wait_until(lambda: optimizer.store._progress.pending, "nobody is lost")
-            newest().save("saved.pt")
-
-    def steps(optimizer, *words):
-        step(optimizer, *words)
-        if optimizer.store.done == op:
-            wait_until(lambda: optimizer.store._progress.pending, "nobody is lost")
-            newest().save("saved.pt")
-
-    if when == "saves":
-        ElasticOptimizerOnServers.round = round_
-    else:
-        ElasticOptimizerOnServers.step = steps
+def save(optimizer):
+    wait_for_loss(optimizer)
+    newest().save("saved.pt")
 
 
-def kill_when_agreed(op: int) -> None:
-    sum_in_round = ElasticKVStore.sum_in_round
+def save_when_agreed(optimizer):
+    wait_for(lambda: optimizer._sum.done, "how many samples all have")
+    save(optimizer)
 
-    def sums(store, *words):
-        handle = sum_in_round(store, *words)
+
+def kill_when_agreed(op):
+    def after(store, handle):
         if store.done + 1 == op:
-            wait_until(lambda: handle.done, "not all have said how many samples they have")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return handle
+            wait_for(lambda: handle.done, "how many samples all have")
+            kill()
 
-    ElasticKVStore.sum_in_round = sums
+    around(Store, "sum_in_round", after=after)
 
 
-def read_state(when: str, op: int) -> None:
-    step = ElasticOptimizerOnServers.step
+def read_state(optimizer):
+    wait_for_loss(optimizer)
+    print("The servers' states:", len(optimizer.state_dict()["servers"]), flush=True)
 
-    def read(optimizer):
-        wait_until(lambda: optimizer.store._progress.pending, "nobody is lost")
-        print("The servers' states:", len(optimizer.state_dict()["servers"]), flush=True)
 
-    def steps(optimizer, *words):
-        if when == "reads-in" and optimizer.store.done == op - 1:
-            read(optimizer)
-        step(optimizer, *words)
-        if when == "reads" and optimizer.store.done == op:
-            read(optimizer)
+def before_step(op, act):
+    around(OnServers, "step", before=lambda optimizer, *_: act(optimizer) if optimizer.store.done == op - 1 else None)
 
-    ElasticOptimizerOnServers.step = steps
 
+def after_step(op, act):
+    around(OnServers, "step", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op else None)
+
+
+def after_beginning(op, act):
+    around(OnServers, "round", after=lambda optimizer, _: act(optimizer) if optimizer.store.done == op - 1 else None)
+
+
+FAULTS = {  # of an op, a step or another number
+    "before": lambda op: making(op, kill),
+    "after": lambda op: made(op, kill),
+    "in": lambda op: making(op, kill, "pushpull", "receipt"),
+    "notice": lambda op: making(op, leave, "pushpull", "receipt"),
+    "invited": wait_for_change,
+    "behind": lambda op: making(op, wait_to_be_asked),
+    "own": lambda op: making(op, fail(RuntimeError), "pushpull"),
+    "user": lambda op: making(op, fail(UserError), "pushpull"),
+    "slow": lambda milliseconds: slow_down(milliseconds / 1000),
+    "copies": lambda seconds: distribute_with(update_on_kvstore=True, server_snapshot=seconds),
+    "alone": kill_in_own,
+    "saves": lambda op: after_beginning(op, save_when_agreed),
+    "saves-after": lambda op: after_step(op, save),
+    "agreed": kill_when_agreed,
+    "reads": lambda op: after_step(op, read_state),
+    "reads-in": lambda op: before_step(op, read_state),
+}
 
 faults, *sys.argv[1:] = sys.argv[1:]
 if os.environ["DMLC_ROLE"] == "server":
     Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
-for member, when, op in (each.split(":") for each in faults.split(",") if each):
+for member, when, at in (each.split(":") for each in faults.split(",") if each):
     if os.environ["DMLC_ROLE"] != "worker" or os.environ["DMLC_TASK_ID"] != member or "DMLTRAIN_JOIN" in os.environ:
         continue
-    if when == "invited":
-        wait_at(int(op))
-    elif when == "behind":
-        fall_behind(int(op))
-    elif when.startswith("server"):
-        kill_server(when[-1], int(op), "complete")
-    elif when.startswith("copied"):
-        kill_server(when[-1], int(op), "stepped")
-    elif when in ("own", "user"):
-        fail_at(when, int(op))
-    elif when == "slow":
-        slow_down(int(op) / 1000)
-    elif when == "kvstore":
-        train_with(op)
-    elif when == "alone":
-        kill_in_own(int(op))
-    elif when in ("saves", "saves-after"):
-        save(when, int(op))
-    elif when == "agreed":
-        kill_when_agreed(int(op))
-    elif when in ("reads", "reads-in"):
-        read_state(when, int(op))
-    elif when == "copies":
-        copy_every(float(op))
+    if when == "kvstore":
+        distribute_with(kvstore=at)
+    elif when.startswith(("server", "copied")):
+        made(int(at), kill_server(when[-1]), "complete" if when.startswith("server") else "stepped")
     else:
-        kill_at(when, int(op))
+        FAULTS[when](float(at))
 sys.argv[0] = str(EXAMPLE)
 runpy.run_path(str(EXAMPLE), run_name="__main__")
