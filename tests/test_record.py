@@ -2,7 +2,6 @@
 
 import io
 import math
-import os
 import re
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dmltrain import record
+from tests.running_job import ROOT
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
@@ -74,13 +74,7 @@ def test_a_line_is_one_write_with_time_and_rank() -> None:
         "log.info(record.value(0, 'Train-accuracy', 0.5))\n"
         "log.info('100% done')\n"
     )
-    subprocess.run(
-        [sys.executable, "-c", program],
-        stderr=theirs.fileno(),
-        check=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=theirs.fileno(), check=True)
     ours.settimeout(10)
     messages = [ours.recv(1000).decode() for _ in range(2)]
     ours.setblocking(False)
@@ -93,15 +87,8 @@ def test_a_line_is_one_write_with_time_and_rank() -> None:
 
 def test_it_imports_only_the_standard_library() -> None:
     program = "import sys; from dmltrain import record; print(*sys.modules)"
-    modules = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ).stdout.split()
-    assert not {"numpy", "torch", "mxnet", "matplotlib", "dmltrain.report"} & set(modules)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"numpy", "torch", "mxnet", "matplotlib", "dmltrain.report"} & set(done.stdout.split())
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------

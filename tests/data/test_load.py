@@ -1,8 +1,5 @@
 """The table of data sets; digits and synthetic, which need no files."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -23,12 +20,6 @@ def test_zero_examples_and_missing_files(name, tmp_path):
     if name in ("mnist", "cifar10"):
         with pytest.raises(UserError, match=f"{tmp_path}.*put"):
             data.load(name, tmp_path, download=False)
-
-
-def test_no_framework_is_imported():
-    program = "import sys, dmltrain.data; print([m for m in ('torch', 'mxnet', 'sklearn') if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
 
 
 # digits
