@@ -167,21 +167,6 @@ def test_the_command_has_a_session_of_its_own_and_inherits_neither_the_token_nor
 # -- the life line -----------------------------------------------------------------------------------------------------
 
 
-def ends_by_its_input(folder: Path) -> str:
-    """A command that says in a file that its input has ended."""
-    return f"echo up; cat; echo input ended > {folder}/end"
-
-
-def test_a_bridge_that_is_killed(desk, tmp_path):
-    channel = desk.channel(ends_by_its_input(tmp_path))
-    assert channel.read(DEADLINE) == b"up\n"
-    os.kill(desk.caller.pid, signal.SIGKILL)
-    assert channel.read(DEADLINE) == b""
-    assert channel.close().startswith(f"lost its bridge (pid {desk.caller.pid} on ")
-    wait_for((tmp_path / "end").exists, "the end of the command's input")
-    assert desk.over()
-
-
 def is_connected(pid: int) -> bool:
     return bool(psutil.Process(pid).net_connections("tcp"))
 

@@ -300,29 +300,16 @@ def test_jumps_over_several_hosts_of_which_one_may_have_a_jump_of_its_own(connec
     refused(connect, Host("nowhere"), 125)
 
 
-PIPE = """
-import os, socket, sys, threading
-s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-def send():
-    for data in iter(lambda: os.read(0, 65536), b""):
-        s.sendall(data)
-threading.Thread(target=send, daemon=True).start()
-for data in iter(lambda: s.recv(65536), b""):
-    os.write(1, data)
-"""
-
-
 def test_a_command_as_the_way(connect, sshds, home):  # noqa: F811
-    script = home.folder / "pipe.py"
-    script.write_text(PIPE)
+    way = f"bash -c 'exec 3<>/dev/tcp/%h/%p; cat <&3 & cat >&3; :' {home.folder}"
     home.configure(
-        block("127.0.0.1", sshds(), f"ProxyCommand python3 {script} %h %p"),
+        block("127.0.0.1", sshds(), f"ProxyCommand {way}"),
         block("broken", None, "ProxyCommand sh -c 'echo no way >&2; exit 3'"),
     )
     connect(Host("127.0.0.1")).close()
 
     def running() -> bool:
-        return any(str(script) in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+        return any(str(home.folder) in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
 
     wait_for(lambda: not running(), "the end of the command")
     # the system's ssh does not tell that from a busy server, and is tried until the deadline
