@@ -1,8 +1,6 @@
 """A server of an elastic job goes from one view to the next: what it forgets, what it keeps, and for how long."""
 
-import random
 import threading
-from collections import Counter, deque
 from dataclasses import replace
 
 import numpy as np
@@ -233,164 +231,15 @@ def offsets_of(slice_):
     return [buffer.offset for buffer in [slice_.value, *slice_.spare["value"]]]
 
 
-class Schedule:
-    """Random pushes, works, releases and views. `expected` is computed from the pushes of each round alone."""
-
-    def __init__(self, seed):
-        self.random = its = random.Random(seed)
-        self.members = list(range(its.choice([1, 2, 3, 3, 4])))
-        self.lost = []  # whose place a replacement may take
-        self.workers = len(self.members)
-        self.weights = [key(number, its.choice([0, 1, 3]), mean=its.random() < 0.2) for number in range(2)]
-        self.core = core_of(self.workers, *self.weights)
-        self.hosts = self._hosts()
-        self.core.enter(self.hosts)
-        self.view = 1
-        self.sums = {}  # of this view: number -> Key
-        self.clocks, self.rounds = Counter(), {}
-        self.receiving, self.works, self.unread = [], deque(), []
-        self.seen = Counter()
-
-    def _hosts(self):
-        members, hosts = self.members[:], []
-        self.random.shuffle(members)
-        while members:
-            count = self.random.randint(1, len(members))
-            hosts.append(tuple(members[:count]))
-            del members[:count]
-        return hosts
-
-    def run(self, events):
-        steps = [self.push, self.receive, self.work, self.release, self.enter]
-        for _ in range(events):
-            self.random.choices(steps, [5, 5, 4, 3, 0.5])[0]()
-        self.finish()
-
-    def push(self):
-        """A worker begins to send its next push of a key, which may be a new sum."""
-        worker = self.random.choice(self.members)
-        chosen = self.random.choice([*self.weights, *self.sums.values()])
-        if self.random.random() < 0.05:
-            number = SUM + len(self.sums)
-            chosen = self.sums[number] = key(number, self.random.choice([1, 3, 4]), weight=False)
-            self.core.declare(worker, Declare("dist_sync", 0.0, (chosen,)))
-        number, size = chosen.key, chosen.slices[0][1]
-        clock = self.clocks[worker, number] = self.clocks[worker, number] + 1
-        values = np.array([self.random.randint(-9, 9) for _ in range(size)], np.float32)
-        self.rounds.setdefault((self.view, number, clock), {})[worker] = values
-        arguments = worker, number, 0, values.nbytes, 0
-        if self.random.random() < 0.3:
-            data = self.core.lend(worker, number, 0, values.copy().view(np.uint8), 0)
-        else:
-            data = self.core.completing_buffer(*arguments, clock, lambda size: np.empty(size, np.uint8))
-            data = data or self.core.buffer(*arguments)
-        assert data.offset is None or data.offset not in {each.buffer.offset for each, _ in self.unread}
-        self.receiving.append((self.view, worker, number, clock, data, values))
-
-    def receive(self):
-        """The oldest push of some worker has arrived."""
-        if not self.receiving:
-            return
-        worker = self.random.choice(self.receiving)[1]
-        first = next(each for each in self.receiving if each[1] == worker)
-        self.receiving.remove(first)
-        view, worker, number, clock, data, values = first
-        if data.kind != "lent":
-            data.array[:] = values
-        if view < self.view:
-            self.seen["late push"] += 1
-            return self.core.give_back(data)
-        actions = self.core.push(worker, number, 0, clock, -1.0, data)
-        self.take(actions + self.core.pull(worker, number, 0, clock))
-        while data.kind == "completing" and self.works:
-            self.work()
-
-    def take(self, actions):
-        for action in actions:
-            if isinstance(action, Work):
-                self.works.append(action)
-                continue
-            values = self.rounds[self.view, action.key, action.clock]
-            assert set(values) == set(self.members)
-            total = sum(values.values())
-            if action.key < SUM and self.weights[action.key].mean:
-                total = total * np.float32(1 / len(values))
-            assert action.buffer.array.tolist() == total.tolist()
-            self.unread.append((action, total))
-            self.seen["reply"] += 1
-
-    def work(self):
-        if self.works:
-            work = self.works.popleft()
-            work.run()
-            self.take(self.core.done(work))
-
-    def release(self):
-        if self.unread:
-            reply, total = self.unread.pop(self.random.randrange(len(self.unread)))
-            assert reply.buffer.array.tolist() == total.tolist(), "it was written while it was read"
-            reply.release()
-
-    def enter(self):
-        """Another view, often with a worker less: what that reads is released. Replacements of those may come."""
-        while self.works:
-            self.work()
-        lost, joined = [], [worker for worker in self.lost if self.random.random() < 0.8]
-        if len(self.members) > 1 and self.random.random() < 0.5:
-            gone = self.members.pop(self.random.randrange(len(self.members)))
-            self.receiving = [each if each[1] != gone else self.gone(each) for each in self.receiving]
-            self.receiving = [each for each in self.receiving if each]
-            for each in [each for each in self.unread if each[0].worker == gone]:
-                self.unread.remove(each)
-                each[0].release()
-            self.lost.append(gone)
-            lost.append(gone)
-            if self.random.random() < 0.3:
-                self.core.finish(gone)  # and it did not end in good order
-            joined += [gone] if self.random.random() < 0.2 else []  # at once
-        self.lost = [worker for worker in self.lost if worker not in joined]
-        self.members += joined
-        self.hosts = self._hosts()
-        self.core.enter(self.hosts, lost)
-        assert not self.core.workers.finished, "those who take part were never at their end"
-        for worker in joined:
-            self.core.declare(worker, Declare("dist_sync", 0.0, tuple(self.weights)))
-            self.seen["replacement"] += 1
-        self.seen["kept over a view"] += len(self.unread)
-        self.view += 1
-        self.clocks.clear()
-        self.sums.clear()
-        self.seen["view"] += 1
-
-    def gone(self, receiving):
-        """The rest of this push never comes."""
-        self.core.give_back(receiving[4])
-
-    def finish(self):
-        """Let all that has begun come to its end: then each memory is in one place."""
-        self.enter()
-        while self.receiving:
-            self.receive()
-        while self.unread:
-            self.release()
-        self.core.enter(self.hosts)
-        slices = [offset for slice_ in self.core.slices().values() for offset in offsets_of(slice_)]
-        free = [offset for each in self.core._memory._free.values() for offset, _ in each]
-        assert sorted(slices + free) == self.core.allocate.offsets
-
-
-@pytest.mark.parametrize("hundred", range(10))
-def test_random_schedules_give_each_round_its_sum_and_lose_no_memory(hundred):
-    seen = Counter()
-    for seed in range(100 * hundred, 100 * hundred + 100):
-        schedule = Schedule(seed)
-        try:
-            schedule.run(schedule.random.choice([20, 100, 200]))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        seen += schedule.seen
-    assert all(seen[each] > 50 for each in ("reply", "late push", "view", "kept over a view", "replacement")), seen
+def test_a_late_push_gives_back_the_servers_memory_and_no_other():
+    core = core_of(2, key(0))
+    pushed(core, 0, [1, 2])
+    waiting, lent = core.buffer(1, 0, 0, 8, 0), core.lend(1, 0, 0, np.zeros(8, np.uint8), 0)
+    completing = core.completing_buffer(1, 0, 0, 8, 0, 1, lambda size: np.zeros(size, np.uint8))
+    core.enter([(0,), (1,)])
+    for late in (waiting, lent, completing):
+        core.give_back(late)
+    assert sorted(offsets_of(core.slices()[0, 0])) == core.allocate.offsets
 
 
 # -- the service ------------------------------------------------------------------------------------------------------

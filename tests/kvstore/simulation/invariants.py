@@ -80,6 +80,8 @@ class Invariants:
         ops += self.stops_at is not None  # the checkpoint
         require(tuple(final) == weights.pop(), "weights are those of a sequential run that is told the views")
         require(ops == last, "and it makes as many ops")
+        for server in self.servers:
+            server.check_memory()
         for worker in done:
             own = worker.residual[0]
             require(residuals.get(worker.member, own) == own, f"the residual of worker {worker.member} is not {own}")

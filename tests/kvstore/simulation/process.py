@@ -68,8 +68,7 @@ class Process:
 
     def leave_scheduler(self, incarnation):
         """It has this later one."""
-        if "superseded" not in self.world.mutations:
-            self.world.send(self.node, SCHEDULER, Superseded(incarnation))
+        self.world.send(self.node, SCHEDULER, Superseded(incarnation))
         self.world.send(self.node, SCHEDULER, None)
         self.world.channels.pop((("scheduler", self.follows), self.node), None)
         self.follows = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 from dmltrain.kvstore.scheduler.following import Standing
@@ -9,8 +11,9 @@ from dmltrain.kvstore.server import optimizer_state, taking_back
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.reply import Reply
 from dmltrain.kvstore.transport.message import Enter, Left, Register, Start
-from tests.kvstore.simulation.job import FLOAT64, SIZE, SPEC, Step
+from tests.kvstore.simulation.job import FLOAT64, SIZE, SPEC, Step, require
 from tests.kvstore.simulation.process import SCHEDULER, Declared, Process, Value
+from tests.kvstore.test_server_views import Arena, offsets_of
 
 
 class Server(Process):
@@ -21,12 +24,14 @@ class Server(Process):
         self.number, self.life = number, life
         self.registration = Register(f"s{number}", 1 + life, f"s{number}", "", f"s{number}")
         self.finished, self.newest = {}, None
-        self.core = ServerCore(world.job.workers + world.job.newcomers)
+        self.core = ServerCore(world.job.workers + world.job.newcomers, allocate=Arena())
         if world.job.on_servers:
             self.core.make_step, self.core.spec = Step, None if life else SPEC
-        self.core.on_hosts(world.hosts)
+        self.hosts = world.hosts  # of its view
+        self.core.on_hosts(self.hosts)
         self.view = 0
         self.works = []
+        self.lends = random.Random(f"{world.seed} {number} {life}")  # which pushes lie in a worker's shared memory
         self.receiving = {}  # worker -> the push of which the buffer is taken
         self.lent = {}  # worker -> replies that it reads here
         self.entering = None
@@ -39,7 +44,7 @@ class Server(Process):
         return frame[0] == "release" or frame[1] <= self.view
 
     def standing(self):
-        return Standing(self.newest, {} if "who has finished" in self.world.mutations else self.finished)
+        return Standing(self.newest, self.finished)
 
     def hear(self, message):
         """The control link's thread."""
@@ -54,8 +59,7 @@ class Server(Process):
             self.release(worker, rest[0])
         elif kind == "leave":
             self.finished[worker] = rest[0]
-            if "who leaves meanwhile" not in self.world.mutations:
-                self.world.send(self.node, SCHEDULER, Left(self.view, worker, rest[0]))
+            self.world.send(self.node, SCHEDULER, Left(self.view, worker, rest[0]))
             self.world.send(self.node, ("worker", worker), ("left", self.number))
         elif self.is_void(worker, view):
             return
@@ -71,20 +75,17 @@ class Server(Process):
             self.world.send(self.node, ("worker", worker), Declared(view, found))
         else:
             key, clock, data, rate = rest
-            buffer = self.core.buffer(worker, key, 0, data.nbytes, FLOAT64)
-            buffer.array[:] = data
+            if self.world.job.shared and self.lends.random() < 0.5:
+                buffer = self.core.lend(worker, key, 0, data.view(np.uint8), FLOAT64)
+            else:
+                buffer = self.core.buffer(worker, key, 0, data.nbytes, FLOAT64)
+                buffer.array[:] = data
             self.receiving[worker] = (view, key, clock, rate, buffer)
 
     def hold(self, step):
-        if "take back" in self.world.mutations:
-            for slice_ in self.core.slices().values():
-                if slice_.is_weight and slice_.completed != step:
-                    slice_.count_from(step)
         self.core.hold(0, step)
 
     def states(self):
-        if "kept" in self.world.mutations:
-            self.core._kept.clear()
         return self.core.states()
 
     def load(self, states):
@@ -97,13 +98,12 @@ class Server(Process):
 
     def is_void(self, worker, view):
         """Whether a frame is of an older view, or of another one of this number, which another scheduler has made."""
-        removed = view == self.view and not self.core.workers.takes(worker)
-        return removed or (view < self.view and "late frames" not in self.world.mutations)
+        return view < self.view or (view == self.view and not self.core.workers.takes(worker))
 
     def complete(self, worker):
         """The rest of a push has arrived. A view may have begun meanwhile."""
         view, key, clock, rate, buffer = self.receiving.pop(worker)
-        if view < self.view and "check under the lock" not in self.world.mutations:
+        if view < self.view:
             self.core.give_back(buffer)
             return
         self.act(self.core.push(worker, key, 0, clock, rate, buffer))
@@ -164,10 +164,19 @@ class Server(Process):
         for member in {each.member for each in view.lost} | set(view.members).difference(self.core.workers.ranks):
             self.finished.pop(member, None)
         others = self.servers != view.servers or bool(view.joined_servers)
-        others = others and "forget weights" not in self.world.mutations
         self.core.enter(view.hosts, other_servers=others)
-        self.servers = view.servers
+        self.hosts, self.servers = view.hosts, view.servers
         self.view = view.number
         for worker in set(self.lent) - set(view.members):
             for reply in self.lent.pop(worker):
                 reply.release()
+
+    def check_memory(self):
+        """When all has come to its end, each memory is in one place. Steps keep more than that."""
+        for worker in {*self.receiving, *self.lent}:
+            self.end_link(worker)
+        if self.view and not (self.works or self.world.job.on_servers):
+            self.core.enter(self.hosts)
+            slices = [offset for slice_ in self.core.slices().values() for offset in offsets_of(slice_)]
+            free = [offset for each in self.core._memory._free.values() for offset, _ in each]
+            require(sorted(slices + free) == self.core.allocate.offsets, "memory was lost")
