@@ -36,50 +36,21 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
         *("arrays", "backends", "bounded", "env", "errors", "npz", "whole_file")
     },
     "backends": {
-        "agreement",
-        "arrays",
-        "bounded",
-        "env",
-        "errors",
-        "heap",
-        "initial",
-        "kvstore",
-        "layers",
-        "metric",
-        "models",
-        "mxnet_files",
-        "normalisation",
-        "npz",
-        "optimizers",
+        *("agreement", "arrays", "bounded", "env", "errors", "heap", "initial", "kvstore", "layers", "metric"),
+        *("models", "mxnet_files", "normalisation", "npz", "optimizers"),
     },
 }
 
-KVSTORE = [  # dmltrain/kvstore from the bottom up: a room or module imports itself and what stands before it
-    ("local_steps", "waiting", "state_file", "log", "scratch", "step", "view"),
-    ("types",),
-    ("kind",),
-    ("base",),
-    ("codec",),
-    ("rules",),
-    ("transport",),
-    ("scheduler",),
-    ("server",),
-    ("worker",),
-    ("local",),
-    ("__init__",),
-]
-
-LAUNCH = [  # the same for launch; "launch" itself, which has LaunchError alone, is below all
-    ("secret", "certificate", "whole_file", "agent"),
-    ("job",),
-    ("channels", "control", "preflight", "sync", "terminal"),
-    ("clusters",),
-    ("command_line",),
-    ("run",),
-    ("forecast", "ending"),
-    ("commands",),
-    ("cli",),
-]
+LEVELS = {  # folder -> its modules and folders from the bottom up: each imports itself and what stands before it
+    "dmltrain/kvstore": (
+        "local_steps waiting state_file log scratch step view",
+        *("types", "kind", "base", "codec", "rules", "transport", "scheduler", "server", "worker", "local", "__init__"),
+    ),
+    "launch": (  # its __init__, which has LaunchError alone, is below all
+        *("__init__", "secret certificate whole_file agent", "job", "channels control preflight sync terminal"),
+        *("clusters", "command_line", "run", "forecast ending", "commands", "cli"),
+    ),
+}
 
 
 @functools.cache
@@ -124,75 +95,34 @@ def test_files_that_are_whole_after_a_power_cut_have_one_writer():
     assert {str(path.relative_to(ROOT)) for path in found} == set(writers)
 
 
-def kvstore_imports() -> dict[str, set[str]]:
-    """Each module of dmltrain.kvstore -> the modules of it that are imported anywhere in its file."""
-    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources("dmltrain/kvstore")}
-    packages = {name.removesuffix(".__init__"): name for name in paths}
+def imported_below(folder: str) -> dict[str, set[str]]:
+    """Each module in the folder, by its path there (worker.store; worker for worker/__init__.py) -> the modules there
+    that its file imports anywhere, in functions too. The folder's own __init__ has that name."""
+    paths = {".".join(path.relative_to(ROOT / folder).with_suffix("").parts): path for path in sources(folder)}
+    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    prefix = folder.replace("/", ".") + "."
     found = {}
-    for name, path in paths.items():
-        used = set()
-        for full in imports(path):
-            module = full if full in packages else full.rpartition(".")[0]
-            if module in packages:
-                used.add(packages[module])
-        found[name] = used - {name}
+    for name, path in modules.items():
+        inside = {full.removeprefix(prefix) for full in imports(path) if full.startswith(prefix)}
+        used = {each if each in modules else each.rpartition(".")[0] or "__init__" for each in inside}
+        found[name] = used & set(modules) - {name}
     return found
 
 
-def kvstore_level(module: str) -> int:
-    name = module.split(".")[2]
-    return next(level for level, rooms in enumerate(KVSTORE) if name in rooms)
+@pytest.mark.parametrize("folder", LEVELS)
+def test_imports_point_one_way(folder):
+    def level(module: str) -> int:
+        return next(level for level, names in enumerate(LEVELS[folder]) if module.partition(".")[0] in names.split())
 
-
-def test_imports_in_the_kvstore_point_one_way():
-    for module, used in kvstore_imports().items():
-        above = {other for other in used if kvstore_level(other) > kvstore_level(module)}
-        assert not above, f"{module} imports {sorted(above)}, which lie above it"
-        beside = {
-            other
-            for other in used
-            if kvstore_level(other) == kvstore_level(module) and other.split(".")[2] != module.split(".")[2]
-        }
-        assert not beside, f"{module} imports {sorted(beside)}, another room of its own level"
-
-
-def test_no_circle_of_imports_in_the_kvstore():
-    imported = kvstore_imports()
-    while imported:
-        leaves = {module for module, used in imported.items() if not used}
-        assert leaves, f"these import each other in a circle: {sorted(imported)}"
-        imported = {module: used - leaves for module, used in imported.items() if module not in leaves}
-
-
-def launch_imports() -> dict[str, set[str]]:
-    """The modules of launch that each module of it imports anywhere, in functions too."""
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in sources("launch")
-    }
-    return {
-        name: {
-            full if full in modules else full.rpartition(".")[0] for full in imports(path) if full.startswith("launch")
-        }
-        & set(modules) - {name, "launch"}
-        for name, path in modules.items()
-        if name != "launch"
-    }
-
-
-def launch_level(module: str) -> int:
-    return next(level for level, rooms in enumerate(LAUNCH) if module.split(".")[1] in rooms)
-
-
-def test_imports_in_launch_point_one_way():
-    for module, used in launch_imports().items():
-        others = {other for other in used if other.split(".")[1] != module.split(".")[1]}
-        wrong = {other for other in others if launch_level(other) >= launch_level(module)}
+    for module, used in imported_below(folder).items():
+        others = {other for other in used if other.partition(".")[0] != module.partition(".")[0]}
+        wrong = {other for other in others if level(other) >= level(module)}
         assert not wrong, f"{module} imports {sorted(wrong)}, which do not lie below it"
 
 
-def test_no_circle_of_imports_in_launch():
-    imported = launch_imports()
+@pytest.mark.parametrize("folder", LEVELS)
+def test_no_circle_of_imports(folder):
+    imported = imported_below(folder)
     while imported:
         leaves = {module for module, used in imported.items() if not used & set(imported)}
         assert leaves, f"these import each other in a circle: {sorted(imported)}"

@@ -175,68 +175,32 @@ def draw(shown, chosen):
     axes.grid(chosen.get("grid", False))
     return figure
 '''
-NEW = (  # file, its content, the table's file, the table's opening line, the row, the row's import
+NEW = (  # file, its content, the opening line of the table in its folder, the row
+    ("models/newnet", NETWORK, "NETWORKS: dict[str, Architecture] = {", '"newnet": newnet.ARCHITECTURE'),
+    ("data/newdata", DATASET, "DATASETS: dict[str, Description] = {", '"newdata": newdata.DESCRIPTION'),
+    ("data/readers/lines", READER, "FORMATS: tuple[Format, ...] = (", "lines.FORMAT"),
+    ("optimizers/newopt", OPTIMIZER, "TABLE: tuple[Optimizer, ...] = (", "newopt.OPTIMIZER"),
+    ("kvstore/codec/three", CODEC, "TABLE: tuple[type[Codec], ...] = (", "three.ThreeBytes"),
+    ("report/dialect/new", DIALECT, "DIALECTS: tuple[type[Dialect], ...] = (", "new.New"),
     (
-        "models/newnet",
-        NETWORK,
-        "models",
-        "NETWORKS: dict[str, Architecture] = {\n",
-        '    "newnet": newnet.ARCHITECTURE,\n',
+        *("report/page/sections/newest", SECTION),
+        *("SECTIONS: dict[str, Callable[[Context], Section | None]] = {", '"newest": newest.section'),
     ),
     (
-        "data/newdata",
-        DATASET,
-        "data",
-        "DATASETS: dict[str, Description] = {\n",
-        '    "newdata": newdata.DESCRIPTION,\n',
+        *("experiment/results/formats/title", FORMAT),
+        *("FORMATS: dict[str, Callable[[Outcome], str]] = {", '"title.txt": title.text'),
     ),
-    (
-        "data/readers/lines",
-        READER,
-        "data/readers",
-        "FORMATS: tuple[Format, ...] = (\n",
-        "    lines.FORMAT,\n",
-    ),
-    ("optimizers/newopt", OPTIMIZER, "optimizers", "TABLE: tuple[Optimizer, ...] = (\n", "    newopt.OPTIMIZER,\n"),
-    ("kvstore/codec/three", CODEC, "kvstore/codec", "TABLE: tuple[type[Codec], ...] = (\n", "    three.ThreeBytes,\n"),
-    (
-        "report/dialect/new",
-        DIALECT,
-        "report/dialect",
-        "DIALECTS: tuple[type[Dialect], ...] = (\n",
-        "    new.New,\n",
-    ),
-    (
-        "report/page/sections/newest",
-        SECTION,
-        "report/page/sections",
-        "SECTIONS: dict[str, Callable[[Context], Section | None]] = {\n",
-        '    "newest": newest.section,\n',
-    ),
-    (
-        "experiment/results/formats/title",
-        FORMAT,
-        "experiment/results/formats",
-        "FORMATS: dict[str, Callable[[Outcome], str]] = {\n",
-        '    "title.txt": title.text,\n',
-    ),
-    (
-        "experiment/results/plots/empty",
-        PLOT,
-        "experiment/results/plots",
-        "KINDS: dict[str, Kind] = {\n",
-        '    "empty": empty,\n',
-    ),
+    ("experiment/results/plots/empty", PLOT, "KINDS: dict[str, Kind] = {", '"empty": empty'),
 )
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = copy_packages(tmp_path_factory.mktemp("tree"), "dmltrain", "launch", "examples", "docs")
-    for file, content, package, opening, row in NEW:
+    for file, content, opening, row in NEW:
         folder, _, name = file.rpartition("/")
-        imported = f"from dmltrain.{folder.replace('/', '.')} import {name}\n"
-        one_more(copy, f"dmltrain/{file}.py", content, f"dmltrain/{package}/__init__.py", opening, row, imported)
+        table, imported = f"dmltrain/{folder}/__init__.py", f"from dmltrain.{folder.replace('/', '.')} import {name}\n"
+        one_more(copy, f"dmltrain/{file}.py", content, table, f"{opening}\n", f"    {row},\n", imported)
     return copy
 
 
