@@ -1,7 +1,5 @@
 """Both ways to connect through SSH, as tests call them: with a home folder's configuration and a deadline."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@
 `ssh_agent` runs an ssh-agent: call it for each key to add.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

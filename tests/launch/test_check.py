@@ -1,7 +1,5 @@
 """What `--check` prints, as Markdown and for a terminal."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """dmltrain-launch as users call it: what reaches the processes, what comes back, where it is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

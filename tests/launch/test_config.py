@@ -1,7 +1,5 @@
 """A file of options says what the command line says, and its mistakes have a line."""
 
-from __future__ import annotations
-
 import pytest
 
 from launch import LaunchError

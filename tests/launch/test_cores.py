@@ -1,7 +1,5 @@
 """The cores that a host may use, and how the workers of a machine share them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -80,7 +78,7 @@ class Kernel:
         self.root = folder
         (folder / "proc/self").mkdir(parents=True)
 
-    def says(self, cgroup: str, mountinfo: str) -> Kernel:
+    def says(self, cgroup: str, mountinfo: str) -> "Kernel":
         (self.root / "proc/self/cgroup").write_text(cgroup)
         (self.root / "proc/self/mountinfo").write_text(mountinfo)
         return self

@@ -1,7 +1,5 @@
 """--dry-run: the commands are those that would run, and none of them tells a secret."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

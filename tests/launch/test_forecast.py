@@ -1,7 +1,5 @@
 """The forecast: the bounds of every placement, what is read from a program's line, and what is said."""
 
-from __future__ import annotations
-
 import json
 import math
 

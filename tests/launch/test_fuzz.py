@@ -1,8 +1,6 @@
 """Mutated messages of agents, bridges and launchers, and hosts files: each is read or refused, in limited memory and
 time (tests/fuzzing.py)."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """known_hosts files as values: whose lines mean a host, and what is said of a key. ssh itself is asked elsewhere."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import re

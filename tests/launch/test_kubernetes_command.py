@@ -1,7 +1,5 @@
 """The objects of a job under --launcher kubernetes, and what is read from pods, without Kubernetes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--check` with a program: its step is measured as its workers would run, and a forecast made of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

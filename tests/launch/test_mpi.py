@@ -1,7 +1,5 @@
 """Agents on this machine through real mpiruns, of both kinds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Bridge, reception and channel together, as under mpirun but without one; commands stand in for agents."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """mpirun's command line and the choice of hosts, without mpirun."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

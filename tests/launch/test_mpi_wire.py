@@ -3,8 +3,6 @@
 tests/launch/test_mpi_bridge.py has both ends together.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Which modules a script cannot do without."""
 
-from __future__ import annotations
-
 import pytest
 
 from launch.preflight.needs import needs

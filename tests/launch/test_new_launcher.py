@@ -1,7 +1,5 @@
 """A launcher is one file and one row: here is one, in a copy of the tree."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every option of dmlc's and MXNet's launchers is ours, works, or is refused with a fix."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which process runs on which host, under every policy."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

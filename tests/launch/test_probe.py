@@ -1,7 +1,5 @@
 """What an agent finds out about its host: against what psutil and the system say, and through real interpreters."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

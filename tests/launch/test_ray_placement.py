@@ -1,7 +1,5 @@
 """What a job asks of Ray, without a cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 What a real one does is in `tests/cluster/test_ray.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

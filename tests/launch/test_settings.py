@@ -1,7 +1,5 @@
 """`dmltrain job set` changes the kvstore of a running job: on the bare state machine, and with real processes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """srun's command line and the choice of nodes, without Slurm."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

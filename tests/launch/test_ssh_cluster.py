@@ -1,7 +1,5 @@
 """The cluster `ssh`: which hosts the options name, and how they are reached."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 

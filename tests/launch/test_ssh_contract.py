@@ -1,7 +1,5 @@
 """Both SSH channels keep the contract of `launch.channels`, through a real sshd."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

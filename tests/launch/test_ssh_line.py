@@ -1,7 +1,5 @@
 """The bytes below an SSH connection: a ProxyCommand and a TCP connection, without an SSH server."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """A login through paramiko by itself: ciphers, deadlines, the way there, the keys that are tried, and every refusal."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

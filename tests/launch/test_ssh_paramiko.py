@@ -1,7 +1,5 @@
 """What only the paramiko channel does itself: keys and passphrases, known_hosts files, ~/.ssh/config."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import subprocess

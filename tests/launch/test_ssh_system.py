@@ -3,8 +3,6 @@
 A program that prints what OpenSSH 9 prints takes the place of ssh; tests/launch/test_ssh_contract.py has the real one.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What TCP carries between hosts: the agents' measurement over loopback, and which hosts measure with which."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

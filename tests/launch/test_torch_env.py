@@ -1,7 +1,5 @@
 """--torch-env: which workers find the variables of torch.distributed, and when servers would be idle."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What agents sample while a job runs, and the file usage.csv that the launcher makes of it."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import os

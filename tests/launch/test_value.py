@@ -1,7 +1,5 @@
 """The base of the messages between launcher and agent: it behaves as a frozen dataclass."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, field, fields
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs in YARN, as far as Hadoop's documentation goes: `tests/launch/yarn_server.py` says what that means."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

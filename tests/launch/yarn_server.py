@@ -5,8 +5,6 @@ Source: Hadoop's YarnServiceAPI.md and its OpenAPI description of version 1.0.0.
 there to compare it with.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
