@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,16 +29,23 @@ def needs_testbed() -> None:
         pytest.skip(f"no test bed: it needs {lacking}")
 
 
-@pytest.fixture(scope="session")
-def _testbed(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    data = [os.environ[name] for name in DATA if os.path.isdir(os.environ.get(name, ""))]
+@contextmanager
+def made_bed(name: str, tmp_path_factory: pytest.TempPathFactory, hosts: int = 5) -> Iterator[Testbed]:
+    """A test bed by a name of its own, which is there until the end of the block."""
+    data = [os.environ[each] for each in DATA if os.path.isdir(os.environ.get(each, ""))]
     share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp()), *data]
-    bed = Testbed(f"{NAME}{os.getpid()}")
+    bed = Testbed(f"{NAME}{os.getpid()}{name}")
     try:
-        bed.up(Settings(share=tuple(map(os.path.abspath, share))))
+        bed.up(Settings(hosts=hosts, share=tuple(map(os.path.abspath, share))))
         yield bed
     finally:
         bed.down()
+
+
+@pytest.fixture(scope="session")
+def _testbed(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    with made_bed("", tmp_path_factory) as bed:
+        yield bed
 
 
 @pytest.fixture

@@ -18,16 +18,17 @@ from pathlib import Path
 import pytest
 
 from dmltrain.report.cli import main as parse
-from tests.cluster.launching import LONGEST, ROOT, Launched
+from tests.cluster.launching import LONGEST, ROOT, Front, Launched
 from tests.cluster.layout import LOGIN
-from tests.cluster.left import namespace
-from tests.cluster.processes import DEAD, Process, read
+from tests.cluster.processes import DEAD, Process, namespace, read
 from tests.cluster.testbed import Testbed
 from tests.forked_job import forked
+from tests.launch.test_change_commands import PROGRAM as ELASTIC
 from tests.waiting import wait_for
 
 # From the fault to the end of all processes of the job that can be reached: 20 s, and as much for a busy machine.
 GONE_SECONDS = 40.0
+LEFT_SECONDS = 20.0  # for the same, when nothing but the launcher is lost
 RECORD_SECONDS = 60.0  # from the fault to the engine's own records, whose limits for a lost node are 10 to 30 s
 OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.cli")
 OURS += tuple(f"launch.clusters.in_ray.{name}" for name in ("driver", "inside"))
@@ -39,22 +40,26 @@ class Engine(ABC):
     """What these tests need of an engine's cluster."""
 
     name: str
+    front: Front  # with the engine's own options in `options`
+    options: Sequence[object] = ()
 
     @property
-    @abstractmethod
-    def testbed(self) -> Testbed: ...
+    def testbed(self) -> Testbed:
+        return self.front.testbed
 
-    @abstractmethod
     def job(self, *arguments: object) -> Launched:
         """A job with these arguments and the engine's own options, in the working folder."""
+        return self.front.start(*self.options, *arguments)
 
-    @abstractmethod
     def script(self, text: str) -> Path:
         """program.py with this text, in the working folder."""
+        return self.front.script(text)
 
-    @abstractmethod
     def start(self, fault: str) -> Launched:
         """A job whose two workers, on nodes of their own, run PROGRAM and have printed `up`."""
+        job = self.job("-n", 2, "-s", 0, self.script(PROGRAM).name)
+        job.wait_for_words("up", "worker-0", "worker-1")
+        return job
 
     def launcher(self) -> int:
         """The pid of the launcher, on this machine: inside of the cluster, where that is."""
@@ -99,6 +104,14 @@ def ours(testbed: Testbed) -> list[tuple[str, Process]]:
 def on_hosts(testbed: Testbed) -> list[tuple[str, Process]]:
     """All of them but the command that the user has given."""
     return [(host, each) for host, each in ours(testbed) if (host, is_one(each, "launch.cli")) != (LOGIN, True)]
+
+
+def wait_gone(testbed: Testbed, records: Callable[[], object] = list) -> None:
+    """No host has processes of a job, and its engine has no records of it."""
+    began = time.monotonic()
+    wait_for(lambda: not on_hosts(testbed), "the end of the job's processes")
+    wait_for(lambda: not records(), lambda: f"the end of {records()}")
+    assert time.monotonic() - began < LEFT_SECONDS
 
 
 def is_one(process: Process, word: str) -> bool:
@@ -252,3 +265,55 @@ class Contract:
     @pytest.mark.parametrize("fault", FAULTS)
     def test_a_fault(self, engine: Engine, fault: str):
         try_fault(engine, fault, FAULTS[fault])
+
+
+def ends_by_kill(front: Front) -> None:
+    killed = front.ask("--kill", "later", logs="kill")
+    assert killed.code == 0 and re.search("has ended|0 processes left on 2 hosts", killed.err), killed
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What is said of a job that its engine runs by itself: when it is submitted, listed, and submitted again, in the
+    same folder and in another one. Regular expressions."""
+
+    asked: str
+    listed: str
+    again: str = "give another --job or --log-dir"
+    other: str = ""
+
+
+def is_found_followed_and_ended(
+    front: Front, words: Sequence[object], said: Submitted, end: Callable[[Front], None] = ends_by_kill
+) -> None:
+    """A job of PROGRAM with two workers, asked for with these words."""
+    asked = front.run(*words, logs="later")
+    assert asked.code == 0 and re.search(said.asked, asked.err), asked
+    wait_for(lambda: re.search(said.listed, front.ask("--ps", "later").out), lambda: f"{said.listed}: {asked}", LONGEST)
+    follower = front.visit("--logs", "later", "--follow", "--show", "worker:1", logs="follow")
+    wait_for(lambda: follower.out == "[worker-1] up\n", lambda: f"what it shows: {follower.out}{follower.err}", LONGEST)
+    again = front.run(*words, logs="later")
+    assert again.code == 2 and re.search(said.again, again.err), again
+    if said.other:
+        other = front.run(*words, logs="other")
+        assert other.code == 2 and re.search(said.other, other.err), other
+    end(front)
+    assert follower.wait().code == 0
+
+
+def takes_another_node_and_goes_on_without_it(front: Front, *options: object) -> Launched:
+    """An elastic job on h1 and h2 that gets h3, and loses it. It is still there."""
+    words = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1]
+    job = front.start(*options, *words, front.script(ELASTIC).name)
+    job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
+    assert front.change(job, "add", "h3") == (0, "worker 2 on h3 has joined the job in view 2\n")
+    front.testbed.kill("h3")
+    wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node", LONGEST)
+    return job
+
+
+def ends_well(front: Front, job: Launched) -> None:
+    (front.folder / "done").touch()
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]

@@ -1,6 +1,6 @@
 """The faults of the matrix: each strikes a job that is in its phase, notes when, and what shows that it happened.
 
-What the job waits for in a phase comes with the fault, or after a cut that heals.
+What the job waits for in a phase comes after the fault, or in a cut that heals.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from tests.cluster import cuts, host, network, sshd
 from tests.cluster.cells import CUTS, PAIRS, VICTIMS
 from tests.cluster.command import ip
 from tests.cluster.layout import LOGIN
-from tests.cluster.left import is_guest
-from tests.cluster.processes import Process, send
+from tests.cluster.processes import Process, is_guest, send
 from tests.cluster.trial import PATIENCE_SECONDS, TASKS, Trial
 
 CUT_SECONDS = 4.2  # of a cut that is survived
@@ -33,8 +32,6 @@ def kill_process(trial: Trial) -> None:
         trial.outcome.pid, trial.outcome.happened = int(pid[1]), "it killed itself"
     else:
         kill(trial, trial.victim(name, int(pid[1])))
-    if trial.cell.phase == "exit":
-        trial.let_go()
 
 
 def kill(trial: Trial, victim: Process) -> None:
@@ -47,12 +44,6 @@ def kill(trial: Trial, victim: Process) -> None:
 
 def kill_agent(trial: Trial) -> None:
     kill(trial, trial.agent())
-    go_on(trial)
-
-
-def go_on(trial: Trial) -> None:
-    if trial.cell.phase in ("before", "exit"):
-        trial.let_go()
 
 
 def kill_session(trial: Trial) -> None:
@@ -67,7 +58,6 @@ def kill_session(trial: Trial) -> None:
     for each in sessions:
         send(each.pid, signal.SIGKILL)
     trial.outcome.happened = f"killed {', '.join(map(str, sessions))}" if sessions else ""
-    go_on(trial)
 
 
 def kill_sshd(trial: Trial) -> None:
@@ -75,7 +65,6 @@ def kill_sshd(trial: Trial) -> None:
     trial.struck = time.monotonic()
     sshd.kill(trial.bed.layout, trial.cell.host)
     trial.outcome.happened = "" if sshd.listener(trial.bed.layout, trial.cell.host) else "no sshd"
-    go_on(trial)
 
 
 def lose_host(trial: Trial) -> None:
@@ -84,7 +73,6 @@ def lose_host(trial: Trial) -> None:
     trial.lost.add(trial.cell.host)
     host.power_off(trial.bed.layout, trial.cell.host)
     trial.outcome.happened = "" if trial.bed.pid_1(trial.cell.host) else "the host is dead"
-    go_on(trial)
 
 
 def cut(trial: Trial, name: str) -> None:
@@ -97,7 +85,6 @@ def cut(trial: Trial, name: str) -> None:
 def cut_link(trial: Trial) -> None:
     trial.agent()
     cut(trial, trial.cell.host)
-    go_on(trial)
 
 
 def cut_pair(trial: Trial) -> None:
@@ -124,7 +111,6 @@ def cut_pair(trial: Trial) -> None:
 
 def cut_launcher_off(trial: Trial) -> None:
     cut(trial, LOGIN)
-    go_on(trial)
 
 
 def cut_and_heal(trial: Trial) -> None:
@@ -139,20 +125,12 @@ def cut_and_heal(trial: Trial) -> None:
     trial.let_go()
 
 
-def kill_launcher(trial: Trial) -> None:
+def signal_launcher(trial: Trial) -> None:
+    number = signal.SIGINT if trial.cell.fault == "Ctrl-C" else signal.SIGKILL
     launcher = trial.bed.command_pid(trial.job)
     trial.struck = time.monotonic()
-    send(launcher, signal.SIGKILL)
-    trial.outcome.happened = f"killed {launcher}"
-    go_on(trial)
-
-
-def interrupt(trial: Trial) -> None:
-    launcher = trial.bed.command_pid(trial.job)
-    trial.struck = time.monotonic()
-    send(launcher, signal.SIGINT)
-    trial.outcome.happened = f"SIGINT to {launcher}"
-    go_on(trial)
+    send(launcher, number)
+    trial.outcome.happened = f"{number.name} to {launcher}"
 
 
 STRIKES: dict[str, Callable[[Trial], None]] = {
@@ -164,7 +142,7 @@ STRIKES: dict[str, Callable[[Trial], None]] = {
     "link": cut_link,
     "healing link": cut_and_heal,
     **dict.fromkeys(CUTS, cut_pair),
-    "launcher killed": kill_launcher,
+    "launcher killed": signal_launcher,
     "launcher cut off": cut_launcher_off,
-    "Ctrl-C": interrupt,
+    "Ctrl-C": signal_launcher,
 }

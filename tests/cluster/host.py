@@ -130,7 +130,7 @@ def end_inside(namespace: str, patience: float = 1.0) -> None:
     def gone() -> bool:
         pids = [int(pid) for pid in run("ip", "netns", "pids", namespace).split()]
         for pid in pids:
-            if time.monotonic() > begin + patience or not processes.same_namespace(pid, os.getpid()):
+            if time.monotonic() > begin + patience or processes.namespace(pid) != processes.namespace(os.getpid()):
                 send(pid, signal.SIGKILL)
         return not pids
 

@@ -120,8 +120,6 @@ class Pod:
         return [*unshare, "\n".join(lines)]
 
     def _mount(self, volume: Any, place: str) -> list[str]:
-        if "hostPath" in volume:
-            return [f"mkdir -p {place}", f"mount --bind {shlex.quote(volume['hostPath']['path'])} {place}"]
         lines = [f"mkdir -p {place}", f"mount -t tmpfs tmpfs {place}"]
         for name, data in self._files(volume).items():
             folder = self.kubelet.folder / self.uid
@@ -172,10 +170,7 @@ class Pod:
             raise Unready("CreateContainerConfigError", f'{kind[:-1]} "{name}" {words}') from None
 
     def _field(self, path: str) -> str:
-        meta = self.found["metadata"]
-        known = {"metadata.name": self.name, "metadata.namespace": self.space, "metadata.uid": self.uid}
-        known |= {"spec.nodeName": self.kubelet.node, "status.podIP": self.kubelet.address}
-        known |= {f"metadata.labels['{key}']": value for key, value in meta.get("labels", {}).items()}
+        known = {"metadata.name": self.name, "metadata.namespace": self.space}
         return known[path]
 
     def _environment(self) -> dict[str, str]:

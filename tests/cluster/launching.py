@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,11 @@ def way(name: str, hosts: str) -> list[str]:
     if program and subprocess.run(["which", program], capture_output=True).returncode:
         pytest.skip(f"{program} is not installed")
     return [*options, *([] if name == "local" else ["--hosts", hosts])]
+
+
+def first_of(*names: str, in_test: int = 1) -> list[Any]:
+    """For `parametrize`: `make test` tries the first, .ci/run the others, too."""
+    return [pytest.param(name, marks=[pytest.mark.thorough] * (at >= in_test)) for at, name in enumerate(names)]
 
 
 @dataclass(frozen=True)

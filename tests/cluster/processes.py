@@ -38,28 +38,20 @@ class Process:
         return self.state in STOPPED or (self.state == "D" and self.stopping)
 
 
-def same_namespace(first: int, second: int, kind: str = "pid") -> bool:
-    """Whether two processes share their namespace of this kind; no where one is gone."""
+def namespace(pid: int | None, kind: str = "pid") -> str:
+    """Its own, which it has in common with the processes of its host. "" where it cannot be seen."""
     try:
-        return os.path.samestat(os.stat(f"/proc/{first}/ns/{kind}"), os.stat(f"/proc/{second}/ns/{kind}"))
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:
-        return False
+        return ""
 
 
 def beside(pid: int) -> list[Process]:
     """Every living process in the PID namespace of `pid`, itself included."""
-    own = _pid_namespace(pid)
+    own = namespace(pid)
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if own else ()
-    found = (read(each) for each in pids if _pid_namespace(each) == own)
+    found = (read(each) for each in pids if namespace(each) == own)
     return [each for each in found if each and each.state not in DEAD]
-
-
-def _pid_namespace(pid: int) -> str:
-    """Its name; "" where the process is gone."""
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return ""
 
 
 def read(pid: int) -> Process | None:
@@ -126,3 +118,31 @@ def kill(living: Callable[[], list[Process]], whose: str) -> None:
         return not left
 
     wait(gone, lambda: f"the end of the processes of {whose}: {', '.join(map(str, living()))}")
+
+
+# -- what a job leaves, read cheaply: many trials look at once --------------------------------------------------------
+
+
+def is_guest(pid: int) -> bool:
+    """Whether it lives and is not of sshd."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        return not name.startswith("sshd") and rest.split()[0] not in DEAD
+    except OSError:
+        return False
+
+
+def in_a_job(pid: int) -> bool:
+    """Whether an agent has started it, or something that did."""
+    try:
+        return b"DMLTRAIN_JOB=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def command_line(pid: int) -> str:
+    """Its end, which tells more than its beginning."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[-100:]
+    except OSError:
+        return "(gone)"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import Front, Result, way
+from tests.cluster.launching import Front, Result, first_of, way
 from tests.cluster.testbed import Testbed
 from tests.waiting import wait_for
 
@@ -24,7 +24,7 @@ PATIENCE = 4  # s, of --connect-timeout where a host keeps silent and others nee
 GIVEN_UP = PATIENCE + 10.0  # s; a silent host holds ssh for 127 s, and Paramiko for 15 s
 PROGRAM = "import os\nopen('ran-' + os.uname().nodename, 'w').close()\n"
 ALL = ("-n", 3, "-s", 0, "--hosts", "h1,h2,h3")
-CHANNELS = ("paramiko", pytest.param("system", marks=pytest.mark.thorough))
+CHANNELS = first_of("paramiko", "system")
 
 
 class Bad(Front):
@@ -157,9 +157,7 @@ def connecting(bad: Bad, dark: str) -> bool:
     return any(line.split()[2:4] == [remote, "02"] for line in tables)  # 02: SYN_SENT
 
 
-@pytest.mark.parametrize(
-    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi", "mpich"))]
-)
+@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi", "mpich"))
 def test_ctrl_c_does_not_wait_for_a_host_that_does_not_answer(bad: Bad, dark: str, name: str):
     with (bad.testbed.dot_ssh / "config").open("a") as config:
         config.write(f"Host dark\n    HostName {dark}\n    User root\n")
@@ -210,7 +208,7 @@ def test_two_names_of_one_machine_are_reported(bad: Bad):
     bad.refused(USER, words, "-n", 3, "-s", 0, "--hosts", "h1,10.99.0.1,h2", "--grace", 20, bad.program)
 
 
-@pytest.mark.parametrize("name", ["open-mpi", pytest.param("mpich", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", first_of("open-mpi", "mpich"))
 def test_the_output_of_mpiruns_ssh_is_passed_on(bad: Bad, name: str):
     where = [*way(name, "h1,h2"), "-n", 2, "-s", 0, "--connect-timeout", PATIENCE, bad.program]
     bad.testbed.change_host_key("h2")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import Front, Launched, way
+from tests.cluster.launching import Front, Launched, first_of, way
 from tests.cluster.testbed import Testbed
 from tests.waiting import wait_for
 
@@ -101,7 +101,7 @@ def test_dry_run_reaches_no_host(testbed: Testbed, front: Front):
 # -- while it runs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", first_of("ssh", "open-mpi"))
 def test_ps_lists_every_process(testbed: Testbed, front: Front, name: str):
     launched = waiting_job(front, *way(name, "h1,h2")[:-2])
     done = front.ask("--ps", "logs")
@@ -120,9 +120,7 @@ def test_ps_lists_every_process(testbed: Testbed, front: Front, name: str):
     assert after.code == 0 and "0 processes on 2 hosts" in after.out, after
 
 
-@pytest.mark.parametrize(
-    "launcher", ["running", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("stopped", "killed"))]
-)
+@pytest.mark.parametrize("launcher", first_of("running", "stopped", "killed"))
 def test_kill_ends_a_job_whatever_has_become_of_its_launcher(testbed: Testbed, front: Front, launcher: str):
     launched = waiting_job(front, "--grace", 60)
     if launcher == "stopped":
@@ -179,7 +177,7 @@ def test_start_timeout_names_the_host_that_is_waited_for(testbed: Testbed, front
     front.wait_idle()
 
 
-@pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", first_of("ssh", "open-mpi"))
 def test_timeout_ends_the_job_with_all_stacks_in_the_logs(testbed: Testbed, front: Front, name: str):
     program = "import time\ndef deep_inside():\n    print('ready', flush=True)\n    time.sleep(600)\ndeep_inside()\n"
     script = front.script(program).name
@@ -359,9 +357,7 @@ def test_python_is_the_launchers_own(testbed: Testbed, front: Front):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi"))]
-)
+@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi"))
 def test_endless_output_costs_the_launcher_no_memory(testbed: Testbed, front: Front, name: str):
     line = "x" * 99
     launched = front.start(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", f"exec yes {line}")

@@ -9,9 +9,8 @@ import json
 import os
 import re
 import signal
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +18,14 @@ import pytest
 import yaml
 
 from tests.cluster import engines
-from tests.cluster.conftest import NAME, ROOT
+from tests.cluster.conftest import ROOT, made_bed
 from tests.cluster.kubernetes import Kubernetes, folder, missing
 from tests.cluster.launching import LONGEST, Front, Launched
-from tests.cluster.layout import Settings
-from tests.cluster.testbed import Testbed
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(800)  # with the start of the cluster
-GONE_SECONDS = 20.0  # for the end of all processes of a job that is deleted
 TEMPLATE = "pod.yaml"
 GRACE_SECONDS = 4
-WAITS = """
-import time
-print("up", flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +33,10 @@ def kubernetes(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) ->
     if lacking := missing():
         pytest.skip(f"no Kubernetes: it needs {lacking}")
     pytest.importorskip("kubernetes", reason="pip install 'dmltrain[kubernetes]'")
-    bed = Testbed(f"{NAME}{os.getpid()}_k")
-    share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp())]
-    try:
-        bed.up(Settings(share=tuple(map(os.path.abspath, share))))
+    with made_bed("_k", tmp_path_factory) as bed:
         made = Kubernetes(bed, tmp_path_factory.mktemp("kubernetes") / "cluster")
         made.start()
         yield made
-    finally:
-        bed.down()
 
 
 class Pods(Front):
@@ -73,21 +59,21 @@ class Pods(Front):
 
     def wait_gone(self, name: str) -> None:
         """Nothing of the job is left, on hosts or in Kubernetes."""
-        began = time.monotonic()
-        wait_for(lambda: not self.left(name), "the end of the job")
-        assert time.monotonic() - began < GONE_SECONDS
+        engines.wait_gone(self.testbed, lambda: self.kubernetes.objects(name))
 
-    def left(self, name: str) -> list[str]:
-        found = [(node, each) for node in self.kubernetes.nodes for each in self.testbed.processes(node)]
-        words = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.cli")
-        running = [f"{node}: {each}" for node, each in found if any(word in str(each) for word in words)]
-        return running + self.kubernetes.objects(name)
-
-    def waiting(self, name: str, *arguments: object, workers: int = 2) -> Launched:
-        """A job whose workers all wait."""
-        job = self.job(name, "-n", workers, "-s", 0, *arguments, self.script(WAITS))
-        job.wait_for_words("up", *(f"worker-{rank}" for rank in range(workers)))
-        return job
+    def is_found_followed_and_ended(self, kind: str, pod: str, end: Callable[[Front], None]) -> None:
+        """A submitted job, whose launcher is in a pod by such a name."""
+        name = "later"
+        said = engines.Submitted(
+            f"is the {kind} {name} of Kubernetes, in the namespace default",
+            rf"^Kubernetes' {kind} {name} in the namespace default is there\nlauncher {pod}-\w+ on h\d: Running\n"
+            r"(.*: Running\n){2}",
+            f"{name}: Kubernetes' {kind} {name} in the namespace default is there, and has",
+            f"there is a {kind} {name} in the namespace default already",
+        )
+        words = self.words(name, "--submit", "-n", 2, "-s", 0, self.script(engines.PROGRAM))
+        engines.is_found_followed_and_ended(self, words, said, end)
+        self.wait_gone(name)
 
 
 @pytest.fixture
@@ -124,23 +110,7 @@ def test_a_job_runs_in_pods_and_leaves_nothing(pods: Pods):
 
 @pytest.mark.thorough
 def test_a_submitted_job_is_found_followed_and_ended(pods: Pods):
-    asked = pods.run(*pods.words("later", "--submit", "-n", 2, "-s", 0, pods.script(WAITS)), logs="later")
-    assert asked.code == 0 and "is the Job later of Kubernetes, in the namespace default" in asked.err, asked
-    wait_for(lambda: pods.ask("--ps", "later").out.count(": Running") == 3, "the pods", LONGEST)
-    listed = pods.ask("--ps", "later").out.splitlines()
-    assert listed[0] == "Kubernetes' Job later in the namespace default is there"
-    assert re.fullmatch(r"launcher later-\w+ on h\d: Running", listed[1]), listed
-    wait_for(lambda: pods.ask("--logs", "later").out.count("up") == 2, "its logs")
-    again = pods.run(*pods.words("later", "--submit", "-n", 1, "true"), logs="later")
-    assert again.code == 2 and "later: Kubernetes' Job later in the namespace default is there, and has" in again.err
-    other = pods.run(*pods.words("later", "--submit", "-n", 1, "true"), logs="other")
-    assert other.code == 2 and "there is a Job later in the namespace default already" in other.err, other
-    follower = pods.visit("--logs", "later", "--follow", "--show", "worker:1")
-    wait_for(lambda: follower.out == "[worker-1] up\n", "what it shows")
-    killed = pods.ask("--kill", "later", logs="kill")
-    assert (killed.code, killed.err.strip().splitlines()[-1].endswith("has ended, and is deleted")) == (0, True), killed
-    assert follower.wait().code == 0
-    pods.wait_gone("later")
+    pods.is_found_followed_and_ended("Job", "later", engines.ends_by_kill)
 
 
 @pytest.mark.thorough
@@ -228,7 +198,6 @@ def test_what_is_wrong_is_said_with_a_fix_and_leaves_nothing(pods: Pods, kuberne
         (Pods(kubernetes, guest, "guest").job("c", *words), 2, '"guest" cannot create .*\n`kubectl auth can-i --list'),
         (pods.job("d", "--kube-namespace", "none", *words), 2, "--kube-namespace none: `kubectl get namespaces`"),
         (pods.job("e", "--kube-context", "none", *words), 2, "no way to reach a cluster .*none"),
-        (pods.job("No_Name", *words), 2, "--job No_Name: Kubernetes accepts .* use --job no-name"),
         (pods.job("f", "--detach", *words), 2, "use --submit, which returns at once, and leave --detach out"),
     ]
     for job, code, said in cases:
@@ -270,22 +239,12 @@ class Engine(engines.Engine):
     """See `tests.cluster.engines`."""
 
     kubernetes: Kubernetes
-    pods: Pods
+    front: Pods
     job_name: str
     name = "kubernetes"
 
-    @property
-    def testbed(self) -> Testbed:
-        return self.kubernetes.testbed
-
     def job(self, *arguments: object) -> Launched:
-        return self.pods.job(self.job_name, *arguments)
-
-    def script(self, text: str) -> Path:
-        return self.pods.script(text)
-
-    def start(self, fault: str) -> Launched:
-        return self.pods.waiting(self.job_name)
+        return self.front.job(self.job_name, *arguments)
 
     def cancel(self) -> None:
         self.kubernetes.kubectl("delete", f"job/{self.job_name}", "--wait=false")
@@ -408,40 +367,11 @@ def test_a_job_is_a_jobset_where_the_cluster_has_it(pods: Pods, jobset: Kubernet
         pods.wait_gone(name)
 
 
-@pytest.mark.thorough
-def test_all_of_a_jobset_goes_with_it(pods: Pods, jobset: Kubernetes):
-    words = pods.words("whole", "--submit", "-n", 2, "-s", 0, pods.script(WAITS))
-    asked = pods.run(*words, logs="whole")
-    assert asked.code == 0 and "is the JobSet whole of Kubernetes, in the namespace default" in asked.err, asked
-    wait_for(lambda: pods.ask("--ps", "whole").out.count(": Running") == 3, "the pods", LONGEST)
-    listed = pods.ask("--ps", "whole").out.splitlines()
-    assert listed[0] == "Kubernetes' JobSet whole in the namespace default is there"
-    assert re.fullmatch(r"launcher whole-launcher-0-\w+ on h\d: Running", listed[1]), listed
-    again = pods.run(*words, logs="again")
-    assert again.code == 2 and "there is a JobSet whole in the namespace default already" in again.err, again
-    follower = pods.visit("--logs", "whole", "--follow", "--show", "worker:1")
-    wait_for(lambda: follower.out == "[worker-1] up\n", "what it shows")
-    jobset.kubectl("delete", "jobset/whole", "--wait=false")
-    assert follower.wait().code == 0
-    pods.wait_gone("whole")
-    assert pods.run(*words, logs="whole").code == 0
-    killed = pods.ask("--kill", "whole", logs="kill")
-    assert killed.code == 0 and "JobSet whole in the namespace default has ended, and is deleted" in killed.err, killed
-    pods.wait_gone("whole")
+def is_deleted(pods: Pods) -> None:
+    pods.kubernetes.kubectl("delete", "jobset/later", "--wait=false")
 
 
 @pytest.mark.thorough
-def test_the_api_server_takes_what_the_dry_run_prints_of_a_jobset(pods: Pods, jobset: Kubernetes):
-    asked = pods.words("checked", "--dry-run", "--kube-jobset", "on", "--queue", "q", "-n", 2, "true")
-    printed = pods.ask(*asked)
-    assert printed.code == 0, printed
-    checked = jobset.kubectl("create", "--dry-run=server", "-o", "name", "-f", "-", told=printed.out).split()
-    assert checked[-1] == "jobset.jobset.x-k8s.io/checked" and len(checked) == 5
-    for old, new in (("operator: All", "operator: Some"), ("maxRestarts: 0", "maxRestart: 0")):
-        wrong = printed.out.replace(old, new)
-
-        def made(wrong: str = wrong) -> int:
-            return jobset.kubectl("create", "--dry-run=server", "-f", "-", told=wrong, check=False).count("created")
-
-        wait_for(lambda: made() == 4, "kubectl to know the schema, which comes a moment after the definition", LONGEST)
-    assert jobset.objects() == []
+@pytest.mark.parametrize("end", [engines.ends_by_kill, is_deleted])
+def test_all_of_a_jobset_goes_with_it(pods: Pods, jobset: Kubernetes, end: Callable[[Front], None]):
+    pods.is_found_followed_and_ended("JobSet", "later-launcher-0", end)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import WAYS, Front, way
+from tests.cluster.launching import Front, first_of, way
 from tests.cluster.testbed import Testbed
 
 LONG = "x" * 100_000
@@ -28,9 +28,7 @@ with open(place + ".json", "w") as file:
 """
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ("ssh-system", "mpich") else ()) for name in WAYS]
-)
+@pytest.mark.parametrize("name", first_of("local", "ssh", "open-mpi", "ssh-system", "mpich", in_test=3))
 def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: Path, name: str):
     folder = tmp_path / 'it\'s $HOME; a "folder" ñ'
     folder.mkdir()
@@ -51,7 +49,7 @@ def test_arguments_and_environment_arrive_unchanged(testbed: Testbed, tmp_path: 
     front.wait_idle()
 
 
-@pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", first_of("ssh", "open-mpi"))
 def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(front: Front, name: str):
     front.environment.pop("OMP_NUM_THREADS", None)  # it would be passed on
     done = front.run(*way(name, "h[1-5]"), "-n", 5, "-s", 0, "sh", "-c", "env | grep ^OMP_NUM_THREADS=")
@@ -60,9 +58,7 @@ def test_hosts_that_are_namespaces_of_one_machine_share_its_cores(front: Front, 
     assert said == [f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 5)}"] * 5
 
 
-@pytest.mark.parametrize(
-    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi"))]
-)
+@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi"))
 def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, front: Front, name: str):
     before = testbed.logins("h1")
     done = front.run(*way(name, "h1"), "-n", 30, "-s", 29, "sh", "-c", "echo $DMLC_ROLE:$DMLC_TASK_ID")
@@ -76,9 +72,7 @@ def test_sixty_processes_on_one_host_take_one_login(testbed: Testbed, front: Fro
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "name", ["ssh", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ssh-system", "open-mpi", "mpich"))]
-)
+@pytest.mark.parametrize("name", first_of("ssh", "ssh-system", "open-mpi", "mpich"))
 def test_64_processes_on_five_hosts_start_within_five_seconds(front: Front, name: str):
     """From the launcher's own start to the last process's first instruction, in the best of a few attempts: the
     machine may be busy with something else."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import engines
-from tests.cluster.conftest import NAME
-from tests.cluster.launching import LONGEST, Front, Launched
-from tests.cluster.layout import LOGIN, Settings
+from tests.cluster.conftest import made_bed
+from tests.cluster.launching import Front, Launched
+from tests.cluster.layout import LOGIN
 from tests.cluster.processes import send
 from tests.cluster.ray_cluster import DASHBOARD, RayCluster, missing
-from tests.cluster.testbed import Testbed
-from tests.launch.conftest import ROOT, wait_for
-from tests.launch.test_change_commands import PROGRAM
+from tests.launch.conftest import ROOT
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # with the start of the cluster
-GONE_SECONDS = 20.0  # for the end of all processes of a job whose launcher or node is lost
 RAY = ("--launcher", "ray", "--connect-timeout", 60)
 SHOWS = """
 import json, os
@@ -35,11 +30,6 @@ others = [name for name in os.environ if name.startswith(("RAY_", "DMLTRAIN_STEP
 with open(place + ".json", "w") as file:
     json.dump([os.uname().nodename, *map(os.environ.get, names), others, os.getcwd()], file)
 """
-WAITS = """
-import time
-print("up", flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +37,10 @@ def _cluster(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> I
     """One for the module: a node takes seconds to start."""
     if lacking := missing():
         pytest.skip(f"no Ray: it needs {lacking}")
-    bed = Testbed(f"{NAME}{os.getpid()}_ray")
-    share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp())]
-    try:
-        bed.up(Settings(hosts=3, share=tuple(map(os.path.abspath, share))))
+    with made_bed("_ray", tmp_path_factory, hosts=3) as bed:
         made = RayCluster(bed)
         made.start()
         yield made
-    finally:
-        bed.down()
 
 
 @pytest.fixture
@@ -65,7 +50,12 @@ def ray(_cluster: RayCluster) -> Iterator[RayCluster]:
     _cluster.repair()
     yield _cluster
     end_jobs(_cluster)
-    wait_gone(_cluster)
+    engines.wait_gone(_cluster.testbed, _cluster.left)
+
+
+@pytest.fixture
+def front(ray: RayCluster, tmp_path: Path) -> Front:
+    return Front(ray.testbed, tmp_path)
 
 
 def end_jobs(ray: RayCluster) -> None:
@@ -78,23 +68,14 @@ def end_jobs(ray: RayCluster) -> None:
         ray.job("delete", name)
 
 
-def wait_gone(ray: RayCluster) -> None:
-    """Nothing of any job is left, as the hosts and Ray's own listing say."""
-    began = time.monotonic()
-    wait_for(lambda: not engines.ours(ray.testbed), "the end of the jobs' processes")
-    wait_for(lambda: not ray.left(), "the end of placement groups and actors")
-    assert time.monotonic() - began < GONE_SECONDS
-
-
 def waiting_job(ray: RayCluster, folder: Path, *options: object) -> Launched:
     front = Front(ray.testbed, folder)
-    job = front.start(*RAY, "-n", 2, "-s", 0, *options, front.script(WAITS))
+    job = front.start(*RAY, "-n", 2, "-s", 0, *options, front.script(engines.PROGRAM))
     job.wait_for_words("up", "worker-0", "worker-1")
     return job
 
 
-def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp_path: Path):
-    front = Front(ray.testbed, tmp_path)
+def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp_path: Path, front: Front):
     environment = tmp_path / "env.yaml"
     environment.write_text("env_vars:\n  GREETING: hi\n")
     options = ("--ray-nodes", 2, "--ray-resources", "CPU=2,GPU=2", "--ray-runtime-env", environment)
@@ -111,11 +92,10 @@ def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp
     assert all(each[4] == [] and each[5] == str(tmp_path) for each in written.values())
 
 
-def test_who_finds_no_room_is_told(ray: RayCluster, tmp_path: Path):
+def test_who_finds_no_room_is_told(ray: RayCluster, tmp_path: Path, front: Front):
     job = waiting_job(ray, tmp_path, "--ray-resources", "CPU=2", "--hosts", "h1,h3")
     assert {row["host"] for row in job.record["processes"]} == {"h1", "h3"}
     assert len(ray.left()) == 3, "a placement group and two actors"
-    front = Front(ray.testbed, tmp_path)
     full = front.run(*RAY, "--queue-wait", 2, "-n", 2, "true", logs="full")
     assert full.code == 124 and "Ray says NO_RESOURCES after 2 s; others have it" in full.err, full
     assert "waiting: placement_group([{'CPU': 1.0}, {'CPU': 1.0}], strategy='STRICT_SPREAD'): Ray says" in full.err
@@ -128,17 +108,14 @@ def test_who_finds_no_room_is_told(ray: RayCluster, tmp_path: Path):
     assert job.wait().code == 130
 
 
-def test_what_ray_can_never_place_is_refused_with_what_it_has(ray: RayCluster, tmp_path: Path):
-    front = Front(ray.testbed, tmp_path)
-    many = front.run(*RAY, "-n", 9, "true")
-    assert many.code == 2 and "only 3 of its nodes can take one of the 9 bundles with CPU=1" in many.err, many
-    large = front.run(*RAY, "--ray-resources", "GPU=3", "-n", 1, "true")
-    assert (
-        large.code == 2
-        and "Ray says INFEASIBLE: no node has CPU=1 GPU=3; the cluster has h1 (CPU=2 GPU=2)" in large.err
-    )
-    unknown = front.run(*RAY, "--hosts", "h1,h9", "-n", 2, "true")
-    assert unknown.code == 2 and "h9 is not a node of the Ray cluster, which has h1, h2, h3, login" in unknown.err
+def test_what_ray_can_never_place_is_refused_with_what_it_has(ray: RayCluster, front: Front):
+    for words, said in (
+        (("-n", 9), "only 3 of its nodes can take one of the 9 bundles with CPU=1"),
+        (("--ray-resources", "GPU=3", "-n", 1), "no node has CPU=1 GPU=3; the cluster has h1 (CPU=2 GPU=2)"),
+        (("--hosts", "h1,h9", "-n", 2), "h9 is not a node of the Ray cluster, which has h1, h2, h3, login"),
+    ):
+        refused = front.run(*RAY, *words, "true")
+        assert refused.code == 2 and said in refused.err, refused
 
 
 OTHER_VERSION = """
@@ -184,29 +161,20 @@ def inside(*words: object) -> list[object]:
     return [*RAY, "--address", f"http://127.0.0.1:{DASHBOARD}", "--ray-runtime-env", environment, *words]
 
 
-def test_a_submitted_job_is_found_followed_and_ended(ray: RayCluster, tmp_path: Path):
-    front = Front(ray.testbed, tmp_path)
-    words = inside("--submit", "-n", 2, "-s", 0, front.script(WAITS).name)
-    asked = front.run(*words, logs="later")
-    assert asked.code == 0 and re.search(r"is Ray's job program\S+, at http://127.0.0.1:8265", asked.err), asked
-    follower = front.visit("--logs", "later", "--follow", "--show", "worker:1")
-    wait_for(lambda: follower.out == "[worker-1] up\n", "what it shows", LONGEST)
-    listed = front.ask("--ps", "later")
-    assert re.fullmatch(r"Ray's job program\S+ is RUNNING.*\n", listed.out), listed
-    again = front.run(*words, logs="later")
-    assert again.code == 2 and "is RUNNING" in again.err and "give another --job or --log-dir" in again.err, again
-    killed = front.ask("--kill", "later", logs="kill")
-    assert killed.code == 0 and "has ended, and is deleted" in killed.err, killed
-    assert follower.wait().code == 0
+def test_a_submitted_job_is_found_followed_and_ended(ray: RayCluster, front: Front):
+    words = inside("--submit", "-n", 2, "-s", 0, front.script(engines.PROGRAM).name)
+    said = engines.Submitted(
+        r"is Ray's job program\S+, at http://127.0.0.1:8265", r"^Ray's job program\S+ is RUNNING.*\n$"
+    )
+    engines.is_found_followed_and_ended(front, words, said)
     assert ray.submitted() == []
 
 
-def test_a_launcher_inside_is_followed_to_the_jobs_exit_code(ray: RayCluster, tmp_path: Path):
+def test_a_launcher_inside_is_followed_to_the_jobs_exit_code(ray: RayCluster, front: Front):
     program = (
         "import os, time\nprint(os.environ['SEED'], flush=True)\nlast = os.environ['DMLC_TASK_ID'] == '1'\n"
         "time.sleep(2 if last else 600)\nos._exit(7)\n"
     )
-    front = Front(ray.testbed, tmp_path)
     words = inside("--launcher-inside", "yes", "--env", "SEED", "-n", 2, "-s", 0, front.script(program).name)
     job = front.start(*words, env={"SEED": "5 6"})
     done = job.wait()
@@ -227,21 +195,11 @@ def test_a_launcher_inside_is_followed_to_the_jobs_exit_code(ray: RayCluster, tm
         assert refused.code in (2, 125) and re.search(said, refused.err) and "Traceback" not in refused.err, refused
 
 
-def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluster, tmp_path: Path):
-    front = Front(ray.testbed, tmp_path)
-    options = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1, front.script(PROGRAM).name]
-    job = front.start(*RAY, *options)
-    job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
-    code, out = front.change(job, "add", "h3")
-    assert (code, out) == (0, "worker 2 on h3 has joined the job in view 2\n")
+def test_an_elastic_job_takes_another_node_and_goes_on_without_it(ray: RayCluster, front: Front):
+    job = engines.takes_another_node_and_goes_on_without_it(front, *RAY)
     code, out = front.change(job, "add", "h8")
     assert code == 2 and "h8 is not a node of the Ray cluster" in out, out
-    ray.testbed.kill("h3")
-    wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node", LONGEST)
-    (tmp_path / "done").touch()
-    ended = job.wait()
-    assert ended.code == 0, ended
-    assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]
+    engines.ends_well(front, job)
 
 
 @dataclass
@@ -249,27 +207,14 @@ class Engine(engines.Engine):
     """See `tests.cluster.engines`."""
 
     ray: RayCluster
-    folder: Path
+    front: Front
     name = "ray"
-
-    @property
-    def testbed(self) -> Testbed:
-        return self.ray.testbed
-
-    def job(self, *arguments: object) -> Launched:
-        return Front(self.testbed, self.folder).start(*RAY, *arguments)
-
-    def script(self, text: str) -> Path:
-        return Front(self.testbed, self.folder).script(text)
+    options = RAY
 
     def start(self, fault: str) -> Launched:
-        front = Front(self.testbed, self.folder)
-        script = front.script(engines.PROGRAM).name
-        options = ("-n", 2, "-s", 0, script)
-        there = inside("--launcher-inside", "yes") if fault == "cancelled" else RAY
-        job = front.start(*there, *options)
-        job.wait_for_words("up", "worker-0", "worker-1")
-        return job
+        if fault == "cancelled":  # its launcher is in Ray
+            self.options = inside("--launcher-inside", "yes")
+        return super().start(fault)
 
     def launcher(self) -> int:
         [found] = [each for each in self.testbed.processes(LOGIN) if "launch.cli" in each.argv]
@@ -289,7 +234,7 @@ class Engine(engines.Engine):
 
 @pytest.fixture
 def engine(ray: RayCluster, tmp_path: Path) -> Engine:
-    return Engine(ray, tmp_path)
+    return Engine(ray, Front(ray.testbed, tmp_path))
 
 
 class TestContract(engines.Contract):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launching import WAYS, Front, way
+from tests.cluster.launching import Front, first_of, way
 from tests.cluster.layout import LOGIN
 from tests.cluster.processes import Process, read, shown
 from tests.cluster.testbed import Testbed
@@ -38,14 +38,8 @@ raise SystemExit(7 if place == "worker-1" else 0)
 """
 
 
-OTHER_PROGRAMS = {"ssh-system", "open-mpi", "mpich"}  # that carry a job; CI tries them
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in OTHER_PROGRAMS else ()) for name in WAYS]
-)
-def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, tmp_path: Path, name: str):
-    front = Front(testbed, tmp_path)
+@pytest.mark.parametrize("name", first_of("local", "ssh", "ssh-system", "open-mpi", "mpich", in_test=2))
+def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, front: Front, tmp_path: Path, name: str):
     script = front.script(PROGRAM).name
     options = [*way(name, "h1,h2"), "-n", 2, "-s", 1, "--secret", "MY_VALUE", "--log-level", "DEBUG"]
     if name != "local":
@@ -114,10 +108,9 @@ def shows_to_others(path: Path) -> bool:
     return path.is_file() and (path.name == "job.json" or path.suffix != ".json" and path.name != "hosts")
 
 
-@pytest.mark.parametrize("name", ["ssh", pytest.param("open-mpi", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", first_of("ssh", "open-mpi"))
 @pytest.mark.parametrize("fault", ["no such program", "no such folder", "agent killed", "launcher killed"])
-def test_no_secret_is_in_the_report_of_a_failure(testbed: Testbed, tmp_path: Path, name: str, fault: str):
-    front = Front(testbed, tmp_path)
+def test_no_secret_is_in_the_report_of_a_failure(testbed: Testbed, front: Front, tmp_path: Path, name: str, fault: str):
     script = front.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n").name
     program = ["no-such-program", PART] if fault == "no such program" else [script]
     (tmp_path / "hosts").write_text(f"h1 env.API_TOKEN={PASSWORD}" + " workdir=/none" * (fault == "no such folder"))

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,29 +17,22 @@ import pytest
 
 from launch.commands import jobs
 from tests.cluster import engines
-from tests.cluster.conftest import NAME
+from tests.cluster.conftest import made_bed
 from tests.cluster.launching import LONGEST, Front, Launched
-from tests.cluster.layout import LOGIN, Settings
+from tests.cluster.layout import LOGIN
 from tests.cluster.slurm import Slurm, missing
-from tests.cluster.testbed import Testbed
 from tests.launch.conftest import ROOT, wait_for
-from tests.launch.test_change_commands import PROGRAM
 from tests.other_user import USER, as_user
 
 EXAMPLES = ROOT / "examples"
-GONE_SECONDS = 20.0  # for the end of all processes of a job whose launcher or allocation is lost
 SLURM = ("--launcher", "slurm", "--connect-timeout", 60)
 SHOWS = """
 import json, os
 place = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
 slurm = {name: value for name, value in os.environ.items() if name.startswith(("SLURM_", "SRUN_", "PMI"))}
+gpus = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "DMLTRAIN_STEP_GPUS")]
 with open(place + ".json", "w") as file:
-    json.dump({"host": os.uname().nodename, "slurm": slurm, "cores": len(os.sched_getaffinity(0))}, file)
-"""
-WAITS = """
-import os, time
-print("up", flush=True)
-time.sleep(600)
+    json.dump({"host": os.uname().nodename, "slurm": slurm, "gpus": gpus}, file)
 """
 
 
@@ -49,15 +41,10 @@ def _cluster(needs_testbed: None, tmp_path_factory: pytest.TempPathFactory) -> I
     """One for the module: it takes seconds to start."""
     if lacking := missing():
         pytest.skip(f"no Slurm: it needs {lacking}")
-    bed = Testbed(f"{NAME}{os.getpid()}_slurm")
-    share = [str(ROOT), sys.prefix, sys.base_prefix, str(tmp_path_factory.getbasetemp())]
-    try:
-        bed.up(Settings(share=tuple(map(os.path.abspath, share))))
+    with made_bed("_slurm", tmp_path_factory) as bed:
         made = Slurm(bed, tmp_path_factory.mktemp("slurm") / "cluster")
         made.start()
         yield made
-    finally:
-        bed.down()
 
 
 @pytest.fixture
@@ -76,11 +63,13 @@ def allocated(slurm: Slurm, folder: Path, *options: str) -> Front:
     return Front(slurm.testbed, folder, ["salloc", "--quiet", "--nodes=2", *options])
 
 
+@pytest.fixture
+def front(slurm: Slurm, tmp_path: Path) -> Front:
+    return Front(slurm.testbed, tmp_path)
+
+
 def wait_gone(slurm: Slurm) -> None:
-    """No node has processes of a job."""
-    began = time.monotonic()
-    wait_for(lambda: not engines.on_hosts(slurm.testbed), "the end of the job's processes")
-    assert time.monotonic() - began < GONE_SECONDS
+    engines.wait_gone(slurm.testbed)
 
 
 def wait_queue_empty(slurm: Slurm) -> None:
@@ -98,7 +87,7 @@ def let_it_run_again(slurm: Slurm) -> None:
 
 def waiting_job(slurm: Slurm, folder: Path) -> Launched:
     front = allocated(slurm, folder)
-    job = front.start(*SLURM, "-n", 2, "-s", 0, front.script(WAITS))
+    job = front.start(*SLURM, "-n", 2, "-s", 0, front.script(engines.PROGRAM))
     job.wait_for_words("up", "worker-0", "worker-1")
     return job
 
@@ -117,9 +106,8 @@ def test_a_job_runs_on_the_nodes_of_its_allocation(slurm: Slurm, tmp_path: Path)
 
 
 @pytest.mark.thorough
-def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, tmp_path: Path):
+def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, tmp_path: Path, front: Front):
     """The script's own options for steps, and its exports, do not change the launcher's step."""
-    front = Front(slurm.testbed, tmp_path)
     program = front.script("import os, sys\nsys.exit(3 if os.environ['DMLC_ROLE'] == 'worker' else 0)")
     words = " ".join(map(str, SLURM))
     script = front.script(
@@ -136,9 +124,8 @@ def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, t
 
 
 @pytest.mark.thorough
-def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, tmp_path: Path):
+def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, tmp_path: Path, front: Front):
     job = waiting_job(slurm, tmp_path)
-    front = Front(slurm.testbed, tmp_path)
     listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
     assert listed.code == 0, listed
     assert listed.out.count("worker") == 2, listed
@@ -156,21 +143,9 @@ class Engine(engines.Engine):
     """See `tests.cluster.engines`."""
 
     slurm: Slurm
-    folder: Path
+    front: Front
     name = "slurm"
-
-    @property
-    def testbed(self) -> Testbed:
-        return self.slurm.testbed
-
-    def job(self, *arguments: object) -> Launched:
-        return allocated(self.slurm, self.folder).start(*SLURM, *arguments)
-
-    def script(self, text: str) -> Path:
-        return Front(self.testbed, self.folder).script(text)
-
-    def start(self, fault: str) -> Launched:
-        return waiting_job(self.slurm, self.folder)
+    options = SLURM
 
     def launcher(self) -> int:
         found = [each for each in self.testbed.processes(LOGIN) if "launch.cli" in each.argv]
@@ -190,7 +165,7 @@ class Engine(engines.Engine):
 
 @pytest.fixture
 def engine(slurm: Slurm, tmp_path: Path) -> Engine:
-    return Engine(slurm, tmp_path)
+    return Engine(slurm, allocated(slurm, tmp_path))
 
 
 class TestContract(engines.Contract):
@@ -211,17 +186,6 @@ def test_a_step_that_is_cancelled(engine: Engine):
 
 
 @pytest.mark.thorough
-def test_hosts_outside_of_the_allocation_and_no_allocation_are_refused(slurm: Slurm, tmp_path: Path):
-    front = Front(slurm.testbed, tmp_path)
-    outside = front.run(*SLURM, "-n", 1, "true")
-    assert outside.code == 2 and "salloc -N 2 dmltrain launch --launcher slurm" in outside.err, outside
-    other = allocated(slurm, tmp_path).run(*SLURM, "--hosts", "h1,h3", "-n", 1, "true", logs="other")
-    assert other.code == 2 and "h3 is not in this allocation, which has h[1-2]" in other.err, other
-    ended = front.run(*SLURM, "--slurm-job", 4242, "-n", 1, "true", logs="ended")
-    assert ended.code == 2 and "Slurm's job 4242 has ended, or does not run yet (squeue --me" in ended.err, ended
-
-
-@pytest.mark.thorough
 def test_a_step_that_has_all_cpus_is_named_with_the_fix(slurm: Slurm, tmp_path: Path):
     front = allocated(slurm, tmp_path)
     words = " ".join(map(str, ("--launcher", "slurm", "--slurm-args=--immediate=1", "-n", 1, "-s", 0, "true")))
@@ -238,23 +202,14 @@ def test_a_step_that_has_all_cpus_is_named_with_the_fix(slurm: Slurm, tmp_path: 
 @pytest.mark.thorough
 def test_an_elastic_job_goes_on_without_a_node_and_takes_another_one_of_its_allocation(slurm: Slurm, tmp_path: Path):
     front = allocated(slurm, tmp_path, "--no-kill", "--nodelist=h1,h2,h3,h4", "--nodes=4")
-    options = ["--hosts", "h1,h2", "-n", 2, "-s", 1, "--elastic", "--restart-workers", 1, front.script(PROGRAM).name]
-    job = front.start(*SLURM, *options)
-    job.wait_for_words("ready", "scheduler-0", "server-0", "worker-0", "worker-1")
-    code, out = front.change(job, "add", "h3")
-    assert (code, out) == (0, "worker 2 on h3 has joined the job in view 2\n")
-    slurm.testbed.kill("h3")
-    wait_for(lambda: "h3" in job.err and "workers are left" in job.err, "the loss of the node")
+    job = engines.takes_another_node_and_goes_on_without_it(front, *SLURM)
     code, out = front.change(job, "add", "h4,h5")
     view = "[34]"  # worker 2 may get SIGTERM while its node dies, and leave the job in view 3
     assert code == 2 and re.search(f"worker 3 on h4 has joined the job in view {view}\n", out), out
     assert (
         "h5 was not added: " in out and f"only the nodes of its allocation: scontrol show job {slurm.number(1)}" in out
     ), out
-    (tmp_path / "done").touch()
-    ended = job.wait()
-    assert ended.code == 0, ended
-    assert "joined: worker 2 on h3 after" in ended.err.splitlines()[-1]
+    engines.ends_well(front, job)
     wait_gone(slurm)
 
 
@@ -262,7 +217,7 @@ def test_an_elastic_job_goes_on_without_a_node_and_takes_another_one_of_its_allo
 def test_servers_run_on_a_component_of_their_own(slurm: Slurm, tmp_path: Path):
     """Which is reached again, by a step of its own, from inside and from outside of the allocation."""
     front = Front(slurm.testbed, tmp_path, ["salloc", "--quiet", "--nodes=2", "--gres=gpu:1", ":", "--nodes=1"])
-    job = front.start(*SLURM, "-n", 2, "-s", 2, front.script(WAITS))
+    job = front.start(*SLURM, "-n", 2, "-s", 2, front.script(engines.PROGRAM))
     job.wait_for_words("up", "worker-0", "worker-1", "server-0", "server-1")
     workers, servers = (
         {each["host"] for each in job.record["processes"] if (each["role"] == "worker") == wanted}
@@ -288,9 +243,8 @@ def output_of(folder: Path, number: str) -> str:
 
 
 @pytest.mark.thorough
-def test_a_submitted_job_runs_in_an_allocation_of_its_own(slurm: Slurm, tmp_path: Path):
+def test_a_submitted_job_runs_in_an_allocation_of_its_own(slurm: Slurm, tmp_path: Path, front: Front):
     """With the options of this command line, also after the program's own."""
-    front = Front(slurm.testbed, tmp_path)
     words = ("--slurm-args=--cpus-per-task=2", "--slurm-args=--nodelist=h3,h5", "--job", "two words")
     asked = front.run(
         *SLURM, "--submit", *words, "-n", 2, "-s", 1, front.script(SHOWS), "--submit", "it's", logs="a b%j"
@@ -308,8 +262,7 @@ def test_a_submitted_job_runs_in_an_allocation_of_its_own(slurm: Slurm, tmp_path
 
 
 @pytest.mark.thorough
-def test_a_submitted_job_asks_for_nodes_of_its_servers(slurm: Slurm, tmp_path: Path):
-    front = Front(slurm.testbed, tmp_path)
+def test_a_submitted_job_asks_for_nodes_of_its_servers(slurm: Slurm, tmp_path: Path, front: Front):
     words = (*SLURM, "--submit", "--slurm-args=--gres=gpu:2", "--slurm-server-args=--partition=staff", "-n", 2, "-s", 1)
     printed = front.ask(*words, "--dry-run", "true")
     assert printed.code == 0 and " : --job-name=" in printed.out.splitlines()[0], printed
@@ -325,8 +278,7 @@ def test_a_submitted_job_asks_for_nodes_of_its_servers(slurm: Slurm, tmp_path: P
 
 
 @pytest.mark.thorough
-def test_a_queued_job_is_found_and_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path):
-    front = Front(slurm.testbed, tmp_path)
+def test_a_queued_job_is_found_and_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path, front: Front):
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive"])  # an allocation of all nodes
     assert front.run(*SLURM, "--submit", "-n", 2, "-s", 0, "true").code == 0
     wait_for(lambda: "(Resources)" in front.ask("--ps", "logs").out, "what Slurm says about the job")
@@ -342,8 +294,14 @@ def test_a_queued_job_is_found_and_taken_out_of_the_queue(slurm: Slurm, tmp_path
 
 
 @pytest.mark.thorough
-def test_what_the_dry_run_prints_works_by_hand(slurm: Slurm, tmp_path: Path):
-    front = Front(slurm.testbed, tmp_path)
+def test_a_submitted_job_is_found_followed_and_ended(slurm: Slurm, front: Front):
+    words = (*SLURM, "--submit", "-n", 2, "-s", 0, front.script(engines.PROGRAM))
+    said = engines.Submitted("is in Slurm's queue", r"4 processes on 2 hosts", "another job is writing its logs here")
+    engines.is_found_followed_and_ended(front, words, said)
+
+
+@pytest.mark.thorough
+def test_what_the_dry_run_prints_works_by_hand(slurm: Slurm, tmp_path: Path, front: Front):
     printed = front.ask(*SLURM, "--submit", "--dry-run", "-n", 1, "-s", 0, "--log-dir", "logs", front.script(SHOWS))
     assert printed.code == 0 and not (tmp_path / "logs").exists(), printed
     (tmp_path / "logs").mkdir()
@@ -354,8 +312,7 @@ def test_what_the_dry_run_prints_works_by_hand(slurm: Slurm, tmp_path: Path):
 
 
 @pytest.mark.thorough
-def test_what_slurm_refuses_is_passed_on(slurm: Slurm, tmp_path: Path):
-    front = Front(slurm.testbed, tmp_path)
+def test_what_slurm_refuses_is_passed_on(slurm: Slurm, front: Front):
     for words, said in (
         (("--slurm-args=--partition=nowhere", "-n", 1), "invalid partition specified: nowhere"),
         (("--slurm-args=--partition=nowhere", "-n", 1), "`sinfo -o %P` prints the partitions"),
@@ -368,9 +325,10 @@ def test_what_slurm_refuses_is_passed_on(slurm: Slurm, tmp_path: Path):
 
 
 @pytest.mark.thorough
-def test_a_job_that_gives_way_to_a_more_urgent_one_runs_again_when_that_has_ended(slurm: Slurm, tmp_path: Path):
+def test_a_job_that_gives_way_to_a_more_urgent_one_runs_again_when_that_has_ended(
+    slurm: Slurm, tmp_path: Path, front: Front
+):
     """Slurm puts it back into the queue, where it keeps its number, its name and its folder of logs."""
-    front = Front(slurm.testbed, tmp_path)
     first = tmp_path / "first"
     program = f"""
 import os, pathlib, time
@@ -411,8 +369,7 @@ def text_of(log: Path) -> str:
 
 
 @pytest.mark.thorough
-def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: Slurm, tmp_path: Path):
-    front = Front(slurm.testbed, tmp_path)
+def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: Slurm, tmp_path: Path, front: Front):
     of_slurm = ("--requeue", "--signal=USR1@1", "--partition=warned", "--time=60")
     options = [f"--slurm-args={each}" for each in of_slurm]
     program = (*DIGITS, "--model-prefix", tmp_path / "m", "--load-epoch", "last", "--snapshot-on-signal", 0.5)
@@ -430,9 +387,8 @@ def test_a_plain_job_that_gives_way_makes_a_snapshot_and_goes_on_from_it(slurm: 
 
 
 @pytest.mark.thorough
-def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_path: Path):
+def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_path: Path, front: Front):
     """Its workers leave at Slurm's notice with a checkpoint, and its script puts it back into the queue."""
-    front = Front(slurm.testbed, tmp_path)
     program = (*DIGITS, "--model-prefix", tmp_path / "m", "--load-epoch", "last")
     words = map(str, (*SLURM, "-n", 2, "-s", 1, "--elastic", "--log-dir", tmp_path / "logs", *program))
     script = front.script(
@@ -462,27 +418,19 @@ def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
-SHOWS_GPUS = """
-import json, os
-name = f"{os.environ['DMLC_ROLE']}-{os.environ['DMLC_TASK_ID']}"
-with open(name + ".json", "w") as file:
-    json.dump([os.uname().nodename, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("DMLTRAIN_STEP_GPUS")], file)
-"""
-
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("asked", ["--gres=gpu:2", "--gpus=4"])
 def test_the_workers_of_a_node_divide_its_gpus(slurm: Slurm, tmp_path: Path, asked: str):
     front = allocated(slurm, tmp_path, asked, "--nodelist=h1,h2", "--ntasks=4")
-    done = front.run(*SLURM, "-n", 3, "-s", 1, front.script(SHOWS_GPUS))
+    done = front.run(*SLURM, "-n", 3, "-s", 1, front.script(SHOWS))
     assert done.code == 0, done
     written = front.written()
-    both = {written[f"worker-{rank}"][0]: [] for rank in range(3)}
-    for rank in range(3):
-        host, visible, rest = written[f"worker-{rank}"]
-        both[host].append(visible)
-        assert rest is None
-    assert sorted(sorted(each) for each in both.values()) == [["0", "1"], ["0,1"]]
+    workers = [written[f"worker-{rank}"] for rank in range(3)]
+    assert all(each["gpus"][1] is None for each in workers)
+    hosts = {each["host"] for each in workers}
+    gpus = [sorted(each["gpus"][0] for each in workers if each["host"] == host) for host in hosts]
+    assert sorted(gpus) == [["0", "1"], ["0,1"]]
 
 
 @pytest.mark.thorough

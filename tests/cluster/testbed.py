@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -156,9 +156,7 @@ class Testbed:
 
     def kill(self, *names: str) -> None:
         """Power loss: peers hear nothing any more, every process is gone."""
-        with self._change(names):
-            for name in names:
-                hosts.power_off(self.layout, name)
+        self._each(names, hosts.power_off)
 
     def boot(self, *names: str) -> None:
         """Start the dead ones of these hosts."""
@@ -178,9 +176,7 @@ class Testbed:
 
     def unplug(self, *names: str) -> None:
         """Each of these hosts loses its cable, and sees that."""
-        with self._change(names):
-            for name in names:
-                network.pull(self.layout, name)
+        self._each(names, network.pull)
 
     def heal(self, *names: str) -> None:
         """Undo `partition` and `unplug` for these hosts, or for all."""
@@ -189,25 +185,17 @@ class Testbed:
 
     def freeze(self, *names: str) -> None:
         """Stop every process; the kernel goes on acknowledging what peers send."""
-        with self._change(names):
-            for name in names:
-                hosts.freeze(self.layout, name)
+        self._each(names, hosts.freeze)
 
     def thaw(self, *names: str) -> None:
-        with self._change(names):
-            for name in names:
-                hosts.thaw(self.layout, name)
+        self._each(names, hosts.thaw)
 
     def kill_sshd(self, *names: str) -> None:
         """sshd and its sessions die, and nothing else."""
-        with self._change(names):
-            for name in names:
-                sshd.kill(self.layout, name)
+        self._each(names, sshd.kill)
 
     def start_sshd(self, *names: str) -> None:
-        with self._change(names):
-            for name in names:
-                sshd.start(self.layout, name)
+        self._each(names, sshd.start)
 
     def change_host_key(self, *names: str) -> None:
         """sshd has another key than ~/.ssh/known_hosts says. `up` writes the new one there."""
@@ -277,6 +265,11 @@ class Testbed:
         return [status(self.layout, host) for host in self.hosts]
 
     # --- one change at a time ---
+
+    def _each(self, names: Sequence[str], change: Callable[[Layout, str], None]) -> None:
+        with self._change(names):
+            for name in names:
+                change(self.layout, name)
 
     @contextlib.contextmanager
     def _change(self, names: Sequence[str] = (), fault: bool = True) -> Iterator[None]:

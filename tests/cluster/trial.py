@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tests.cluster.cells import AGENT_SECONDS, VICTIMS, WAYS, Cell
 from tests.cluster.layout import LOGIN
-from tests.cluster.left import command_line, in_a_job, is_guest, namespace
-from tests.cluster.processes import Process
+from tests.cluster.processes import Process, command_line, in_a_job, is_guest, namespace
 from tests.cluster.testbed import Testbed
 from tests.scripts import executable
 
@@ -89,6 +88,8 @@ class Trial:
             self._reach_phase()
             self.struck = time.monotonic()
             strike(self)
+            if self.cell.phase in ("before", "exit") and not self.dies_at_once:
+                self.let_go()
             self._watch()
         except Trouble as trouble:
             self.outcome.trouble = str(trouble)
@@ -108,39 +109,25 @@ class Trial:
         _, way = WAYS[self.cell.way]
         if self._held and not self.cell.connecting:  # the hosts' silence is to be noticed, not how long h3 is held
             way = (*way, "--connect-timeout", START_SECONDS)
-        command = [
-            *FIRST,
-            sys.executable,
-            "-m",
-            "launch.cli",
+        fixed = [
             "-n",
             3,
             "-s",
             3,
             "-H",
             self.folder / "hosts",
-            *way,
             "--quiet",
             "--log-level",
             "DEBUG",
             "--log-dir",
             self.logs,
-            sys.executable,
-            PROGRAM,
-            self.cell.phase,
-            self.folder,
         ]
+        program = [sys.executable, PROGRAM, self.cell.phase, self.folder]
+        command = [*FIRST, sys.executable, "-m", "launch.cli", *way, *fixed, *program]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         with open(self.said, "wb") as said:
-            return self.bed.start(
-                LOGIN,
-                [str(word) for word in command],
-                cwd=self.folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
+            more = {"cwd": self.folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+            return self.bed.start(LOGIN, list(map(str, command)), **more)
 
     @property
     def dies_at_once(self) -> bool:
