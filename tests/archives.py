@@ -1,17 +1,30 @@
-"""Makes the checksums in a mutated zip archive right again, so that a mutation reaches what is behind them."""
+"""Tar archives that are made for a test, and mutated zip archives with checksums that are right."""
 
-from __future__ import annotations
-
+import io
 import struct
+import tarfile
 import zlib
+from collections.abc import Mapping
 
 _ENTRY = struct.Struct("<4s12xIII")  # a table's entry: signature, ... checksum, sizes
 _NAMES = struct.Struct("<HHH8xI")  # lengths of name, extra field and comment, ... place of the member
 _MEMBER = struct.Struct("<4s22xHH")  # a member: signature, ... lengths of name and extra field
 
 
+def tar(contents: Mapping[str, bytes | tarfile.TarInfo], form: int = tarfile.USTAR_FORMAT) -> bytes:
+    """An archive of plain files, or of whatever TarInfo says."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        for name, data in contents.items():
+            info = tarfile.TarInfo(name) if isinstance(data, bytes) else data
+            info.size = len(data) if isinstance(data, bytes) else 0
+            archive.addfile(info, io.BytesIO(data) if isinstance(data, bytes) else None)
+    return buffer.getvalue()
+
+
 def repacked(data: bytes) -> bytes:
-    """The archive with the checksum of each stored member that can be found."""
+    """The zip archive with the checksum of each stored member that can be found, so that a mutation reaches what is
+    behind them."""
     fixed, place = bytearray(data), 0
     while (place := fixed.find(b"PK\1\2", place)) >= 0 and place + 46 <= len(fixed):
         size = _ENTRY.unpack_from(fixed, place)[3]

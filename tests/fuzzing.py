@@ -18,8 +18,6 @@ An input is a function of its number and the valid inputs, so a failure can be r
     python -m tests.fuzzing tests.data.test_fuzz:CIFAR10 --atheris -max_total_time=600
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

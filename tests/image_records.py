@@ -1,7 +1,5 @@
 """Small files of real JPEGs, made for a test."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path

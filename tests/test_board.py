@@ -1,7 +1,5 @@
 """--tensorboard: what TensorBoard itself reads from the event files of real runs is what their logs say."""
 
-from __future__ import annotations
-
 import re
 import resource
 import subprocess

@@ -112,9 +112,9 @@ def own_job(tmp_path):
 def test_workers_with_different_copies_end_at_the_start(own_job):
     """The first one that sees it ends with 2; the other does so, too, or ends with 75 and may repeat the first's."""
     with own_job(range(40), range(1, 41)) as running:
-        codes = running.codes()
+        codes = running.wait()
         texts = {index: running.text(index=index) for index in range(2)}
-        ended = [codes["worker", index] for index in texts]
+        ended = [codes[f"worker-{index}"] for index in texts]
         assert 2 in ended and set(ended) <= {2, 75}, texts
         for index, code in enumerate(ended):
             found = "train: error: workers have different training data; look at worker 0 or worker 1" in texts[index]
@@ -125,7 +125,7 @@ def test_workers_with_different_copies_end_at_the_start(own_job):
 @pytest.mark.thorough
 def test_local_parts_of_unequal_sizes(own_job):
     with own_job(range(30), range(30, 40), words=["--data-parts", "local", "--num-epochs", 25]) as running:
-        assert set(running.codes().values()) == {0}, running.text() + running.text(index=1)
+        assert set(running.wait().values()) == {0}, running.text() + running.text(index=1)
         logs = [running.log(0), running.log(1)]
     assert logs[0].digest() == logs[1].digest(1)
     assert "30 training and 30 validation samples" in logs[0].text and "10 training" in logs[1].text

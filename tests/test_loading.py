@@ -1,7 +1,5 @@
 """From options to the data of a run, and workers that have different data."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """DMLTRAIN_MEASURE: the time of a step, printed in one line instead of training."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

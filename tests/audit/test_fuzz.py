@@ -1,7 +1,5 @@
 """Mutated audit files: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,12 +3,12 @@
 import gzip
 import hashlib
 import http.server
-import io
 import os
 import pickle
 import struct
 import tarfile
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from dmltrain.data.cifar10_files import BatchFile, Files
 from dmltrain.data.mnist import Files as MnistFiles
 from dmltrain.data.mnist import IdxFile
+from tests.archives import tar
 
 
 def md5(data: bytes) -> str:
@@ -60,23 +61,8 @@ def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
     return b"\x80\x02}(U\x04data" + array + b"U\x06labels](" + numbers + b"eu."
 
 
-def tar_gz(members: dict[str, bytes | tarfile.TarInfo]) -> bytes:
-    """An archive of plain files, or of whatever TarInfo says."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, data in members.items():
-            if isinstance(data, tarfile.TarInfo):
-                tar.addfile(data)
-                continue
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-@pytest.fixture(scope="session")
-def make_tar():
-    return tar_gz
+def tar_gz(members: Mapping[str, bytes | tarfile.TarInfo]) -> bytes:
+    return gzip.compress(tar(members, tarfile.PAX_FORMAT))
 
 
 @pytest.fixture(scope="session")

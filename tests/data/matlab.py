@@ -1,7 +1,5 @@
 """Writes MATLAB 5 files of structures, as MATLAB wrote meta.mat of ILSVRC2012's devkit."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping, Sequence

@@ -13,6 +13,7 @@ import pytest
 
 from dmltrain.data import cifar10, source
 from dmltrain.errors import UserError
+from tests.data.conftest import tar_gz
 
 BINARY_TAR, PYTHON_TAR = "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"
 
@@ -171,11 +172,11 @@ def test_a_damaged_archive_is_named_with_its_checksums(cifar, tmp_path, damage):
         load(tmp_path, known)
 
 
-def test_an_archive_of_the_users_own_is_not_opened_and_the_error_says_how_to_use_it(cifar, tmp_path, make_tar):
+def test_an_archive_of_the_users_own_is_not_opened_and_the_error_says_how_to_use_it(cifar, tmp_path):
     """Its headers alone may take any amount of memory."""
     bomb = tarfile.TarInfo("data_batch_1.bin")
     bomb.pax_headers = {"comment": "x" * (32 << 20)}
-    data = make_tar({"bomb": bomb} | in_folder(cifar.binary))
+    data = tar_gz({"bomb": bomb} | in_folder(cifar.binary))
     (tmp_path / BINARY_TAR).write_bytes(data)
     tracemalloc.start()
     try:
@@ -217,16 +218,14 @@ MEMBERS = {  # in the place of the first batch, and the error
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_a_member_of_an_archive_that_is_not_the_batch_is_not_read_and_nothing_is_written(
-    cifar, tmp_path, make_tar, name
-):
+def test_only_the_batches_of_an_archive_are_read_and_nothing_is_written(cifar, tmp_path, name):
     members, error = MEMBERS[name]
     batches = in_folder(cifar.binary)
     first = batches.pop(FIRST)
     (tmp_path / "outside.bin").write_bytes(first)
     folder = tmp_path / "data"
     own = {name: first if content is None else content for name, content in members.items()}
-    cifar = put_archive(cifar, folder, make_tar(own | batches))
+    cifar = put_archive(cifar, folder, tar_gz(own | batches))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=rf"{BINARY_TAR}: {error}"):
         load(folder, cifar)

@@ -4,8 +4,6 @@ The files of the data sets are known by their md5, which no mutation has. Here e
 for, so that all that stands behind the md5 is reached.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

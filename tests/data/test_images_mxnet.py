@@ -4,14 +4,13 @@ The image tells where each pixel comes from: red grows to the right, green downw
 rounds it otherwise.
 """
 
-import struct
-
 import cv2
 import numpy as np
 import pytest
 
 from dmltrain import random_bits
 from dmltrain.data.images import ImageAugmentation, training_image
+from dmltrain.data.readers import recordio
 from tests.data.drawing import assert_alike
 
 mxnet = pytest.importorskip("mxnet", exc_type=ImportError)
@@ -80,10 +79,8 @@ def image():
 def record_file(image, tmp_path_factory):
     """The image COUNT times in RecordIO."""
     encoded = cv2.imencode(".png", image[:, :, ::-1])[1].tobytes()
-    content = struct.pack("<IfQQ", 0, 0.0, 0, 0) + encoded
-    record = struct.pack("<II", 0xCED7230A, len(content)) + content + bytes(-len(content) % 4)
     path = tmp_path_factory.mktemp("mxnet") / "same.rec"
-    path.write_bytes(record * COUNT)
+    path.write_bytes(b"".join(recordio.encode(recordio.pack(0.0, 0, encoded))) * COUNT)
     return path
 
 

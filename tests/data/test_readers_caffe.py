@@ -1,7 +1,5 @@
 """Caffe's databases: Datums, encoded and raw, in LMDB and LEVELDB, with the keys that Caffe's converters write."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """Mutated files of images: each is read or refused with a UserError, in limited memory and time (tests/fuzzing.py)."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +10,10 @@ from dmltrain.data.readers import datum, mat_file, open_reader, recordio
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.errors import UserError
+from tests.archives import tar
 from tests.data import matlab
 from tests.data.test_readers_caffe import BGR, encoded, floats, raw
-from tests.data.test_readers_tars import class_tars, devkit_files, meta, tar
+from tests.data.test_readers_tars import class_tars, devkit_files, meta
 from tests.fuzzing import Fuzzed, folder, parts, survive
 
 FOLDER = folder()

@@ -3,8 +3,6 @@
 The .rec is sparse: most of it is a hole, and the index lists the few real records in it many times.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

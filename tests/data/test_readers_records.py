@@ -1,7 +1,5 @@
 """RecordIO: what MXNet wrote is read as MXNet reads it, with an index and without."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

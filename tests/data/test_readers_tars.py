@@ -1,9 +1,6 @@
 """The archives of ILSVRC2012 as they were published, made small: images in a tar of tars; a tar, and the devkit."""
 
-from __future__ import annotations
-
 import gzip
-import io
 import json
 import os
 import tarfile
@@ -16,6 +13,7 @@ import pytest
 from dmltrain.data.readers import mat_file, open_reader
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.errors import UserError
+from tests.archives import tar
 from tests.data import matlab
 
 CLASSES = {"n02": ["n02_7", "n02_3"], "n01": ["n01_1"], "n10": ["n10_123", "n10_4", "n10_50"]}
@@ -24,16 +22,6 @@ WORDS = {"n01": "tench, Tinca tinca", "n02": "goldfish", "n10": "great white sha
 
 def image(name: str) -> bytes:
     return f"JPEG of {name} ".encode() * (1 + len(name) % 700)
-
-
-def tar(contents: Mapping[str, bytes], form: int = tarfile.USTAR_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
-        for name, data in contents.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 def signed(block: bytearray) -> bytes:

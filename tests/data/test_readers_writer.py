@@ -1,7 +1,5 @@
 """What the writer of records writes is what MXNet's own writer writes, and a killed writer's file can be continued."""
 
-from __future__ import annotations
-
 import os
 import struct
 

@@ -1,7 +1,5 @@
 """Folders of small images, and dmltrain-data as a user calls it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from dataclasses import dataclass

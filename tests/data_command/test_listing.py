@@ -1,7 +1,5 @@
 """Image lists: the files that im2rec writes."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """dmltrain-data verify, index, show and speed; and the program itself."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """dmltrain-data pack: the files that MXNet's im2rec writes, from every source, and after an interruption."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -14,6 +12,7 @@ from dmltrain.data.readers import open_reader
 from dmltrain.data_command import listing, packing
 from dmltrain.data_command.encode import Encoding
 from dmltrain.data_command.pack import old_values
+from tests.data.test_readers_caffe import make_lmdb, raw
 from tests.data_command.conftest import refused
 
 cv2 = pytest.importorskip("cv2", reason="opencv-python-headless is not installed: pip install 'dmltrain[images]'")
@@ -78,11 +77,7 @@ def test_the_source_is_not_replaced(run, images, tmp_path):
 
 
 def test_from_a_database_of_pixels(run, tmp_path):
-    lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed: pip install 'dmltrain[lmdb]'")
-    with lmdb.open(str(tmp_path / "db"), map_size=1 << 20) as environment, environment.begin(write=True) as transaction:
-        for number in range(3):  # Caffe's Datum: channels, height, width, data, label
-            datum = b"\x08\x03\x10\x08\x18\x08\x22\xc0\x01" + bytes([60 * number] * 192) + b"\x28" + bytes([number])
-            transaction.put(b"%08d" % number, datum)
+    make_lmdb(tmp_path / "db", {b"%d" % each: raw(np.full((3, 8, 8), 60 * each, np.uint8), each) for each in range(3)})
     done = run("pack", tmp_path / "x", tmp_path / "db", "--no-shuffle")
     assert done.code == 0, done.err
     reader = open_reader(tmp_path / "x.rec")

@@ -1,7 +1,5 @@
 """dmltrain-data partition: each record in exactly one part, and each part on its worker's host."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """dmltrain-experiment as its users run it: a process of its own, in a folder of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

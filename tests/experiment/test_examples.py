@@ -1,7 +1,5 @@
 """The files in examples/experiments: all options are valid, trials stay small, published figures are as printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

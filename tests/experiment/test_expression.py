@@ -1,7 +1,5 @@
 """Expressions: what they compute, what is text, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from dmltrain.errors import UserError

@@ -1,7 +1,5 @@
 """The experiment file: what it means, and the error for each mistake with its line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The parts of an experiment: choice of cells, hosts side by side, states from files, forecasts, differences."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Running cells: through the launcher, interrupted in every way, with failing cells and a full disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """How much of a host is in use: the control groups of containers, and the real counters of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

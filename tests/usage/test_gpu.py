@@ -1,7 +1,5 @@
 """GPUs by a driver that the tests write: no machine of the tests has one."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The values of the line Usage."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

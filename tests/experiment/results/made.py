@@ -1,7 +1,5 @@
 """Experiments with made logs: the files that cells leave, without running them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every format with hostile text, error rows, nan and infinities: an independent reader of the format reads it back."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -1,7 +1,5 @@
 """Plots of made logs: what is drawn, read from the figures; mistakes in their choices."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import pytest

@@ -1,7 +1,5 @@
 """What `write` leaves in the folder of results: the same bytes everywhere, whole files, only plots of the file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """One browser for the tests of a file, and a page in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

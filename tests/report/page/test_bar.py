@@ -1,7 +1,5 @@
 """The page of 8 runs of 300 epochs with 10 workers each: time, memory and size."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import report_page

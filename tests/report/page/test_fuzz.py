@@ -1,7 +1,5 @@
 """Files that another program may have written: usage.csv and results.json, read and shown."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

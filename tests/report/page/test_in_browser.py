@@ -1,7 +1,5 @@
 """The page in headless Chromium: what it draws, and what a reader can do with it."""
 
-from __future__ import annotations
-
 import base64
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """dmltrain-report: what is on the page, without a browser; what it refuses; that it is the same when made again."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

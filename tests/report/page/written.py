@@ -1,7 +1,5 @@
 """Logs of runs as dmltrain writes them, with numbers that are computed: large ones, and strange ones."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
