@@ -40,10 +40,6 @@ def test_every_object_is_what_kubernetes_takes(words: str):
         validate(owned, "1.29", strict=True)
         assert owned["metadata"]["labels"][manifest.LABEL] == "cifar10"
     assert ("Role" in {each["kind"] for each in made}) == ("--kube-service-account" not in words)
-    with pytest.raises(Exception, match="parallel"):
-        wrong = manifest.hosts_job(job)
-        wrong["spec"]["parallel"] = 4
-        validate(wrong, "1.29", strict=True)
 
 
 def strict(schema: manifest.Object) -> manifest.Object:
@@ -63,10 +59,6 @@ def test_a_jobset_is_what_its_documented_fields_allow(words: tuple[str, ...]):
     job = replace(described(*words, KEY="value"), kind="JobSet")
     *others, made = manifest.submitted(job)
     check(made, strict(SCHEMA))
-    with pytest.raises(Exception, match="Some"):
-        check({**made, "spec": {**made["spec"], "successPolicy": {"operator": "Some"}}}, strict(SCHEMA))
-    with pytest.raises(Exception, match="policy"):
-        check({**made, "spec": {**made["spec"], "policy": {}}}, strict(SCHEMA))
     assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert made["metadata"]["labels"].get(manifest.QUEUE_LABEL) == ("gpus" if words else None)
     launcher, hosts = made["spec"]["replicatedJobs"]
