@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import shell_script
+
 DOOR = Path(__file__).parents[1] / "launch/bin/dmltrain"
 DOOR_SECONDS = 0.01  # an interpreter of Python alone takes twice as long
 
@@ -21,17 +23,10 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "a folder"
     made.mkdir()
     shutil.copy(DOOR, made)
-    program(
-        made / "dmltrain-launch",
-        'if [ "$*" = --version ]; then echo dmltrain-launch 7.8.9; else printf "<%s>\\n" "$@"; fi',
-    )
-    program(made / "dmltrain-zoom", "exit 3")
+    says = 'if [ "$*" = --version ]; then echo dmltrain-launch 7.8.9; else printf "<%s>\\n" "$@"; fi'
+    shell_script(made / "dmltrain-launch", says)
+    shell_script(made / "dmltrain-zoom", "exit 3")
     return made
-
-
-def program(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
 
 
 def run(door: Path | str, *words: str, **more) -> subprocess.CompletedProcess:
@@ -48,7 +43,7 @@ def test_arguments_and_exit_code_belong_to_the_verb(folder):
 
 def test_the_verb_replaces_the_process_of_the_front_door(folder):
     """It is the same process: signals reach the verb, and its end by a signal is visible."""
-    program(folder / "dmltrain-wait", "echo $$; kill -STOP $$; exit 1")
+    shell_script(folder / "dmltrain-wait", "echo $$; kill -STOP $$; exit 1")
     process = subprocess.Popen([folder / "dmltrain", "wait"], stdout=subprocess.PIPE, text=True)
     assert process.stdout and int(process.stdout.readline()) == process.pid
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -60,7 +55,7 @@ def test_the_verb_replaces_the_process_of_the_front_door(folder):
 
 def test_no_signal_is_ignored_or_blocked_on_the_way(folder):
     # SigQ counts the signals that wait for any process of this user: other tests change it
-    program(folder / "dmltrain-status", "exec grep -E '^Sig(Pnd|Blk|Ign|Cgt)' /proc/self/status")
+    shell_script(folder / "dmltrain-status", "exec grep -E '^Sig(Pnd|Blk|Ign|Cgt)' /proc/self/status")
     direct = subprocess.run([folder / "dmltrain-status"], capture_output=True)
     assert b"SigIgn" in direct.stdout
     assert subprocess.run([folder / "dmltrain", "status"], capture_output=True).stdout == direct.stdout
@@ -69,8 +64,8 @@ def test_no_signal_is_ignored_or_blocked_on_the_way(folder):
 def test_verbs_are_searched_beside_the_front_door_and_not_in_path(folder, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    program(elsewhere / "dmltrain-other", "echo wrong")
-    program(elsewhere / "dmltrain-zoom", "echo wrong")
+    shell_script(elsewhere / "dmltrain-other", "echo wrong")
+    shell_script(elsewhere / "dmltrain-zoom", "echo wrong")
     (elsewhere / "link").symlink_to(folder / "dmltrain")
     variables = {"PATH": f"{elsewhere}:{os.defpath}"}
     assert subprocess.run([elsewhere / "link", "zoom"], env=variables).returncode == 3

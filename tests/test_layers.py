@@ -120,15 +120,8 @@ def test_batch_norm_statistics_are_auxiliary():
 def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
     body = chain(Conv("a", 4, kernel=3, pad=1, bias=False), BatchNorm("b", fixed_scale=False), Relu())
     network = Network("n", chain(concat(body, Conv("c", 2)), GlobalAvgPool(), Flatten(), Dense("d", 5)), (3, 8, 8), 5)
-    assert [each.name for each in network.parameters()] == [
-        "a_weight",
-        "b_gamma",
-        "b_beta",
-        "c_weight",
-        "c_bias",
-        "d_weight",
-        "d_bias",
-    ]
+    names = [each.name for each in network.parameters()]
+    assert names == ["a_weight", "b_gamma", "b_beta", "c_weight", "c_bias", "d_weight", "d_bias"]
     assert [each.name for each in network.auxiliary()] == ["b_moving_mean", "b_moving_var"]
     assert network.num_parameters == 4 * 3 * 9 + 4 + 4 + 2 * 3 + 2 + 5 * 6 + 5
     assert network.multiply_adds() == 4 * 3 * 9 * 64 + 2 * 3 * 64 + 5 * 6
@@ -162,10 +155,7 @@ def test_layers_are_values():
         (lambda: Conv("c", 8, pad=-1), "Conv 'c': pad must not be negative"),
         (lambda: Clip("c", 6, 0), "Clip 'c': low must be less than high, are 6 and 0"),
         (lambda: Auxiliary("a", weight=-0.1), "Auxiliary 'a': weight must be a number from 0, is -0.1"),
-        (
-            lambda: SpatialTransformer("s", target=1),
-            r"'s': target must be at least 2 pixels .* is \(1, 1\)",
-        ),
+        (lambda: SpatialTransformer("s", target=1), r"'s': target must be at least 2 pixels .* is \(1, 1\)"),
         (lambda: Conv("c", 8, groups=3), "Conv 'c': 8 channels do not divide into 3 groups"),
         (lambda: Conv("c", 8, kernel=(3, 3, 3)), r"Conv 'c': kernel must be one number or \(height, width\)"),
         (lambda: Dense("", 8), "Dense: needs a name"),
@@ -210,6 +200,7 @@ def test_values_are_checked_at_construction(make, message):
             "Concat 'both': branches differ in more than channels: 8x14x14, 3x13x13 from input 3x28x28",
         ),
         (chain(Flatten(), chain(Relu(), Conv("deep", 8))), IMAGE, "Conv 'deep': input 2352 is not an image"),
+        (SpatialTransformer("s", chain(Flatten(), Dense("l", 5))), IMAGE, "'s': its localisation gives 5, expected 6"),
     ],
 )
 def test_a_layer_that_does_not_fit_is_named_with_the_shapes(layer, shape, message):
@@ -217,16 +208,26 @@ def test_a_layer_that_does_not_fit_is_named_with_the_shapes(layer, shape, messag
         layer.output_shape(shape)
 
 
-def test_network_refuses_names_used_twice():
-    with pytest.raises(ShapeError, match="network n: two layers share the parameter name d_weight, d_bias"):
-        Network("n", chain(Flatten(), Dense("d", 4), Dense("d", 4)), (1, 2, 2), 4)
-
-
-def test_network_refuses_an_output_that_is_not_one_logit_per_class():
-    with pytest.raises(ShapeError, match=r"network n: output is 4, expected \(3,\), one logit per class"):
-        Network("n", chain(Flatten(), Dense("d", 4)), (1, 2, 2), 3)
-    with pytest.raises(ShapeError, match="network n: output is 1x2x2, expected"):
-        Network("n", chain(), (1, 2, 2), 1)
+@pytest.mark.parametrize(
+    ("root", "classes", "message"),
+    [
+        (
+            chain(Flatten(), Dense("d", 4), Dense("d", 4)),
+            4,
+            "network n: two layers share the parameter name d_weight, d_bias",
+        ),
+        (chain(Flatten(), Dense("d", 4)), 3, r"network n: output is 4, expected \(3,\), one logit per class"),
+        (chain(), 1, "network n: output is 1x2x2, expected"),
+        (
+            chain(Flatten(), Auxiliary("a", Dense("side", 3)), Dense("fc", 4)),
+            4,
+            r"network n: output of Auxiliary 'a' is 3, expected \(4,\), one logit",
+        ),
+    ],
+)
+def test_a_network_has_names_of_its_own_and_one_logit_per_class(root, classes, message):
+    with pytest.raises(ShapeError, match=message):
+        Network("n", root, (1, 2, 2), classes)
 
 
 def test_branches_of_transformers_and_of_auxiliary_outputs_are_part_of_the_network():
@@ -238,18 +239,6 @@ def test_branches_of_transformers_and_of_auxiliary_outputs_are_part_of_the_netwo
     assert names == ["locate_weight", "locate_bias", "side_weight", "side_bias", "fc_weight", "fc_bias"]
     assert [(each.name, each.weight) for each in network.auxiliary_outputs] == [("a", 0.3)]
     assert network.multiply_adds() == 64 * (6 + 4 + 4)
-
-
-def test_an_auxiliary_output_has_a_logit_for_each_class():
-    root = chain(Flatten(), Auxiliary("a", Dense("side", 3)), Dense("fc", 4))
-    with pytest.raises(ShapeError, match=r"network n: output of Auxiliary 'a' is 3, expected \(4,\), one logit"):
-        Network("n", root, (1, 8, 8), 4)
-
-
-def test_a_localisation_gives_six_numbers():
-    transformer = SpatialTransformer("s", chain(Flatten(), Dense("l", 5)))
-    with pytest.raises(ShapeError, match="'s': its localisation gives 5, expected 6 numbers"):
-        transformer.output_shape(IMAGE)
 
 
 def test_biases_and_betas_do_not_decay():
@@ -277,13 +266,16 @@ def test_rules_of_a_batch_norm_reach_its_arrays():
     assert (beta.initial, beta.lr_mult, beta.wd_mult) == (Constant(0.5), 1, 0)
 
 
-@pytest.mark.parametrize("numbers", [{"lr_mult": -1}, {"wd_mult": float("inf")}, {"wd_mult": float("nan")}])
-def test_impossible_multipliers_are_refused(numbers):
-    with pytest.raises(ValueError, match=f"{[*numbers][0]} must be a number from 0"):
-        Rule(**numbers)
-
-
-@pytest.mark.parametrize("words", [("gauss", "in"), ("uniform", "both")])
-def test_unknown_kinds_of_xavier_are_refused(words):
-    with pytest.raises(ValueError, match="rnd_type must be gaussian or uniform, factor_type in, out or avg"):
-        Xavier(*words)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rule(lr_mult=-1), "lr_mult must be a number from 0"),
+        (lambda: Rule(wd_mult=float("inf")), "wd_mult must be a number from 0"),
+        (lambda: Rule(wd_mult=float("nan")), "wd_mult must be a number from 0"),
+        (lambda: Xavier("gauss", "in"), "rnd_type must be gaussian or uniform, factor_type in, out or avg"),
+        (lambda: Xavier("uniform", "both"), "rnd_type must be gaussian or uniform, factor_type in, out or avg"),
+    ],
+)
+def test_impossible_rules_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dmltrain
-from tests.wheel import once, wheel  # noqa: F401  fixtures
+from tests.wheel import copy_source, once, pip, wheel  # noqa: F401  fixtures
 
 ROOT = Path(__file__).parents[1]
 PTH = "dmltrain_mxnet.pth"
@@ -21,60 +20,35 @@ HELP_SECONDS = 0.3
 PTH_SECONDS = 0.001
 
 
-class Environment:
-    """A virtual environment without packages, and pip of this one to fill it."""
-
-    def __init__(self, folder: Path):
-        self.python = folder / "bin/python"
-        self.site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-
-    def pip(self, *words: str | Path) -> None:
-        command = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if "No matching distribution found for setuptools" in done.stderr:
-            pytest.skip("setuptools is not available for the build: no package index is reachable")
-        assert done.returncode == 0, done.stderr
-
-    def finders(self) -> str:
-        """Whether the .pth did its work, and what Python imported for it."""
-        program = (
-            f"import sys\nprint({PTH!r}[:-4] in [getattr(each, '__name__', '') for each in sys.meta_path])\n"
-            "print([name for name in sys.modules if name.startswith(('dmltrain', 'mxnet', 'numpy'))])"
-        )
-        return subprocess.run([self.python, "-c", program], capture_output=True, text=True, check=True).stdout
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    """What is packaged, where building it leaves nothing in the repository."""
-    folder = tmp_path_factory.mktemp("source")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    for name in ("dmltrain", "launch"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
 @pytest.mark.parametrize("way", ["wheel", "editable"])
 @pytest.mark.thorough
 def test_the_pth_and_the_front_door_work_in_an_environment_whose_path_has_a_space(tmp_path, request, way):
-    environment = Environment(tmp_path / "an environment")
-    what = [request.getfixturevalue("wheel")] if way == "wheel" else ["--editable", request.getfixturevalue("source")]
-    environment.pip("install", "--no-deps", *what)
-    assert (environment.site / PTH).read_text() == (ROOT / "dmltrain/backends/mxnet" / PTH).read_text()
-    assert environment.finders() == "True\n[]\n"
-    door = environment.python.parent / "dmltrain"
+    folder = tmp_path / "an environment"
+    python, site = folder / "bin/python", Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    what = [request.getfixturevalue("wheel")] if way == "wheel" else ["--editable", copy_source(tmp_path / "source")]
+    pip("--python", python, "install", "--no-deps", *what)
+    assert (site / PTH).read_text() == (ROOT / "dmltrain/backends/mxnet" / PTH).read_text()
+    finders = (  # whether the .pth did its work, and what Python imported for it
+        f"import sys\nprint({PTH!r}[:-4] in [getattr(each, '__name__', '') for each in sys.meta_path])\n"
+        "print([name for name in sys.modules if name.startswith(('dmltrain', 'mxnet', 'numpy'))])"
+    )
+    assert output(python, "-c", finders) == "True\n[]\n"
+    door = folder / "bin/dmltrain"
     assert door.read_bytes() == (ROOT / "launch/bin/dmltrain").read_bytes()
-    listed = subprocess.run([door], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
+    listed = output(door)
     installed = {each.name.removeprefix("dmltrain-") for each in door.parent.glob("dmltrain-*")}
-    assert {line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ")} == installed
-    assert "see dmltrain help" not in listed.stdout, "a verb of this project without a description"
-    shown = subprocess.run([door, "--version"], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
-    assert shown.stdout == f"dmltrain {dmltrain.__version__}\n"
-    environment.pip("uninstall", "--yes", "dmltrain")
+    assert {line.split()[0] for line in listed.splitlines() if line.startswith("  ")} == installed
+    assert "see dmltrain help" not in listed, "a verb of this project without a description"
+    assert output(door, "--version") == f"dmltrain {dmltrain.__version__}\n"
+    pip("--python", python, "uninstall", "--yes", "dmltrain")
     assert not list(door.parent.glob("dmltrain*"))
-    assert not list(environment.site.glob("*dmltrain*")), list(environment.site.iterdir())
+    assert not list(site.glob("*dmltrain*")), list(site.iterdir())
+
+
+def output(*command: str | Path) -> str:
+    environment = {"PATH": os.defpath}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 def test_the_pth_takes_less_than_a_millisecond_of_pythons_start():

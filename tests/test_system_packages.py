@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests import system_packages
+from tests.scripts import shell_script
 from tests.system_packages import MXNET, PACKAGES, Package, install, is_debian, lacking, missing_line, prepare, wanted
 from tests.waiting import wait_for
 
 PROGRAM = Path(system_packages.__file__)
 # Notes its arguments and what policy-rc.d is at the time, in the folder that it lies in.
-APT = """#!/bin/sh
+APT = """
 folder=$(dirname "$0")
 echo "$DEBIAN_FRONTEND $*" >> "$folder/asked"
 cp "$folder/policy-rc.d" "$folder/seen" 2>/dev/null
@@ -29,18 +30,13 @@ def apt(tmp_path: Path):
     """`apt(more)` is an apt-get that notes what it is asked, and then does `more`."""
 
     def made(more: str = "") -> list[str]:
-        path = tmp_path / "apt-get"
-        path.write_text(APT + more + "\n")
-        path.chmod(0o755)
-        return [str(path)]
+        return [str(shell_script(tmp_path / "apt-get", APT + more))]
 
     return made
 
 
-def program(folder: Path, *names: str) -> str:
-    for name in names:
-        (folder / name).write_text("#!/bin/sh\n")
-        (folder / name).chmod(0o755)
+def program(folder: Path, name: str) -> str:
+    shell_script(folder / name, "")
     return str(folder)
 
 
@@ -74,11 +70,6 @@ def test_every_missing_package_is_detected(tmp_path: Path):
 )
 def test_mxnets_libraries_are_required_where_mxnet_has_a_wheel(version: tuple, machine: str, has: bool):
     assert (set(MXNET) <= set(wanted(version, machine))) == has
-
-
-def test_one_line_lists_missing_packages_and_skipped_tests():
-    packages = [Package("a", "tests of A and B"), Package("c", "tests of C"), Package("b", "tests of A and B")]
-    assert missing_line(packages) == "Missing: a, b (skips tests of A and B); c (skips tests of C)"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +144,8 @@ system_packages.install(["one"], {apt("exec sleep 60")!r}, Path({str(policy)!r})
 
 # -- the program ------------------------------------------------------------------------------------------------------
 
-SSH, MPI = Package("openssh-client", "tests over SSH"), Package("mpich", "tests of MPICH")
+SSH, SSHD = Package("openssh-client", "tests over SSH"), Package("sshd", "tests over SSH")
+MPI = Package("mpich", "tests of MPICH")
 
 
 class Machine:
@@ -171,36 +163,43 @@ class Machine:
         return self.succeeds
 
 
-def test_without_missing_packages_nothing_is_printed_or_installed(capsys: pytest.CaptureFixture):
-    machine = Machine()
-    assert prepare([], machine.without_venv, machine.install) == prepare([], machine.without_venv, None) == 0
-    assert capsys.readouterr().out == "" and machine.asked == []
+NO_VENV, BROKEN = {"lacks_venv": True}, {"succeeds": False}
+NAMES = ["python3-venv", "openssh-client", "mpich"]
 
 
-def test_packages_are_listed_before_their_installation(capsys: pytest.CaptureFixture):
-    machine = Machine(lacks_venv=True)
-    assert prepare([SSH, MPI], machine.without_venv, machine.install) == 0
-    assert machine.asked == [["python3-venv", "openssh-client", "mpich"]]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "python3-venv openssh-client mpich" in line and "SYSTEM_PACKAGES=no" in line
+@pytest.mark.parametrize(
+    ("machine", "packages", "code", "asked", "said"),
+    [
+        ({}, [], 0, [], []),
+        (NO_VENV, [SSH, MPI], 0, [NAMES], [f"Installing system packages: {' '.join(NAMES)} (SYSTEM_PACKAGES=no"]),
+        (BROKEN, [SSH], 2, [["openssh-client"]], ["Installing", "apt-get could not install openssh-client"]),
+    ],
+)
+def test_what_is_missing_is_listed_and_installed(machine, packages, code, asked, said, capsys):
+    made = Machine(**machine)
+    assert prepare(packages, made.without_venv, made.install) == code
+    assert made.asked == asked
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(said) and all(map(str.startswith, lines, said))
 
 
-def test_a_failed_installation_ends_the_program(capsys: pytest.CaptureFixture):
-    machine = Machine(succeeds=False)
-    assert prepare([SSH], machine.without_venv, machine.install) == 2
-    assert "could not install openssh-client" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_users_without_permission_to_install_get_one_line(capsys: pytest.CaptureFixture):
-    assert prepare([SSH, MPI], Machine().without_venv, None) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line == "Missing: openssh-client (skips tests over SSH); mpich (skips tests of MPICH)"
-
-
-def test_a_python_without_venv_is_reported_with_a_fix(capsys: pytest.CaptureFixture):
-    assert prepare([], Machine(lacks_venv=True).without_venv, None) == 2
-    (line,) = capsys.readouterr().out.splitlines()
-    assert sys.executable in line and "apt-get install python3-venv" in line and "make PYTHON=" in line
+@pytest.mark.parametrize(
+    ("machine", "packages", "code", "said"),
+    [
+        ({}, [], 0, []),
+        (
+            {},
+            [SSH, MPI, SSHD],
+            0,
+            ["Missing: openssh-client, sshd (skips tests over SSH); mpich (skips tests of MPICH)\n"],
+        ),
+        (NO_VENV, [], 2, [sys.executable, "apt-get install python3-venv", "make PYTHON="]),
+    ],
+)
+def test_who_may_not_install_gets_one_line(machine, packages, code, said, capsys):
+    assert prepare(packages, Machine(**machine).without_venv, None) == code
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == bool(said) and all(each in shown for each in said)
 
 
 def test_an_existing_environment_needs_no_venv(tmp_path: Path):

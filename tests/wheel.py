@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.copied_tree import copy_packages
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,16 +53,17 @@ def pip(*words: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def copy_source(folder: Path) -> Path:
+    """What is packaged, in a new folder: building there leaves nothing in the repository."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return copy_packages(folder, "dmltrain", "launch")
+
+
 def build(folder: Path) -> None:
-    """The wheel; building it leaves nothing in the repository."""
-    source = folder.with_name("source-of-the-wheel")
-    shutil.rmtree(source, ignore_errors=True)
-    source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, source)
-    for name in ("dmltrain", "launch"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    pip("wheel", "--no-deps", "--wheel-dir", folder, source)
+    pip("wheel", "--no-deps", "--wheel-dir", folder, copy_source(folder.with_name("source-of-the-wheel")))
 
 
 @pytest.fixture(scope="session")
