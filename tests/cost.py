@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from tests import control_groups
+
 LOOK_SECONDS = 0.5
 TICK = os.sysconf("SC_CLK_TCK")
 KINDS = {  # of processes, by their command lines; the first that matches
@@ -51,14 +53,11 @@ class Group:
     """This process' control group."""
 
     def __init__(self) -> None:
-        mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
-        top = next(Path(place) for _, place, system, *_ in mounts if system == "cgroup2")
+        top = dict(reversed(control_groups.mounts()))["cgroup2"]
         self._path = top / f"dmltrain-cost-{os.getpid()}"
         self._path.mkdir()
         (self._path / "cgroup.procs").write_text(str(os.getpid()))
         self._kinds: dict[tuple[int, str], tuple[str, float]] = {}  # by process; and its seconds
-        self._frameworks: dict[tuple[int, str], str] = {}
-        self._searched: dict[tuple[int, str], float] = {}  # seconds of a process when its libraries were looked at
         threading.Thread(target=self._look_on, daemon=True).start()
 
     def seconds(self) -> float:
@@ -69,10 +68,6 @@ class Group:
         for name, seconds in list(self._kinds.values()):
             found[name] += seconds
         return found
-
-    def frameworks(self) -> Counter[str]:
-        """How many processes have loaded each, other than by a fork."""
-        return Counter(self._frameworks.values())
 
     def _look_on(self) -> None:
         while True:
@@ -87,16 +82,7 @@ class Group:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         process, seconds = (pid, fields[19]), (int(fields[11]) + int(fields[12])) / TICK
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        name = kind(words or Path(f"/proc/{pid}/comm").read_text())
-        self._kinds[process] = name, seconds
-        if process in self._frameworks or "python" not in words or name in ("forked job", "pytest"):
-            return
-        if seconds > 2 * self._searched.get(process, 0.25):  # a look at all libraries takes a while
-            self._searched[process] = seconds
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            for library, framework in (("libtorch_python", "torch"), ("libmxnet", "mxnet")):
-                if library in maps:
-                    self._frameworks[process] = framework
+        self._kinds[process] = kind(words or Path(f"/proc/{pid}/comm").read_text()), seconds
 
 
 class Plugin:
@@ -104,30 +90,24 @@ class Plugin:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}.jsonl").open("a")
         self._group = Group()
-        self._note("(start)", 0.0, 0.0, Counter(), Counter())
+        self._note("(start)", 0.0, 0.0, Counter())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         group = self._group
-        began, used, kinds, loaded = time.monotonic(), group.seconds(), group.by_kind(), group.frameworks()
+        began, used, kinds = time.monotonic(), group.seconds(), group.by_kind()
         result = yield
-        self._note(
-            item.nodeid,
-            time.monotonic() - began,
-            group.seconds() - used,
-            group.by_kind() - kinds,
-            group.frameworks() - loaded,
-        )
+        self._note(item.nodeid, time.monotonic() - began, group.seconds() - used, group.by_kind() - kinds)
         return result
 
     @pytest.hookimpl
     def pytest_sessionfinish(self) -> None:
-        self._note("(end)", 0.0, self._group.seconds(), self._group.by_kind(), self._group.frameworks())
+        self._note("(end)", 0.0, self._group.seconds(), self._group.by_kind())
 
-    def _note(self, test: str, seconds: float, used: float, kinds: Counter[str], loaded: Counter[str]) -> None:
+    def _note(self, test: str, seconds: float, used: float, kinds: Counter[str]) -> None:
         row = {"test": test, "seconds": round(seconds, 3), "cpu": round(used, 3)}
         row["kinds"] = {name: round(each, 2) for name, each in kinds.items()}
-        self._file.write(json.dumps({**row, "loaded": loaded}) + "\n")
+        self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
 
@@ -153,11 +133,10 @@ def table(found: list[dict[str, Any]], longest: int = 60) -> str:
     files: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in tests:
         files[row["test"].partition("::")[0]].append(row)
-    lines = ["processor s | s | tests | torch, mxnet loaded | file"]
+    lines = ["processor s | s | tests | file"]
     for file, its in sorted(files.items(), key=lambda each: -sum(row["cpu"] for row in each[1]))[:longest]:
-        loaded = [sum(row["loaded"].get(name, 0) for row in its) for name in ("torch", "mxnet")]
         cpu, seconds = (sum(row[name] for row in its) for name in ("cpu", "seconds"))
-        lines.append(f"{cpu:8.1f} | {seconds:8.1f} | {len(its):5} | {loaded[0]:3} {loaded[1]:3} | {file}")
+        lines.append(f"{cpu:8.1f} | {seconds:8.1f} | {len(its):5} | {file}")
     ends = [row for row in found if row["test"] == "(end)"]
     kinds: Counter[str] = Counter()
     for row in ends:
@@ -166,8 +145,6 @@ def table(found: list[dict[str, Any]], longest: int = 60) -> str:
     kinds["short-lived"] = total - sum(kinds.values())
     lines.append(f"\n{total:.0f} s of processors, {sum(row['seconds'] for row in tests):.0f} s of {len(tests)} tests")
     lines += [f"{seconds:8.1f} | {100 * seconds / total:4.1f} % | {name}" for name, seconds in kinds.most_common()]
-    loaded = {name: sum(row["loaded"].get(name, 0) for row in ends) for name in ("torch", "mxnet")}
-    lines.append(f"processes that loaded a framework: {loaded}")
     return "\n".join(lines)
 
 

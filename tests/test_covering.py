@@ -17,7 +17,7 @@ def combined(cases: list, strength: int) -> set:
 CASES = st.lists(st.tuples(*[st.integers(0, 3)] * 4), max_size=40, unique=True)
 
 
-@given(CASES, st.integers(1, 4))
+@given(CASES, st.integers(1, 5))
 def test_every_combination_that_a_case_has_is_kept(cases: list, strength: int):
     chosen = covering(cases, strength)
     assert combined(chosen, strength) == combined(cases, strength)
@@ -35,15 +35,3 @@ def test_pairs_of_a_whole_product_need_little_more_than_its_two_largest_factors(
     cases = list(product(range(10), range(4), range(4), range(3)))
     assert 40 <= len(covering(cases, 2)) <= 48
     assert 160 <= len(covering(cases, 3)) <= 208
-
-
-def test_impossible_combinations_are_not_required():
-    cases = [(a, b, c) for a, b, c in product("xyz", "12", "+-") if (a, b) != ("x", "2")]
-    chosen = covering(cases, 2)
-    assert not [case for case in chosen if case[:2] == ("x", "2")] and combined(chosen, 2) == combined(cases, 2)
-
-
-def test_the_strength_of_all_values_is_every_case():
-    cases = list(product("ab", "cd", "ef"))
-    assert covering(cases, 3) == covering(cases, 5) == cases
-    assert covering([], 2) == []

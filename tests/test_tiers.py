@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from itertools import combinations, product
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from tests.conftest import QUICK_FILES, ROOT, TOGETHER
 from tests.tiers import tiered
 
-pytest_plugins = ["pytester"]
 MATRIX = list(product("abcde", "12", "+-", "xyz"))
 
 
@@ -48,28 +46,5 @@ def test_two_cases_with_the_same_values_are_refused():
         tiered([("a", "b"), ("a", "b")])
 
 
-def test_quick_modules_exist():
-    assert [path for path in QUICK_FILES if not path.is_file()] == []
-
-
-def test_tests_that_share_trials_run_in_one_process(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """Otherwise each process would run all cells of the fault matrix."""
-    pytest.importorskip("xdist")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert all((ROOT / file).is_file() for file in TOGETHER)
-    pytester.makepyfile(conftest="from tests.conftest import pytest_xdist_make_scheduler  # noqa: F401")
-    noting = """
-        import os, pytest
-        @pytest.mark.parametrize("number", range(8))
-        def test_one(number):
-            with open({place!r}, "a") as file:
-                print(os.environ["PYTEST_XDIST_WORKER"], file=file)
-    """
-    path = pytester.path / TOGETHER[0]
-    path.parent.mkdir(parents=True)
-    path.write_text(textwrap.dedent(noting.format(place=str(pytester.path / "workers"))))
-    done = pytester.runpytest_subprocess(
-        "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "--rootdir", str(pytester.path), TOGETHER[0]
-    )
-    done.assert_outcomes(passed=8)
-    assert len(set((pytester.path / "workers").read_text().split())) == 1
+def test_files_with_a_treatment_of_their_own_exist():
+    assert [path for path in [*QUICK_FILES, *(ROOT / file for file in TOGETHER)] if not path.is_file()] == []

@@ -17,7 +17,6 @@ import pytest
 from tests import control_groups, leftovers, owners
 from tests.flaky.changed import changed_tests
 from tests.flaky.conditions import Conditions
-from tests.flaky.run import run
 from tests.running_job import ROOT
 from tests.waiting import wait_for
 
@@ -122,12 +121,6 @@ def test_a_test_that_waits_passes(write, text):
     assert "1 of 1 runs made; 0 failed" in said and "Missing" not in said
 
 
-def test_no_run_starts_after_the_time(write):
-    process = flaky(write("def test_nothing(): pass"), "--busy", "0", "--times", "9", "--seconds", "0.001")
-    said, _ = process.communicate()
-    assert process.returncode == 0 and re.search(r"^[01] of 9 runs made, .* over; 0 failed", said, re.M), said
-
-
 @freezes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_one_leaves_nothing(write, number):
@@ -145,18 +138,6 @@ def test_an_interrupted_one_leaves_nothing(write, number):
         assert process.returncode == 130
     assert not group.exists() and not (ROOT / f"build/flaky-{process.pid}").exists()
     wait_for(lambda: not any(map(owners.started, pids)), "the end of all processes")  # a busy loop looks for its parent
-
-
-def test_without_a_freezer_it_says_so_and_goes_on(write, tmp_path, capsys):
-    conditions = Conditions(tmp_path / "of-it", random.Random(1), 1, (None, "root"))
-    try:
-        conditions.start()
-        assert any("root" in each for each in conditions.missing)
-        assert run(str(write("def test_fails(): assert False")), "", conditions, "seed 1")
-    finally:
-        conditions.close()
-    assert "assert False" in capsys.readouterr().out
-    assert not (tmp_path / "of-it").exists()
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, which builds the library")

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("libcst", reason="mutation testing needs: pip install 'dmltrain[mutation]'")
 
+from tests import owners  # noqa: E402
 from tests.mutation import equivalent, mutants, nearest, run, trial  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 
@@ -181,11 +182,7 @@ def test(tmp_path):
     open({str(tmp_path / "pid")!r}, "w").write(str(started.pid))
     signal.pause()
 """
-    ready = "def test():\n    pass\n"
-    folder = tree(tmp_path, {"tmp/x": "", "tests/test_ready.py": ready, "tests/test_box.py": hangs})
-    assert trial.run(folder, ["tests/test_ready.py"], 120.0)[0] == "passed"  # what all trials are forked from is there
-    assert trial.run(folder, ["tests/test_box.py"], 0.1)[0] == "too slow"
-    (tmp_path / "pid").unlink(missing_ok=True)
+    folder = tree(tmp_path, {"tmp/x": "", "tests/test_box.py": hangs})
     stopped = threading.Event()
     with ThreadPoolExecutor() as pool:
         running = pool.submit(trial.run, folder, ["tests/test_box.py"], 600.0, stopped)
@@ -194,37 +191,7 @@ def test(tmp_path):
         finally:
             stopped.set()  # else it would be waited for
         assert running.result()[0] == "too slow"
-    pid = int((tmp_path / "pid").read_text())
-
-    def has_ended():
-        try:
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    wait_for(has_ended, "the end of what it started")
-
-
-def test_mounts_of_ended_tests_are_unmounted(tmp_path):
-    (tmp_path / "copy/on").mkdir(parents=True)
-    (tmp_path / "beside").mkdir()
-    for point in ("copy/on", "beside"):
-        mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path / point)]
-        if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-            pytest.skip("mounting is not allowed here: needs root")
-    try:
-        trial.unmount(tmp_path / "copy")
-        assert not (tmp_path / "copy/on").is_mount() and (tmp_path / "beside").is_mount()
-    finally:
-        trial.unmount(tmp_path)
-    assert not (tmp_path / "beside").is_mount()
-
-
-def test_a_copy_has_what_git_has_and_what_it_would_take(tmp_path):
-    root = tree(tmp_path / "root", {"a.py": "1", "new.py": "2", ".gitignore": "left.py\n", "left.py": "3"})
-    subprocess.run(["git", "init", "-q", str(root)], check=True)
-    copy = trial.copy_of(root, tmp_path / "copy")
-    assert {each.name for each in copy.glob("*.py")} == {"a.py", "new.py"}
+    wait_for(lambda: not owners.started(int((tmp_path / "pid").read_text())), "the end of what it started")
 
 
 def test_an_invalid_path_is_named():
@@ -234,50 +201,19 @@ def test_an_invalid_path_is_named():
         run.modules(["dmltrain/nothing"])
 
 
-@pytest.fixture
-def command(tmp_path):
-    """How to start the program in a small project of its own, which has dmltrain/schedule.py: as `Popen`'s keywords."""
-
-    def of(*words):
-        command = [sys.executable, "-u", "-m", "tests.mutation.run", *words, "dmltrain/schedule.py"]
-        return {"args": command, "cwd": root, "text": True, "env": {**os.environ, "PYTHONPATH": str(root)}}
-
-    test = "from dmltrain.schedule import WARMUPS\ndef test():\n    assert WARMUPS['linear'](0.5) == 0.5\n"
-    root = tree(tmp_path / "project", {"tests/test_schedule.py": test})
+def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_path):
+    tests = tmp_path / "test_killer.py"
+    tests.write_text("import os, signal\ndef test():\n    os.kill(-1, signal.SIGCONT)\n    assert os.getpid() < 1000\n")
+    root = tree(tmp_path / "project", {})
     for name in ["dmltrain/schedule.py", *(path.relative_to(ROOT) for path in Path(__file__).parent.glob("*.[pt]*"))]:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, root / name)
     subprocess.run(["git", "init", "-q", str(root)], check=True)
-    return of
-
-
-def test_list_prints_the_mutants(command):
-    done = subprocess.run(**command("--list", "--sample", "5"), capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("dmltrain/schedule.py:") == done.stdout.count("\n- ") == done.stdout.count("\n+ ") == 5
-
-
-@pytest.mark.thorough
-def test_an_interrupted_session_leaves_nothing_behind(tmp_path, command, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    session = subprocess.Popen(**command("--jobs", "1"), stdout=subprocess.PIPE)
-    try:
-        assert "without a mutant: tests/test_schedule.py" in session.stdout.readline()
-        assert len(list(tmp_path.glob("mutation-*"))) == 1
-        session.terminate()
-        assert session.wait(60.0) == 143
-    finally:
-        session.kill()
-        session.communicate()
-    assert list(tmp_path.glob("mutation-*")) == []
-
-
-def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_path, command):
-    tests = tmp_path / "test_killer.py"
-    tests.write_text("import os, signal\ndef test():\n    os.kill(-1, signal.SIGCONT)\n    assert os.getpid() < 1000\n")
     innocent = subprocess.Popen(["sleep", "1000"])
     innocent.send_signal(signal.SIGSTOP)
-    done = subprocess.run(**command("--jobs", "1", "--sample", "1", f"--tests={tests}"), capture_output=True)
+    words = f"-u -m tests.mutation.run dmltrain/schedule.py --jobs 1 --sample 1 --tests={tests}".split()
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
     try:
         assert "without a mutant" in done.stdout, done.stderr
         assert psutil.Process(innocent.pid).status() == psutil.STATUS_STOPPED
