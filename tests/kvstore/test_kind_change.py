@@ -65,44 +65,6 @@ def test_what_cannot_change_is_refused_at_once(asked, view, ends, why):
     assert why in refused(found.ask(asked, view, ends)) and not found.waits
 
 
-@pytest.mark.parametrize("before, asked", [(SSP, change("dist_sync")), (SYNC, change("dist_async"))])
-def test_a_change_that_is_impossible_for_the_members_is_refused(before, asked):
-    found = KindChange()
-    found.why_fixed = "with compression"
-    assert refused(found.ask(asked, before, ends=False)) == "with compression" and not found.waits
-    if before is SSP:
-        assert len(found.ask(change("dist_async", number=2), before, ends=False)) == 1, "this one is possible"
-
-
-@pytest.mark.parametrize(
-    "before, asked, ops, kvstore, staleness",
-    [(SYNC, change("dist_ssp", 4.0), 1, "dist_ssp", 4.0), (SSP, change("dist_sync"), 4, "dist_sync", 0.0)],
-)
-def test_between_steps_of_all_and_steps_of_one_a_view_drains_first(before, asked, ops, kvstore, staleness):
-    found = KindChange()
-    found.ask(asked, before, ends=False)
-    for view, between in [
-        (before.without([], 5), False),  # the leader may be in the middle of a step
-        (before.without([1], 5), True),
-        (replace(before.without([], 5), joined=(1,)), True),
-        (replace(before.without([], 5), servers=(0, 1)), True),
-        (replace(before.without([], 5), joined_servers=(0,)), True),
-    ]:
-        assert found.next_view(before, view, between, drained=False) == view
-        assert found.begins(view) == [] and found.waits
-    drains = found.next_view(before, before.without([], 5), between=True, drained=False)
-    assert drains == replace(before, number=2, base=5, until=5 + ops, drains=True)
-    assert found.begins(drains) == [] and found.waits
-    lossy = drains.without([1], 5 + ops)
-    assert found.next_view(drains, lossy, between=False, drained=False) == lossy and not lossy.drains
-    assert found.begins(lossy) == [] and found.waits, "it begins again"
-    returned = replace(drains.without([], 5 + ops), servers=(0, 1), joined_servers=(1,))
-    assert found.next_view(drains, returned, between=False, drained=True) == returned, "the change begins again"
-    changed = found.next_view(drains, drains.without([], 5 + ops), between=False, drained=True)
-    assert changed == View(3, 5 + ops, ((0, 1),), (0,), kvstore=kvstore, staleness=staleness)
-    assert len(found.begins(changed)) == 1 and not found.waits
-
-
 def test_one_at_a_time_and_none_after_the_last_view():
     found = KindChange()
     found.ask(change(staleness=1.0), SSP, ends=False)

@@ -60,20 +60,6 @@ def pushed(core, worker, values, number=0, clock=1):
 # -- the core ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_waits_is_forgotten_and_its_memory_used_again():
-    core = core_of(3, key(0))
-    assert pushed(core, 0, [1, 2]) == pushed(core, 1, [3, 4]) == []
-    allocated = len(core.allocate.offsets)
-    core.enter([(0,), (1,)])
-    slice_ = core.slices()[0, 0]
-    assert slice_.clocks == slice_.applied == {0: 0, 1: 0}
-    assert pushed(core, 0, [10, 20]) == []
-    replies = pushed(core, 1, [30, 40])
-    assert [(each.worker, each.clock) for each in replies] == [(0, 1), (1, 1)]
-    assert [each.buffer.array.tolist() for each in replies] == [[40, 60]] * 2
-    assert len(core.allocate.offsets) == allocated
-
-
 def test_a_removed_worker_is_no_straggler_and_a_finished_one_still_is():
     core = core_of(4, key(0))
     core.finish(3)
@@ -119,61 +105,6 @@ def test_a_view_comes_with_another_bound_on_staleness():
     core.declare(1, Declare("dist_ssp", 2.0, (key(0),)))
     with pytest.raises(Rejected, match="start all with the same --kv-store"):
         core.declare(1, Declare("dist_ssp", 0.0, (key(0),)))
-
-
-class Add:
-    """An optimizer that adds gradients, with its number of steps as state."""
-
-    def __init__(self, spec, key, value):
-        self.made = np.zeros(1)
-
-    def __call__(self, value, gradient, rate):
-        value += gradient
-        self.made += 1
-
-    def state(self):
-        return {"made": self.made}
-
-    def load(self, state):
-        self.made[:] = state["made"]
-
-
-def test_a_view_comes_with_rounds_in_place_of_steps_and_the_next_with_steps_in_place_of_rounds():
-    hosts, ssp, sync = [(0,), (1,)], *(replace(FIRST, kvstore=each) for each in ("dist_ssp", "dist_sync"))
-    core = ServerCore(3, make_step=Add, allocate=Arena())
-    for worker in range(2):
-        core.declare(worker, Declare("dist_sync", 0.0, (key(0),)))
-    core.initialise(0, 0, 0, np.zeros(2, np.float32))
-    core.optimize({"name": "add"})
-    core.enter(hosts)
-    core.is_now(kind_of(sync))
-    pushed(core, 0, [1, 1], clock=1)
-    assert [each.buffer.array.tolist() for each in pushed(core, 1, [2, 2], clock=1)] == [[3, 3]] * 2
-    slice_ = core.slices()[0, 0]
-    assert slice_.former is not None
-
-    core.enter(hosts)
-    core.is_now(kind_of(ssp))
-    assert slice_.former is None and slice_.applied == {0: 1, 1: 1}
-    for worker in range(2):
-        core.hold(worker, 1)
-    assert [each.buffer.array.tolist() for each in pushed(core, 0, [4, 4], clock=2)] == []
-    assert slice_.value.array.tolist() == [7, 7], "this worker's step is made, and waits for nobody"
-    assert [each.worker for each in carrying_out.run(core, core.hold(1, 2))] == [0]
-    core.enter([(0,)])
-    assert core.gone == {1: (2, 2)}
-
-    core.enter([(0,), (2,)], lost=[2])
-    core.is_now(kind_of(sync))
-    assert core.gone == {} and slice_.takes_back
-    core.hold(0, 2)
-    core.hold(2, 2)
-    assert pushed(core, 0, [1, 0], clock=3) == []
-    assert [each.buffer.array.tolist() for each in pushed(core, 2, [1, 0], clock=3)] == [[9, 7]] * 2
-    core.enter([(0,), (2,)])
-    core.is_now(kind_of(sync))
-    core.hold(0, 2)
-    assert slice_.value.array.tolist() == [7, 7] and slice_.step.made.tolist() == [2], "the round is taken back"
 
 
 def test_weights_stay_and_other_keys_are_forgotten_with_their_numbers_and_limits():

@@ -772,7 +772,10 @@ def test_who_joins_or_leaves_meanwhile_does_it_before_or_after_and_servers_come_
     actions = flushed(core, dict.fromkeys(range(4), 10), view=3, turn=0)
     assert (views(actions).members, views(actions).kvstore) == ((0, 1, 2, 3), "dist_async")
     assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))]
-    assert views(admitted(core, dict.fromkeys(range(4), 12), view=4)).members == (0, 1, 3)
+    ask(core, "dist_sync", number=2)
+    view = views(admitted(core, dict.fromkeys(range(4), 12), view=4))
+    assert (view.members, view.drains) == ((0, 1, 3), False)
+    assert views(admitted(core, dict.fromkeys((0, 1, 3), 13), view=5)).drains
     core = of_kind("dist_ssp", 2.0, restart_servers=1)
     core.lost(("server", 1), "end of stream", 1.0)
     assert views(flushed(core, dict.fromkeys(range(3), 3))).servers == (0,)
@@ -785,8 +788,10 @@ def test_who_joins_or_leaves_meanwhile_does_it_before_or_after_and_servers_come_
 
 
 def test_a_job_that_cannot_change_says_why():
-    core = of_kind("dist_sync", fixed="the workers run the optimizer")
-    assert logged(ask(core, "dist_async"))[-1] == "change 1 is refused: the workers run the optimizer"
+    for now, other in (("dist_sync", "dist_async"), ("dist_ssp", "dist_sync")):
+        core = of_kind(now, fixed="the workers run the optimizer")
+        assert logged(ask(core, other))[-1] == "change 1 is refused: the workers run the optimizer"
+    assert len(logged(ask(core, "dist_async", number=2))) == 1, "these differ in their bound alone"
     core = of_kind("dist_sync", replay=(View(1, 0, ((0, 1), (2,)), (0, 1), kvstore="dist_sync"),))
     assert "change 1 is refused: a replay goes through the views" in logged(ask(core, "dist_async"))[-1]
 
