@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -84,41 +84,32 @@ def hasty() -> Iterator[Throughput]:
         yield made
 
 
-class Peer:
-    """The called end by hand, at 127.0.0.9: takes a measurement's streams, and ends each with the next of `ends`."""
-
-    def __init__(self, name: str, *ends: bytes):
-        self.name, self.ends, self.got = name, list(ends), 0
-        self.listener = socket.create_server(("127.0.0.9", 0))
-        self.thread = threading.Thread(target=self._serve, daemon=True)
-        self.thread.start()
-
-    def _serve(self) -> None:
-        streams = [self.listener.accept()[0] for _ in range(STREAMS)]
-        for stream in streams:
-            assert stream.recv(PROOF_BYTES, socket.MSG_WAITALL) == proof("token", "<", self.name)
-            stream.sendall(proof("token", ">", self.name))
-        for stream, end in zip(streams, self.ends, strict=True):
-            while data := stream.recv(1 << 20):
-                self.got += len(data)
-            stream.sendall(end)
-            stream.close()
-
-    def close(self) -> None:
-        self.thread.join(DEADLINE)
-        assert not self.thread.is_alive()
-        self.listener.close()
+def take(listener: socket.socket, *ends: bytes) -> int:
+    """The called end by hand: takes a measurement's streams, and ends each with the next of `ends`. Returns the bytes
+    that came."""
+    streams, got = [listener.accept()[0] for _ in range(STREAMS)], 0
+    for stream in streams:
+        assert stream.recv(PROOF_BYTES, socket.MSG_WAITALL) == proof("token", "<", "p")
+        stream.sendall(proof("token", ">", "p"))
+    for stream, end in zip(streams, ends, strict=True):
+        while data := stream.recv(1 << 20):
+            got += len(data)
+        stream.sendall(end)
+        stream.close()
+    return got
 
 
 @pytest.mark.parametrize("last", [b"%20d" % (1000 + STREAMS), b"", b"what is this?"])
 def test_what_the_peer_has_found_is_the_rate_out_and_what_came_is_the_rate_back(agents, last):
     """A peer that ends without a number is not believed."""
-    peer = Peer("p", *(b"%20d" % (1000 + each) for each in range(STREAMS - 1)), last)
-    found = measure(agents[:1], ["p", *peer.listener.getsockname()])
-    peer.close()
+    ends = (*(b"%20d" % (1000 + each) for each in range(STREAMS - 1)), last)
+    with socket.create_server(("127.0.0.9", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(take, listener, *ends)
+        found = measure(agents[:1], ["p", *listener.getsockname()])
+        got = taking.result(DEADLINE)
     if last[-1:].isdigit():
         assert found == {"peer": "p", "out": 1000 + STREAMS, "back": 0}
-        assert BYTES // 100 < peer.got < BYTES + STREAMS * CHUNK + 1
+        assert BYTES // 100 < got < BYTES + STREAMS * CHUNK + 1
     else:
         assert found == {"peer": "p", "error": UNAUTHENTICATED}
 
