@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,8 @@ from launch.job.options import Options
 TABLE = {name: row for row in (*ROWS, *REFUSED) for name in row.names}
 
 
-@dataclass(frozen=True)
-class Fields(Options):
-    """With what the table's rows set."""
-
-    host_ip: str = ""
-    log_level: str = "INFO"
-    worker_memory: int = 0
-    server_memory: int = 0
-
-
 def apply(name: str, value: str = "", options: Options | None = None, **environ: str) -> Options:
-    return TABLE[name].apply(options or Fields(), value, name, environ)
+    return TABLE[name].apply(options or Options(), value, name, environ)
 
 
 def source(package: str, file: str) -> str:
@@ -61,7 +50,7 @@ def test_options_take_values_as_in_other_launchers():
 
 @pytest.mark.parametrize("role", ["worker", "server"])
 def test_cores_are_threads_of_a_role(role):
-    before = Fields(settings=(Setting("OMP_NUM_THREADS", "9"),))
+    before = Options(settings=(Setting("OMP_NUM_THREADS", "9"),))
     after = apply(f"--{role}-cores", "3", before)
     assert after.settings == (*before.settings, Setting("OMP_NUM_THREADS", "3", role))
     for wrong in ("0", "-1", "two", "1.5", ""):
@@ -80,7 +69,7 @@ def test_memory_is_read_as_dmlc_reads_it():
 
 
 def test_p3_sets_what_mxnet_sets_and_the_user_wins():
-    options = apply("--p3", options=Fields(settings=(Setting("DMLC_PS_WATER_MARK", "5"),)))
+    options = apply("--p3", options=Options(settings=(Setting("DMLC_PS_WATER_MARK", "5"),)))
     values = {each.name: each.value for each in options.settings}  # the last one counts
     assert values == {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "5"}
     text = source("mxnet", "tools/launch.py")
@@ -93,7 +82,7 @@ def test_own_libraries_come_first():
     assert last(apply("--ship-libcxx", "/opt/gcc/lib")) == Setting("LD_LIBRARY_PATH", "/opt/gcc/lib")
     inherited = apply("--ship-libcxx", "/opt/gcc/lib", LD_LIBRARY_PATH="/a:/b")
     assert last(inherited) == Setting("LD_LIBRARY_PATH", "/opt/gcc/lib:/a:/b")
-    given = apply("--ship-libcxx", "lib", Fields(settings=(Setting("LD_LIBRARY_PATH", "/c"),)), LD_LIBRARY_PATH="/a")
+    given = apply("--ship-libcxx", "lib", Options(settings=(Setting("LD_LIBRARY_PATH", "/c"),)), LD_LIBRARY_PATH="/a")
     assert last(given) == Setting("LD_LIBRARY_PATH", "lib:/c")
 
 
@@ -102,7 +91,7 @@ def test_values_of_the_launchers_own_lines_the_address_of_this_host_and_the_file
     assert apply("--host-ip", "10.77.0.254").host_ip == "10.77.0.254"
     assert apply("--host-ip", "FD00::1").host_ip == "fd00::1"
     assert apply("--host-ip", "auto").host_ip == ""
-    assert apply("--auto-file-cache", "False") == Fields()
+    assert apply("--auto-file-cache", "False") == Options()
     for name, value, said in (
         ("--log-level", "WARN", "--log-level is WARN: expected INFO or DEBUG"),
         ("--host-ip", "login", "--host-ip is login: expected an IP address"),
@@ -117,7 +106,7 @@ def test_values_of_the_launchers_own_lines_the_address_of_this_host_and_the_file
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.names[0])
 def test_refusals_have_a_reason_and_a_fix(row):
     with pytest.raises(LaunchError) as caught:
-        row.apply(Fields(), "x" if row.value else "", row.names[0], {})
+        row.apply(Options(), "x" if row.value else "", row.names[0], {})
     purpose, _, fix = str(caught.value).partition("; ")
     assert purpose.startswith(f"{row.names[0]} is for ") and fix
     assert caught.value.code == 2
