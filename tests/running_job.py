@@ -38,6 +38,38 @@ class RunningJob:
             f"--- {name} (exit {process.poll()})\n{self.output(name)}" for name, process in self.processes.items()
         )
 
+    def begin(self, command, workers=2, servers=1, env=None, key=b"6b6579", place=None) -> None:
+        """Start all processes of this command, in a new folder; see `start_job`."""
+        self.folder.mkdir()
+        self.key = self.folder / "key"
+        self.key.write_bytes(key)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        shared = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(servers),
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(self.port),
+            "DMLTRAIN_JOB": "test",
+            "DMLTRAIN_KEY_FILE": str(self.key),
+            **(env or {}),
+        }
+        roles = [("scheduler", 0)] + [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]
+        for role, index in roles:
+            own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
+            inherited = ()
+            name = f"{role}-{index}"
+            before, there = place(name) if place else ([], {})
+            if role == "scheduler" and not place:
+                own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
+                inherited = (listening.fileno(),)
+            self.commands[name] = ([*before, sys.executable, *map(str, command)], {**shared, **own, **there})
+            self.processes[name] = self.start(name, inherited=inherited)
+        listening.close()
+
     def start(self, name: str, log: str = "", inherited: tuple[int, ...] = ()) -> subprocess.Popen:
         """Start the process `name`, its output going to `log`.log; a second one of the same name, when it is there."""
         command, environment = self.commands[name]
@@ -65,6 +97,13 @@ class RunningJob:
 
         wait_for(seen, lambda: f"{name} prints {text!r}:\n{self.outputs()}", seconds)
 
+    def kill(self) -> None:
+        """What is left of it."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
     def succeed(self, seconds: float = 120.0) -> None:
         codes = self.wait(seconds)
         assert set(codes.values()) == {0}, self.outputs()
@@ -85,44 +124,11 @@ def start_job(tmp_path, request):
     another host than this: the words before its command, and its environment. `made` makes the RunningJob."""
     jobs = []
 
-    def start(program, *arguments, workers=2, servers=1, env=None, key=b"6b6579", place=None, made=RunningJob):
-        job = made(folder=tmp_path / f"job{len(jobs)}")
-        job.folder.mkdir()
-        jobs.append(job)
-        job.key = job.folder / "key"
-        job.key.write_bytes(key)
-        listening = socket.create_server(("127.0.0.1", 0))
-        job.port = listening.getsockname()[1]
-        shared = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "DMLC_NUM_WORKER": str(workers),
-            "DMLC_NUM_SERVER": str(servers),
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(job.port),
-            "DMLTRAIN_JOB": "test",
-            "DMLTRAIN_KEY_FILE": str(job.key),
-            **(env or {}),
-        }
-        command = [sys.executable, str(request.path.parent / "programs" / program), *map(str, arguments)]
-        roles = [("scheduler", 0)] + [("server", i) for i in range(servers)] + [("worker", i) for i in range(workers)]
-        for role, index in roles:
-            own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
-            inherited = ()
-            name = f"{role}-{index}"
-            before, there = place(name) if place else ([], {})
-            if role == "scheduler" and not place:
-                own["DMLTRAIN_LISTEN_FD"] = str(listening.fileno())
-                inherited = (listening.fileno(),)
-            job.commands[name] = ([*before, *command], {**shared, **own, **there})
-            job.processes[name] = job.start(name, inherited=inherited)
-        listening.close()
-        return job
+    def start(program, *arguments, made=RunningJob, **more):
+        jobs.append(made(folder=tmp_path / f"job{len(jobs)}"))
+        jobs[-1].begin([request.path.parent / "programs" / program, *arguments], **more)
+        return jobs[-1]
 
     yield start
     for job in jobs:
-        for process in job.processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        job.kill()

@@ -6,7 +6,6 @@ What is about the loop is tried with both backends.
 import importlib.util
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -19,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain import checkpoint, data, fit, models, record
-from tests.forked_job import Forked, forker, run_forked
+from dmltrain import checkpoint, fit, record
+from tests.forked_job import ForkedJob, forker, run_forked
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
@@ -50,6 +49,11 @@ class Log:
             rf"Node\[{node}\] (Epoch\[\d+\]) (Train-\S+|Validation-\S+|Batch \[\d+\])(?:.*?\t(acc.*))?", self.text
         )
         return [*found, (self.digest(node),)]
+
+
+def later(results: list[tuple[str, ...]], epoch: int) -> list[tuple[str, ...]]:
+    """Those from this epoch on, as a run has that resumes there."""
+    return [each for each in results if each[0] not in [f"Epoch[{before}]" for before in range(epoch)]]
 
 
 @pytest.fixture
@@ -178,7 +182,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, backend, tmp_path, wor
     kept = saved(tmp_path / "m", 3, backend).read_bytes()
     saved(tmp_path / "m", 3, backend).unlink()
     resumed = train(*words, "--num-epochs", 3, "--load-epoch", 1)
-    assert resumed.results() == [each for each in whole.results() if each[0] != "Epoch[0]"]
+    assert resumed.results() == later(whole.results(), 1)
     assert "Loaded checkpoint of epoch 1\n" in resumed.text
     assert len(kept) == len(saved(tmp_path / "m", 3, backend).read_bytes())
 
@@ -245,15 +249,11 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
 @pytest.mark.parametrize(
     "words, essentials",
     [
-        (["--nonsense", "1"], ["unknown option --nonsense", "--num-epochs"]),
-        (["--network", "nonsense"], ["nonsense", ", ".join(sorted(models.NETWORKS))]),
         (["--network", "missing-symbol.json"], ["missing-symbol.json: No such file", "PREFIX-symbol.json"]),
         (["--network", "a-symbol.json", "--num-layers", "20"], ["a-symbol.json has a single depth", "--num-layers 20"]),
         (["--network", "a-symbol.json", "--num-group", "2"], ["a-symbol.json is a graph in a file", "--num-group"]),
         (["--save-format", "onnx"], ["unknown format 'onnx'", "own, params"]),
         (["--network", "resnet", "--num-layers", "21"], ["21", "20, 32, 44"]),
-        (["--dataset", "nonsense"], ["nonsense", ", ".join(sorted(data.DATASETS))]),
-        (["--kv-store", "nonsense"], ["nonsense", "dist_sync", "local"]),
         (["--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
         (["--batch-size", "2000"], ["--batch-size 2000", "1437"]),
         (["--top-k", "11"], ["--top-k 11", "10 classes"]),
@@ -261,9 +261,7 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
         (["--dataset", "cifar10", "--data-dir", "/nonexistent"], ["/nonexistent"]),
         (["--model-prefix", "/dev/null/m"], ["--model-prefix /dev/null/m"]),
         (["--model-prefix", "/nonexistent/m", "--load-epoch", "3"], ["/nonexistent"]),
-        (["--backend", "mxnet", "--kv-store", "dist_ssp"], ["dist_ssp", "dist_sync or dist_async"]),
         (["--backend", "mxnet", "--kv-store", "dist_sync"], ["dist_sync", "dmltrain-launch", "--kv-store local"]),
-        (["--backend", "mxnet", "--gc-type", "2bit"], ["--gc-type 2bit", "--kv-store local"]),
         (["--gc-type", "2bit", "--kv-store", "local"], ["--gc-type 2bit", "--kv-store local"]),
     ],
 )
@@ -317,7 +315,7 @@ def test_last_skips_a_damaged_checkpoint_and_says_so(train, backend, tmp_path):
     resumed = train(*words, "--load-epoch", "last")
     assert f"Skipped a damaged checkpoint: {newest}: the end of its " in resumed.text
     assert "Loaded checkpoint of epoch 2\n" in resumed.text
-    assert resumed.results() == [each for each in whole.results() if each[0] not in ("Epoch[0]", "Epoch[1]")]
+    assert resumed.results() == later(whole.results(), 2)
     for epoch in (1, 2, 3):
         saved(tmp_path / "m", epoch, backend).write_bytes(b"")
     again = train(*words, "--load-epoch", "last")
@@ -334,29 +332,6 @@ def test_the_other_backends_checkpoint_is_named(run, tmp_path, here, there, whic
     assert f"of --backend {there}: {saved(tmp_path / 'm', 1, there).name}" in text
 
 
-LIMITED = """
-import resource, signal, sys
-from dmltrain import fit
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
-sys.exit(fit.main(prog="train", defaults={"dataset": "digits", "network": "mlp"}))
-"""
-
-
-def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(run, tmp_path, tmp_path_factory):
-    """A limit on file sizes stops the write in the middle, as a full disk does."""
-    words = ["--kv-store", "local", "--model-prefix", str(tmp_path / "m")]
-    run(*words, "--num-epochs", 1)
-    kept = checkpoint.path(tmp_path / "m", 1).read_bytes()
-    program = tmp_path_factory.mktemp("limited") / "train.py"
-    program.write_text(LIMITED)
-    words += ["--num-epochs", "2", "--load-epoch", "1"]
-    code, text = run_forked(program.parent, program, *words, environment=environment())
-    assert code == 2, text
-    assert "m-0002.pt" in text and "File too large" in text and "Traceback" not in text
-    assert os.listdir(tmp_path) == ["m-0001.pt"] and checkpoint.path(tmp_path / "m", 1).read_bytes() == kept
-
-
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -365,217 +340,110 @@ def environment(**more: str) -> dict[str, str]:
     return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
-class Job:
-    """A scheduler, servers and workers of one program on this machine, forked; their outputs are in files."""
+class Job(ForkedJob):
+    """A scheduler, servers and workers of one program on this machine."""
 
-    def __init__(self, folder: Path, workers: int, servers: int, *command: object) -> None:
-        folder.mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        key = folder / "key"
-        key.write_text(secrets.token_hex(32))
-        self.folder = folder
-        self.base = environment(
-            DMLC_NUM_WORKER=str(workers),
-            DMLC_NUM_SERVER=str(servers),
-            DMLC_PS_ROOT_URI="127.0.0.1",
-            DMLC_PS_ROOT_PORT=str(port),
-            DMLC_NODE_HOST="127.0.0.1",
-            DMLTRAIN_JOB="test",
-            DMLTRAIN_KEY_FILE=str(key),
-        )
-        self.command = [str(word) for word in command]
-        self.forker = forker("mxnet" if "mxnet" in self.command else "torch")
-        counts = {"scheduler": 1, "server": servers, "worker": workers}
-        self.processes = {
-            (role, index): self.start(role, index) for role, count in counts.items() for index in range(count)
-        }
-
-    def start(self, role: str, index: int) -> Forked:
-        own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(index), f"DMLC_{role.upper()}_ID": str(index)}
-        return self.forker.fork(self.command, {**self.base, **own}, self.folder / f"{role}-{index}", self.folder)
-
-    def text(self, role: str = "worker", index: int = 0) -> str:
-        return (self.folder / f"{role}-{index}").read_text()
+    def text(self, index: int = 0) -> str:
+        return self.output(f"worker-{index}")
 
     def log(self, worker: int = 0) -> Log:
-        return Log(self.text("worker", worker))
-
-    def wait_for(self, pattern: str) -> None:
-        """Until worker 0 has written it."""
-        worker = self.processes["worker", 0]
-        found = wait_for(lambda: re.search(pattern, self.text()) or worker.poll() is not None, self.text)
-        assert found is not True, self.text()
-
-    def codes(self, seconds: float = 120) -> dict[tuple[str, int], int]:
-        end = time.monotonic() + seconds
-        return {name: process.wait(max(0.1, end - time.monotonic())) for name, process in self.processes.items()}
+        return Log(self.text(worker))
 
 
 @contextmanager
 def job(folder: Path, workers: int, servers: int, *command: object):
-    made = Job(folder, workers, servers, *command)
+    made = Job(folder=folder, forker=forker("mxnet" if "mxnet" in command else "torch"))
     try:
+        made.begin(command, workers, servers)
         yield made
     finally:
-        for process in made.processes.values():
-            process.kill()
-            process.wait()
+        made.kill()
 
 
 def finished(folder: Path, workers: int, servers: int, *words: object) -> list[Log]:
     """The logs of all workers of a job that ends well."""
     with job(folder, workers, servers, EXAMPLES / "train_digits.py", *words) as running:
-        codes = running.codes()
-        assert set(codes.values()) == {0}, (codes, running.text())
+        running.succeed()
         return [running.log(worker) for worker in range(workers)]
 
 
 SYNC = ["--kv-store", "dist_sync", "--batch-size", "32", "--num-examples", "300"]
 
 
-def test_synchronous_workers_agree_and_repeat_and_resume(tmp_path):
-    """300 samples over 2 workers and batches of 32: the last step has 22 each."""
-    words = [*SYNC, "--num-epochs", 3, "--model-prefix", tmp_path / "m", "--load-epoch", "last"]  # there is none yet
-    first = finished(tmp_path / "first", 2, 2, *words)
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("torch", []),
+        # make test has test_mxnet_kvstore.py
+        pytest.param("mxnet", ["--update-on-kvstore", 0], marks=pytest.mark.thorough),
+        pytest.param("mxnet", ["--update-on-kvstore", 1], marks=pytest.mark.thorough),
+    ],
+)
+def test_synchronous_workers_agree_and_resume_and_make_the_steps_of_one_process(tmp_path, run, backend, words):
+    """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
+    installed(backend)
+    common = ["--backend", backend, "--network", "mlp", "--num-examples", 257, "--num-epochs", 3, "--lr", 0.05]
+    sync = [*common, "--kv-store", "dist_sync", "--batch-size", 32, *words]
+    sync += ["--model-prefix", tmp_path / "m", "--load-epoch", "last"]  # there is none yet
+    first = finished(tmp_path / "first", 2, 2, *sync)
     assert first[0].digest(0) == first[1].digest(1)
     assert first[0].values("Validation-accuracy", 0) == first[1].values("Validation-accuracy", 1) != []
     assert first[0].values("Train-accuracy", 0) != first[1].values("Train-accuracy", 1)
-    assert all(int(value) > 4 * 77819 for value in first[0].values("Sent"))
-    checkpoint.path(tmp_path / "m", 3).unlink()
-    resumed = finished(tmp_path / "resumed", 2, 2, *words)
-    assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
-    for rank in (0, 1):
-        assert resumed[rank].results(rank) == [
-            each for each in first[rank].results(rank) if each[0] not in ("Epoch[0]", "Epoch[1]")
-        ]
-
-
-@pytest.mark.thorough  # make test has unequal parts in test_jobs.py, an empty one in test_torch.py
-def test_workers_with_unequal_and_empty_parts_make_the_steps_of_one_process(tmp_path, run):
-    """97 samples, 3 workers, batches of 32: in the last step only worker 0 has a sample."""
-    import torch
-
-    words = ["--network", "mlp", "--num-examples", 97, "--num-epochs", 2, "--lr", 0.05]
-    finished(
-        tmp_path / "three",
-        3,
-        1,
-        *words,
-        "--kv-store",
-        "dist_sync",
-        "--batch-size",
-        32,
-        "--model-prefix",
-        tmp_path / "three" / "m",
-    )
-    run(*words, "--batch-size", 96, "--model-prefix", tmp_path / "one")
-    three, one = (
-        torch.load(checkpoint.path(prefix, 2), weights_only=True)["state"]["model"]
-        for prefix in (tmp_path / "three" / "m", tmp_path / "one")
-    )
-    for name, value in one.items():
-        difference = np.abs(three[name].numpy() - value.numpy()).max() / np.abs(value.numpy()).max()
-        assert difference < 1e-5, name
-
-
-@pytest.mark.thorough  # make test has test_mxnet_kvstore.py
-@pytest.mark.parametrize("on_servers", [1, 0])
-def test_workers_of_mxnet_make_the_steps_of_one_process_and_resume(tmp_path, run, on_servers):
-    """257 samples over 2 workers and batches of 32: in the last step worker 0 has one sample, worker 1 none."""
-    installed("mxnet")
-    words = [
-        "--backend",
-        "mxnet",
-        "--network",
-        "mlp",
-        "--num-examples",
-        257,
-        "--num-epochs",
-        3,
-        "--lr",
-        0.05,
-        "--load-epoch",
-        "last",
-        "--model-prefix",
-    ]
-    sync = ["--kv-store", "dist_sync", "--batch-size", 32, "--update-on-kvstore", on_servers]
-    first = finished(tmp_path / "first", 2, 1 + on_servers, *words, tmp_path / "m", *sync)
-    assert first[0].digest(0) == first[1].digest(1)
-    assert first[0].values("Validation-accuracy", 0) == first[1].values("Validation-accuracy", 1) != []
     assert all(int(value) > 4 * 17226 for value in first[0].values("Sent"))
-    ranks = [re.search(rf"Worker {rank} is rank (\d) of MXNet's kvstore", first[rank].text)[1] for rank in (0, 1)]
-    assert sorted(ranks) == ["0", "1"]
-
-    saved(tmp_path / "m", 3, "mxnet").unlink()
-    (tmp_path / "m-0003.params").unlink()
-    resumed = finished(tmp_path / "resumed", 2, 1 + on_servers, *words, tmp_path / "m", *sync)
-    assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
-    for rank in (0, 1):
-        assert resumed[rank].results(rank) == [
-            each for each in first[rank].results(rank) if each[0] not in ("Epoch[0]", "Epoch[1]")
-        ]
-    run(*words, tmp_path / "one", "--batch-size", 64)
-    two, one = (mxnet_weights(saved(tmp_path / name, 3, "mxnet")) for name in ("m", "one"))
+    if backend == "mxnet":
+        ranks = [re.search(rf"Worker {rank} is rank (\d) of MXNet's kvstore", first[rank].text)[1] for rank in (0, 1)]
+        assert sorted(ranks) == ["0", "1"]
+    run(*common, "--batch-size", 64, "--model-prefix", tmp_path / "one")
+    two, one = (weights(saved(tmp_path / name, 3, backend)) for name in ("m", "one"))
     for name, value in one.items():
         assert np.abs(two[name] - value).max() / np.abs(value).max() < 1e-5, name
 
+    for file in tmp_path.glob("m-0003.*"):  # also MXNet's own
+        file.unlink()
+    resumed = finished(tmp_path / "resumed", 2, 2, *sync)
+    assert "Loaded checkpoint of epoch 2\n" in resumed[1].text
+    for rank in (0, 1):
+        assert resumed[rank].results(rank) == later(first[rank].results(rank), 2)
 
-def mxnet_weights(path: Path) -> dict[str, np.ndarray]:
-    from dmltrain.backends.mxnet import state as mxnet_state
 
-    return mxnet_state.decode(path.read_bytes())["state"]["model"]
+def weights(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".npz":
+        from dmltrain.backends.mxnet import state as mxnet_state
+
+        return mxnet_state.decode(path.read_bytes())["state"]["model"]
+    import torch
+
+    return {name: value.numpy() for name, value in torch.load(path, weights_only=True)["state"]["model"].items()}
 
 
+@pytest.mark.thorough  # make test has them without training in kvstore/test_jobs.py and backends/test_mxnet_kvstore.py
 @pytest.mark.parametrize(
-    ("words", "least"),
+    "line",
     [
-        pytest.param(["--kv-store", "dist_async"], 0.85, marks=pytest.mark.thorough),
-        pytest.param(
-            ["--kv-store", "dist_device_sync", "--devices", "cpu:2", "--gc-type", "2bit", "--gc-threshold", "0.2"],
-            0.75,
-            marks=pytest.mark.thorough,
-        ),
+        "--kv-store dist_async",
+        "--kv-store dist_ssp --staleness 1",
+        "--kv-store dist_sync --update-on-kvstore 1",
+        "--backend mxnet --kv-store dist_async",
+        "--backend mxnet --kv-store dist_device_sync --devices cpu:2 --gc-type 2bit --gc-threshold 0.2",
     ],
-    ids=["async", "2bit"],
 )
-def test_mxnets_other_kvstores_learn(tmp_path, words, least):
-    installed("mxnet")
-    words = ["--backend", "mxnet", *words, "--network", "mlp", "--lr", 0.02]
+def test_other_kvstores_learn(tmp_path, line):
+    with_torch = "mxnet" not in line
+    installed("torch" if with_torch else "mxnet")
+    words = [*line.split(), "--network", "mlp", "--lr", 0.02, "--model-prefix", tmp_path / "m"]
     logs = finished(tmp_path / "job", 2, 1, *words, "--num-epochs", 5)
-    assert float(logs[0].values("Validation-accuracy", 0)[-1]) > least
-    assert logs[0].values("Validation-accuracy", 0) == logs[1].values("Validation-accuracy", 1)
-    assert logs[0].digest(0) == logs[1].digest(1) and not logs[0].values("Staleness")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(
-            ["--kv-store", "dist_async"], marks=pytest.mark.thorough
-        ),  # as test_jobs.py has it without training
-        pytest.param(["--kv-store", "dist_ssp", "--staleness", "1"], marks=pytest.mark.thorough),
-        pytest.param(["--kv-store", "dist_sync", "--update-on-kvstore", "1"], marks=pytest.mark.thorough),
-    ],
-    ids=" ".join,
-)
-def test_the_optimizer_on_the_servers_learns(tmp_path, words):
-    words = [*words, "--network", "mlp", "--lr", 0.02]
-    logs = finished(tmp_path / "job", 2, 1, *words, "--num-epochs", 5, "--model-prefix", tmp_path / "m")
-    assert float(logs[0].values("Validation-accuracy", 0)[-1]) > 0.85
+    assert float(logs[0].values("Validation-accuracy", 0)[-1]) > (0.75 if "2bit" in line else 0.85)
     assert logs[0].values("Validation-accuracy", 0) == logs[1].values("Validation-accuracy", 1)
     assert logs[0].digest(0) == logs[1].digest(1)
-    assert bool(logs[0].values("Staleness")) == ("dist_sync" not in words)
-    for node, log in enumerate(logs):
+    assert bool(logs[0].values("Staleness")) == (with_torch and "dist_sync" not in line)
+    for node, log in enumerate(logs if with_torch else []):
         lines = re.findall(rf"Node\[{node}\] Epoch\[\d+\] Communication: (.*)", log.text)
         costs = [{name: float(value) for name, value in re.findall(r"(\S+)=(\S+)", line)} for line in lines]
         for each, cost in zip(costs, log.values("Time cost", node), strict=True):
             assert tuple(each) == record.COMMUNICATION
             assert 0 < each.pop("bound") <= 1 and sum(each.values()) >= float(cost) - 0.005, "the parts of the epoch"
-    if "dist_async" in words:
-        resumed = finished(
-            tmp_path / "resumed", 2, 1, *words, "--num-epochs", 6, "--model-prefix", tmp_path / "m", "--load-epoch", 5
-        )
+    if with_torch and "dist_async" in line:
+        resumed = finished(tmp_path / "resumed", 2, 1, *words, "--num-epochs", 6, "--load-epoch", 5)
         assert float(resumed[0].values("Validation-accuracy", 0)[-1]) > 0.85
 
 
@@ -628,31 +496,22 @@ sys.exit(fit.main(prog="train", defaults={{"dataset": "digits", "network": "mlp"
 """
 
 
-@pytest.mark.thorough  # make test has it with the launcher, in test_end_to_end.py
-def test_no_servers_for_dist_sync(tmp_path):
-    with job(tmp_path / "job", 1, 0, EXAMPLES / "train_digits.py", "--kv-store", "dist_sync") as running:
-        assert running.processes["worker", 0].wait(60) == 2
-        text = running.text()
-    assert text.startswith("train_digits.py: error: ") and "-s 0" in text and "Traceback" not in text
-
-
 def test_a_mistake_that_only_workers_see_ends_the_whole_job(tmp_path):
     with job(tmp_path / "job", 2, 1, EXAMPLES / "train_digits.py", "--kv-store", "dist_sync", "--top-k", 11) as running:
-        codes = running.codes(120)
-        assert codes["worker", 0] == codes["worker", 1] == 2, running.text()
+        codes = running.wait()
+        assert codes["worker-0"] == codes["worker-1"] == 2, running.text()
         assert "--top-k 11" in running.text() and "Traceback" not in running.text()
 
 
 @pytest.mark.alone
 def test_a_lost_server_ends_the_workers_with_75_and_no_traceback(tmp_path):
     with job(tmp_path / "job", 2, 1, EXAMPLES / "train_digits.py", *SYNC, "--num-epochs", 100000) as running:
-        running.wait_for(r"Epoch\[0\] Validation-accuracy")
-        running.processes["server", 0].kill()
+        running.wait_for_line("worker-0", "Epoch[0] Validation-accuracy")
+        running.processes["server-0"].kill()
         killed = time.monotonic()
         for rank in (0, 1):
-            assert running.processes["worker", rank].wait(15) == 75, running.text("worker", rank)
-            assert "train_digits.py: error: " in running.text("worker", rank)
-            assert "Traceback" not in running.text("worker", rank)
+            assert running.processes[f"worker-{rank}"].wait(15) == 75, running.text(rank)
+            assert "train_digits.py: error: " in running.text(rank) and "Traceback" not in running.text(rank)
         assert time.monotonic() - killed < 10
 
 
@@ -670,18 +529,11 @@ def test_interrupted(tmp_path):
     assert "train_digits.py: interrupted\n" in log.read_text() and "Traceback" not in log.read_text()
 
 
-@pytest.mark.parametrize(
-    "program, data, words",
-    [
-        pytest.param("train_mnist.py", "mnist", [], marks=pytest.mark.thorough),
-        pytest.param(
-            "train_cifar10.py", "cifar10", ["--num-layers", "8", "--batch-size", "64"], marks=pytest.mark.thorough
-        ),
-    ],
-)
-def test_real_data(real_data, tmp_path, program, data, words):
+@pytest.mark.thorough
+@pytest.mark.parametrize("data, words", [("mnist", []), ("cifar10", ["--num-layers", "8", "--batch-size", "64"])])
+def test_real_data(real_data, tmp_path, data, words):
     words = ["--kv-store", "local", "--data-dir", real_data / data, "--num-examples", 1280, "--num-epochs", 1, *words]
-    code, text = run_forked(tmp_path, EXAMPLES / program, *words, environment=environment())
+    code, text = run_forked(tmp_path, EXAMPLES / f"train_{data}.py", *words, environment=environment())
     assert code == 0, text
     assert float(Log(text).values("Train-accuracy")[0]) > 0.15
     assert "10000 validation samples" in text
