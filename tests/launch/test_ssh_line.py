@@ -61,21 +61,24 @@ def test_how_a_command_ended(command, words):
     proxy.line.close()
 
 
-class Broken:
-    """A socket whose every call fails with the next of these errors."""
+class Below:
+    """A socket whose every call fails with the next of these errors, or returns the next of these values."""
 
-    def __init__(self, *errors: OSError):
-        self.errors = list(errors)
+    def __init__(self, *outcomes: object):
+        self.outcomes = list(outcomes)
 
-    def recv(self, count: int) -> bytes:
-        raise self.errors.pop(0)
+    def send(self, data: bytes) -> object:
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
 
-    send = recv
+    recv = send
 
 
 def test_the_first_failure_is_kept_and_none_after_the_close():
     first, second = ConnectionResetError(104, "reset"), BrokenPipeError(32, "broken")
-    line = Line(Broken(TimeoutError(), first, second), lambda: None)
+    line = Line(Below(TimeoutError(), first, second), lambda: None)
     for call, error in ((line.recv, TimeoutError), (line.recv, ConnectionResetError), (line.send, BrokenPipeError)):
         with pytest.raises(error):
             call(b"x")
@@ -86,7 +89,7 @@ def test_the_first_failure_is_kept_and_none_after_the_close():
         ends.append(1)
         raise OSError(9, "bad descriptor")
 
-    closed = Line(Broken(OSError(9, "closed")), end)
+    closed = Line(Below(OSError(9, "closed")), end)
     closed.close()
     closed.close()
     with pytest.raises(OSError):
@@ -94,21 +97,11 @@ def test_the_first_failure_is_kept_and_none_after_the_close():
     assert closed.failure is None and ends == [1], "it is closed once, whatever that says"
 
 
-class Clogged:
-    """A socket that takes nothing while it is `full`."""
-
-    full = True
-
-    def send(self, data: bytes) -> int:
-        if self.full:
-            raise TimeoutError
-        return len(data)
-
-
 def test_a_line_that_stands_still_fails_and_one_that_moves_does_not():
     """8 s without a byte that moves; paramiko tries again after each TimeoutError."""
-    below, now = Clogged(), [0.0]
-    line = Line(below, lambda: None, lambda: now[0])
+    now = [0.0]
+    full = [TimeoutError()] * 3
+    line = Line(Below(*full, 1, *full, TimeoutError()), lambda: None, lambda: now[0])
 
     def tried_at(*seconds: float) -> None:
         for now[0] in seconds:
@@ -116,9 +109,7 @@ def test_a_line_that_stands_still_fails_and_one_that_moves_does_not():
                 line.send(b"x")
 
     tried_at(0.0, 4.0, 7.9)
-    below.full = False
     assert line.send(b"x") == 1
-    below.full = True
     tried_at(8.0, 12.0, 15.9)
     assert line.failure is None
     now[0] = 16.0
@@ -133,14 +124,9 @@ def test_a_lost_host_is_noticed_while_nothing_is_sent():
         own = psutil.Process().net_connections("tcp4")
         (descriptor,) = (each.fd for each in own if each.raddr and each.raddr.port == server.getsockname()[1])
         with socket.socket(fileno=os.dup(descriptor)) as below:
-            for option, value in (
-                (socket.TCP_NODELAY, 1),
-                (socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS),
-                (socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS),
-                (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
-                (socket.TCP_USER_TIMEOUT, 8000),
-            ):
-                assert below.getsockopt(socket.IPPROTO_TCP, option) == value
+            wanted = dict.fromkeys((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL), KEEPALIVE_SECONDS)
+            wanted |= {socket.TCP_KEEPCNT: KEEPALIVE_PROBES, socket.TCP_USER_TIMEOUT: 8000, socket.TCP_NODELAY: 1}
+            assert {each: below.getsockopt(socket.IPPROTO_TCP, each) for each in wanted} == wanted
             assert below.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert KEEPALIVE_SECONDS * (KEEPALIVE_PROBES + 1) == 8
         line.close()
