@@ -115,11 +115,6 @@ def test_a_wrong_number_of_bytes_is_named(parameters, call):
         getattr(kind, call)(*(right, wrong) if call == "encode" else (wrong, right))
 
 
-@pytest.mark.parametrize("name, size", [("bf16", 2), ("fp16", 2), ("int8", 1), ("2bit", 0.2656), ("topk", 0.08)])
-def test_sizes(name, size):
-    assert codec.make({"type": name}).nbytes(1 << 20) == pytest.approx(size * (1 << 20), rel=0.008)
-
-
 def any_bits(seed=0):
     return np.random.default_rng(seed).integers(0, 1 << 32, 400_000, dtype=np.uint32).view(np.float32)
 

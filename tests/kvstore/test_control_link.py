@@ -125,6 +125,9 @@ def test_who_was_suspended_waits_for_a_word_of_the_scheduler_before_it_acts_for_
     control._woke = time.monotonic()
     control.confirm()
     assert time.monotonic() - control._woke >= 0.3
+    monkeypatch.setattr(control, "_was_suspended", lambda now: False)
+    monkeypatch.setattr(control, "_wait", pytest.fail)
+    control.confirm()  # it is known
 
 
 def test_who_was_suspended_and_is_removed_does_not_act_for_all(scheduler):

@@ -33,14 +33,14 @@ def declare(entries, sizes, is_weight=True, **options):
     entries.declare(list(sizes), [np.zeros(size, np.float32) for size in sizes.values()], is_weight, **options)
 
 
-def entries_on(servers, apart=False):
+def entries_on(servers):
     def direct(slices):
         return [Way(servers[slice_.range.server], slice_) for slice_ in slices]
 
     routes = SimpleNamespace(
         servers=servers, num_servers=len(servers), host=None, direct=direct, of_weight=direct, summed=lambda server: 1
     )
-    return Entries(routes, 2, "dist_sync", 0.0, 1.0, apart)
+    return Entries(routes, 2, "dist_sync", 0.0, 1.0)
 
 
 def test_each_server_is_told_about_its_own_slices_once():
@@ -51,13 +51,6 @@ def test_each_server_is_told_about_its_own_slices_once():
     first = [{(key["name"], *each) for key in server.keys for each in key["slices"]} for server in servers]
     assert first == [{("a", 0, 65_536)}, {("a", 1, 4_464), ("b", 0, 5)}]
     assert [server.declared[1:] for server in servers] == [[{"type": "dist_sync", "staleness": 0.0, "keys": []}]] * 2
-
-
-@pytest.mark.parametrize("apart, kibibytes", [(False, 1024), (True, 512)])
-def test_slices_are_smaller_where_no_server_is_on_a_host_with_workers(apart, kibibytes):
-    entries = entries_on([Server() for _ in range(5)], apart)
-    declare(entries, {"a": 6_250_000})
-    assert entries.find("a").slices[0].range.length * 4 == kibibytes << 10
 
 
 def test_weights_stay_declared_when_the_members_change_and_sums_are_declared_again():

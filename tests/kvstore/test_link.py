@@ -264,15 +264,17 @@ def test_both_ends_of_loopback_are_tuned(opened):
 
 
 def test_a_listener_that_accepts_nobody_is_given_up():
-    """Its queue is full."""
+    """Its queue is full. The kernel itself gives it up after two minutes."""
     with socket.socket() as listening, contextlib.ExitStack() as waiting:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
         for each in [waiting.enter_context(socket.socket()) for _ in range(3)]:
             each.setblocking(False)
             each.connect_ex(listening.getsockname())
+        since = time.monotonic()
         with pytest.raises(TimeoutError):
             link.connect(listening.getsockname(), CALLER, 0.2)
+        assert time.monotonic() - since < SECONDS
 
 
 def test_a_port_can_be_listened_on_again_at_once():

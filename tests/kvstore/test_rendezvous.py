@@ -203,10 +203,3 @@ def test_only_processes_of_one_user_share_memory():
     assert [*found, all_same(of_root), all_same(of_nobody)] == [{False}, {True}, {True}, {False}]
     for each in (*of_root, *of_nobody):
         each.close()
-
-
-def test_processes_of_this_user_are_recognized():
-    one, other = socket.socketpair()
-    assert rendezvous.same_user(one) and rendezvous.same_user(other)
-    one.close()
-    other.close()

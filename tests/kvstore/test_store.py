@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import re
 import resource
 import socket
@@ -220,20 +221,22 @@ def test_states_are_continued_by_another_number_of_servers(whole_job, servers):
     assert np.array_equal(np.concatenate([parts[index] for index in sorted(parts)]), numbers(1))
 
 
-def test_an_optimizer_that_cannot_be_made_or_a_step_that_fails_ends_the_job_with_the_servers_words(whole_job):
-    def step_too_far(store):
-        store.set_optimizer({"name": "plain"})
-        store.pushpull("w", ONES, np.zeros(4, np.float32), rate=2.0)
-
-    for call, said in (
-        (lambda store: store.set_optimizer({"name": "nonsense"}), "no optimizer nonsense"),
-        (step_too_far, "a rate of 2.0, expected 1 at most"),
-    ):
-        job = whole_job("dist_async", workers=1, servers=1)
-        job.all(init)
-        with pytest.raises(JobLost, match=said):
-            call(job.stores[0])
-        assert said in job.ended()[0]
+@pytest.mark.parametrize(
+    "name, rate, said",
+    [
+        ("nonsense", 1.0, "optimizer cannot be created: no optimizer nonsense"),
+        ("plain", 2.0, "a rate of 2.0, expected 1 at most"),
+        ("plain", math.nan, "worker 0 sent the learning rate nan with key 'w'"),
+    ],
+)
+def test_what_a_server_cannot_do_ends_the_job_with_its_words(whole_job, name, rate, said):
+    """An optimizer that cannot be made, a step that fails, and a push that is refused."""
+    job = whole_job("dist_async", workers=1, servers=1)
+    job.all(init)
+    with pytest.raises(JobLost, match=said):
+        job.stores[0].set_optimizer({"name": name})
+        job.stores[0].pushpull("w", ONES, np.zeros(4, np.float32), rate=rate)
+    assert said in job.ended()[0]
 
 
 @pytest.mark.parametrize("size", [1, 2000])
@@ -319,6 +322,42 @@ def test_a_job_that_one_thread_gives_up_is_lost_for_its_own_main_thread_too(whol
     with pytest.raises(JobLost, match="a callback failed"):
         job.stores[0].pull("w", np.zeros(4, np.float32))
     assert "a callback failed" in job.ended()[0]
+
+
+@pytest.mark.parametrize("kind, transport", [("dist_async", "auto"), ("dist_async", "tcp"), ("dist_ssp", "auto")])
+def test_every_worker_reads_its_own_pushes(whole_job, kind, transport):
+    """Its elements are changed by them alone. It writes a push's memory again as soon as the pull has returned."""
+
+    def train(store):
+        store.init("w", np.zeros(LARGE, np.float32))
+        store.set_optimizer({"name": "plain"})
+        (gradient,), weights, own = store.buffers(["w"]), np.zeros(LARGE, np.float32), slice(store.rank, None, 2)
+        for step in range(1, 41):
+            gradient[:] = 0.0
+            gradient[own] = -1.0
+            store.pushpull("w", gradient, weights)
+            assert (weights[own] == step).all(), step
+            gradient[:] = 777.0
+        store.barrier()
+        assert set(pulled(store, "w").tolist()) == {40.0}
+
+    whole_job(kind, staleness=3.0 if kind == "dist_ssp" else math.inf, transport=transport).all(train)
+
+
+def test_values_stay_while_they_are_read(whole_job):
+    """Worker 1 reads a round where the server wrote it, while worker 0 is a round ahead."""
+    job = whole_job(servers=1)
+    job.all(lambda store: store.init("w", numbers(0)))
+    first, second = job.stores
+    for clock in range(1, 8):
+        values = job.all(lambda store, clock=clock: store.pushpull("w", numbers(clock), READ).values[0])
+        assert np.array_equal(values[0], 2 * numbers(clock))
+        first.push("w", numbers(50))
+        first.optimizer_states()  # which is answered after the push
+        assert np.array_equal(values[1], 2 * numbers(clock))
+        second.push("w", numbers(50))
+    job.all(lambda store: store.push("w", numbers(77)))  # nobody has pulled the one before
+    assert all(np.array_equal(each, 2 * numbers(77)) for each in job.all(lambda store: pulled(store, "w")))
 
 
 def test_pushes_under_way_are_sent_before_a_worker_leaves(whole_job):

@@ -43,19 +43,6 @@ def test_compression_does_not_depend_on_the_transport(start_forked, kind):
     assert one["sent"] < 4 * codec.make({"type": kind}).nbytes(values) * 1.03, "headers are little"
 
 
-LONGER = [
-    pytest.param(["own_pushes.py", *each], marks=pytest.mark.thorough)
-    for each in (("dist_async", "tcp"), ("dist_ssp", "shm"))
-]
-
-
-@pytest.mark.parametrize("words", [["own_pushes.py", "dist_async", "shm"], ["late_reader.py"], *LONGER], ids=" ".join)
-def test_every_worker_reads_its_own_pushes_and_values_stay_while_they_are_read(start_forked, words):
-    job = start_forked(*words)
-    job.succeed()
-    assert all("all as expected" in job.output(name) for name in ("worker-0", "worker-1"))
-
-
 def test_killing_everything_leaves_nothing(start_forked):
     before = set(os.listdir(SHARED))
     job = start_forked("endless.py", "dist_sync")
