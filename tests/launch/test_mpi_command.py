@@ -59,10 +59,14 @@ def test_the_python_of_a_host_may_have_any_name():
     assert text.startswith(f'i=3; p={sys.executable}; command -v "$p" >/dev/null 2>&1 || p=python3; "$p" -I')
 
 
+BLOCK = "\n    Host a\n        User ann\n        Port 2222"
+
+
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        (Host("a", user="ann", where="hosts:3"), ["hosts:3", "~/.ssh/config", "Host a", "User ann"]),
+        (Host("a", user="ann", where="hosts:3"), ["hosts:3", "Host a", "User ann"]),
+        (Host("a", user="ann", port=2222), ["no user and no port for a", "~/.ssh/config", BLOCK]),
         (Host("a", hostname="10.0.0.1", port=2222), ["Host 10.0.0.1", "Port 2222"]),
         (Host("fd00::1"), ["fd00::1", "IPv4"]),
         (Host("-oProxyCommand=x", where="hosts:3"), ["hosts:3: ", "'-oProxyCommand=x'"]),
@@ -74,14 +78,6 @@ def test_attributes_that_mpirun_does_not_support_are_refused_with_a_fix(host, wo
     with pytest.raises(LaunchError) as caught:
         check([Host("fine"), host])
     assert all(word in str(caught.value) for word in words)
-
-
-def test_the_fix_for_a_user_and_a_port_is_a_block_of_the_ssh_configuration():
-    with pytest.raises(LaunchError) as caught:
-        check([Host("a", user="ann", port=2222)])
-    first, _, block = str(caught.value).partition("\n")
-    assert "no user and no port for a" in first and "~/.ssh/config" in first
-    assert block == "    Host a\n        User ann\n        Port 2222"
 
 
 def test_no_mpirun():
