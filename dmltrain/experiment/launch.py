@@ -16,7 +16,7 @@ from dmltrain.experiment.store import JOB, OUTPUT, disk, parsed
 
 KILL_SECONDS = 60.0  # for `dmltrain-launch --kill`
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-TIMEOUT_CODE, SPACE = 124, " "
+TIMEOUT_CODE = 124
 NAME = "dmltrain-launch: "
 LAST = "its last lines ("
 WIDTH = 300  # characters of a reason
