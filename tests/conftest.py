@@ -37,14 +37,14 @@ def _interrupted(*_: object, _of: int = os.getpid()) -> None:
 signal.signal(signal.SIGTERM, _interrupted)
 
 QUICK = {
-    "tests": "checkpoint covering env initial layers messages metric options record schedule system_packages tiers",
+    "tests": "checkpoint env initial layers messages metric options record schedule system_packages tiers",
     "tests/data": "array_pickle batches cifar10 load mnist partition",
     "tests/kvstore": "bound codec codec_in_steps create cut entries handshake host link outbox plan routes scheduler "
     "rendezvous send_window server service transfers waiting wire",
     "tests/launch": "check config dry_run forecast hosts job known_hosts mpi_command needs network old_options "
     "placement preflight prepare show supervise throughput",
     "tests/models": "models",
-    "tests/report": "cut_off old_faults program shapes",
+    "tests/report": "cut_off program shapes",
 }
 ROOT = Path(__file__).parents[1]
 QUICK_FILES = {ROOT / folder / f"test_{name}.py" for folder, names in QUICK.items() for name in names.split()}

@@ -93,24 +93,23 @@ def test_debian_and_its_derivatives(tmp_path: Path, release: str | None, expecte
 # -- installing -------------------------------------------------------------------------------------------------------
 
 
-def test_no_daemon_is_started_and_the_policy_is_removed_afterwards(tmp_path: Path, apt):
+@pytest.mark.parametrize(("existing", "answer"), [("", 101), ("#!/bin/sh\nexit 104\n", 104)])
+def test_no_daemon_is_started_and_afterwards_the_policy_is_as_before(tmp_path: Path, apt, existing: str, answer: int):
+    """policy-rc.d(8): 101 is action forbidden. One that is there already stays as it is."""
     policy = tmp_path / "policy-rc.d"
+    if existing:
+        policy.write_text(existing)
+        policy.chmod(0o700)
     assert install(["one", "two"], apt(), policy)
     assert (tmp_path / "asked").read_text().splitlines() == [
         "noninteractive update -qq",
         "noninteractive install -y -qq --no-install-recommends one two",
     ]
-    assert (tmp_path / "allowed").read_text().split() == ["101", "101"], "policy-rc.d(8): 101 is action forbidden"
-    assert not policy.exists()
-
-
-def test_an_existing_policy_is_not_changed(tmp_path: Path, apt):
-    policy = tmp_path / "policy-rc.d"
-    policy.write_text("#!/bin/sh\nexit 104\n")
-    policy.chmod(0o700)
-    assert install(["one"], apt(), policy)
-    assert policy.read_text() == "#!/bin/sh\nexit 104\n" and policy.stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "allowed").read_text().split() == ["104", "104"]
+    assert (tmp_path / "allowed").read_text().split() == [str(answer)] * 2
+    if existing:
+        assert policy.read_text() == existing and policy.stat().st_mode & 0o777 == 0o700
+    else:
+        assert not policy.exists()
 
 
 def test_a_failure_is_reported_and_the_policy_is_removed(tmp_path: Path, apt):

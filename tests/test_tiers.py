@@ -1,12 +1,16 @@
-"""The tiers: `make test` has every pair of a matrix, .ci/run every three, `make test-all` all; less of a dear one."""
+"""The tiers: `make test` has every pair of a matrix, .ci/run every three, `make test-all` all; less of a dear one. The
+covering arrays below them have every combination of the cases, in far fewer cases."""
 
 from __future__ import annotations
 
 from itertools import combinations, product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.conftest import QUICK_FILES, ROOT, TOGETHER
+from tests.covering import covering
 from tests.tiers import tiered
 
 MATRIX = list(product("abcde", "12", "+-", "xyz"))
@@ -48,3 +52,20 @@ def test_two_cases_with_the_same_values_are_refused():
 
 def test_files_with_a_treatment_of_their_own_exist():
     assert [path for path in [*QUICK_FILES, *(ROOT / file for file in TOGETHER)] if not path.is_file()] == []
+
+
+CASES = st.lists(st.tuples(*[st.integers(0, 3)] * 4), max_size=40, unique=True)
+
+
+@given(CASES, st.integers(1, 4))
+def test_every_combination_that_a_case_has_is_kept_and_no_case_is_superfluous(cases: list, strength: int):
+    chosen = covering(cases, strength)
+    assert combined(chosen, strength) == combined(cases, strength) and len(chosen) <= len(combined(cases, strength))
+    assert [case for case in cases if case in chosen] == chosen, "in their order, each once"
+    assert covering(cases, strength) == chosen, "the same in every process: xdist compares them"
+
+
+def test_pairs_of_a_whole_product_need_little_more_than_its_two_largest_factors():
+    cases = list(product(range(10), range(4), range(4), range(3)))
+    assert 40 <= len(covering(cases, 2)) <= 48
+    assert 160 <= len(covering(cases, 3)) <= 208

@@ -155,23 +155,6 @@ def test_sends_are_delayed(tmp_path):
     assert len(longest) == 5 and min(longest.values()) > 0.005, longest
 
 
-MOUNTS = "cgroup /v1/cpu cgroup rw,cpu 0 0\ncgroup2 /v2 cgroup2 rw 0 0\n"
-
-
-@pytest.mark.parametrize(
-    ("mounts", "user", "found"),
-    [
-        (MOUNTS, 0, Path("/v2")),
-        (MOUNTS + "cgroup /v1/freezer cgroup rw,freezer 0 0", 0, Path("/v1/freezer")),
-        (MOUNTS, 1000, "root"),
-        ("proc /proc proc rw 0 0", 0, "freezer"),
-    ],
-)
-def test_what_can_freeze(mounts, user, found):
-    folder, missing = control_groups.freezer(user, mounts)
-    assert folder == found if isinstance(found, Path) else folder is None and found in missing
-
-
 def test_changed_files(tmp_path):
     def git(words: str) -> None:
         identity = ["-c", "user.name=x", "-c", "user.email=x@y"]
