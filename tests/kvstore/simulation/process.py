@@ -68,7 +68,8 @@ class Process:
 
     def leave_scheduler(self, incarnation):
         """It has this later one."""
-        self.world.send(self.node, SCHEDULER, Superseded(incarnation))
+        if "superseded" not in self.world.mutations:
+            self.world.send(self.node, SCHEDULER, Superseded(incarnation))
         self.world.send(self.node, SCHEDULER, None)
         self.world.channels.pop((("scheduler", self.follows), self.node), None)
         self.follows = 0

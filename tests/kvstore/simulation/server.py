@@ -44,7 +44,7 @@ class Server(Process):
         return frame[0] == "release" or frame[1] <= self.view
 
     def standing(self):
-        return Standing(self.newest, self.finished)
+        return Standing(self.newest, {} if "who has finished" in self.world.mutations else self.finished)
 
     def hear(self, message):
         """The control link's thread."""
@@ -59,7 +59,8 @@ class Server(Process):
             self.release(worker, rest[0])
         elif kind == "leave":
             self.finished[worker] = rest[0]
-            self.world.send(self.node, SCHEDULER, Left(self.view, worker, rest[0]))
+            if "who leaves meanwhile" not in self.world.mutations:
+                self.world.send(self.node, SCHEDULER, Left(self.view, worker, rest[0]))
             self.world.send(self.node, ("worker", worker), ("left", self.number))
         elif self.is_void(worker, view):
             return
@@ -83,9 +84,15 @@ class Server(Process):
             self.receiving[worker] = (view, key, clock, rate, buffer)
 
     def hold(self, step):
+        if "take back" in self.world.mutations:
+            for slice_ in self.core.slices().values():
+                if slice_.is_weight and slice_.completed != step:
+                    slice_.count_from(step)
         self.core.hold(0, step)
 
     def states(self):
+        if "kept" in self.world.mutations:
+            self.core._kept.clear()
         return self.core.states()
 
     def load(self, states):
@@ -98,12 +105,13 @@ class Server(Process):
 
     def is_void(self, worker, view):
         """Whether a frame is of an older view, or of another one of this number, which another scheduler has made."""
-        return view < self.view or (view == self.view and not self.core.workers.takes(worker))
+        removed = view == self.view and not self.core.workers.takes(worker)
+        return removed or (view < self.view and "late frames" not in self.world.mutations)
 
     def complete(self, worker):
         """The rest of a push has arrived. A view may have begun meanwhile."""
         view, key, clock, rate, buffer = self.receiving.pop(worker)
-        if view < self.view:
+        if view < self.view and "check under the lock" not in self.world.mutations:
             self.core.give_back(buffer)
             return
         self.act(self.core.push(worker, key, 0, clock, rate, buffer))
@@ -164,6 +172,7 @@ class Server(Process):
         for member in {each.member for each in view.lost} | set(view.members).difference(self.core.workers.ranks):
             self.finished.pop(member, None)
         others = self.servers != view.servers or bool(view.joined_servers)
+        others = others and "forget weights" not in self.world.mutations
         self.core.enter(view.hosts, other_servers=others)
         self.hosts, self.servers = view.hosts, view.servers
         self.view = view.number

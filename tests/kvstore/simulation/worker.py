@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmltrain.data.deal import Dealing
+from dmltrain.data.deal import Deal, Dealing
 from dmltrain.errors import JobLost
 from dmltrain.kvstore.base import Dismissed, Stopped, ViewChanged
 from dmltrain.kvstore.scheduler.following import Standing
@@ -68,12 +68,15 @@ class Worker(Process):
     def hear(self, message):
         if isinstance(message, say.Start):
             self.start = message
+        elif isinstance(message, say.Flush) and message.turn > 1 and "turns" in self.world.mutations:
+            self.world.send(self.node, SCHEDULER, say.Flushed(message.view, message.turn, self.progress.done))
         elif isinstance(message, say.Flush):
             self.progress.freeze(message)
         elif isinstance(message, say.Enter):
             self.new_servers[message.view.number] = {each.number: each.address.port - 1 for each in message.new_servers}
             stay = set(message.view.servers).difference(message.view.joined_servers)
-            self.links = {number: life for number, life in self.links.items() if number in stay}
+            if "retired links" not in self.world.mutations:
+                self.links = {number: life for number, life in self.links.items() if number in stay}
             self.progress.announce(
                 message.view, message.returns, message.holds, message.ends, message.new_servers, message.departed
             )
@@ -94,10 +97,10 @@ class Worker(Process):
             if value.content is not None and value.view == number:
                 self.contents.append(value.content)
             return
-        if value.view < number:
+        if value.view < number and "late values" not in self.world.mutations:
             self.give_back(value)
-        else:
-            self.values[value.key, value.clock] = value
+            return
+        self.values[value.key, value.clock] = value
 
     # -- the training thread
 
@@ -165,7 +168,7 @@ class Worker(Process):
         yield from self.end()
 
     def end(self):
-        done = self.progress.done
+        done = 0 if "finished" in self.world.mutations else self.progress.done
         self.progress.finish()
         self.leaves = True
         for number in self.links:
@@ -201,8 +204,15 @@ class Worker(Process):
             except ViewChanged:
                 if (yield from self.enter()):
                     return  # the others have made the step
+                if "carried" in self.world.mutations:  # deal the round again
+                    dealing.enter(self.view.members, self.view.shares)
+                    dealing.round = Deal(dealing.round.positions, dealing.division)
+                    positions = [int(each) for each in dealing.positions_of(self.member)]
+                    own = gradient(self.weights, positions)
         for value in self.reading:
             require(np.array_equal(value.array, value.content), "a value was written while it was read")
+        if "receipt" in self.world.mutations:
+            committed = float(len(dealing.round.positions))
         total = [] if self.job.on_servers else np.concatenate(parts).tolist()
         if parts and self.job.on_servers:
             self.weights = np.concatenate(parts)
@@ -249,7 +259,8 @@ class Worker(Process):
             self.declare([key], weight=False)
         self.push(key, [float(self.member + 1), self.weights[0]])
         total = yield from self.value(key)
-        yield from self.meet()
+        if "barrier after sums" not in self.world.mutations:
+            yield from self.meet()
         yield from self.complete()
         self.world.held(self, ("sum",), total.tolist(), [], np.array([self.member + 1, self.weights[0]]))
 
@@ -350,9 +361,12 @@ class Worker(Process):
         if state and self.holding:
             self.made = self.world.steps[name]
             yield from self.hold()
+        if "hand over early" in self.world.mutations:
+            self.settle(view)
         yield from self.meet()  # all is taken
         yield from self.complete()
-        self.settle(view)
+        if "hand over early" not in self.world.mutations:
+            self.settle(view)
         self.sharing = self.restoring = False
         self.world.lacking.discard(self.member)
         if state:
@@ -418,7 +432,8 @@ class Worker(Process):
         name = barrier_of(self.progress.done + 1)
         message = say.Barrier(name, self.view.number)
         self.released.discard((name, message.view))
-        self.progress.met = self.progress.done + 1
+        if "who waits in a barrier" not in self.world.mutations:
+            self.progress.met = self.progress.done + 1
         self.world.send(self.node, SCHEDULER, message)
         yield from self.wait(lambda: (name, message.view) in self.released)
 
@@ -440,14 +455,15 @@ class Worker(Process):
             self.undo.forget()
         self.sharing = self.sharing or view.shares_state
         self.asked = self.answered = 0
-        others = before is not None and (before.servers != view.servers or bool(view.joined_servers))
+        joined = view.joined_servers if "declare to new servers" not in self.world.mutations else ()
+        others = before is not None and (before.servers != view.servers or bool(joined))
         self.undeclared = self.undeclared or self.lacks_state or others
         if self.job.on_servers:
             self.holding = before is not None or self.lacks_state  # in the first view there is no step
             self.restoring = self.restoring or (others and not self.lacks_state)
             self.sharing = self.sharing or self.restoring
         missed = view.number in self.progress.missed
-        if missed:
+        if missed and "behind" not in self.world.mutations:
             self.lacks_step = True
             require(self.dealing is not None, "only a round leaves members behind")
             self.dealing.committed(before.members, before.shares)

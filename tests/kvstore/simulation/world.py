@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
-from dmltrain.kvstore.transport.message import Enter, Heartbeat, Refuse
+from dmltrain.kvstore.transport.message import Enter, Heartbeat, Refuse, Release
 from tests.kvstore.simulation.channels import Channels
 from tests.kvstore.simulation.faults import Faults
 from tests.kvstore.simulation.invariants import Invariants
@@ -29,6 +29,7 @@ DRAWS = 40  # of something that could happen next, before all is looked at
 class World(Faults, Invariants):
     job: Job
     seed: int
+    mutations: frozenset[str] = frozenset()
     hosts: list[tuple[int, ...]] = field(init=False)
 
     def __post_init__(self):
@@ -123,6 +124,9 @@ class World(Faults, Invariants):
                     at_fault = action.node in self.doomed | self.excused or process.ended
                     require(at_fault, f"only processes with a fault are cut off, not {action.node}")
             elif isinstance(action, Send):
+                again = isinstance(action.message, Release) and self.schedulers[number]._views._resumed
+                if again and "released again" in self.mutations:
+                    continue
                 self.note(action.message, number)
                 for node in self.nodes() if action.to == ALL else [action.to]:
                     if self.process(node).follows == number:
@@ -138,6 +142,8 @@ class World(Faults, Invariants):
         limits["restart_servers"] = job.server_replacements
         lost = [node for node in self.dead if node[0] != "scheduler" and self.chance.random() < 0.7]
         core = SchedulerCore(job.workers, job.servers, incarnation=number, lost_before=frozenset(lost), **limits)
+        if "who has the state" in self.mutations:
+            core._views._that_lack_the_state = lambda view: set(view.members)
         self.schedulers[number] = core
         core.tick(self.now)
 
