@@ -6,54 +6,12 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from dmltrain import layers, models  # noqa: E402
+from dmltrain import layers  # noqa: E402
 from dmltrain.backends.mxnet import compat as mxnet_compat  # noqa: E402
 from dmltrain.backends.mxnet import layers as mxnet_layers  # noqa: E402
 from dmltrain.backends.torch import layers as torch_layers  # noqa: E402
-from tests.models.changed import without_dropout  # noqa: E402
-from tests.models.every_layer import EVERY_LAYER, RESPONSE_NORM  # noqa: E402
-from tests.models.other_networks import SLOW, other_networks  # noqa: E402
 
 mx = mxnet_compat.load()
-SEVERAL_OUTPUTS = layers.Network(
-    "several-outputs",
-    layers.chain(
-        layers.SpatialTransformer(
-            "stn",
-            layers.chain(layers.Conv("loc", 3, kernel=5, stride=2), layers.Flatten(), layers.Dense("stn_loc", 6)),
-            target=(7, 9),
-        ),
-        layers.Auxiliary("first", layers.chain(layers.Flatten(), layers.Dense("first_fc", 10)), 0.5),
-        layers.Conv("conv", 6, kernel=3),
-        layers.BatchNorm("bn", fixed_scale=False),
-        layers.Clip("clip", -0.5, 1.5),
-        layers.Auxiliary("second", layers.chain(layers.Flatten(), layers.Dense("second_fc", 10)), 0.25),
-        layers.add(layers.chain(), layers.chain(layers.Conv("residual", 6), layers.Scale("scaled", 0.17))),
-        layers.Relu("relu"),
-        layers.Flatten(),
-        layers.Dense("fc", 10),
-    ),
-    (2, 10, 12),
-    10,
-)
-NETWORKS = {
-    "every-layer": without_dropout(EVERY_LAYER),
-    "several-outputs": SEVERAL_OUTPUTS,
-    "response-norm": RESPONSE_NORM,
-    "mlp": models.create("mlp", image_shape=(1, 28, 28)),
-    "lenet": models.create("lenet", image_shape=(1, 28, 28)),
-    "lenet-stn": models.create("lenet", image_shape=(1, 28, 28), add_stn=True),
-    "inception": models.create("inception-bn-28-small"),
-    "inception-32": models.create("inception-bn-28-small", image_shape=(3, 32, 32)),
-    "resnet-20": models.create("resnet", 20),
-    "resnet-50-cifar": models.create("resnet", 50, image_shape=(3, 32, 32)),
-    "resnet-164": models.create("resnet", 164),
-    "resnet-18": models.create("resnet", 18, image_shape=(3, 64, 64)),
-    "resnet-50-imagenet": models.create("resnet", 50, image_shape=(3, 64, 64)),
-    **other_networks({"mlp", "lenet", "inception-bn-28-small", "resnet"}),
-}
-LARGE = SLOW | {"resnet-164", "resnet-50-imagenet"}  # make test has smaller ones of each kind
-CASES = [pytest.param(name, marks=pytest.mark.thorough if name in LARGE else ()) for name in NETWORKS]
 
 
 def logits_of(network):

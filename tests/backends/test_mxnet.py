@@ -13,9 +13,8 @@ from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.backends.mxnet import trainer as backend
 from dmltrain.errors import UserError
-from dmltrain.mxnet_files import weights as weight_files
 from dmltrain.options import parse
-from tests.backends.trainers import MLP, RESNET, batch
+from tests.backends.trainers import MLP, RESNET, SMALL, batch
 from tests.forked_job import run_forked
 
 mx = mxnet_compat.load()
@@ -32,45 +31,24 @@ def arrays(made) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in made.state()["model"].items()}
 
 
-def assert_close(found, expected, relative: float) -> None:
-    found, expected = arrays(found), arrays(expected)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=relative, atol=relative, err_msg=name)
-
-
 # -- a step -----------------------------------------------------------------------------------------------------------
-
-
-def test_steps_are_those_of_a_plain_gluon_loop():
-    """The mean over `total` samples, momentum, and weight decay of weights and gammas only."""
-    made, plain = make(RESNET, "--wd 0.01"), make(RESNET)
-    parameters = plain._block.collect_params()
-    for name, parameter in parameters.items():
-        parameter.wd_mult = float(name.endswith(("_weight", "_gamma")))
-    trainer = mx.gluon.Trainer(parameters, "sgd", {"momentum": 0.9, "wd": 0.01}, kvstore=None)
-    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    for step in range(3):
-        images, labels = batch(RESNET, seed=step)
-        made.train_step(images, labels, total=20, learning_rate=0.05)
-        with mx.autograd.record():
-            loss = loss_of(plain._block(mx.nd.array(images)), mx.nd.array(labels)).sum() / 20
-        loss.backward()
-        trainer.set_learning_rate(0.05)
-        trainer.step(1)
-    assert_close(made, plain, 1e-5)
 
 
 def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
     if "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX-512, without which MXNet 1.9.1 has no bfloat16")
-    exact, rounded = make(RESNET), make(RESNET, "--dtype bfloat16")
-    for each in (exact, rounded):
-        each.train_step(*batch(RESNET), total=16, learning_rate=0.01)
-    assert_close(rounded, exact, 0.05)
-    assert rounded.digest() != exact.digest()
-    assert {array.dtype.name for array in arrays(rounded).values()} == {"float32"}
-    assert b"amp_cast" not in rounded.other_files("m", 1)[Path("m-symbol.json")]
+    moved = {}
+    for dtype in ("float32", "bfloat16"):
+        made = make(SMALL, f"--dtype {dtype} --mom 0 --wd 0")
+        before = arrays(made)
+        made.train_step(*batch(SMALL), total=16, learning_rate=0.1)
+        assert {array.dtype.name for array in arrays(made).values()} == {"float32"}
+        moved[dtype] = {each.name: arrays(made)[each.name] - before[each.name] for each in SMALL.parameters()}
+        assert b"amp_cast" not in made.other_files("m", 1)[Path("m-symbol.json")]
+    for name, exact in moved["float32"].items():
+        if name != "conv0_bias":  # undone by the batch norm
+            apart = np.linalg.norm(moved["bfloat16"][name] - exact) / np.linalg.norm(exact)
+            assert 1e-4 < apart < 0.05, name  # one rounding is up to 4e-3
 
 
 def test_bfloat16_where_the_processor_lacks_it_is_refused(tmp_path):
@@ -119,21 +97,6 @@ def test_gluon_reads_our_weights(trained, tmp_path):
     block = mx.gluon.SymbolBlock.imports(str(tmp_path / "m-symbol.json"), ["data"], str(tmp_path / "m-0003.params"))
     expected = trained._block(images).asnumpy()
     np.testing.assert_allclose(block(images).asnumpy(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_weights_of_an_old_job_are_read(trained, tmp_path):
-    """As MXNet's image-classification examples save them: Module, SoftmaxOutput, arg: and aux:."""
-    symbol = mx.sym.SoftmaxOutput(trained._symbol, name="softmax")
-    weights, statistics = (
-        {name: trained._arrays[name].list_data()[0] for name in names if name in trained._arrays}
-        for names in (symbol.list_arguments(), symbol.list_auxiliary_states())
-    )
-    mx.model.save_checkpoint(str(tmp_path / "old"), 7, symbol, weights, statistics)
-    source = tmp_path / "old-0007.params"
-    found = weight_files.fitting(source, weight_files.read(source), RESNET)
-    assert make(RESNET, state={"model": found}).digest() == trained.digest()
-    with pytest.raises(UserError, match="to another network"):
-        make(MLP, state={"model": found})
 
 
 # -- devices and the local stores -------------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ import pytest
 
 from dmltrain import initial, layers
 from tests.backends.both import (
-    CASES,
-    NETWORKS,
     difference,
     gradient_difference,
     in_mxnet,
@@ -28,6 +26,7 @@ from tests.backends.both import (
     wild_arrays,
 )
 from tests.models.changed import without_response_norm
+from tests.models.chosen import CASES, NETWORKS
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -93,17 +93,12 @@ def test_metrics_are_summed_in_double_precision():
         ("--gc-type 2bit --gc-threshold 0.5", "dist_sync", {"type": "2bit", "threshold": 0.5 / 20}),  # of both workers
         ("--gc-type 2bit --gc-threshold 0.5", "dist_async", {"type": "2bit", "threshold": 0.5 / 10}),
         ("--gc-type int8", "dist_sync", {"type": "int8"}),
+        ("--gc-type topk --gc-ratio 0.25", "dist_sync", {"type": "topk", "ratio": 0.25}),  # of no samples
     ],
 )
 def test_a_threshold_is_of_the_sum_over_a_steps_samples(line, kind, expected):
     settings = parse(f"--kv-store {kind} --batch-size 10 {line}".split())
     assert exchange.compression(settings, ServedStore(kind)) == expected
-
-
-def test_a_ratio_is_of_no_samples():
-    settings = parse(["--kv-store", "dist_sync", "--gc-type", "topk", "--batch-size", "10"])
-    row = exchange.compression(settings, ServedStore())
-    assert row.pop("type") == "topk" and all(0 < value <= 1 for value in row.values())
 
 
 # -- layouts and precision --------------------------------------------------------------------------------------------

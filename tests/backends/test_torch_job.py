@@ -13,7 +13,6 @@ from dmltrain.kvstore import Handle
 from tests.backends.served_store import ServedStore
 from tests.backends.trainers import MLP, batch
 from tests.backends.trainers import torch_trainer as make
-from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("line", ["", "--devices cpu:2"])
@@ -78,32 +77,21 @@ def test_gradients_are_sent_during_the_backward_pass_that_completes_them(line, w
     assert store.within and set(store.within) == {within}
 
 
-def test_by_default_gradients_are_averaged_and_sent_early_and_steps_complete(job):
+@pytest.mark.parametrize("options", [{}, {"overlap": False}])
+def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(job, options):
     def one(store):
         model = nn.Linear(2, 1, bias=False)
         nn.init.ones_(model.weight)
-        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store)
+        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
         store.barrier()
-        before = store.bytes_sent
-        model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()
-        wait_for(lambda: store.bytes_sent != before, "something sent before step()")
-        optimizer.step()
+        with mock.patch.object(store, "pushpull", wraps=store.pushpull) as push:
+            model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()
+            assert push.called == (not options)
+            optimizer.step()
+            assert push.called
         return model.weight.tolist()
 
     assert job.all(one) == [[[-1.0, -3.0]]] * 2
-
-
-def test_gradients_are_not_sent_early_when_that_is_off(job):
-    def one(store):
-        model = nn.Linear(2, 1, bias=False)
-        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, overlap=False)
-        with mock.patch.object(store, "pushpull", wraps=store.pushpull) as push:
-            model(torch.ones(1, 2)).sum().backward()
-            assert not push.called
-            optimizer.step()
-            assert push.called
-
-    job.all(one)
 
 
 # -- one bucket -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dmltrain.backends.torch.response_norm import response_norm
 from dmltrain.backends.torch.sampling import sample_affine
 from dmltrain.layers import (
     IDENTITY,
+    Add,
     Auxiliary,
     AvgPool,
     BatchNorm,
@@ -34,19 +35,7 @@ from dmltrain.layers import (
     concat,
 )
 from tests.models.changed import without_dropout
-from tests.models.every_layer import EVERY_LAYER
-from tests.models.other_networks import SLOW, other_networks
-
-NETWORKS = [
-    ("mlp", None, (1, 28, 28)),
-    ("lenet", None, (1, 28, 28)),
-    ("resnet", 20, (3, 28, 28)),
-    ("resnet", 50, (3, 32, 32)),
-    ("resnet", 164, (3, 28, 28)),
-    ("resnet", 18, (3, 40, 40)),
-    ("inception-bn-28-small", None, (3, 28, 28)),
-]
-NETWORKS += [(name, None, each.input_shape) for name, each in other_networks({row[0] for row in NETWORKS}).items()]
+from tests.models.chosen import CASES, EVERY_LAYER, NETWORKS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,17 +62,9 @@ def logits_of(module, batch):
     return torch.cat(found, 1) if isinstance(found, tuple) else found
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            each, id=f"{each[0]}-{each[1]}", marks=pytest.mark.thorough if each[0] in SLOW or each[1] == 164 else ()
-        )
-        for each in NETWORKS
-    ]
-)
+@pytest.fixture(params=[each for each in CASES if each.values[0] != "lenet-stn"])  # parts of it have no gradient yet
 def network(request):
-    name, depth, image = request.param
-    return without_dropout(models.create(name, depth, 10, image))
+    return without_dropout(NETWORKS[request.param])
 
 
 def test_arrays_are_the_networks(network):
@@ -128,9 +109,13 @@ class Recorder(torch.fx.Interpreter):
 def test_operators_have_the_shapes_that_the_layer_vocabulary_infers(network):
     recorder = Recorder(built(network).eval())
     recorder.run(images(network, count=2))
+    expected = []
+    for step in network.steps:
+        if not isinstance(step.layer, Auxiliary):
+            operators = len(step.layer.branches) - 1 if isinstance(step.layer, Add) else 1
+            expected += [(2, *step.output_shape)] * operators
     outputs = [(2, network.num_classes)] if network.auxiliary_outputs else []  # the choice of outputs
-    steps = [step for step in network.steps if not isinstance(step.layer, Auxiliary)]
-    assert [tuple(each.shape) for each in recorder.made] == [(2, *step.output_shape) for step in steps] + outputs
+    assert [tuple(each.shape) for each in recorder.made] == expected + outputs
 
 
 def test_convolutions_keep_channels_last_between_layers():
@@ -270,30 +255,6 @@ def test_response_norm_keeps_layout_and_precision_and_computes_in_float32():
 
 
 IMAGES = torch.arange(1.0, 41.0).view(2, 1, 4, 5)
-
-
-def shifted(images, dimension, start):
-    """The images moved by one pixel or half of one; zeros come from outside."""
-    return torch.cat([images, torch.zeros_like(images)], dimension).narrow(dimension, start, images.shape[dimension])
-
-
-FLIPPED = (-1.0, 0, 0, 0, 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("maps", "target", "expected"),
-    [
-        ([IDENTITY, IDENTITY], (4, 5), IMAGES),
-        ([(1.0, 0, 0.5, 0, 1, 0)] * 2, (4, 5), shifted(IMAGES, 3, 1)),  # the first row is of x
-        ([(1.0, 0, 0, 0, 1, 2 / 3)] * 2, (4, 5), shifted(IMAGES, 2, 1)),
-        ([(1.0, 0, 0.25, 0, 1, 0)] * 2, (4, 5), (IMAGES + shifted(IMAGES, 3, 1)) / 2),  # half a pixel
-        ([IDENTITY, IDENTITY], (2, 2), IMAGES[:, :, ::3, ::4]),  # corners are centres of the corner pixels
-        ([IDENTITY, FLIPPED], (4, 5), torch.stack([IMAGES[0], IMAGES[1].flip(-1)])),  # each has a map of its own
-    ],
-)
-def test_pixels_are_where_the_map_says_and_those_outside_are_zeros(maps, target, expected):
-    """A pixel's width is 2 / (5 - 1), its height 2 / (4 - 1)."""
-    assert torch.allclose(sample_affine(IMAGES, torch.tensor(maps), target), expected, atol=1e-4)
 
 
 def test_half_types_do_not_move_the_places():

@@ -6,7 +6,7 @@ import pytest
 from dmltrain import initial, layers, models
 from dmltrain.mxnet_files import graph, params, rebuild, write
 from dmltrain.mxnet_files.node_options import NotSupported
-from tests.models.every_layer import EVERY_LAYER, RESPONSE_NORM
+from tests.models.chosen import EVERY_LAYER, RESPONSE_NORM
 from tests.models.other_networks import usual
 from tests.mxnet_files.graphs import canonical
 
