@@ -1,13 +1,12 @@
 """What agents sample while a job runs, and the file usage.csv that the launcher makes of it."""
 
-import contextlib
 import csv
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from launch.agent.gpus import LINE_BYTES, WRONG_LINES, GpuUse, Reports
 from launch.agent.usage import TICKS, JobProcesses, Pace
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.usage_file import HEADER, UsageFile, row
+from tests import control_groups
 from tests.launch.conftest import ROOT
 from tests.launch.test_agent import Conversation
 from tests.scripts import executable
@@ -317,33 +317,27 @@ def test_an_nvidia_smi_that_is_of_no_use_does_no_harm(with_smi, source):
     wait_for(lambda: is_gone(pid), "nvidia-smi gone")
 
 
-@contextlib.contextmanager
-def freezer() -> Iterator[Path]:
-    """A control group that stops processes so that SIGKILL does not end them, as a driver does that blocks."""
-    folder = Path("/sys/fs/cgroup/freezer", f"dmltrain-test-{os.getpid()}")
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no freezer of cgroup v1 here: {error}")
-    try:
-        yield folder
-    finally:
-        (folder / "freezer.state").write_text("THAWED")
-        wait_for(lambda: not (folder / "cgroup.procs").read_text(), "the group empty")
-        folder.rmdir()
+FREEZER = dict(control_groups.mounts()).get("freezer")  # of cgroup v1: SIGKILL does not end who is frozen there
 
 
+@pytest.mark.skipif(not FREEZER or os.geteuid() != 0, reason="needs root and the freezer of cgroup v1")
 def test_an_nvidia_smi_that_cannot_be_killed_does_not_hold_up_the_end(with_smi):
-    with freezer() as group:
+    """As with a driver that blocks."""
+    group = FREEZER / f"dmltrain-test-{os.getpid()}"
+    group.mkdir()
 
-        def freeze(pid: int) -> None:
-            (group / "cgroup.procs").write_text(str(pid))
-            (group / "freezer.state").write_text("FROZEN")
-            wait_for(lambda: "FROZEN" in (group / "freezer.state").read_text(), "nvidia-smi frozen")
+    def freeze(pid: int) -> None:
+        assert control_groups.enter(group, pid)
+        control_groups.set_frozen(group, True)
+        wait_for(lambda: "FROZEN" in (group / "freezer.state").read_text(), "nvidia-smi frozen")
 
+    try:
         _, pid = with_smi(GPUS, freeze)
         assert not is_gone(pid), "it survived the job"
-    wait_for(lambda: is_gone(pid), "nvidia-smi gone, once its driver lets it")
+        control_groups.set_frozen(group, False)
+        wait_for(lambda: is_gone(pid), "nvidia-smi gone, once its driver lets it")
+    finally:
+        control_groups.remove(group)
 
 
 @pytest.mark.thorough
