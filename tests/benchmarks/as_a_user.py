@@ -1,14 +1,16 @@
-"""Run a benchmark as a user does, or in this process, or take one of its modules to look at."""
+"""Run a benchmark as a user does, or in this process, read its figures, or take one of its modules to look at."""
 
 import contextlib
 import importlib
 import io
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 from tests.forked_job import forked
@@ -44,6 +46,15 @@ def called(line: str, *more: object, **environ: str) -> subprocess.CompletedProc
                     print(code, file=sys.stderr)
                     code = 1
     return subprocess.CompletedProcess([name, *words], code, output.getvalue(), errors.getvalue())
+
+
+def figures(
+    line: str, *more: object, how: Callable[..., subprocess.CompletedProcess[str]] = called, **environ: str
+) -> Any:
+    """The JSON that the benchmark prints."""
+    done = how(line, *more, "--format", "json", **environ)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def benchmark_module(name: str) -> ModuleType:

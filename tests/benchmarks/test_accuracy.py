@@ -1,11 +1,10 @@
 """benchmarks/accuracy.py makes each run once, and compares."""
 
-import json
 import shutil
 
 import pytest
 
-from tests.benchmarks.as_a_user import called
+from tests.benchmarks.as_a_user import called, figures
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -13,9 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 @pytest.mark.thorough
 def test_a_run_is_made_once_and_compared(tmp_path):
     words = f"accuracy.py --log-dir {tmp_path} --gc-type int8 --seeds 1 --epochs 1 --num-examples 128"
-    done = called(f"{words} --format json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)["types"]["int8"]
+    result = figures(words)["types"]["int8"]
     assert 0 <= result["last"][0] <= 100
     assert 0.2 < result["megabytes"] < 0.6  # 1.1 MB of float32, a quarter of it and the batch norm's statistics
     log = tmp_path / "int8-seed1/worker-0.log"
@@ -26,8 +23,3 @@ def test_a_run_is_made_once_and_compared(tmp_path):
     assert again.returncode == 0 and log.stat().st_mtime_ns == before
     assert [line.split("|")[1].strip() for line in again.stdout.splitlines()[2:]] == ["none", "int8"]
     assert "| +0.00 |" in again.stdout.splitlines()[3]
-
-
-def test_a_type_that_is_none_is_refused(tmp_path):
-    done = called(f"accuracy.py --log-dir {tmp_path} --gc-type none,zip")
-    assert done.returncode == 2 and "--gc-type 'zip': choose one of none, bf16" in done.stderr

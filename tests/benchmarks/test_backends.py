@@ -1,11 +1,10 @@
 """The comparison of the two backends runs, and reports what was asked for."""
 
 import importlib.util
-import json
 
 import pytest
 
-from tests.benchmarks.as_a_user import called
+from tests.benchmarks.as_a_user import figures
 
 
 @pytest.mark.thorough
@@ -13,11 +12,8 @@ def test_both_backends_have_their_figures(tmp_path):
     for framework in ("torch", "mxnet"):
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")
-    done = called(
-        f"backends.py --num-examples 256 --epochs 2 --log-dir {tmp_path / 'logs'} --format json --cases", "LeNet, local"
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)["cases"]["LeNet, local"]
+    words = f"backends.py --num-examples 256 --epochs 2 --log-dir {tmp_path / 'logs'} --cases"
+    results = figures(words, "LeNet, local")["cases"]["LeNet, local"]
     assert set(results) == {"torch", "mxnet"}
     for backend, [outcome] in results.items():
         assert outcome["images_per_second"] > 0 and outcome["epoch_seconds"] > 0 and outcome["memory"] > 50

@@ -1,11 +1,10 @@
 """benchmarks/ddp.py: every system trains, equal systems have equal weights, mistakes are explained."""
 
-import json
 import time
 
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, called
+from tests.benchmarks.as_a_user import benchmark_module, figures
 
 torch = pytest.importorskip("torch", reason="the comparison with DDP needs torch")
 
@@ -15,10 +14,8 @@ torch = pytest.importorskip("torch", reason="the comparison with DDP needs torch
 @pytest.mark.parametrize("bf16", [[], pytest.param(["ddp-bf16"], marks=pytest.mark.exhaustive)])  # but for one hook
 def test_systems_train_and_plain_ones_get_the_weights_of_ddp(bf16):
     systems = ["ddp", *bf16, "ddp-powersgd", "dmltrain-defer", "dmltrain-factors"]
-    given = f"--networks mlp:0.4:8 --systems {','.join(systems)} --by-layer 0.01 --format json"
-    done = called(f"ddp.py {given} --repeats 1 --steps 2 --warm-up 1 --batch 4")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    given = f"--networks mlp:0.4:8 --systems {','.join(systems)} --by-layer 0.01"
+    result = figures(f"ddp.py {given} --repeats 1 --steps 2 --warm-up 1 --batch 4")
     (network,) = result["networks"]
     assert network["bytes"] == pytest.approx(0.4e6, rel=0.02) and network["bound_seconds"] is None
     rows = {row["system"]: row for row in network["systems"]}
@@ -36,40 +33,15 @@ def test_systems_train_and_plain_ones_get_the_weights_of_ddp(bf16):
 @pytest.mark.timeout(800)
 def test_a_straggler_delays_synchronous_systems_and_one_of_own_pace_trains_as_long():
     systems = ["ddp", "dmltrain-ssp", "dmltrain-async"]
-    given = f"--networks mlp:0.04:4 --systems {','.join(systems)} --format json"
+    given = f"--networks mlp:0.04:4 --systems {','.join(systems)}"
     slow = "--pause 0.01 --stragglers 0.2:20 --freeze 0.5:0.2"
-    done = called(f"ddp.py {given} {slow} --repeats 1 --steps 12 --warm-up 1 --batch 4")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = figures(f"ddp.py {given} {slow} --repeats 1 --steps 12 --warm-up 1 --batch 4")
     rows = {row["system"]: row["seconds"]["median"] for row in result["networks"][0]["systems"]}
     assert list(rows) == systems and not [doubt for doubt in result["doubts"] if "weights differ" in doubt]
     assert rows["dmltrain-async"] < 0.9 * rows["ddp"], "one worker waits neither for the stragglers nor for the frozen"
     assert rows["ddp"] > 0.01 * (1 + 0.2 * 19), "all wait for the slowest"
     table = benchmark_module("tables.ddp").table(result)
     assert "20 times as long with a probability of 0.2" in table and "sleeps for 0.5 s after every 0.2 s" in table
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--systems", "horovod"], "choose of ddp, ddp-bf16"),
-        (["--networks", "mlp:25"], "unknown network 'mlp:25'; expected such as mlp:25:100"),
-        (["--networks", "mlp:25:3"], "an even number of tensors"),
-        (["--hosts", "1"], "--hosts must be 2 to 250"),
-        (["--slow-link", "100mbit"], "--slow-link and systems with servers on spare hosts need --hosts"),
-        (["--systems", "dmltrain-apart"], "need --hosts"),
-        (["--batch", "0"], "at least 1"),
-        (["--pause", "-1"], "0 to 60 seconds"),
-        (["--stragglers", "0.1"], "expected two numbers, such as 0.05:10"),
-        (["--stragglers", "0.1:10"], "a --pause above 0"),
-        (["--freeze", "2:0"], "up to 600 seconds between"),
-        (["--systems", "dmltrain-async,ddp"], "so it cannot be it"),
-    ],
-)
-def test_mistakes_are_explained(arguments, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        benchmark_module("ddp").parse(arguments)
-    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, classes, sample", [("resnet-20", 10, (3, 32, 32)), ("mlp:0.04:4", 71, (71,))])

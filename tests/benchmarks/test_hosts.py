@@ -1,6 +1,5 @@
 """benchmarks/hosts.py measures real jobs on the test bed, judges their results, and leaves nothing behind."""
 
-import json
 import re
 import secrets
 
@@ -8,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, called, run
+from tests.benchmarks.as_a_user import benchmark_module, figures, run
 from tests.cluster.command import namespaces
 
 pytest.importorskip("torch", reason="the benchmark's workers need torch")
@@ -23,9 +22,7 @@ def result() -> dict:
     lacking = benchmark_module("contest.bed").missing()
     if lacking:
         pytest.skip(f"no five-host benchmark: it needs {lacking}")
-    done = run(f"hosts.py --format json --rate 100mbit --systems dmltrain {TINY}", HOSTS_TEST_MARK=MARK)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return figures(f"hosts.py --rate 100mbit --systems dmltrain {TINY}", HOSTS_TEST_MARK=MARK, how=run)
 
 
 def test_a_step_is_held_against_the_bound_at_the_goodput_measured_beside_it(result: dict):
@@ -61,21 +58,6 @@ def test_nothing_is_left(result: dict):
     assert not marked
     beds = {int(found[1]) for found in map(re.compile(r"testbed-benchmark(\d+)-").match, namespaces()) if found}
     assert not [pid for pid in beds if not psutil.pid_exists(pid)]  # those of benchmarks that run are theirs
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--gc-type", "none,zip"], "'zip': choose one of none, bf16"),
-        (["--systems", "horovod"], "mxnet, dmltrain"),
-        (["--hosts", "1"], "2 to 250"),
-        (["--host-sum", "no"], "choose one of auto, off"),
-        (["--megabytes", "0"], "more than 0"),
-    ],
-)
-def test_usage_errors(arguments: list[str], said: str):
-    done = called("hosts.py", *arguments)
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_doubtful_times_are_called_so():

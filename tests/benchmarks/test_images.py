@@ -1,12 +1,11 @@
 """benchmarks/images.py measures dmltrain and MXNet's reader on the same file, and both read all of it."""
 
 import itertools
-import json
 
 import pytest
 
 from dmltrain.data.images import ImageAugmentation
-from tests.benchmarks.as_a_user import benchmark_module, called
+from tests.benchmarks.as_a_user import benchmark_module, called, figures
 
 
 @pytest.fixture
@@ -22,10 +21,8 @@ def test_each_epoch_reads_every_image(records):
 @pytest.mark.thorough
 def test_both_systems_have_their_figures(records):
     pytest.importorskip("mxnet", exc_type=ImportError)
-    words = f"images.py --data-train {records} --turns 1 --seconds 0.1 --threads 1 --format json --cases"
-    done = called(words, "resized crop, mirror")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["rows"]
+    words = f"images.py --data-train {records} --turns 1 --seconds 0.1 --threads 1 --cases"
+    (row,) = figures(words, "resized crop, mirror")["rows"]
     assert row["case"] == "resized crop, mirror" and row["threads"] == 1 and row["to_fewest_threads"] == 1
     for unit in ("images_per_second", "images_per_cpu_second"):
         assert all(10 < row[unit][system]["median"] < 100_000 for system in ("dmltrain", "mxnet"))

@@ -36,12 +36,3 @@ def test_the_table_has_a_column_for_each_batch():
     shown = benchmark_module("inference").table({"cells": cells})
     assert shown.splitlines()[0] == "| network | backend | batch 1 | batch 32 |"
     assert shown.splitlines()[2] == "| lenet | torch | 10.0 | 320.0 |"
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["--network densenet121", "--network lenet --batch-size x", "--network lenet --gpus 99"],
-)
-def test_a_wrong_argument_is_explained(words):
-    done = called(f"inference.py {words}")
-    assert done.returncode == 2 and done.stderr.startswith("inference.py: error: ") and "Traceback" not in done.stderr

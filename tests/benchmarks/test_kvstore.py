@@ -1,14 +1,13 @@
 """benchmarks/kvstore.py runs every system, reports what it promises, and does not measure garbage."""
 
 import importlib.util
-import json
 import secrets
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, called
+from tests.benchmarks.as_a_user import benchmark_module, called, figures
 
 pytest.importorskip("torch", reason="the kvstore benchmark needs torch")
 
@@ -22,9 +21,7 @@ def workload():
 
 @pytest.mark.thorough
 def test_json_has_the_ratios_and_every_system():
-    done = called(f"kvstore.py --format json {TINY}")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = figures(f"kvstore.py {TINY}")
     assert result["workload"] == {"bytes": pytest.approx(0.4e6, rel=0.01), "keys": 100, "workers": 2, "servers": 1}
     assert set(result["limits"]) == {"memcpy", "sum_in_place", "tcp_one_way"}
     assert result["machine"]["cores"] >= 1 and result["versions"]["gloo"] and "kvstore.py" in result["command"]
@@ -52,15 +49,6 @@ def test_table_of_one_system_leaves_no_process():
     assert "MXNet" not in done.stdout
     marked = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("KVSTORE_TEST_MARK") == mark]
     assert not marked
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [("--systems horovod", "dmltrain, mxnet, gloo"), ("--repeats 0", "at least 1"), ("--x", "--x")],
-)
-def test_usage_errors(arguments, said):
-    done = called(f"kvstore.py {arguments}")
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_keys_are_resnet50s(workload):

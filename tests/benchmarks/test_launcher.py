@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.benchmarks.as_a_user import run
+from tests.benchmarks.as_a_user import figures, run
 from tests.cluster import slurm
 from tests.cluster.requirements import missing
 
@@ -17,9 +17,7 @@ def result() -> dict:
     lacking = missing()
     if lacking:
         pytest.skip(f"no test bed: it needs {lacking}")
-    done = run("launcher.py --format json --repeats 1 --seconds 1 --ways ssh local")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return figures("launcher.py --repeats 1 --seconds 1 --ways ssh local", how=run)
 
 
 def test_every_way_has_its_figures(result: dict):
@@ -34,7 +32,7 @@ def test_every_way_has_its_figures(result: dict):
 def test_starts_only_measures_slurm_and_ssh_in_turns():
     if lacking := missing() or slurm.missing():
         pytest.skip(f"it needs {lacking}")
-    done = run("launcher.py --format json --repeats 2 --starts-only --ways Slurm ssh")
+    done = run("launcher.py --repeats 2 --starts-only --format json --ways Slurm ssh")
     assert done.returncode == 0, done.stderr
     assert "turn 2 of 2" in done.stderr
     ways = json.loads(done.stdout)["ways"]

@@ -1,18 +1,15 @@
 """benchmarks/overlap.py runs real steps through the kvstore and counts what computing does not hide."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, called
+from tests.benchmarks.as_a_user import benchmark_module, figures
 
 
 @pytest.mark.thorough
 def test_steps_with_compute_are_held_against_steps_without():
-    done = called("overlap.py --loopback --hosts 2 --megabytes 0.4 --compute 0.3 --repeats 2 --steps 2 --format json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = figures("overlap.py --loopback --hosts 2 --megabytes 0.4 --compute 0.3 --repeats 2 --steps 2")
     assert result["compute_seconds"] == 0.3 and result["step_seconds"]["min"] > 0.3 - 1e-9
     assert 0 < result["communication_seconds"]["min"] <= result["communication_seconds"]["max"]
     assert len(result["exposed_share_of_each_turn"]) == 2 and min(result["exposed_share_of_each_turn"]) > -1e-6
@@ -31,12 +28,3 @@ def test_exposed_is_what_a_step_takes_beyond_its_compute_in_communications():
 def test_each_key_is_computed_once_the_classifier_last():
     order = benchmark_module("contest.programs.overlap").forward_order(100)
     assert sorted(order) == list(range(100)) and order[0] == 0 and order[-2:] == [98, 99]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [("--hosts 1", "2 to 250"), ("--compute 0", "more than 0"), ("--gc-type zip", "zip")],
-)
-def test_usage_errors(arguments: str, said: str):
-    done = called(f"overlap.py {arguments}")
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

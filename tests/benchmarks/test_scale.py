@@ -1,23 +1,18 @@
 """benchmarks/scale.py measures real jobs of each size, holds them against the bound, and draws them."""
 
-import json
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.benchmarks.as_a_user import benchmark_module, called
+from tests.benchmarks.as_a_user import benchmark_module, figures
 
 
 @pytest.mark.thorough
 def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scale.svg"
-    done = called(
-        f"scale.py --workers 2 --servers 1 --keys 3 --megabytes 0.03 --repeats 1 --format json --plot {picture}"
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = figures(f"scale.py --workers 2 --servers 1 --keys 3 --megabytes 0.03 --repeats 1 --plot {picture}")
     (entry,) = result["cells"]
     assert (entry["workers"], entry["servers"], entry["keys"], entry["slices"]) == (2, 1, 3, 3)
     assert entry["bytes"] == pytest.approx(0.03e6, rel=0.01)
@@ -28,22 +23,6 @@ def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
     assert result["fixed_cost"] is None  # of one number of slices
     labels = {element.text for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")}
     assert labels >= {"workers", "servers", "keys", "model, MB", "ms a step", "bound", "time"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--keys", "10,x"], "'10,x'"),
-        (["--workers", "0"], "above 0"),
-        (["--megabytes", "nan"], "above 0"),
-        (["--repeats", "0"], "at least 1"),
-        (["--transport", "udp"], "udp"),
-    ],
-)
-def test_usage_errors(arguments: list[str], said: str, capsys):
-    with pytest.raises(SystemExit) as ended:
-        benchmark_module("scale").parse(arguments)
-    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_is_said_so(tmp_path):

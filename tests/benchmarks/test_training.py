@@ -1,13 +1,11 @@
 """The training benchmark: its hand-written networks are ours, and it runs."""
 
-import json
-
 import pytest
 import torch
 
 from dmltrain import models
 from dmltrain.backends.torch import layers as torch_layers
-from tests.benchmarks.as_a_user import benchmark_module, run
+from tests.benchmarks.as_a_user import benchmark_module, figures, run
 
 TINY = "--networks resnet-20 --turns 1 --seconds 0.1"
 
@@ -34,8 +32,8 @@ def _by_shape(parameters):
 
 @pytest.mark.thorough
 def test_it_runs(tmp_path):
-    done = run(f"training.py {TINY} --batch-size 8 --num-examples 4000 --threads 1 --format json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["networks"]["resnet-20"]
+    found = figures(f"training.py {TINY} --batch-size 8 --num-examples 4000 --threads 1", how=run)["networks"][
+        "resnet-20"
+    ]
     assert set(found["images_per_second"]) == {"plain", "local", "dist_sync"}
     assert set(found["ratio_to_plain"]) == {"local", "dist_sync"} and min(found["ratio_to_plain"].values()) > 0

@@ -1,11 +1,10 @@
 """benchmarks/unauthenticated.py measures jobs with and without unauthenticated peers."""
 
-import json
 import os
 
 import pytest
 
-from tests.benchmarks.as_a_user import run
+from tests.benchmarks.as_a_user import figures, run
 
 pytestmark = [
     pytest.mark.alone,
@@ -15,10 +14,8 @@ pytestmark = [
 
 
 def test_every_kind_of_run_has_its_figures():
-    done = run("unauthenticated.py --format json --repeats 1 --steps 20 --rate 200", timeout=120)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    for kind, figures in result["runs"].items():
-        assert 0 < figures["median"]["median"] <= figures["p95"]["median"] < figures["start"]["median"]
-        assert (figures["connections"]["median"] > 50) == (kind != "nobody")
+    result = figures("unauthenticated.py --repeats 1 --steps 20 --rate 200", how=run)
+    for kind, each in result["runs"].items():
+        assert 0 < each["median"]["median"] <= each["p95"]["median"] < each["start"]["median"]
+        assert (each["connections"]["median"] > 50) == (kind != "nobody")
     assert set(result["ratio_to_elsewhere"]) == {"median", "p95"}
