@@ -37,14 +37,8 @@ class Installed:
     def run(self, *words: str | Path, folder: Path) -> str:
         """The output of `dmltrain WORDS`."""
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        done = subprocess.run(
-            [self.programs / "dmltrain", *words],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        command = [self.programs / "dmltrain", *words]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -67,17 +61,8 @@ def installed(request, once, wheel) -> Installed:  # noqa: F811
 
     def make(folder: Path) -> None:
         subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
-        pip(
-            "--python",
-            folder / "bin/python",
-            "install",
-            "--no-compile",
-            "--only-binary",
-            ":all:",
-            "--constraint",
-            ROOT / "constraints.txt",
-            wheel,
-        )
+        options = ["--no-compile", "--only-binary", ":all:", "--constraint", ROOT / "constraints.txt"]
+        pip("--python", folder / "bin/python", "install", *options, wheel)
         subprocess.run([folder / "bin/python", "-I", "-c", f"import {USED}"], check=True)  # compiles them once
         for script in (folder / "bin").iterdir():  # the folder gets its own name when it is complete
             if script.is_file() and not script.is_symlink():
