@@ -291,14 +291,10 @@ SSP, SYNC = kind("dist_ssp", 4.0), kind("dist_sync")
         (SSP, change(kv_store="dist_local"), "", "dist_sync or dist_async or dist_ssp"),
         (SSP, change(kv_store="local"), "", "dist_sync or dist_async or dist_ssp"),
         # rounds come and go only without compression and relays
-        *((now, change(kv_store=to), "", "^$") for now, to in ((SSP, "dist_sync"), (SYNC, "dist_ssp"))),
         *(
-            (now, change(kv_store=to), "compressed", "--gc-type")
+            (now, change(kv_store=to), without, said)
             for now, to in ((SSP, "dist_sync"), (SYNC, "dist_ssp"))
-        ),
-        *(
-            (now, change(kv_store=to), "relays", "--host-sum off")
-            for now, to in ((SSP, "dist_sync"), (SYNC, "dist_ssp"))
+            for without, said in (("", "^$"), ("compressed", "--gc-type"), ("relays", "--host-sum off"))
         ),
     ],
 )

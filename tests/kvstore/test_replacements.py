@@ -279,7 +279,9 @@ def test_the_memory_of_a_lost_worker_is_freed(serve, shared):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_process_of_an_elastic_job_accepts_replacements(transport):
+def test_a_process_goes_on_without_a_lost_worker_and_enters_what_the_scheduler_says(monkeypatch, transport):
+    """Also a view with a replacement."""
+    monkeypatch.setattr(Control, "link_lost", pytest.fail)  # it would end this process after some seconds
     process = Process(transport)
     address, shared = process.socket_name or process.address, transport == "shm"
     first, second, third = (Peer(address, rank) for rank in range(3))
@@ -287,17 +289,20 @@ def test_a_process_of_an_elastic_job_accepts_replacements(transport):
         answered(peer, Declare("dist_sync", 0.0, (key(0),)))
     process.send(Enter(FIRST))
     push(third, [1] * 4, 1, shared)
+    third.link.close()
+    lost = process.heard.get(timeout=SECONDS)
+    assert isinstance(lost, LinkLost) and (lost.peer.role, lost.peer.index) == ("worker", 2)
     process.send(Enter(SECOND))
+    push_sum((first, second), 2, shared)
     late = Peer(address, 2)
     assert heard(late) == []
     process.send(Enter(THIRD))
     answered(late, Declare("dist_sync", 0.0, (key(0),)), view=3)
     push_sum((first, second, late), 3, shared)
     for rank, peer in enumerate((first, second, late)):
-        leave(peer, 7, view=3)
-        assert process.heard.get(timeout=SECONDS) == Left(3, rank, 7)
-    third.link.close()
-    assert process.close() == []
+        leave(peer, 7 + rank, view=3)
+        assert process.heard.get(timeout=SECONDS) == Left(3, rank, 7 + rank)
+    assert process.close() == [], "nothing but the lost link, and who has left"
 
 
 # -- the worker -------------------------------------------------------------------------------------------------------

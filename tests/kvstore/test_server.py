@@ -19,15 +19,23 @@ from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.made import declaration, plain_sgd
+from tests.kvstore.test_server_views import Arena
 from tests.kvstore.through_a_codec import decode, encode
 
 INFINITY = float("inf")
 
 
 def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, **settings):
-    core = ServerCore(workers, make_step=make_step, **settings)
+    """Of two keys, or of one that has these `slices`."""
+    slices = settings.pop("slices", None)
+    core, declared = (
+        ServerCore(workers, make_step=make_step, **settings),
+        declaration(kind, staleness, compression=compression),
+    )
+    if slices:
+        declared = replace(declared, keys=(replace(declared.keys[0], slices=tuple(enumerate(slices))),))
     for worker in range(workers):
-        core.declare(worker, declaration(kind, staleness, compression=compression))
+        core.declare(worker, declared)
     if spec:
         core.optimize(spec)
     return core
@@ -36,17 +44,6 @@ def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None,
 def stepping(workers=2, staleness=INFINITY, **settings):
     """A core that makes a step of plain SGD of each push."""
     return core_of(workers, "dist_ssp", staleness, plain_sgd, {"name": "sgd"}, **settings)
-
-
-class Memory:
-    """Gives arrays one behind another, and notes their sizes."""
-
-    def __init__(self):
-        self.sizes = []
-
-    def __call__(self, size):
-        self.sizes.append(size)
-        return sum(self.sizes[:-1]), np.empty(size, np.uint8)
 
 
 def gradient(worker, key, clock, size):
@@ -300,7 +297,7 @@ def test_a_missing_push_and_a_worker_too_many_rounds_ahead_are_rejected():
 @pytest.mark.parametrize("compression", [{"type": "none"}, {"type": "2bit", "threshold": 1.0}], ids=["plain", "coded"])
 def test_memory_is_reused(compression):
     """Fifty rounds need the memory of the first few: for values, encoded values and received pushes."""
-    received, memory = [], Memory()
+    received, memory = [], Arena()
     core = core_of(2, allocate=memory, compression=compression)
     kind = codec.make(compression)
     for clock in range(1, 51):
@@ -312,22 +309,22 @@ def test_memory_is_reused(compression):
             for reply in replies + core.pull(worker, 0, 0, clock):
                 reply.release()
         if clock == 5:
-            settled = list(memory.sizes)
-    assert memory.sizes == settled
+            settled = memory.bytes
+    assert memory.bytes == settled
     assert len({array.ctypes.data for array in received}) <= 4
 
 
 def test_memory_of_steps_is_reused():
     """Asynchronous steps, each while the value is being sent to a worker: the copies alternate."""
-    memory = Memory()
+    memory = Arena()
     core = stepping(allocate=memory)
     for clock in range(1, 51):
         (reading,) = core.pull(1, 0, 0, 0)
         push(core, 0, 0, clock, [1] * 5, rate=1.0)
         reading.release()
         if clock == 5:
-            settled = list(memory.sizes)
-    assert memory.sizes == settled
+            settled = memory.bytes
+    assert memory.bytes == settled
 
 
 @pytest.mark.parametrize(
@@ -580,16 +577,6 @@ def test_a_push_in_shared_memory_is_summed_in_place_and_not_changed(compression)
 HALVES = {"type": "fp16"}
 
 
-def of_one_key(workers=2, kind="dist_sync", staleness=0.0, slices=(5,), compression=None, **options):
-    core = ServerCore(workers, **options)
-    key = Key(0, "w", "float32", True, compression or {"type": "none"}, tuple(enumerate(slices)))
-    for worker in range(workers):
-        core.declare(worker, Declare(kind, staleness, (key,)))
-    if core.make_step:
-        core.optimize({"name": "made"})
-    return core
-
-
 def buffer_of(core, worker, values):
     """A push that has arrived."""
     buffer = core.buffer(worker, 0, 0, 20, 0)
@@ -603,10 +590,8 @@ def lent(core, worker, clock, values, rate=-1.0):
 
 
 def test_the_slices_of_a_key_are_contiguous_and_the_lowest_of_free_buffers_is_taken():
-    memory = Memory()
-    of_one_key(slices=(5, 7, 9), allocate=memory)
-    assert memory.sizes == [20, 28, 36, 20, 28, 36]
-    core = of_one_key(allocate=Memory())
+    assert core_of(2, slices=(5, 7, 9), allocate=Arena()).allocate.offsets == [0, 20, 48, 84, 104, 132]
+    core = core_of(2, slices=(5,), allocate=Arena())
     taken = [core.buffer(0, 0, 0, 20, 0) for _ in range(4)]
     offsets = [each.offset for each in taken]
     assert offsets == sorted(offsets)
@@ -617,19 +602,19 @@ def test_the_slices_of_a_key_are_contiguous_and_the_lowest_of_free_buffers_is_ta
 
 def test_only_buffers_that_are_sent_are_in_shared_memory():
     """Encoded pushes are received, encoded values are sent."""
-    memory, kind = Memory(), codec.make(HALVES)
-    core = of_one_key(allocate=memory, compression=HALVES)
-    before = len(memory.sizes)
+    memory, kind = Arena(), codec.make(HALVES)
+    core = core_of(2, allocate=memory, compression=HALVES)
+    before = memory.bytes
     buffer = core.buffer(0, 0, 0, 10, kind.number)
-    assert buffer.offset is None and len(memory.sizes) == before
+    assert buffer.offset is None and memory.bytes == before
     for worker in range(2):
         push(core, worker, 0, 1, (encode(kind, np.ones(5, np.float32), None), kind.number))
     (reply,) = core.pull(0, 0, 0, 1)
-    assert memory.sizes[before:] == [10] and reply.buffer.offset == sum(memory.sizes[:-1])
+    assert (reply.buffer.offset, memory.bytes) == (before, before + 10)
 
 
 def test_the_memory_of_a_repeated_push_is_freed():
-    core = of_one_key()
+    core = core_of(2)
     push(core, 0, 0, 1, [1] * 5)
     places = set()
     for _ in range(5):
@@ -641,7 +626,7 @@ def test_the_memory_of_a_repeated_push_is_freed():
 
 def test_a_sum_does_not_overwrite_an_addend_and_empty_slices_complete_rounds():
     """The first two of three gradients lie in shared memory, the third in the server's own."""
-    core = of_one_key(3)
+    core = core_of(3)
     values = [np.full(5, 10.0**worker, np.float32) for worker in range(3)]
     actions = core.push(2, 0, 0, 1, -1.0, buffer_of(core, 2, values[2]))
     for worker in range(2):
@@ -649,7 +634,7 @@ def test_a_sum_does_not_overwrite_an_addend_and_empty_slices_complete_rounds():
     run(core, actions)
     (reply,) = core.pull(0, 0, 0, 1)
     assert reply.buffer.array.tolist() == [111.0] * 5 and values[0].tolist() == [1.0] * 5
-    core = of_one_key(3, slices=(0,))
+    core = core_of(3, slices=(0,))
     replies = []
     for worker in range(3):
         replies += push(core, worker, 0, 1, []) + core.pull(worker, 0, 0, 1)
@@ -665,7 +650,7 @@ def test_a_step_that_changes_its_gradient_does_not_change_shared_memory_but_the_
         gradient *= rate
         value -= gradient
 
-    core = of_one_key(1, "dist_async", float("inf"), make_step=lambda spec, key, value: step)
+    core = core_of(1, "dist_async", INFINITY, lambda spec, key, value: step, {"name": "made"})
     values = np.ones(5, np.float32)
     values.flags.writeable = False  # as another process's memory
     run(core, lent(core, 0, 1, values, 0.5))
@@ -678,8 +663,7 @@ def test_a_step_that_changes_its_gradient_does_not_change_shared_memory_but_the_
 
 @pytest.mark.parametrize("how", ["sum", "step", "leaves"])
 def test_without_times_a_value_reports_none(how):
-    step = {"make_step": lambda spec, key, value: lambda value, gradient, rate: None} if how != "sum" else {}
-    core = of_one_key(2, "dist_sync" if how == "sum" else "dist_ssp", **step)
+    core = core_of(2) if how == "sum" else stepping(staleness=0.0)
     assert core.pull(0, 0, 0, 1) == push(core, 0, 0, 1, [1] * 5) == []
     (reply,) = core.finish(1) if how == "leaves" else push(core, 1, 0, 1, [1] * 5)
     assert (reply.waited, reply.worked, reply.priority) == (0.0, 0.0, 0)
@@ -687,7 +671,7 @@ def test_without_times_a_value_reports_none(how):
 
 
 def test_a_push_of_another_type_is_named():
-    core, number = of_one_key(1, compression=HALVES), codec.make(HALVES).number
+    core, number = core_of(1, compression=HALVES), codec.make(HALVES).number
     for size, dtype, name in ((20, 0, "float32"), (10, 1, "float64"), (10, 2, "compression 2")):
         said = f"worker 0 sent {size} bytes of {name} for key 0 slice 0, expected 10 bytes of comp.* {number}"
         with pytest.raises(Rejected, match=said):
@@ -709,7 +693,7 @@ class Full:
 
 @pytest.mark.parametrize("slices", [(1,) * 200, (1000,)])
 def test_every_packed_state_is_within_the_accepted_size(slices):
-    core = of_one_key(1, make_step=Full, slices=slices)
+    core = core_of(1, make_step=Full, spec={"name": "full"}, slices=slices)
     size = len(optimizer_state.pack(core.slices()))
     assert size <= optimizer_state.limit(core.slices()) < 4 * size
 
@@ -732,13 +716,13 @@ def state_of(**fields):
     ids=["no value", "another value", "another array", "another shape"],
 )
 def test_a_state_of_other_arrays_is_refused(fields):
-    core = of_one_key(1)
+    core = core_of(1, slices=(5,))
     with pytest.raises(Rejected, match="the optimizer state of key 0 slice 0 belongs to another model"):
         optimizer_state.unpack(state_of(**fields), core.slices())
 
 
 def test_a_state_may_have_scalars_and_no_residual():
-    core = of_one_key(1, compression={"type": "2bit", "threshold": 1.0})
+    core = core_of(1, compression=TWO_BITS, slices=(5,))
     core.slices()[0, 0].residual[:] = 7
     optimizer_state.unpack(state_of(value=np.full(5, 3, np.float32), step=np.float32(2)), core.slices())
     assert core.slices()[0, 0].value.array.tolist() == [3.0] * 5

@@ -14,7 +14,7 @@ from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, Enter, Key, Leave, Left, LinkLost
+from dmltrain.kvstore.transport.message import Declare, Enter, Key, Leave
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.view import Lost, View
 from tests.kvstore import carrying_out
@@ -409,27 +409,6 @@ def test_a_job_that_is_not_elastic_has_no_views():
 
 
 # -- the process ------------------------------------------------------------------------------------------------------
-
-
-def test_a_process_goes_on_without_a_lost_worker_and_enters_what_the_scheduler_says(monkeypatch):
-    monkeypatch.setattr(Control, "link_lost", pytest.fail)  # it would end this process after some seconds
-    process = Process()
-    first, second, third = peers = [Peer(process.address, rank) for rank in range(3)]
-    for peer in peers:
-        answered(peer, Declare("dist_sync", 0.0, (key(0, 4),)))
-    process.send(Enter(FIRST))
-    push(third, [1] * 4, 1)
-    third.link.close()
-    lost = process.heard.get(timeout=SECONDS)
-    assert isinstance(lost, LinkLost) and (lost.peer.role, lost.peer.index) == ("worker", 2)
-    process.send(Enter(SECOND))
-    for peer, value in ((first, 10), (second, 20)):
-        push(peer, [value] * 4, 2)
-    expect_sum((first, second), 2, 30)
-    for rank, peer in enumerate((first, second)):
-        leave(peer, 8 + rank, view=2)
-        assert process.heard.get(timeout=SECONDS) == Left(2, rank, 8 + rank)
-    assert process.close() == [], "nothing but the lost link, and who has left"
 
 
 def test_a_replacement_that_is_slow_to_start_has_the_workers_of_its_view(monkeypatch):
