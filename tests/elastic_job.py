@@ -29,21 +29,23 @@ def make_forker():
     return forker()
 
 
+def start_like(job, name, other, *words, **environment):
+    """Start another process like this one, with more words and environment."""
+    command, before = job.commands[other]
+    job.commands[name] = ([*command, *words], {**before, **environment})
+    job.processes[name] = job.start(name)
+
+
 def come(job, rank, *words):
     """Start a worker that joins the job."""
-    command, environment = job.commands["worker-0"]
-    name = f"worker-{rank}"
-    own = {"DMLC_TASK_ID": str(rank), "DMLC_WORKER_ID": str(rank), "DMLTRAIN_JOIN": "1"}
-    job.commands[name] = ([*command, *words], {**environment, **own})
-    job.processes[name] = job.start(name)
+    own = {"DMLC_TASK_ID": str(rank), "DMLC_WORKER_ID": str(rank)}
+    start_like(job, f"worker-{rank}", "worker-0", *words, DMLTRAIN_JOIN="1", **own)
 
 
 def come_server(job, number):
     """Start the replacement of a server that has ended."""
-    command, environment = job.commands[f"server-{number}"]
     name = f"server-{number}-{sum(each.startswith(f'server-{number}') for each in job.processes) + 1}"
-    job.commands[name] = (command, {**environment, "DMLTRAIN_JOIN": "1"})
-    job.processes[name] = job.start(name)
+    start_like(job, name, f"server-{number}", DMLTRAIN_JOIN="1")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dmltrain.audit.views_file import read
-from tests.elastic_job import KILLED, ends, make_forker, make_jobs  # noqa: F401
+from tests.elastic_job import KILLED, ends, make_forker, make_jobs, start_like  # noqa: F401
 
 thorough = pytest.mark.thorough
 WORDS = ("--epochs", "2")
@@ -97,9 +97,7 @@ def replace(job, member, leader):
     """Start a replacement when the worker has ended and the leader waits for it."""
     job.processes[f"worker-{member}"].wait(60)
     job.wait_for_line(f"worker-{leader}", "This worker waits for one that comes")
-    command, environment = job.commands[f"worker-{member}"]
-    job.commands["new"] = (command, {**environment, "DMLTRAIN_JOIN": "1"})
-    job.processes["new"] = job.start("new")
+    start_like(job, "new", f"worker-{member}", DMLTRAIN_JOIN="1")
 
 
 ON_SERVERS = {"MXNET_UPDATE_ON_KVSTORE": "1"}

@@ -55,9 +55,9 @@ class Engine(ABC):
         """program.py with this text, in the working folder."""
         return self.front.script(text)
 
-    def start(self, fault: str) -> Launched:
+    def start(self, fault: str = "", *options: object) -> Launched:
         """A job whose two workers, on nodes of their own, run PROGRAM and have printed `up`."""
-        job = self.job("-n", 2, "-s", 0, self.script(PROGRAM).name)
+        job = self.job("-n", 2, "-s", 0, *options, self.script(PROGRAM).name)
         job.wait_for_words("up", "worker-0", "worker-1")
         return job
 

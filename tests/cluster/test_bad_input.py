@@ -217,3 +217,10 @@ def test_the_output_of_mpiruns_ssh_is_passed_on(bad: Bad, name: str):
     bad.testbed.kill_sshd("h2")
     words = ["h2", "not reached", "10.99.0.2 port 22: Connection refused"]
     bad.refused(FAULT, words, *where, seconds=GIVEN_UP)
+
+
+@pytest.mark.thorough
+def test_hosts_whose_python_mpirun_does_not_find_are_named(bad: Bad):
+    (bad.folder / "hosts").write_text("h1\nh2 python=/opt/none/python3\nh3 python=/opt/no/python3\n")
+    where = [*way("open-mpi", "")[:-2], "-n", 3, "-s", 0, "-H", "hosts", bad.program]
+    bad.refused(USER, ["h2, h3 were not reached", "/opt/no", "python3: not found"], *where)

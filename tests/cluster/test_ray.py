@@ -68,13 +68,6 @@ def end_jobs(ray: RayCluster) -> None:
         ray.job("delete", name)
 
 
-def waiting_job(ray: RayCluster, folder: Path, *options: object) -> Launched:
-    front = Front(ray.testbed, folder)
-    job = front.start(*RAY, "-n", 2, "-s", 0, *options, front.script(engines.PROGRAM))
-    job.wait_for_words("up", "worker-0", "worker-1")
-    return job
-
-
 def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp_path: Path, front: Front):
     environment = tmp_path / "env.yaml"
     environment.write_text("env_vars:\n  GREETING: hi\n")
@@ -92,8 +85,8 @@ def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp
     assert all(each[4] == [] and each[5] == str(tmp_path) for each in written.values())
 
 
-def test_who_finds_no_room_is_told(ray: RayCluster, tmp_path: Path, front: Front):
-    job = waiting_job(ray, tmp_path, "--ray-resources", "CPU=2", "--hosts", "h1,h3")
+def test_who_finds_no_room_is_told(ray: RayCluster, front: Front, engine: Engine):
+    job = engine.start("", "--ray-resources", "CPU=2", "--hosts", "h1,h3")
     assert {row["host"] for row in job.record["processes"]} == {"h1", "h3"}
     assert len(ray.left()) == 3, "a placement group and two actors"
     full = front.run(*RAY, "--queue-wait", 2, "-n", 2, "true", logs="full")
@@ -211,10 +204,10 @@ class Engine(engines.Engine):
     name = "ray"
     options = RAY
 
-    def start(self, fault: str) -> Launched:
+    def start(self, fault: str = "", *options: object) -> Launched:
         if fault == "cancelled":  # its launcher is in Ray
             self.options = inside("--launcher-inside", "yes")
-        return super().start(fault)
+        return super().start(fault, *options)
 
     def launcher(self) -> int:
         [found] = [each for each in self.testbed.processes(LOGIN) if "launch.cli" in each.argv]

@@ -85,13 +85,6 @@ def let_it_run_again(slurm: Slurm) -> None:
     slurm.on(LOGIN, ["scontrol", "update", f"JobId={slurm.number(1)}", "StartTime=now+2seconds"])
 
 
-def waiting_job(slurm: Slurm, folder: Path) -> Launched:
-    front = allocated(slurm, folder)
-    job = front.start(*SLURM, "-n", 2, "-s", 0, front.script(engines.PROGRAM))
-    job.wait_for_words("up", "worker-0", "worker-1")
-    return job
-
-
 def test_a_job_runs_on_the_nodes_of_its_allocation(slurm: Slurm, tmp_path: Path):
     front = allocated(slurm, tmp_path, "--cpus-per-task=2", "--nodelist=h2,h4")
     done = front.run(*SLURM, "-n", 2, "-s", 2, front.script(SHOWS))
@@ -124,16 +117,14 @@ def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, t
 
 
 @pytest.mark.thorough
-def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, tmp_path: Path, front: Front):
-    job = waiting_job(slurm, tmp_path)
+def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, front: Front, engine: Engine):
+    job = engine.start()
     listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
     assert listed.code == 0, listed
     assert listed.out.count("worker") == 2, listed
     killed = front.ask("--kill", job.logs, "--connect-timeout", 60)
-    assert killed.code == 0, killed
-    assert f"Slurm's job {slurm.number(1)} has ended" in killed.err and "0 processes left on 0 hosts" in killed.err, (
-        killed
-    )
+    assert killed.code == 0 and f"Slurm's job {slurm.number(1)} has ended" in killed.err, killed
+    assert "0 processes left on 0 hosts" in killed.err
     assert job.wait().code != 0
     wait_gone(slurm)
 

@@ -84,8 +84,8 @@ class Engine(engines.Engine):
     def script(self, text: str) -> Path:
         return self.laptop.script(text)
 
-    def start(self, fault: str) -> Followed:
-        job = self.job("-n", 2, "-s", 0, self.script(engines.PROGRAM).name)
+    def start(self, fault: str = "", *options: object) -> Followed:
+        job = self.job("-n", 2, "-s", 0, *options, self.script(engines.PROGRAM).name)
         wait_for(lambda: all("up" in job.log(f"worker-{rank}") for rank in (0, 1)), "the workers", LONGEST)
         return job
 
