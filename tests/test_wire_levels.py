@@ -36,7 +36,7 @@ def launch(folder, level, *program):
 def finished(tmp_path_factory):
     """level -> the result line of worker 0, and all files of the logs' folder. The jobs run side by side."""
     folders = {level: tmp_path_factory.mktemp(level) for level in LEVELS}
-    jobs = {level: launch(folders[level], level, PROGRAM, "tcp", "tcp", "none", 1, 4, "") for level in LEVELS}
+    jobs = {level: launch(folders[level], level, PROGRAM) for level in LEVELS}
     found = {}
     for level, job in jobs.items():
         output, _ = job.communicate(timeout=100)

@@ -1,6 +1,7 @@
 """Whole jobs: their results, and faults of older systems."""
 
 import random
+import signal
 import time
 from concurrent import futures
 from pathlib import Path
@@ -104,6 +105,18 @@ def test_states_of_version_0_4_are_continued_bit_exactly(whole_job, name, spec):
         assert set(expected) == set(weights)
         for key, value in weights.items():
             assert value.tobytes() == expected[key].tobytes(), key
+
+
+def test_killing_everything_leaves_nothing(start_forked):
+    """In memory that processes share."""
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir())
+    job = start_forked("endless.py", "dist_sync")
+    job.wait_for_line("worker-0", "ready")
+    for process in job.processes.values():
+        process.kill()
+    assert set(job.wait().values()) == {-signal.SIGKILL}
+    assert set(shared.iterdir()) <= before
 
 
 def test_training_ends_with_a_message_when_models_differ(whole_job):

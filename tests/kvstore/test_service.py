@@ -17,8 +17,7 @@ from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind
 from dmltrain.kvstore.view import View
-from tests.kvstore.made import declaration
-from tests.kvstore.test_server_views import Add
+from tests.kvstore.made import declaration, plain_sgd
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS, wait_for
 
@@ -58,8 +57,9 @@ def reaches():
         ("server", 0, [False]),
     ],
 )
-def test_workers_are_accepted_and_relays_only_from_the_first_worker_of_a_host(reaches, role, index, expected):
+def test_workers_are_accepted_and_relays_only_from_the_first_worker_of_a_host(reaches, logged, role, index, expected):
     assert [reaches(role, index) for _ in expected] == expected
+    logged.wait_for(f"server 0: cut off {role} {index}: not a worker of this job, or already connected")
 
 
 def service_of(core, *hosts, servers=1):
@@ -92,7 +92,7 @@ def test_the_first_view_that_a_server_enters_may_have_fewer_servers_than_the_sta
 
 def test_where_each_push_is_a_step_new_ones_wait_while_a_state_is_read():
     """Else a busy server of an elastic job would never be quiescent."""
-    core = ServerCore(1, make_step=Add)
+    core = ServerCore(1, make_step=plain_sgd)
     service = service_of(core)
     core.declare(0, declaration("dist_async", math.inf, sizes=(4,)))
     core.optimize({})

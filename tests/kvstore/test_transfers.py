@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dmltrain.errors import UserError
+from dmltrain.kvstore import codec
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.worker import probe
 from tests.kvstore.whole_job import begun
@@ -113,6 +114,32 @@ def test_residuals_are_sent_later_also_by_another_job(store, whole_job, kind):
     again = np.zeros_like(out)
     later.pushpull("w", gradient, again)
     assert again.tobytes() == out.tobytes(), "as without a restart"
+
+
+ERRORS = {"bf16": 1e-4, "fp16": 1e-4, "int8": 3e-4, "2bit": 0.02}  # the others: 0.1
+
+
+@pytest.mark.parametrize("kind", [each.name for each in codec.TABLE])
+def test_compression_does_not_depend_on_the_transport(whole_job, kind):
+    sizes = {"big": 300_000, "one": 1, "odd": 70_001, "none": 0}
+
+    def gradients(rank, clock):
+        return [numbers([rank, clock], size) * np.float32(1e-3) for size in sizes.values()]
+
+    def train(store):
+        store.set_gradient_compression({"type": kind})
+        store.init(list(sizes), [np.zeros(size, np.float32) for size in sizes.values()])
+        before, found = store.bytes_sent, []
+        for clock in range(4):
+            found += [each.copy() for each in store.pushpull(list(sizes), gradients(store.rank, clock), READ).values]
+        return np.concatenate(found), store.bytes_sent - before
+
+    results = [found for transport in ("tcp", "shm") for found in whole_job(transport=transport).all(train)]
+    assert len({values.tobytes() for values, _ in results}) == 1
+    values, sent = results[0]
+    both = [np.concatenate([each for clock in range(4) for each in gradients(rank, clock)]) for rank in (0, 1)]
+    assert 0 < np.abs(values - sum(both)).max() < ERRORS.get(kind, 0.1)
+    assert sent < 4 * codec.make({"type": kind}).nbytes(sum(sizes.values())) * 1.03, "headers are little"
 
 
 def test_sums_are_of_any_size_and_each_is_declared_once(store):

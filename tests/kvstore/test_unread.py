@@ -6,7 +6,7 @@ import pytest
 from dmltrain.kvstore.server.core import Reply
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Buffer
-from dmltrain.kvstore.server.unread import MAX_REPLIES, MAX_VALUES, Unread
+from dmltrain.kvstore.server.unread import MAX_VALUES, Unread
 
 
 def reply(offset, worker=0, key=0, index=0):
@@ -26,7 +26,7 @@ def test_a_value_outside_the_shared_memory_is_sent_and_each_worker_and_slice_has
 
 def test_a_released_value_makes_room_and_only_what_was_lent_is_released():
     unread = Unread()
-    kept = [reply(0) for _ in range(MAX_REPLIES)]
+    kept = [reply(0) for _ in range(1024)]
     assert all(unread.lend(each) for each in kept)
     assert not unread.lend(reply(0))
     assert unread.released(0, 0, 0, 0) is kept[-1]
