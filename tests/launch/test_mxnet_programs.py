@@ -1,7 +1,5 @@
 """Programs that know nothing of dmltrain, under dmltrain-launch: MXNet's real store, servers and scheduler."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess
