@@ -1,5 +1,5 @@
 """Workers that make steps of their own come, go and are lost at random moments, as in an elastic job with dist_async or
-dist_ssp: real servers and dealings, random orders of all messages.
+dist_ssp: real servers and dealings, random orders of all messages. The kvstore may change to rounds of all, and back.
 
 A step adds 1 at each position of its samples, so servers count how often each sample was used.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dmltrain.data.async_deal import AsyncDealing
+from dmltrain.data.deal import Dealing
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.server.core import ServerCore
@@ -19,8 +20,10 @@ from dmltrain.kvstore.transport.message import Declare
 from dmltrain.kvstore.worker import clocks as told
 from tests.kvstore import carrying_out
 from tests.kvstore.test_server_views import Arena, key
+from tests.tiers import seed_ranges
 
 RANKS, MOST_STEPS = 8, 20_000
+TOGETHER = Kind(types.find("dist_sync"), 0.0)
 
 
 class Add:
@@ -91,8 +94,12 @@ class Worker:
 
 
 class Job:
-    def __init__(self, seed, at_rest=0):
-        self.random, self.at_rest = random.Random(seed), at_rest  # so many are lost when all have used their samples
+    """`at_rest`: so many are lost when all have used their samples. `changes` of the kvstore: so many are still to
+    come. `drains`: the newest view does, until all hold round `until` if it is one of rounds. `entered`: views ->
+    (members, together)."""
+
+    def __init__(self, seed, at_rest=0, changes=False):
+        self.random, self.at_rest = random.Random(seed), at_rest
         draw = self.random
         self.samples, self.each, self.epochs = draw.randint(1, 60), draw.randint(1, 5), draw.randint(1, 2)
         members = list(range(draw.randint(1, 4)))
@@ -109,6 +116,13 @@ class Job:
         self.pending = {}  # rank -> views that it has not entered
         self.faults = draw.randint(0, 6)
         self.lost = set()
+        self.changes, self.made = draw.randint(1, 6) if changes else 0, 0
+        self.drains, self.until = False, 0
+        self.entered = {self.view: (self.members, False)}
+
+    @property
+    def together(self):
+        return self.kind is TOGETHER
 
     # -- what may happen next, each by chance -----------------------------------------------------------------------
 
@@ -133,12 +147,21 @@ class Job:
         elif self.rest_together and self.at_rest and len(self.workers) > 1:
             self.at_rest -= 1
             found.append(partial(self.lose, max(self.workers)))
-        elif self.rest_together:
+        elif self.rest_together and not self.drains:
             found.append(self.end_epoch)
+        elif self.rest_together and not any(frames for server in self.servers for frames in server.frames.values()):
+            found.append(self.flip)  # workers have waited for the answers
+        if self.changes and not self.drains and self.leader_is_between_steps and self.random.random() < 0.5:
+            found.append(self.drain)
         if self.faults and self.random.random() < 0.05:
             found.append(self.fault)
         assert found, "nothing can happen any more"
         return found
+
+    @property
+    def leader_is_between_steps(self):
+        leader = min((each for each in self.workers.values() if not each.is_new), key=lambda each: each.rank)
+        return leader.view == self.view and leader.step is None and not leader.told and not leader.rests
 
     def next_of(self, worker):
         if self.pending.get(worker.rank):
@@ -165,6 +188,15 @@ class Job:
         return [number for server in self.servers for number in server.keys]
 
     def begin(self, worker):
+        if self.together and (worker.dealing.finished or (self.drains and worker.clock == self.until)):
+            worker.rests = True
+        elif self.together:
+            worker.step = worker.clock + 1, worker.dealing.positions_of(worker.rank)
+            self.again(worker)
+        else:
+            self.begin_own(worker)
+
+    def begin_own(self, worker):
         worker.step = worker.dealing.next_of(worker.rank, worker.clock)
         if worker.step:
             worker.clock = worker.step[0] - 1
@@ -192,22 +224,44 @@ class Job:
     def complete(self, worker):
         worker.used.append((self.epoch, *worker.step))
         worker.clock, worker.step = worker.step[0], None
+        if self.together:
+            worker.dealing.committed(self.entered[worker.view][0])
 
     def enter(self, worker):
+        before = self.entered[worker.view][1]
         worker.view = self.pending[worker.rank].popleft()
         worker.rests = False
         if not self.pending[worker.rank]:
             worker.told = True
             if not worker.is_new:
                 self.hold(worker)
+        members, together = self.entered[worker.view]
+        if together and not before and not worker.is_new:
+            assert worker.step is None and worker.clock == worker.dealing.end
+            worker.dealing = Dealing.of_rest(self.samples, self.batch, members, worker.dealing.held)
+        elif before and not together:
+            assert worker.step is None
+            rest = worker.dealing.rest
+            worker.dealing = AsyncDealing.of_rest(self.samples, self.each, self.batch, members, worker.clock, rest)
+        elif together:
+            worker.dealing.enter(members)
+        if together:
+            worker.told = False
+            if worker.step:
+                self.again(worker)
 
     # -- views ------------------------------------------------------------------------------------------------------
 
     def fault(self):
-        """A worker is lost, or one comes between two steps of another."""
+        """A worker is lost, or one comes between two steps of another, but not while they make rounds."""
         self.faults -= 1
         free = [rank for rank in range(RANKS) if rank not in self.workers]
-        joins = free and self.random.random() < 0.4 and not any(each.told for each in self.workers.values())
+        joins = (
+            free
+            and not self.together
+            and self.random.random() < 0.4
+            and not any(each.told for each in self.workers.values())
+        )
         if joins and any(each.dealing and not each.rests for each in self.workers.values()):
             rank = self.random.choice(free)
             self.workers[rank] = Worker(rank, True)
@@ -223,7 +277,19 @@ class Job:
             self.workers.clear()  # nobody has the state: the job ends
         self.change((rank,))
 
-    def change(self, lost):
+    def drain(self):
+        self.change((), drains=True)
+        self.until = max(each.clock for each in self.workers.values()) + 1
+
+    def flip(self):
+        self.changes, self.made = self.changes - 1, self.made + 1
+        self.kind = kind_with(self.staleness) if self.together else TOGETHER
+        self.change(())
+
+    def change(self, lost, drains=False):
+        if self.together:
+            self.complete_late()
+        self.drains = drains
         self.view, self.members = self.view + 1, sorted(self.workers)
         for worker in self.workers.values():
             worker.told = False
@@ -232,6 +298,14 @@ class Job:
             server.views.append((self.view, self.members, lost, self.kind))
             for rank in lost:  # frames of its connection are gone with it
                 server.frames.pop(rank, None)
+        self.entered[self.view] = self.members, self.together
+
+    def complete_late(self):
+        """A round that one of those who are left holds is one of all."""
+        last = max((each.clock for each in self.workers.values() if not each.is_new), default=0)
+        for worker in self.workers.values():
+            if worker.step and worker.step[0] == last:
+                self.complete(worker)
 
     @property
     def all_told(self):
@@ -262,6 +336,8 @@ class Job:
             else:
                 assert np.array_equal(worker.dealing.next_of(worker.rank, worker.clock)[1], worker.step[1])
                 self.again(worker)
+            if self.drains:
+                worker.dealing.hold_back()
 
     @property
     def rest_together(self):
@@ -270,10 +346,13 @@ class Job:
     def end_epoch(self):
         self.epoch += 1
         for worker in self.workers.values():
-            worker.dealing.finish()
-            worker.dealing = AsyncDealing(self.samples, self.each, self.batch, self.members, worker.clock)
+            if self.together:
+                worker.dealing = Dealing(self.samples, self.batch, self.members)
+            else:
+                worker.dealing.finish()
+                worker.dealing = AsyncDealing(self.samples, self.each, self.batch, self.members, worker.clock)
             worker.rests = False
-        assert len({each.clock for each in self.workers.values()}) == 1
+        assert self.together or len({each.clock for each in self.workers.values()}) == 1
 
 
 def check(job):
@@ -301,3 +380,15 @@ def test_each_sample_is_used_once_whatever_happens(start, at_rest):
         job.run()
         if job.workers or at_rest:
             check(job)
+
+
+@pytest.mark.parametrize("seeds", seed_ranges(150, 600, 100_000))
+def test_each_sample_is_used_once_whatever_happens_while_the_kvstore_changes(seeds):
+    made = 0
+    for seed in seeds:
+        job = Job(seed, changes=True)
+        job.run()
+        if job.workers:
+            check(job)
+        made += job.made
+    assert made > len(seeds), "few changes were made"

@@ -25,13 +25,10 @@ from tests.kvstore.through_a_codec import decode, encode
 INFINITY = float("inf")
 
 
-def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, **settings):
-    """Of two keys, or of one that has these `slices`."""
-    slices = settings.pop("slices", None)
-    core, declared = (
-        ServerCore(workers, make_step=make_step, **settings),
-        declaration(kind, staleness, compression=compression),
-    )
+def core_of(workers, kind="dist_sync", staleness=0.0, make_step=None, spec=None, compression=None, slices=(), **more):
+    """Of two keys, or of one that has these slices."""
+    core = ServerCore(workers, make_step=make_step, **more)
+    declared = declaration(kind, staleness, compression=compression)
     if slices:
         declared = replace(declared, keys=(replace(declared.keys[0], slices=tuple(enumerate(slices))),))
     for worker in range(workers):
