@@ -14,15 +14,13 @@ import pytest
 
 from dmltrain.env import Environment
 from dmltrain.kvstore.base import READ, ViewChanged
-from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.server.service import Service, allocator
-from dmltrain.kvstore.transport import host, link, rendezvous
-from dmltrain.kvstore.transport.shared_memory import Arena
+from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.transfers import Transfers
+from tests.kvstore import served
 from tests.kvstore.made import start
 from tests.waiting import SECONDS, wait_for
 
@@ -33,23 +31,13 @@ WEIGHTS = {"w": LARGE, "v": SMALL, "u": SMALL}
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))]
 
 
-class Server:
-    def __init__(self, number, shared):
-        self.arena = Arena(1 << 28) if shared else None
-        self.core = ServerCore(WORKERS, allocate=allocator(self.arena))
-        self.core.on_hosts([tuple(range(WORKERS))])
-        environment = replace(ENVIRONMENT, role="server", index=number)
-        self.service = Service(f"server {number}", environment, self.core, self.arena, pytest.fail, pytest.fail)
-        self.listening, self.met = link.listen("127.0.0.1"), rendezvous.listen()
-        for each in (self.listening, self.met[0]):
-            if self.arena or each is self.listening:
-                self.service.accept(each)
-        socket_name = self.met[1] if shared else ""
-        self.address = (*self.listening.getsockname(), socket_name, host.identity())
-
-    def close(self):
-        self.listening.close()
-        self.met[0].close()
+def serve(number, shared):
+    """A server without keys, and its address."""
+    environment = replace(ENVIRONMENT, role="server", index=number)
+    server = served.Server(sizes=(), shared=shared, environment=environment)
+    socket_name = server.met[1] if shared else ""
+    server.address = (*server.listening.getsockname(), socket_name, host.identity())
+    return server
 
 
 class Worker:
@@ -103,7 +91,7 @@ class Worker:
 
 class Job:
     def __init__(self, shared):
-        self.servers = [Server(number, shared) for number in range(2)]
+        self.servers = [serve(number, shared) for number in range(2)]
         self.workers = [Worker(rank, self.servers, shared) for rank in range(WORKERS)]
         for worker in self.workers:
             worker.init()
@@ -147,6 +135,7 @@ class Job:
     def close(self):
         for each in (*self.workers, *self.servers):
             each.close()
+        assert all(server.failed.empty() for server in self.servers)
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "shm"])
