@@ -1,10 +1,13 @@
-"""Tar archives that are made for a test, and mutated zip archives with checksums that are right."""
+"""Tar archives that are made for a test, mutated zip archives whose checksums are right, files that are refused."""
 
 import io
 import struct
 import tarfile
+import tracemalloc
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import pytest
 
 _ENTRY = struct.Struct("<4s12xIII")  # a table's entry: signature, ... checksum, sizes
 _NAMES = struct.Struct("<HHH8xI")  # lengths of name, extra field and comment, ... place of the member
@@ -36,3 +39,14 @@ def repacked(data: bytes) -> bytes:
             fixed[place + 16 : place + 20] = fixed[start + 14 : start + 18] = checksum
         place += 4
     return bytes(fixed)
+
+
+def refused(read: Callable[[bytes], object], content: bytes, reason: str, memory: int) -> None:
+    """`read` raises ValueError for this reason, and takes less memory on the way."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=reason):
+            read(content)
+        assert tracemalloc.get_traced_memory()[1] < memory
+    finally:
+        tracemalloc.stop()

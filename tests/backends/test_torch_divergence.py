@@ -3,6 +3,7 @@
 import logging
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -210,22 +211,19 @@ def test_values_that_are_not_finite_everywhere_are_equal(runs):
         arrays(run)["conv0_weight"].write(before)
 
 
-def test_the_order_of_arrays_makes_no_difference(runs):
-    class Turned:
-        def common_arrays(self):
-            return runs[1][1].trainer.common_arrays()[::-1]
+def check_changed(runs, change):
+    """What each worker raises, or None, where worker 1's arrays are changed."""
+    trainer = SimpleNamespace(common_arrays=lambda: change(runs[1][1].trainer.common_arrays()))
+    return check((runs[0], [runs[1][0], replace(runs[1][1], trainer=trainer), runs[1][2]]))
 
-    assert check((runs[0], [runs[1][0], replace(runs[1][1], trainer=Turned()), runs[1][2]])) == [None] * WORKERS
+
+def test_the_order_of_arrays_makes_no_difference(runs):
+    assert check_changed(runs, lambda found: found[::-1]) == [None] * WORKERS
     assert runs[1][0].log.lines == []
 
 
 def test_workers_with_other_arrays_are_named(runs):
-    class Renamed:
-        def common_arrays(self):
-            first, *rest = runs[1][1].trainer.common_arrays()
-            return [type(first)("another", first.read, first.write), *rest]
-
-    [error] = {*check((runs[0], [runs[1][0], replace(runs[1][1], trainer=Renamed()), runs[1][2]]))}
+    [error] = {*check_changed(runs, lambda found: [replace(found[0], name="another"), *found[1:]])}
     assert "epoch 5: worker 1 and worker 0 " in error and "names or shapes" in error
 
 

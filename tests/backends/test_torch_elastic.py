@@ -124,28 +124,16 @@ def calls(kind):
     return store.calls
 
 
-FIRST, *OTHERS = OPTIMIZERS
-
-
-@pytest.mark.parametrize("kind", [FIRST, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)])
-def test_a_member_may_be_lost_at_any_call_of_any_optimizer(kind):
-    lose_a_member(torch.device("cpu"), kind)
-
-
 QUICK = ("sgd", "sgd, whole")
 
 
-@pytest.mark.parametrize("name", DEVICES[1:])
+@pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=() if each in QUICK else pytest.mark.thorough) for each in OPTIMIZERS]
 )
-def test_a_member_may_be_lost_at_any_call_with_a_gpu(name, kind, monkeypatch):
-    lose_a_member(device_for(name, monkeypatch), kind)
-
-
-def lose_a_member(device, kind):
+def test_a_member_may_be_lost_at_any_call(name, kind, monkeypatch):
     """Each round is made with the members that are left, and the others' weights are those of plain steps."""
-    ways = set()
+    device, ways = device_for(name, monkeypatch), set()
     for number in range(1, calls(kind) + 1):
         model, store = network(device), ChangingStore(changes={number})
         _, committed = run(model, store, kind)

@@ -6,7 +6,7 @@ import pytest
 from dmltrain import initial, kvstore
 from dmltrain.backends.table import BACKENDS
 from dmltrain.errors import UserError
-from dmltrain.layers import BatchNorm, Conv, Dense, Dropout, Flatten, Network, chain
+from dmltrain.layers import Auxiliary, BatchNorm, Conv, Dense, Dropout, Flatten, Network, Tanh, chain
 from dmltrain.options import parse
 from tests.backends.trainers import MLP, RESNET, batch
 
@@ -213,3 +213,79 @@ def test_states_of_another_network_or_optimizer_place_are_refused(make):
         make(RESNET, state=state)
     with pytest.raises(UserError, match="optimizer on the servers"):
         make(state={**state, "optimizer": {"servers": []}})
+
+
+# -- auxiliary outputs: what the loss counts, what metrics and evaluation see ------------------------------------------
+
+CLASSES, RATE, PLAIN = 3, 0.5, "--mom 0 --wd 0"
+
+
+def classifier(name, weight):
+    return Auxiliary(name, Dense(f"{name}_fc", CLASSES), weight)
+
+
+def auxiliary(first=0.5, second=0.25):
+    body = (Flatten(), Dense("stem", 8), classifier("first", first), Tanh(), classifier("second", second))
+    return Network("n", chain(*body, Dense("fc", CLASSES)), (1, 4, 4), CLASSES)
+
+
+def eight(count=8):
+    return batch(auxiliary(), count)
+
+
+def softmax(logits):
+    chances = np.exp(logits - logits.max(1, keepdims=True))
+    return chances / chances.sum(1, keepdims=True)
+
+
+def gradients(w, images, labels, counts):
+    """By hand: the gradient of the mean of main + sum of count * auxiliary cross-entropies."""
+    x = images.reshape(len(images), -1).astype(np.float64)
+    stem = x @ w["stem_weight"].T + w["stem_bias"]
+    inner, right = np.tanh(stem), np.eye(CLASSES)[labels]
+    found, reaches = {}, {"stem": 0.0, "inner": 0.0}
+    for name, where, count in (("first_fc", "stem", counts[0]), ("second_fc", "inner", counts[1]), ("fc", "inner", 1)):
+        values = stem if where == "stem" else inner
+        error = count * (softmax(values @ w[f"{name}_weight"].T + w[f"{name}_bias"]) - right) / len(images)
+        found |= {f"{name}_weight": error.T @ values, f"{name}_bias": error.sum(0)}
+        reaches[where] = reaches[where] + error @ w[f"{name}_weight"]
+    error = reaches["stem"] + reaches["inner"] * (1 - inner**2)
+    return found | {"stem_weight": error.T @ x, "stem_bias": error.sum(0)}
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
+def test_a_step_follows_the_main_and_the_weighted_auxiliary_losses(make, devices):
+    trainer = make(auxiliary(), f"{PLAIN} --devices {devices}")
+    before = arrays(trainer)
+    assert set(before) == {each.name for each in auxiliary().parameters()}, "checkpoints hold the classifiers"
+    trainer.train_step(*eight(), total=8, learning_rate=RATE)
+    after = arrays(trainer)
+    for name, gradient in gradients(before, *eight(), (0.5, 0.25)).items():
+        np.testing.assert_allclose(after[name], before[name] - RATE * gradient, rtol=1e-4, atol=1e-5, err_msg=name)
+    trainer.train_step(*eight(0), total=8, learning_rate=RATE)  # a worker without samples takes part
+    assert all(np.array_equal(each, after[name]) for name, each in arrays(trainer).items())
+
+
+def test_metrics_are_of_the_main_output(make):
+    """In training as in evaluation: with learning rate 0 both see the same."""
+    trainer = make(auxiliary(), "--top-k 2")
+    images, labels = eight()
+    w = arrays(trainer)
+    inner = np.tanh(images.reshape(8, -1) @ w["stem_weight"].T + w["stem_bias"])
+    chances = softmax(inner @ w["fc_weight"].T + w["fc_bias"])
+    places = (-chances).argsort(1)
+    top = (places[:, :2] == labels[:, None]).sum()
+    expected = (8, (places[:, 0] == labels).sum(), top, -np.log(chances[range(8), labels]).sum())
+    trainer.train_step(images, labels, total=8, learning_rate=0.0)
+    assert trainer.take_sums().values() == pytest.approx(expected, rel=1e-5)
+    trainer.evaluate(images, labels)
+    assert trainer.take_sums().values() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_weight_of_zero_leaves_a_classifier_as_it_was(make):
+    trainer = make(auxiliary(first=0.0), PLAIN)
+    before = arrays(trainer)
+    trainer.train_step(*eight(), total=8, learning_rate=RATE)
+    after = arrays(trainer)
+    assert np.array_equal(before["first_fc_weight"], after["first_fc_weight"])
+    assert not np.array_equal(before["second_fc_weight"], after["second_fc_weight"])

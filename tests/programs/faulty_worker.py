@@ -1,13 +1,12 @@
 """Training as with own_folder.py, where the memory of worker 1 changes: in the first epoch the last bits of a weight,
 in the second a whole one. Arguments: FOLDER, the backend, then the options."""
 
-import os
+import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from dmltrain import fit
 from dmltrain.backends.mxnet.backend import MXNetBackend
 from dmltrain.backends.table import BACKENDS
 from dmltrain.backends.torch.backend import TorchBackend
@@ -38,9 +37,5 @@ def faulty(backend):
 
 
 BACKENDS.update(torch=faulty(TorchBackend), mxnet=faulty(MXNetBackend))
-if os.environ["DMLC_ROLE"] == "worker":
-    folder = Path(sys.argv[1], os.environ["DMLC_TASK_ID"])
-    folder.mkdir(exist_ok=True)
-    os.chdir(folder)
-defaults = {"dataset": "digits", "network": "mlp", "batch_size": 32, "num_examples": 300}
-sys.exit(fit.main(["--backend", *sys.argv[2:]], prog="faulty_worker", defaults=defaults))
+sys.argv.insert(2, "--backend")
+runpy.run_path(str(Path(__file__).with_name("own_folder.py")), run_name="__main__")
