@@ -136,26 +136,12 @@ def test_without_a_working_directory_it_is_the_root():
     assert nothing["inspection"]["executable"] == sys.executable
 
 
-def test_programs_and_scripts_are_found_as_they_would_be_started(tmp_path):
-    good = executable(tmp_path / "good", "")
-    (tmp_path / "plain").write_text("")
-    (tmp_path / "folder").mkdir()
-
-    def state(name: str, **more: object) -> tuple:
-        program = facts({"workdir": str(tmp_path), "argv": [name], **more})["program"]
-        return program["path"], program["folder"], program["executable"]
-
-    assert state("./good") == (f"{tmp_path}/./good", False, True)
-    assert state("good") == ("", False, False)
-    assert state("good", environment={"PATH": str(tmp_path)}) == (good, False, True)
-    assert state("./plain") == (f"{tmp_path}/./plain", False, False)
-    assert state("./folder")[1:] == (True, False)
-    assert state("train.py", script="train.py", python="/opt/none/python3") == ("", False, False)
-    (tmp_path / "train.py").write_text("")
-    found = facts({"workdir": str(tmp_path), "argv": ["train.py"], "script": "train.py"})
-    assert found["script"] == {"path": "train.py", "exists": True, "readable": True}
-    assert found["program"]["path"] == sys.executable
-    assert facts({"workdir": str(tmp_path), "script": "other.py"})["script"]["exists"] is False
+def test_programs_are_found_as_they_would_be_started(tmp_path):
+    """Those that cannot be started, and scripts: test_preflight.py."""
+    good, here = executable(tmp_path / "good", ""), str(tmp_path)
+    for name, environment, path in (("./good", {}, f"{here}/./good"), ("good", {}, ""), ("good", {"PATH": here}, good)):
+        program = facts({"workdir": here, "argv": [name], "environment": environment})["program"]
+        assert (program["path"], program["folder"], program["executable"]) == (path, False, bool(path))
 
 
 @pytest.fixture(scope="module")
