@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launch.agent.commands import Measure
-from launch.agent.events import Event, Measured, Reached
+from launch.agent.events import Measured
 from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.agent.reach import PROOF_BYTES, proof
 from launch.agent.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
@@ -213,62 +212,39 @@ def test_no_host_is_in_two_pairs_of_a_round(count):
         assert {name: sum(name in pair for pair in measured) for name in names} == dict.fromkeys(names, 2)
 
 
-class Hosts(Course):
-    """The preparation of a check on three hosts, whose agents all answer."""
-
-    def __init__(self):
-        super().__init__(names="abc", check=True)
-        self.ready_to_reach()
-
-    def pairs(self, *events: Event) -> list[tuple[str, str]]:
-        """Who measures with whom after that."""
-        asked = self.say(*events)
-        assert all(isinstance(each, Send) and isinstance(each.command, Measure) for each in asked), asked
-        return [(each.host, each.command.peer.name) for each in asked]
-
-    def reached(self, reached: dict[str, dict]) -> list[tuple[str, str]]:
-        return self.pairs(*(Reached(name, reached[name]) for name in self.names))
-
-    def measured(self, host: str, peer: str, **found: object) -> list[tuple[str, str]]:
-        return self.pairs(Measured(host, peer, **found))
+def pair(asked: Send) -> tuple[str, str]:
+    """Who measures with whom."""
+    return asked.host, asked.command.peer.name
 
 
-ALL = {name: {other: {"ms": 0.1} for other in "abc" if other != name} for name in "abc"}
+@pytest.mark.parametrize(
+    ("again", "kept"),
+    [
+        ({"out": 150, "back": 50}, ({"speed": 8000}, {"speed": 150})),  # the better of the two counts
+        ({"error": "timed out"}, ({"speed": 8000}, {"speed": 100})),
+    ],
+)
+def test_the_slowest_pair_is_measured_once_more_from_its_other_end(again, kept):
+    course = Course(names="abc", check=True).ready_to_reach()
+    (asked,) = course.reach()
+    one, other = pair(asked)
+    for out, back in ((8000, 100), (9000, 9000), (9000, 9000)):
+        (asked,) = course.say(Measured(*pair(asked), out=out, back=back))
+    assert pair(asked) == (other, one) and not course.preparation.done
+    assert course.say(Measured(other, one, **again)) == [] and course.preparation.done
+    found = course.preparation.throughput
+    assert (found[one][other], found[other][one]) == kept
+    assert slowest(found) == (other, one)
 
 
-def test_a_check_measures_round_after_round_and_the_slowest_pair_once_more():
-    hosts = Hosts()
-    (pair,) = hosts.reached(ALL)
-    seen = [pair]
-    for _ in range(2):
-        (pair,) = hosts.measured(*pair, out=9000, back=9000)
-        seen.append(pair)
-    assert {frozenset(each) for each in seen} == {frozenset("ab"), frozenset("bc"), frozenset("ac")}
-    (again,) = hosts.measured(*pair, out=8000, back=100)
-    assert again == pair[::-1] and not hosts.preparation.done
-    assert hosts.measured(*again, out=150, back=50) == [] and hosts.preparation.done
-    found = hosts.preparation.throughput
-    better = {"speed": 150}, {"speed": 8000}
-    assert (found[again[0]][again[1]], found[again[1]][again[0]]) == better, "the better of the two counts"
-    assert slowest(found) == again
-
-
-def test_a_measurement_that_fails_the_second_time_leaves_the_first():
-    hosts = Hosts()
-    (slow,) = hosts.reached(ALL)
-    (pair,) = hosts.measured(*slow, out=100, back=100)
-    while frozenset(pair) != frozenset(slow):
-        (pair,) = hosts.measured(*pair, out=9000, back=9000)
-    assert hosts.measured(*pair, error="timed out") == [] and hosts.preparation.done
-    assert hosts.preparation.throughput[slow[0]][slow[1]] == {"speed": 100}
-
-
-def test_hosts_that_do_not_reach_each_other_measure_nothing_together():
-    hosts = Hosts()
-    cut = {**ALL, "a": {"b": {"error": "refused"}, "c": {"ms": 1.0}}}
-    seen = [*hosts.reached(cut)]
-    while not hosts.preparation.done and len(seen) < 9:
-        seen += hosts.measured(*seen[-1], error="timed out") if len(seen) == 1 else hosts.measured(*seen[-1], out=5)
-    assert {frozenset(pair) for pair in seen} == {frozenset("ac"), frozenset("bc")}
-    first = seen[0]
-    assert hosts.preparation.throughput[first[0]][first[1]] == {"error": "timed out"}
+def test_hosts_that_do_not_reach_each_other_measure_with_others_only():
+    """One of them in vain."""
+    course = Course(names="abc", check=True).ready_to_reach()
+    asked, seen, result = course.reach(a="b"), [], {"error": "timed out"}
+    while asked and len(seen) < 9:
+        seen.append(pair(*asked))
+        asked = course.say(Measured(*seen[-1], **result))
+        result = {"out": 5, "back": 5}
+    assert {frozenset(each) for each in seen} == {frozenset("ac"), frozenset("bc")}
+    one, other = seen[0]
+    assert course.preparation.done and course.preparation.throughput[one][other] == {"error": "timed out"}
