@@ -195,3 +195,11 @@ def test_a_csv_that_is_no_training_log_is_no_run(parse: Callable, tmp_path: Path
     done = parse(tmp_path / "x.csv")
     assert done.returncode == 2
     assert "no epoch in it" in done.stderr and "TensorBoard" in done.stderr
+
+
+def test_a_last_line_without_its_end_counts_without_its_last_cell(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("epoch,accuracy,val_accuracy\n0,0.5,0.25\n1,0.75,0.3")
+    done = parse(log)
+    assert done.stdout.splitlines()[-1] == "|  2 | 0.750000 | - | - |"
+    assert f"note: {log}: " in done.stderr and "truncated; its val_accuracy " in done.stderr
