@@ -103,13 +103,11 @@ def test_a_damaged_file_is_refused_and_skipped(tmp_path, damage, seal):
         checkpoint.read(target)
     saved, skipped = checkpoint.last(str(tmp_path / "m"))
     assert saved == (2, 0) and len(skipped) == 1 and skipped[0].startswith(f"{target}: ")
-
-
-def test_all_damaged_ones_are_named_newest_first(tmp_path):
     for epoch in (1, 2):
-        checkpoint.path(str(tmp_path / "m"), epoch).touch()
+        checkpoint.path(str(tmp_path / "m"), epoch).write_bytes(b"")
     saved, skipped = checkpoint.last(str(tmp_path / "m"))
-    assert saved == (0, 0) and [Path(each.partition(": ")[0]).name for each in skipped] == ["m-0002.pt", "m-0001.pt"]
+    names = [Path(each.partition(": ")[0]).name for each in skipped]
+    assert saved == (0, 0) and names == ["m-0003.pt", "m-0002.pt", "m-0001.pt"], "newest first"
 
 
 def test_another_programs_file_is_judged_by_its_own_reader(tmp_path):

@@ -46,13 +46,15 @@ def place(folder, contents, name="m-0001.pt"):
             (folder / str(rank) / name).write_bytes(content)
 
 
-def read(job, folder, log, name="m-0001.pt", load=None):
-    """What each worker reads, or the error that it reports."""
+def read(job, folder, log, name="m-0001.pt", load=None, through=lambda store: store, ends=False):
+    """What each worker reads, or the error that it reports and that, as in fit.train, `ends` the job."""
 
     def read_one(store):
         try:
-            return common_checkpoint.read(folder / str(store.rank) / name, store, log, load)
+            return common_checkpoint.read(folder / str(store.rank) / name, through(store), log, load)
         except (UserError, JobLost) as error:
+            if ends and type(error) is UserError:
+                store.abort(str(error))
             return error
 
     return job.all(read_one)
@@ -149,17 +151,7 @@ def test_worker_0s_file_must_be_whole(tmp_path, log):
         job = WholeJob(workers=2, servers=1)
         (tmp_path / name).mkdir()
         place(tmp_path / name, [content, CONTENT])
-
-        def read_one(store, folder=tmp_path / name):
-            try:
-                return common_checkpoint.read(folder / str(store.rank) / "m-0001.pt", store, log)
-            except UserError as error:
-                store.abort(str(error))  # as fit.train does
-                return error
-            except JobLost as error:
-                return error
-
-        first, second = job.all(read_one)
+        first, second = read(job, tmp_path / name, log, ends=True)
         assert type(first) is UserError and f"{tmp_path}/{name}/0/m-0001.pt" in str(first)
         assert type(second) is JobLost and str(first) in str(second)
         job.close()
@@ -180,15 +172,9 @@ class Careless:
 
 def test_a_copy_that_is_altered_on_its_way_is_noticed(job, tmp_path, log):
     place(tmp_path, [CONTENT, None, None])
-
-    def read_one(store):
-        try:
-            return common_checkpoint.read(tmp_path / str(store.rank) / "m-0001.pt", Careless(store), log)
-        except JobLost as error:
-            return str(error)
-
-    first, second, third = job.all(read_one)
-    assert (first, third) == (CONTENT, CONTENT) and "was damaged on its way to this worker" in second
+    first, second, third = read(job, tmp_path, log, through=Careless)
+    assert (first, third) == (CONTENT, CONTENT) and type(second) is JobLost
+    assert "was damaged on its way to this worker" in str(second)
 
 
 def chosen(job, log, *words):
