@@ -22,7 +22,6 @@ from launch.agent.probe import Probe, facts, gpus_of_driver
 from launch.agent.process import living
 from tests.descriptors import descriptors
 from tests.launch.conftest import DEADLINE, ROOT
-from tests.pythons import python
 from tests.readable import readable
 from tests.scripts import shell_script
 from tests.waiting import wait_for
@@ -207,21 +206,6 @@ def test_the_jobs_environment_decides_what_is_found(tmp_path, empty_python, monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
     assert look(**request)["inspection"]["missing"] == []
     assert look(**request, unset=["PYTHONPATH"])["inspection"]["missing"] == ["extra"]
-
-
-@pytest.mark.parametrize("version", ["3.8", "3.9"])
-def test_the_probe_itself_runs_in_an_old_python(tmp_path, version):
-    script = f"""import json, select, sys; sys.path.insert(0, {str(ROOT)!r})
-from launch.agent.probe import Probe
-from launch.agent.reach import Reach
-Reach("127.0.0.1", "token", "here").close()
-probe = Probe({{"workdir": "/", "argv": ["sh"], "needs": ["json", "nonesuch"]}})
-while probe.poll() is None: select.select([probe], [], [], 1)
-print(json.dumps(probe.poll()))"""
-    done = subprocess.run([python(version), "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found["inspection"]["missing"] == ["nonesuch"]
-    assert {each["address"] for each in found["interfaces"]} == {each["address"] for each in interfaces()}
 
 
 @pytest.mark.parametrize(
