@@ -7,7 +7,7 @@ and steps add them, so all values are exact.
 import math
 import random
 import re
-from collections import deque
+from collections import Counter, deque
 
 import pytest
 
@@ -50,60 +50,60 @@ class Server:
         self.core.optimize({"name": "adds"})
 
 
+def always():
+    return True
+
+
 class Worker:
     """Makes `steps` steps: in each it pushes one gradient to all servers, pulls, and waits for the values. Each `epoch`
-    steps it waits for all others. `pulled`: the values after each step, by server."""
+    steps it waits for all others. `pulled`: the values after each step, by server. `can_go_on` says whether what it
+    waits for has come."""
 
     def __init__(self, job, rank, first):
         self.job, self.rank, self.kind = job, rank, first
-        self.inbox, self.doing, self.missing = deque(), "trains", 0
+        self.inbox, self.missing, self.has_ended = deque(), 0, False
         self.made, self.pulled = 0, []
         self.changed = []  # (after which step, of which kind then)
         self.changes = changes.Changes(job.to_scheduler[rank].append)
         self.changes.follow(lambda wanted: changes.refusal(self.kind, wanted, False, False))
+        self.thread, self.can_go_on = self.train(), always
 
     def gradient(self, step):
         return 1 + self.rank + 10 * step
 
     def go_on(self):
-        """One thing that it can do now."""
-        if self.doing == "trains":
-            if self.made == self.job.steps:
-                self.doing = "waits for the end"
-                return self.job.arrive(self, "end", "is at its end")
+        self.can_go_on = next(self.thread, lambda: False)
+
+    def train(self):
+        """Yields what it waits for."""
+        while self.made < self.job.steps:
             self.pulled.append([None] * len(self.job.servers))
             self.missing = len(self.job.servers)
-            self.doing = "waits for values"
             for number in range(self.missing):
                 self.job.wires[self.rank, number] += [self.push_to, self.pull_from]
-        elif self.doing == "has values":
+            yield lambda: not self.missing
             self.made += 1
-            self.doing = "asks" if self.changes.step_made() else "between"
-        elif self.doing == "asks":
-            due = self.changes.take_due()
-            if due is None:
-                self.doing = "between"
-            else:
-                assert due.after == self.made
-                self.kind = self.kind.changed(due.kv_store, due.staleness)
-                self.changed.append((self.made, self.kind))
-                self.number = due.number
-                self.job.arrive(self, f"first of change {due.number}", "tells")
-        elif self.doing == "tells":
-            if self.rank == 0:
-                for server in self.job.servers:
-                    server.core.change(Consistency(self.kind.type.name, self.kind.staleness))
-            self.job.arrive(self, f"second of change {self.number}", "is told")
-        elif self.doing == "is told":
-            self.job.to_scheduler[self.rank].append(Changed(self.number, str(self.kind)))
-            self.doing = "between"
-        elif self.doing == "between":
-            self.doing = "trains"
+            if self.changes.step_made():
+                yield self.changes.decided
+                if (due := self.changes.take_due()) is not None:
+                    yield from self.change(due)
+            yield always
             if self.made % self.job.epoch == 0:
-                self.job.arrive(self, f"step {self.made}", "trains")
-        elif self.doing == "is at its end":
-            self.doing = "ended"
-            self.job.to_scheduler[self.rank].append(Bye())
+                yield self.job.arrive(f"step {self.made}")
+        yield self.job.arrive("end")
+        self.has_ended = True
+        self.job.to_scheduler[self.rank].append(Bye())
+
+    def change(self, due):
+        assert due.after == self.made
+        self.kind = self.kind.changed(due.kv_store, due.staleness)
+        self.changed.append((self.made, self.kind))
+        yield self.job.arrive(f"first of change {due.number}")
+        if self.rank == 0:
+            for server in self.job.servers:
+                server.core.change(Consistency(self.kind.type.name, self.kind.staleness))
+        yield self.job.arrive(f"second of change {due.number}")
+        self.job.to_scheduler[self.rank].append(Changed(due.number, str(self.kind)))
 
     def push_to(self, server):
         clock = self.made + 1
@@ -113,12 +113,6 @@ class Worker:
 
     def pull_from(self, server):
         return server.core.pull(self.rank, 0, 0, self.made + 1)
-
-    @property
-    def can_go_on(self):
-        if self.doing == "asks":
-            return self.changes.decided()
-        return self.doing in ("trains", "has values", "tells", "is told", "between", "is at its end")
 
 
 class Job:
@@ -133,18 +127,14 @@ class Job:
         self.scheduler, self.log = Changes(count), []
         self.to_scheduler = [deque() for _ in range(count)]
         self.workers = [Worker(self, rank, first) for rank in range(count)]
-        self.arrived, self.ended = {}, []
+        self.arrived, self.ended = Counter(), []
         self.wires = {(worker, number): deque() for worker in range(count) for number in range(len(self.servers))}
         self.asked = 0
 
-    def arrive(self, worker, name, then):
-        """A barrier, and what the worker does after it."""
-        worker.doing = "waits for all"
-        here = self.arrived.setdefault(name, [])
-        here.append((worker, then))
-        if len(here) == len(self.workers):
-            for each, after in here:
-                each.doing = after
+    def arrive(self, name):
+        """One more is at this barrier. Returns whether all have come."""
+        self.arrived[name] += 1
+        return lambda: self.arrived[name] == len(self.workers)
 
     def act(self, server, actions):
         for action in actions:
@@ -153,8 +143,6 @@ class Job:
                 worker.pulled[-1][self.servers.index(server)] = action.buffer.array.copy()
                 worker.missing -= 1
                 action.release()
-                if not worker.missing:
-                    worker.doing = "has values"
             else:
                 server.works.append(action)
 
@@ -172,7 +160,7 @@ class Job:
         self.deliver()
 
     def events(self):
-        found = [worker.go_on for worker in self.workers if worker.can_go_on]
+        found = [worker.go_on for worker in self.workers if worker.can_go_on()]
         found += [lambda each=each: each.changes.take(each.inbox.popleft()) for each in self.workers if each.inbox]
         found += [lambda each=each: self.run_work(each) for each in self.servers if each.works]
         found += [lambda at=at: self.arrives_at(at[1], self.wires[at].popleft()) for at in self.wires if self.wires[at]]
@@ -216,7 +204,7 @@ class Job:
         return found
 
     def check(self):
-        assert [worker.doing for worker in self.workers] == ["ended"] * len(self.workers)
+        assert all(worker.has_ended for worker in self.workers)
         assert len({tuple(worker.changed) for worker in self.workers}) == 1
         everything = sum(worker.gradient(step) for worker in self.workers for step in range(1, self.steps + 1))
         for server in self.servers:

@@ -3,7 +3,6 @@ memory, all in this process. The tests play the scheduler."""
 
 import itertools
 import random
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -251,31 +250,10 @@ def test_values_of_forgotten_keys_are_released(job):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_changes_at_any_moment_leave_no_trace(job, seed):
-    """Each round's sum has exactly the gradients that were pushed in the last view, whenever servers and workers enter
-    it. (Those of each try differ, so that others would be seen.)"""
-    draw, seeds = random.Random(seed), itertools.count(step=WORKERS)
-    for _ in range(20):
-        base = next(seeds)
-        handles = [pushed(worker, base + worker.rank) for worker in job.workers]
-        while draw.random() < 0.5:
-            time.sleep(draw.random() * 0.004)
-            job.change()
-            base, entering = next(seeds), [threading.Thread(target=job.enter_servers), *job.workers]
-            draw.shuffle(entering)
-            handles = []
-            for each in entering:
-                if isinstance(each, Worker):
-                    each.enter(job.view)
-                    handles.append(pushed(each, base + each.rank))
-                else:
-                    each.start()
-        expect_sum(handles, [base, base + 1, base + 2])
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_replacements_at_any_moment_leave_no_trace(job, seed):
-    """Also if the earlier process is only frozen, and wakes up to go on as if nothing had happened."""
+    """Each round's sum has exactly the gradients that were pushed in the last view, whenever servers and workers enter
+    it. (Those of each try differ, so that others would be seen.) Also if the earlier process is only frozen, and wakes
+    up to go on as if nothing had happened."""
     draw, seeds = random.Random(seed), itertools.count(step=WORKERS)
     shared, frozen = bool(job.servers[0].arena), []
     for _ in range(12):
