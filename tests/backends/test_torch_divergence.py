@@ -15,14 +15,12 @@ from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.data.parts import Shared
 from dmltrain.errors import Diverged
 from dmltrain.kvstore import types
-from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, Relu, chain
 from dmltrain.options import parse
 from dmltrain.plan import Plan
 from dmltrain.run import Run
+from tests.backends.trainers import SMALL, batch
 from tests.kvstore.whole_job import WholeJob
 
-SMALL = chain(Conv("conv0", 4, kernel=3), BatchNorm("bn0"), Relu("relu0"), Flatten(), Dense("fc0", 10))
-NETWORK = Network("small", SMALL, (3, 8, 8), 10)
 BATCHES = 16  # steps in an epoch: the limit is 4 times that of one step
 LIMIT = 4 * divergence.ROUNDING
 WORKERS = 3
@@ -43,15 +41,13 @@ def runs(request):
 
     def start(store):
         options = parse(["--kv-store", "dist_sync", *line.split()])
-        trainer = TorchTrainer(NETWORK, options, store)
-        draw = np.random.default_rng(store.rank)
-        for _ in range(2):
-            images = draw.standard_normal((4, *NETWORK.input_shape), dtype=np.float32)
-            trainer.train_step(images, draw.integers(0, 10, 4), 12, 0.1)
+        trainer = TorchTrainer(SMALL, options, store)
+        for step in range(2):
+            trainer.train_step(*batch(SMALL, 4, seed=2 * store.rank + step), 12, 0.1)
         trainer.synchronize()
         trainer.merge_statistics(store.all_reduce, WORKERS)
         parts = Shared(1, 1, 1, samples=BATCHES)
-        return Run(options, store, logger(), NETWORK, None, trainer, None, parts, Plan(BATCHES))
+        return Run(options, store, logger(), SMALL, None, trainer, None, parts, Plan(BATCHES))
 
     made = job.all(start)
     yield job, made
@@ -112,7 +108,7 @@ PARTS = ["conv0_weight", "moving_mean", "moving_var", "of parameter 0"]
 
 def test_the_loss_scale_belongs_to_the_state():
     options = parse(["--kv-store", "local", "--dtype", "float16"])
-    trainer = TorchTrainer(NETWORK, options, kvstore.create("local"))
+    trainer = TorchTrainer(SMALL, options, kvstore.create("local"))
     scale = {each.name: each for each in trainer.common_arrays()}["loss scale"]
     assert scale.read().tolist() == trainer.state()["loss_scale"]
     scale.write(np.array([32.0, 7.0]))
@@ -121,7 +117,7 @@ def test_the_loss_scale_belongs_to_the_state():
 
 def test_equal_workers_compare_all_parts_exchange_little_and_log_nothing(runs):
     model, names = {*runs[1][0].trainer.state()["model"]}, set(arrays(runs[1][0]))
-    buffers = {f"momentum_buffer of parameter {number}" for number in range(len([*NETWORK.parameters()]))}
+    buffers = {f"momentum_buffer of parameter {number}" for number in range(len([*SMALL.parameters()]))}
     assert model <= names and names - model == buffers
     sent, first = [run.store.bytes_sent for run in runs[1]], digests(runs)
     assert check(runs) == [None] * WORKERS

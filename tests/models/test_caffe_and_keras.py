@@ -123,11 +123,12 @@ def test_googlenets_fillers():
 # -- Keras ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth, stages", [(50, "1234"), (18, "234")])
-def test_keras_resnet_projects_only_where_shapes_differ(depth, stages):
+@pytest.mark.parametrize("depth, stages", [(50, "1234"), (18, "234"), (34, "234"), (101, "1234"), (152, "1234")])
+def test_keras_resnet_has_its_depth_and_projects_only_where_shapes_differ(depth, stages):
     network = models.create("keras-resnet", depth, 10, (3, 32, 32))
     names = [each.name for each in network.parameters()]
     assert [name for name in names if name.endswith("sc_weight")] == [f"stage{n}_unit1_sc_weight" for n in stages]
+    assert len([name for name in names if name.endswith("_weight") and "_sc_" not in name]) == depth
     assert "stage1_unit1_bn1_gamma" not in names and "stage1_unit2_bn1_gamma" in names
     assert all(step.layer.bias for step in network.steps if isinstance(step.layer, Conv))
 
