@@ -58,7 +58,7 @@ LOOK_SECONDS = 1.0  # between checks whether the agent has ended
 # Without a heartbeat of the launcher, which sends one a second. Longer than a short network outage.
 SILENT_SECONDS = 6.0
 DAEMONS = ("orted", "prted", "hydra_pmi_proxy")  # of Open MPI up to 4, from 5, and MPICH
-POLL_SECONDS = 0.05  # the same after it has closed its output, because then it ends soon
+POLL_SECONDS = 0.05  # the same after it has closed its output, because then it ends soon; and to what it has left
 # These only free a lost connection: the heartbeats of launcher and agent detect the loss earlier. A connection must
 # survive an outage of 5 s.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT = 5, 3, 3, 12_000  # s, s, probes, ms
@@ -199,12 +199,12 @@ class Bridge:
     def _serve(self, agent: Agent) -> int:
         """Serve until the agent has ended and all its output is read. Returns its exit code."""
         while True:
-            ready = self._wait(self._pipes(agent))
+            code = agent.process.poll()  # before the look at its pipes, which then have all that it wrote
+            ready = self._wait(self._pipes(agent), LOOK_SECONDS if code is None else POLL_SECONDS)
             for stream in ready:
                 self._move(agent, stream)
             self._receive()
             self._send()
-            code = agent.process.poll()
             if code is not None and self._is_drained(ready):
                 self._read_stderr(agent.stderr)
                 return code
@@ -222,8 +222,8 @@ class Bridge:
             pipes.append((agent.stdin, selectors.EVENT_WRITE))
         return pipes
 
-    def _wait(self, pipes: list[tuple[IO[bytes], int]]) -> list[IO[bytes]]:
-        """Wait until a pipe or the connection is ready. Returns the ready pipes."""
+    def _wait(self, pipes: list[tuple[IO[bytes], int]], seconds: float = LOOK_SECONDS) -> list[IO[bytes]]:
+        """Wait until a pipe or the connection is ready, for at most so long. Returns the ready pipes."""
         with selectors.DefaultSelector() as selector:
             for stream, events in pipes:
                 selector.register(stream, events, stream)
@@ -232,7 +232,7 @@ class Bridge:
                 writes = selectors.EVENT_WRITE if self.to_launcher else 0
                 if reads | writes:
                     selector.register(self.link, reads | writes)
-            ready = selector.select(POLL_SECONDS if self.stdout_ended else LOOK_SECONDS)
+            ready = selector.select(POLL_SECONDS if self.stdout_ended else seconds)
         return [key.data for key, _ in ready if key.data is not None]  # the link has no data
 
     def _move(self, agent: Agent, stream: IO[bytes]) -> None:
