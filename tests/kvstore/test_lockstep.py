@@ -1,7 +1,7 @@
 """Groups of slices against the same pushes and pulls one by one, in thousands of random orders."""
 
 import random
-from collections import Counter, deque
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from dmltrain.kvstore.server.lockstep import GROUP, Lockstep
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, Key
+from tests.kvstore import carrying_out
 from tests.kvstore.made import plain_sgd
 from tests.kvstore.test_server_views import Arena
 from tests.tiers import seed_ranges
@@ -195,15 +196,9 @@ class Schedule:
         self.note(actions + (self.twin.pull(worker, key, 0, clock, 0.0, worker) if pulls else []))
 
     def note(self, actions):
-        actions = deque(actions)
-        while actions:
-            action = actions.popleft()
-            if isinstance(action, Work):
-                action.run()
-                actions += self.twin.done(action)
-            else:
-                self.expected[self.described(action, action.key, action.clock, action.buffer)] += 1
-                action.release()
+        for reply in carrying_out.run(self.twin, actions):
+            self.expected[self.described(reply, reply.key, reply.clock, reply.buffer)] += 1
+            reply.release()
 
     def described(self, reply, key, clock, buffer):
         return reply.worker, key, clock, reply.staleness, str(buffer.array.dtype), buffer.array.tobytes()

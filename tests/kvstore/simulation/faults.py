@@ -129,12 +129,16 @@ class Faults:
             self.send(worker.node, SCHEDULER, Failed("ValueError: 3", worker.progress.done))
             self.send(worker.node, SCHEDULER, None)
             self.dead.add(worker.node)
-        elif kind == "freeze":
-            self.frozen[worker.node] = 1 << 60 if self.chance.random() < 0.5 else self.events + 4000
-        elif kind == "pause":  # short: nobody is removed
-            self.frozen[worker.node] = self.events + self.chance.randrange(200)
+        elif kind in ("freeze", "pause"):
+            self.freeze(worker.node, kind)
         else:
             self.cut_pair(worker, self.chance.choice(self.servers_alive()))
+
+    def freeze(self, node, kind):
+        if kind == "pause":  # short: nobody is removed
+            self.frozen[node] = self.events + self.chance.randrange(200)
+        else:
+            self.frozen[node] = FOREVER if self.chance.random() < 0.5 else self.events + 4000
 
     def cut_who_has_the_state(self):
         """Cut such a worker off from one of several servers. One of the two is removed; the job can go on without it,
@@ -174,10 +178,8 @@ class Faults:
             kind = "kill"  # else workers may be removed, and nobody is left
         if kind != "pause":
             self.doomed.add(server.node)
-        if kind == "freeze":
-            self.frozen[server.node] = 1 << 60 if self.chance.random() < 0.5 else self.events + 4000
-        elif kind == "pause":
-            self.frozen[server.node] = self.events + self.chance.randrange(200)
+        if kind in ("freeze", "pause"):
+            self.freeze(server.node, kind)
         elif kind == "isolate":
             for worker in connected:  # those of which the scheduler hears late may be removed
                 self.excused.add(worker.node)
