@@ -215,15 +215,11 @@ def test_a_script_that_resumes_makes_the_steps_of_one_that_did_not_stop(tmp_path
     torch.manual_seed(0)
     trained(whole(), 2, tmp_path / "it.pt")
     state = whole()
+    assert state.load(tmp_path / "none.pt") is False and state.epoch == 0
     assert state.load(tmp_path / "it.pt") is True
     assert (state.epoch, state.best, state.seen) == (2, 0.25, [0, 1])
     assert trained(state, 3) == expected
     assert state.seen == [0, 1, 2]
-
-
-def test_without_a_file_a_script_begins_at_the_start(tmp_path):
-    state = whole()
-    assert state.load(tmp_path / "none.pt") is False and state.epoch == 0
 
 
 @pytest.mark.parametrize("damage", [lambda content: b"", lambda content: b"no", lambda content: content[:-40]])
@@ -259,9 +255,6 @@ def test_values_are_attributes_and_only_those_that_were_named():
         state.model = torch.nn.Linear(1, 1)
     with pytest.raises(UserError, match="dmltrain.State: epoch is a name of its own"):
         made(epoch=0)
-
-
-def test_a_state_needs_the_optimizer_of_distribute():
     model = torch.nn.Linear(1, 1)
     with pytest.raises(UserError, match="optimizer is a SGD, expected what dmltrain.distribute returns"):
         dmltrain.State(model=model, optimizer=torch.optim.SGD(model.parameters()))

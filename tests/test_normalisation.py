@@ -26,7 +26,6 @@ NORMALISATIONS = pytest.mark.parametrize(
     ],
     ids=["one number", "channels", "mean image"],
 )
-ORDERS = pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 
 
 @NORMALISATIONS
@@ -39,43 +38,31 @@ def test_numpy_follows_the_definition(normalisation):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
 
 
-@NORMALISATIONS
-@ORDERS
-def test_torch(normalisation, order):
-    torch = pytest.importorskip("torch")
+def normalised(backend: str, normalisation: Normalisation | None, pixels: np.ndarray) -> np.ndarray:
+    framework = pytest.importorskip(backend)
+    if backend == "mxnet":
+        from dmltrain.backends.mxnet.normalise import Normalise as MxnetNormalise
+
+        made = MxnetNormalise(normalisation, [framework.cpu()])
+        return made(0, framework.nd.array(pixels, dtype=pixels.dtype)).asnumpy()
     from dmltrain.backends.torch.normalise import Normalise
 
-    given = torch.from_numpy(images(order))
-    found = Normalise(normalisation, [torch.device("cpu")])(0, given)
+    given = framework.from_numpy(pixels)
+    found = Normalise(normalisation, [framework.device("cpu")])(0, given)
     assert found.stride() == given.stride(), "the memory format has changed"
-    assert np.array_equal(found.numpy(), normalisation.apply(images(order)))
+    return found.numpy()
 
 
 @NORMALISATIONS
-@ORDERS
-def test_mxnet(normalisation, order):
-    mx = pytest.importorskip("mxnet")
-    from dmltrain.backends.mxnet.normalise import Normalise
-
-    found = Normalise(normalisation, [mx.cpu()])(0, mx.nd.array(images(order), dtype="uint8"))
-    assert np.array_equal(found.asnumpy(), normalisation.apply(images(order)))
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("backend", ["torch", "mxnet"])
+def test_backends_do_as_numpy(backend, normalisation, order):
+    assert np.array_equal(normalised(backend, normalisation, images(order)), normalisation.apply(images(order)))
 
 
-def test_a_trainer_without_a_normalisation_takes_floats_alone():
-    torch = pytest.importorskip("torch")
-    from dmltrain.backends.torch.normalise import Normalise
-
-    made, floats = Normalise(None, [torch.device("cpu")]), torch.ones(SHAPE)
-    assert made(0, floats) is floats
+@pytest.mark.parametrize(("backend", "kind"), [("torch", np.float64), ("mxnet", np.float32)])
+def test_a_trainer_without_a_normalisation_takes_floats_alone(backend, kind):
+    found = normalised(backend, None, np.ones(SHAPE, np.float64))
+    assert np.array_equal(found, np.ones(SHAPE)) and found.dtype == kind
     with pytest.raises(ValueError, match="uint8 images, but the trainer was made without a normalisation"):
-        made(0, torch.from_numpy(images("NCHW")))
-
-
-def test_an_mxnet_trainer_without_a_normalisation_takes_floats_alone():
-    mx = pytest.importorskip("mxnet")
-    from dmltrain.backends.mxnet.normalise import Normalise
-
-    made = Normalise(None, [mx.cpu()])
-    assert np.array_equal(made(0, mx.nd.ones(SHAPE, dtype="float64")).asnumpy(), np.ones(SHAPE, np.float32))
-    with pytest.raises(ValueError, match="uint8 images, but the trainer was made without a normalisation"):
-        made(0, mx.nd.array(images("NCHW"), dtype="uint8"))
+        normalised(backend, None, images("NCHW"))

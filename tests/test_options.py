@@ -232,7 +232,8 @@ def test_options_may_be_spelt_with_underscores_but_values_stay():
 def test_refused_options_are_not_taken_and_say_what_to_do():
     assert not set(refused.REFUSED) & set(options.FLAGS)
     for name, row in refused.REFUSED.items():
-        assert message(f"{name} 1") == f"{name}: {row.reason}; {row.instead}"
+        for spelling in (name, f"--{name[2:].replace('-', '_')}"):
+            assert message(f"{spelling} 1") == f"{name}: {row.reason}; {row.instead}"
 
 
 def test_pow_in_the_step_epochs_is_a_policy():
