@@ -201,21 +201,6 @@ def test_who_may_not_install_gets_one_line(machine, packages, code, said, capsys
     assert shown.count("\n") == bool(said) and all(each in shown for each in said)
 
 
-def test_an_existing_environment_needs_no_venv(tmp_path: Path):
-    (tmp_path / "bin").mkdir()
-    program(tmp_path / "bin", "pip")
-    assert not system_packages.cannot_make(str(tmp_path))
-    bare = [
-        sys.executable,
-        "-I",
-        "-c",
-        "import sys; sys.modules['ensurepip'] = None; sys.path.insert(0, sys.argv[1]); "
-        "from tests import system_packages as s; print(s.cannot_make(sys.argv[2]), s.cannot_make('absent'))",
-    ]
-    done = subprocess.run([*bare, PROGRAM.parents[1], tmp_path], capture_output=True, text=True)
-    assert done.stdout.split() == ["False", "True"], done
-
-
 def test_system_packages_no_installs_nothing(tmp_path: Path):
     """On this machine, with any missing packages."""
     done = subprocess.run(

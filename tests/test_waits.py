@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.waits_with_reasons import REASONS
 
 TESTS = Path(__file__).parent
@@ -61,23 +59,3 @@ def test_each_wait_is_for_a_condition():
 def test_each_reason_is_needed():
     assert REASONS.keys() - {place for place, _ in found()} == set()
     assert all(len(reason) > 10 for reason in REASONS.values())
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("def f():\n    time.sleep(1)", ("f", 2, "sleeps")),
-        ("class C:\n    def f(self):\n        self.p.wait(10)", ("C.f", 3, "has a limit of 10 s")),
-        ("thread.join(timeout=5.0)", ("", 1, "has a limit of 5 s")),
-        ("run(command, timeout=20)", ("", 1, "has a limit of 20 s")),
-    ],
-)
-def test_what_is_found(text, said):
-    assert list(waits(ast.parse(text))) == [said]
-
-
-@pytest.mark.parametrize(
-    "text", ["process.wait()", "process.wait(120)", "run(command, timeout=SECONDS)", "'a'.join(b)"]
-)
-def test_what_is_allowed(text):
-    assert not list(waits(ast.parse(text)))

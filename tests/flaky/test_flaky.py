@@ -1,4 +1,4 @@
-"""make flaky finds what a fast machine hides, and lets pass what waits for conditions."""
+"""make flaky finds what a fast machine hides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_answers():
             began = time.monotonic()
             process.stdin.write(f"{number}\\n")
             assert process.stdout.readline() == f"{number}\\n"
-            CHECK
+            assert time.monotonic() < began + 0.5
             time.sleep(0.1)
         process.stdin.close()
 """
@@ -50,7 +50,7 @@ def test_order():
             processes = [subprocess.Popen(command, stdout=both.stdin) for command in commands]
             assert [process.wait() for process in processes] == [0, 0]
             said = both.communicate()[0].split()
-        assert len(said) == 2 if GOOD else said == ["0.2", "0.6"]
+        assert said == ["0.2", "0.6"]
 """
 STAYS = """
 import subprocess
@@ -94,13 +94,7 @@ def write(tmp_path):
 
 
 @freezes
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(ANSWERS.replace("CHECK", "assert time.monotonic() < began + 0.5"), id="a time"),
-        pytest.param(ORDER.replace("GOOD", "False"), id="an order"),
-    ],
-)
+@pytest.mark.parametrize("text", [ANSWERS, ORDER], ids=["a time", "an order"])
 def test_a_test_that_expects_what_nothing_guarantees_fails(write, text):
     process = flaky(write(text), "--busy", "0", "--times", "20", "--exitfirst")
     said, _ = process.communicate()
@@ -108,17 +102,6 @@ def test_a_test_that_expects_what_nothing_guarantees_fails(write, text):
     assert re.search(r"seed 1, run \d: .*test_it.py failed", said) and "FAILED" in said
     assert re.search(r"Load: \d", said)
     assert re.search(r"\d s, for [01]\.\d+ s: \d+ .*python", said), said
-
-
-@freezes
-@pytest.mark.parametrize(
-    "text", [ANSWERS.replace("CHECK", "pass").replace("(30)", "(10)"), ORDER.replace("GOOD", "True")]
-)
-def test_a_test_that_waits_passes(write, text):
-    process = flaky(write(text), "--busy", "0", "--times", "1")
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    assert "1 of 1 runs made; 0 failed" in said and "Missing" not in said
 
 
 @freezes
