@@ -1,90 +1,149 @@
-"""dmltrain.distribute as users call it."""
+"""dmltrain.distribute as users call it: worker 0 of a job is a script, which the test is."""
 
-import hashlib
-import json
-import os
-import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FRAME = 200  # bytes of a frame without values, at most
-PROGRAMS = Path(__file__).parent / "programs"
+import dmltrain
+from dmltrain import kvstore, script
+from dmltrain.errors import UserError
+from dmltrain.kvstore import types
+from dmltrain.kvstore.worker.store import DistKVStore
+from tests.kvstore.whole_job import NEVER, begun
+from tests.waiting import SECONDS
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from dmltrain.backends.torch.backend import make_step  # noqa: E402
+from dmltrain.backends.torch.distributed import distribute  # noqa: E402
 
 
-def trained(job, compression):
-    """Weights and sent bytes of each worker of a job that sets the compression of its kvstore itself."""
-    from dmltrain.backends.torch.distributed import distribute
-    from tests.kvstore import pulling
+@pytest.fixture
+def joined_by_script(whole_job, monkeypatch, tmp_path):
+    """joined_by_script(...) -> WholeJob(...), whose worker 0 joins by dmltrain.distribute in this process."""
 
-    def one(store):
-        store.set_gradient_compression({"type": compression})
-        return pulling.train(store.rank, lambda model, optimizer: distribute(model, optimizer, store))
+    def start(*words, **options):
+        job = whole_job(*words, outside=1, **options)
+        (tmp_path / "key").write_bytes(job.environment.key)
+        its = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": 0, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLTRAIN_PROBE": 0}
+        its |= {"DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": job.environment.num_servers}
+        its |= {"DMLC_PS_ROOT_PORT": job.environment.root_port, "DMLTRAIN_JOB": job.environment.job}
+        its |= {"DMLTRAIN_KEY_FILE": tmp_path / "key", "DMLTRAIN_HEARTBEAT_TIMEOUT": job.environment.lost_seconds}
+        for name, value in its.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # distribute replaces it
+        monkeypatch.setattr(script, "_stores", [])
+        monkeypatch.setattr(kvstore, "create", create)
+        return job
 
-    found = job.all(one)
-    job.all(lambda store: store.close())
-    assert job.ended() == ["", "", ""]
-    return found
+    def create(kind, staleness, environment, elastic):
+        """Beside other workers of this process, which must not end if the test fails."""
+        return DistKVStore(kind, types.find(kind).bound(staleness), environment, NEVER)
 
-
-def test_a_scripts_compression_sends_a_quarter_and_computes_what_the_kvstore_does(whole_job, tmp_path):
-    """A second model of the process has to use the same kvstore."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    launch = f"-m launch.cli -n 2 -s 2 --log-dir {tmp_path}".split()
-    command = [sys.executable, *launch, PROGRAMS / "compressed_script.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DMLTRAIN_PROBE": "0"}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    plain = trained(whole_job(), "none")
-    told = [
-        r"0\.weight \(3 x 500\) sends gradients",
-        "^kvstore='dist_async': .*'dist_sync'",
-        "^compression='none': .*'int8'",
-        "^transport='tcp': .*'auto'",
-    ]
-    for rank, (weights, sent) in enumerate(trained(whole_job(), "int8")):
-        found = json.loads((tmp_path / f"worker-{rank}.log").read_text().splitlines()[-1])
-        assert found["digest"] == hashlib.sha256(weights.tobytes()).hexdigest()
-        # bytes are counted after they were sent, so those of the last frames without values may be missing
-        assert found["sent"] == pytest.approx(sent, abs=4 * FRAME)
-        assert 0.25 < sent / plain[rank][1] < 0.27
-        assert all(map(re.search, told, found["told"])) and len(found["told"]) == len(told), found["told"]
-    assert plain[0][0].tobytes() != weights.tobytes()
+    yield start
+    for _, each in script._stores:
+        each.abort("the test is over")
 
 
-def test_a_scripts_staleness_bounds_its_steps_and_its_residual_keeps_what_is_below_the_threshold(whole_job, tmp_path):
-    """The script is worker 0. Each gradient is half a threshold, so each second step changes the weights. Its second
-    step waits for the first of worker 1, with the default of 3 its fourth would."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    from dmltrain.backends.torch.backend import make_step
-    from dmltrain.backends.torch.distributed import distribute
+class Pulling(torch.nn.Module):
+    """Its loss pulls its weights towards a worker's own values: gradients are exact differences."""
 
-    job = whole_job("dist_ssp", servers=1, staleness=1.0, make_step=make_step, outside=1)
-    key = tmp_path / "key"
-    key.write_bytes(job.environment.key)
-    own = {
-        **{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"},
-        **{"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(job.environment.root_port)},
-        **{"DMLTRAIN_JOB": job.environment.job, "DMLTRAIN_KEY_FILE": str(key), "PYTHONPATH": str(ROOT)},
-    }
-    command = [sys.executable, str(PROGRAMS / "stale_script.py")]
-    script = subprocess.Popen(command, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True)
-    try:
-        (store,) = job.stores
-        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
-        model = torch.nn.Linear(3, 1, bias=False)
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(20_000))
+
+    def forward(self, values):
+        return (self.weight - values).square().sum() / 2
+
+
+def train(rank, distribute):
+    """Three steps of `distribute(model, optimizer)`: the weights after them, and the bytes that they sent."""
+    model = Pulling()
+    optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
+    values = torch.randn(20_000, generator=torch.Generator().manual_seed(rank))
+    before = optimizer.store.bytes_sent
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(values).backward()
+        optimizer.step()
+    return model.weight.detach().numpy(), optimizer.store.bytes_sent - before
+
+
+def of_store(store):
+    return train(store.rank, lambda model, optimizer: distribute(model, optimizer, store))
+
+
+def linear():
+    model = torch.nn.Linear(500, 3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_scripts_compression_sends_a_quarter_and_a_second_model_uses_the_same_kvstore(joined_by_script, whole_job):
+    def other(store):
+        store.set_gradient_compression({"type": "int8"})
+        found = of_store(store)
+        distribute(*linear(), store, factors=1)
+        return found
+
+    job = joined_by_script()
+    others = begun(lambda: other(job.stores[0]))
+    weights, sent = train(0, lambda *words: dmltrain.distribute(*words, compression="int8"))
+    for choices, said in (
+        ({"kvstore": "dist_async", "compression": "int8"}, "^kvstore='dist_async': .*'dist_sync'"),
+        ({}, "^compression='none': .*'int8'"),
+        ({"compression": "int8", "transport": "tcp"}, "^transport='tcp': .*'auto'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            dmltrain.distribute(*linear(), **choices)
+    same = {"compression": {"type": "int8"}, "transport": "auto", "factors": 1}
+    assert dmltrain.distribute(*linear(), "dist_device_sync", **same).store is script._stores[0][1]
+    assert others.result(SECONDS)[0].tobytes() == weights.tobytes()
+    plain = whole_job().all(of_store)
+    assert 0.25 < sent / plain[0][1] < 0.27 and plain[0][0].tobytes() != weights.tobytes()
+
+
+class Slope(torch.nn.Module):
+    """The gradient of each weight is 0.5."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self):
+        return self.weight.sum() / 2
+
+
+def test_a_scripts_staleness_bounds_its_steps_and_its_residual_keeps_what_is_below_the_threshold(joined_by_script):
+    """Each gradient is half a threshold, so each second step changes the weights. The script's second step waits for
+    the first of worker 1, with the default of 3 its fourth would."""
+    compression = {"type": "2bit", "threshold": 1.0}
+
+    def other(store):
+        store.set_gradient_compression(compression)
+        model = Slope()
         optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store)
         store.barrier()
         store.barrier()
-        model(torch.full((1, 3), 0.25)).backward()
+        model().backward()
         optimizer.step()
-        output, _ = script.communicate()
-        store.close()
-    finally:
-        script.kill()
-        script.wait()
-    assert script.returncode == 0
-    assert json.loads(output) == {"weights": [[0.0] * 3, [0.0] * 3, [-1.0] * 3], "waits": [True], "over": "tcp"}
+        optimizer.settle()
+
+    job = joined_by_script("dist_ssp", servers=1, staleness=1.0, make_step=make_step)
+    others, model, found = begun(lambda: other(job.stores[0])), Slope(), []
+    optimizer = dmltrain.distribute(
+        *(model, torch.optim.SGD(model.parameters(), lr=1.0), "dist_ssp"),
+        **{"staleness": 1, "compression": compression, "transport": "tcp"},
+    )
+    for _ in range(2):
+        optimizer.settle()
+        found.append(model.weight.tolist())
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+    optimizer.store.barrier()
+    assert [handle.done for handle in optimizer._pending.values()] == [False]
+    optimizer.store.barrier()
+    optimizer.settle()
+    assert [*found, model.weight.tolist()] == [[0.0] * 3, [0.0] * 3, [-1.0] * 3]
+    assert optimizer.store._environment.transport == "tcp"
+    others.result(SECONDS)

@@ -61,13 +61,13 @@ def between():
         def opening(each):
             return opened.enter_context(contextlib.closing(each))
 
-        def connect(level, **caller):
+        def connect(level):
             listening, served = opening(link.listen("127.0.0.1")), queue.Queue()
             environment = Environment(role="server", job="job", key=b"key", wire=level)
             arguments = (listening, environment, "server 0", lambda *caller: served.put(caller))
             threading.Thread(target=accept_loop, args=arguments, daemon=True).start()
             forwarder = opening(Forwarder(listening.getsockname()))
-            mine = opening(link.connect(forwarder.address, replace(CALLER, wire=level, **caller), SECONDS))
+            mine = opening(link.connect(forwarder.address, replace(CALLER, wire=level), SECONDS))
             return mine, opening(served.get(timeout=SECONDS)[0]), forwarder
 
         yield connect
@@ -139,9 +139,3 @@ def test_a_frame_that_a_forwarder_withholds_is_missed(between):
     mine.send(*PUSH)
     with pytest.raises(FrameError, match="lost"):
         received(theirs)
-
-
-def test_a_caller_that_meant_the_scheduler_is_not_served_by_a_data_server(between):
-    """The forwarder chooses where it connects to; the listener refuses."""
-    with pytest.raises(FrameError, match="'scheduler 0' for 'control'"):
-        between("plain", listener="scheduler 0", purpose="control")

@@ -66,13 +66,6 @@ def test_replies_are_sent_by_priority_and_a_pull_has_that_of_its_push(serve):
     assert [first.value()[0].key for _ in range(3)] == [2, 1, 3]
 
 
-def test_an_empty_slice_is_pulled(serve):
-    peer = serve(sizes=(0,)).peer()
-    peer.send(Kind.PULL)
-    header, value = peer.value()
-    assert (header.length, header.flags, header.offset, value) == (0, 0, 0, [])
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_reply_names_its_key_and_slice(serve, shared):
     first, second = serve(shared=shared).peers()
