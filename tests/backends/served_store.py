@@ -7,8 +7,8 @@ from dmltrain.backends.torch.server_optimizer import Step
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
+from dmltrain.kvstore.transport.message import Declare, Key
 from tests.kvstore.carrying_out import run
-from tests.kvstore.made import declared
 
 STALENESS = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 1.0}
 
@@ -27,18 +27,9 @@ class ServedStore(KVStore):
         for name, array in zip(key, value, strict=True):
             number = self._numbers[name] = len(self._numbers)
             self._sizes[name], self._clocks[name] = array.size, 0
-            declaration = {
-                "key": number,
-                "name": name,
-                "dtype": array.dtype.name,
-                "weight": True,
-                "compression": {"type": "none"},
-                "slices": [[0, array.size]],
-            }
+            declared = Key(number, name, array.dtype.name, True, {"type": "none"}, ((0, array.size),))
             for worker in range(2):
-                self.core.declare(
-                    worker, declared({"type": self.type, "staleness": STALENESS[self.type], "keys": [declaration]})
-                )
+                self.core.declare(worker, Declare(self.type, STALENESS[self.type], (declared,)))
             self.core.initialise(0, number, 0, array)
 
     def buffers(self, keys):

@@ -1,29 +1,17 @@
-"""Networks as MXNet's graphs: arrays, first values, devices, workarounds for defects of MXNet, precisions."""
+"""Networks as MXNet's graphs: arrays, first values, devices, workarounds for defects of MXNet, multipliers."""
 
 import pytest
 
 from dmltrain import initial, layers
-from dmltrain.layers import AvgPool, BatchNorm, Conv, Dense, Flatten, Network, Relu, chain
+from dmltrain.layers import AvgPool, BatchNorm, Conv, Dense, Flatten, Network, chain
 from tests.backends.both import difference, mx, mxnet_layers, np, random
-
-SMALL = Network(
-    "small", chain(Conv("conv", 4, kernel=3), BatchNorm("bn"), Relu(), Flatten(), Dense("fc", 3)), (2, 6, 6), 3
-)
-
-
-def gradients(network, images, block):
-    """Of the sum of squared logits."""
-    with mx.autograd.record():
-        loss = (block(mx.nd.array(images)) ** 2).sum()
-    loss.backward()
-    arrays = block.collect_params()
-    return {each.name: arrays[each.name].grad().asnumpy() for each in network.parameters()}
+from tests.backends.trainers import SMALL
 
 
 def test_first_values_reach_every_device_and_a_fresh_block_holds_ones_and_zeros():
     block, devices = mxnet_layers.build(SMALL), [mx.cpu(0), mx.cpu(1)]
     mxnet_layers.initialise(block, SMALL, 3, devices)
-    expected = {**initial.first_values(SMALL, 3), "bn_gamma": np.ones(4)}
+    expected = {**initial.first_values(SMALL, 3), "bn0_gamma": np.ones(4)}
     for name, array in block.collect_params().items():
         for device in devices:
             assert np.array_equal(array.data(device).asnumpy(), expected[name]), name
@@ -61,13 +49,6 @@ def pooled(graph, images):
     result = executor.forward(is_train=True)[0]
     executor.backward(mx.nd.array(random(*result.shape, seed=2, dtype=images.dtype), dtype=images.dtype))
     return result.asnumpy(), executor.grad_dict["data"].asnumpy()
-
-
-def test_float16_is_refused_by_mxnet_itself_on_cpus():
-    block = mxnet_layers.build(SMALL, "float16")
-    mxnet_layers.initialise(block, SMALL, 0, [mx.cpu()])
-    with pytest.raises(mx.MXNetError, match="(?i)fp16|float16"):
-        block(mx.nd.ones((1, *SMALL.input_shape))).asnumpy()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -33,7 +33,6 @@ Dtype = np.dtype[Any] | None
 DTYPES: dict[str, Dtype] = {
     "float32": None,
     "bfloat16": np.dtype([("bfloat16", np.uint16)]),  # MXNet's spelling, because numpy has no such type
-    "float16": np.dtype(np.float16),
 }
 
 
@@ -41,9 +40,9 @@ def symbol(network: Network, dtype: str = "float32") -> Symbol:
     """Logits (N, num_classes) of the variable "data" (N, C, H, W); if the network has auxiliary outputs, a group of
     its logits and of theirs, in forward order.
 
-    All arrays, inputs and outputs are float32. With `dtype` "bfloat16" or "float16" convolutions and dense layers round
-    their inputs and weights to this type, forward and backward; everything else stays float32. On CPUs MXNet 1.9.1
-    supports bfloat16 if the processor has AVX-512, and no float16 (the first call raises MXNetError).
+    All arrays, inputs and outputs are float32. With `dtype` "bfloat16" convolutions and dense layers round their inputs
+    and weights to this type, forward and backward; everything else stays float32. On CPUs MXNet 1.9.1 supports bfloat16
+    if the processor has AVX-512.
     """
     graph = _Graph(DTYPES[dtype])
     logits = _emit(network.root, mx.sym.Variable("data"), graph)
