@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 from tests.waiting import wait_for
 
-__all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "carriers", "go", "said", "wait_for"]
+__all__ = ["DEADLINE", "ROOT", "Launched", "Launcher", "Result", "begin", "carriers", "go", "run", "said", "wait_for"]
 ROOT = Path(__file__).parents[2]
 DEADLINE = 90.0  # s; for what takes a fraction of a second on an idle machine
 
@@ -107,6 +107,11 @@ class Launched:
         out = self.out.read_bytes()
         return Result(self.process.returncode, out, self.err.read_text(), time.monotonic() - began)
 
+    def ends(self, code: int = 0) -> Result:
+        result = self.wait()
+        assert result.code == code, result
+        return result
+
     def left(self) -> dict[int, str]:
         if not (self.logs / "job.json").exists():
             return {}
@@ -119,6 +124,21 @@ class Launched:
             self.process.wait()
         for pid in self.left():
             os.kill(pid, signal.SIGKILL)
+
+
+def begin(program: str, *words: object, **popen: object) -> subprocess.Popen:
+    """A process of this program of launch/cli.py: `job_main`."""
+    command = [sys.executable, "-c", f"import launch.cli; launch.cli.{program}()", *map(str, words)]
+    options = {"env": dict(os.environ, PYTHONPATH=str(ROOT)), "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **{**options, **popen})
+
+
+def run(program: str, *words: object, code: int = 0, **popen: object) -> subprocess.CompletedProcess:
+    """The program, when it has ended with this code."""
+    process = begin(program, *words, stderr=subprocess.PIPE, **popen)
+    done = subprocess.CompletedProcess(process.args, code, *process.communicate())
+    assert process.returncode == code, (process.returncode, done)
+    return done
 
 
 class Launcher:
@@ -138,6 +158,14 @@ class Launcher:
         environment = {**self.environment, **popen.pop("env", {})}
         self.launched.append(Launched(words, self.folder, self.folder / logs, env=environment, **popen))
         return self.launched[-1]
+
+    def ready(self, workers: int, servers: int, *arguments: object, **more: object) -> Launched:
+        """Start a job whose processes print the word ready, and wait until all of it runs, and is recorded."""
+        launched = self.start("-n", workers, "-s", servers, *arguments, **more)
+        names = [f"server-{number}" for number in range(servers)] + ["scheduler-0"] * bool(servers)
+        launched.wait_ready(*names, *(f"worker-{number}" for number in range(workers)))
+        launched.pid("worker", workers - 1)
+        return launched
 
     def run(self, *arguments: object, **popen: object) -> Result:
         return self.start(*arguments, **popen).wait()
@@ -161,6 +189,38 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     finally:
         for launched in made.launched:
             launched.end()
+
+
+# What a process does is the argument for its name, of a replacement that for its name and `+`. Else it waits for the
+# file `done`, and who ends with a code for `go`.
+ELASTIC = """
+import os, signal, sys, time
+name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"] + "+" * int(os.environ.get("DMLTRAIN_JOIN", 0))
+what = dict(word.split("=") for word in sys.argv[1:]).get(name, "wait")
+print("ready", name, flush=True)
+def wait(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+if what == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
+wait("go" if what.isdigit() else "done")
+if what.isdigit():
+    print("end of", name, end="", flush=True)
+    sys.exit(int(what))
+"""
+
+
+@pytest.fixture
+def elastic(launcher: Launcher) -> Callable[..., Launched]:
+    """Starts an elastic job of 3 workers and a server, and waits until all of it runs. Its words are options, and what
+    processes do: worker-1=3."""
+
+    def start(*words: object) -> Launched:
+        options = [word for word in words if "=" not in str(word)]
+        roles = [word for word in words if "=" in str(word)]
+        return launcher.ready(3, 1, "--elastic", *options, launcher.script(ELASTIC), *roles)
+
+    return start
 
 
 @pytest.fixture

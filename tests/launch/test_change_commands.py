@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launch import LaunchError
 from launch.cli import job
-from tests.launch.conftest import ROOT, go, said, wait_for
+from tests.launch.conftest import go, said, wait_for
 
 # The scheduler says who joins and who leaves, as that of dmltrain does. A worker with the number in FAILS fails.
 PROGRAM = """
@@ -59,27 +57,13 @@ while not os.path.exists("done"):
 @pytest.fixture
 def running(launcher):
     """Starts an elastic job of 2 workers and a server, and waits until all of it runs."""
-
-    def start(*options: object):
-        script = launcher.script(PROGRAM)
-        launched = launcher.start("-n", 2, "-s", 1, "--elastic", *options, script)
-        launched.wait_ready("scheduler-0", "server-0", "worker-0", "worker-1")
-        launched.pid("worker", 1)
-        return launched
-
-    return start
+    return lambda *options: launcher.ready(2, 1, "--elastic", *options, launcher.script(PROGRAM))
 
 
 def asks(capsys, *words: object) -> tuple[int, str]:
     """The exit code and the output of `dmltrain job`."""
     code = job([str(each) for each in words])
     return code, capsys.readouterr().out
-
-
-def begin(*words: object) -> subprocess.Popen:
-    """A process of `dmltrain job`."""
-    command = [sys.executable, "-c", "import launch.cli; launch.cli.job_main()", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def test_workers_come_and_leave_while_the_job_runs(running, capsys):
@@ -97,8 +81,7 @@ def test_workers_come_and_leave_while_the_job_runs(running, capsys):
     changes = ("joined: worker 2", "left: worker 0", "left: worker 1", "left: worker 2")
     assert lines == [f"{change} on localhost" for change in changes]
     go(launched, "done")
-    result = launched.wait()
-    assert result.code == 0, result
+    result = launched.ends()
     last = result.err.splitlines()[-1]
     assert last.startswith("0 processes left on 1 host; joined: worker 2 on localhost after ")
     assert "; left: worker 1 after " in last and "lost" not in last
@@ -115,39 +98,8 @@ def test_who_does_not_join_is_named_with_the_reason(running, capsys):
     assert lines[1].startswith("its last lines (") and lines[1].endswith("worker-3.log):")
     assert lines[2] == "worker 2 on localhost has joined the job in view 2"
     assert lines[3].endswith(" exited with code 75 (it lost another process of the job), before it had joined the job")
-    for words, said_so in (
-        (("remove", "localhost"), "no server would be left without localhost"),
-        (("add", "h6"), "h6: this job runs on this machine only"),
-    ):
-        code, out = asks(capsys, words[0], launched.logs, words[1])
-        assert code == 2 and out.startswith(said_so)
     go(launched, "done")
-    assert launched.wait().code == 0
-
-
-@pytest.mark.thorough
-def test_commands_at_once_are_all_done(running):
-    launched = running()
-    started = [begin("add", launched.logs, number) for number in (1, 2)] + [begin("remove", launched.logs, "worker:0")]
-    outs = [each.communicate()[0] for each in started]
-    assert [each.returncode for each in started] == [0, 0, 0], outs
-    assert [out.count("has joined the job") for out in outs] == [1, 2, 0] and outs[2] == "worker 0 has left the job\n"
-    go(launched, "done")
-    assert launched.wait().code == 0
-
-
-@pytest.mark.thorough
-def test_a_request_that_waits_at_the_end_of_the_job_is_answered(running):
-    launched = running("--env", "FAILS=x")
-    (launched.folder / "joins-2").touch()  # the scheduler has seen it, so it will say nothing more
-    wait_for(lambda: b"view 2" in launched.log("scheduler-0"), "the scheduler")
-    asking = begin("add", launched.logs, 1)
-    said(launched, "starting worker 2 on localhost")
-    launched.wait_ready("worker-2")
-    os.kill(launched.pid("server"), signal.SIGKILL)
-    out = asking.communicate()[0]
-    assert asking.returncode == 125 and out.startswith("the job has ended: server 0 (pid "), out
-    assert launched.wait().code == 137
+    launched.ends()
 
 
 def refused(*words: object) -> str:
@@ -158,8 +110,7 @@ def refused(*words: object) -> str:
 
 def test_who_cannot_be_asked_is_named(launcher):
     script = launcher.script("import time; print('ready', flush=True); time.sleep(600)")
-    launched = launcher.start("-n", 1, "-s", 0, script)
-    launched.wait_ready("worker-0")
+    launched = launcher.ready(1, 0, script)
     assert "cannot change while it runs" in refused("add", launched.logs, "1")
     wait_for(lambda: all(row["pid"] for row in launched.record["processes"]), "the launcher's last word before the end")
     record = launched.record

@@ -26,8 +26,7 @@ def test_a_rule_changes_an_elastic_job_with_a_view(launcher, kind):
     rule = ["--rule", "when straggler > 20 % set kv_store=dist_ssp staleness=4"]
     program = forked(ROOT / "examples/train_digits.py", *words.split())
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", *rule, *program)
-    result = launched.wait()
-    assert result.code == 0, result
+    launched.ends()
     (change,) = launched.record["kvstore_changes"]
     assert change["now"] == "kv_store=dist_ssp staleness=4"
     assert change["by"].startswith("the rule 'when straggler > 20 %")
@@ -45,8 +44,7 @@ def test_a_worker_that_is_added_takes_its_part_of_the_samples_and_one_that_is_re
     assert capsys.readouterr().out == "worker 2 on localhost has joined the job in view 2\n"
     assert job(["remove", str(launched.logs), "worker:1"]) == 0
     assert capsys.readouterr().out == "worker 1 has left the job\n"
-    result = launched.wait()
-    assert result.code == 0, result
+    result = launched.ends()
     last = result.err.splitlines()[-1]
     assert "; joined: worker 2 on localhost after " in last and "; left: worker 1 after " in last and "lost" not in last
     found = count(launched.folder / "audit")
@@ -87,4 +85,4 @@ def test_a_worker_that_is_added_makes_its_first_step_within_5_s_of_its_own_start
     tick = 1.0 / os.sysconf("SC_CLK_TCK")  # in which the kernel counts when a process started, and leaves the rest out
     parts = {"launcher": found.start * tick - asked, "join": stepped - ready}
     assert min(parts.values()) > -tick and sum(parts.values()) < SECONDS, parts
-    assert launched.wait().code == 130
+    launched.ends(130)

@@ -15,7 +15,6 @@ from launch.agent.events import Bound, Ended, Noticed, Probed, Reached, Ready, R
 from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job
-from launch.job.options import Options
 from launch.job.role import WORKER
 from launch.run import event, report
 from launch.run.action import Connect, Open, Reply, Send
@@ -159,8 +158,7 @@ def test_workers_are_added_to_a_host_of_the_job_and_the_answer_waits_for_the_vie
     job.view(3, 0, 1, 2, 3, 4)
     said = [f"worker {rank} on b has joined the job in view {rank - 1}" for rank in (3, 4)]
     assert job.replies[1] == Reply(1, 0, tuple((text, None) for text in said))
-    rows = report.record(job.supervisor, "0", Options(), 0.0, None)["processes"]
-    joined = [(row["rank"], row.get("joined_after")) for row in rows if row["role"] == WORKER]
+    joined = [(row["rank"], row.get("joined_after")) for row in job.record["processes"] if row["role"] == WORKER]
     assert joined == [(0, None), (1, None), (2, None), (3, 0.0), (4, 7.0)]
     job.finish(WORKER_0, WORKER_1, WORKER_2, 5, 6)
     assert job.last_line == "0 processes left on 3 hosts; joined: worker 3 on b after 0 s, worker 4 on b after 7 s"
@@ -345,8 +343,7 @@ def test_a_host_leaves_when_its_worker_has_left():
     assert sorted(job.texts(1)) == ["b is not part of the job any more", "worker 1 has left the job"]
     assert job.supervisor.deadline == math.inf, "nobody has to end for it, and it is not replaced"
     assert job.refuses("remove", "b") == "'b' is not a host that the job uses: expected a, c, or worker:N"
-    record = report.record(job.supervisor, "0", Options(), 0.0, None)
-    assert lost(record) == ["left: worker 1 on b, 30 s after the start"]
+    assert lost(job.record) == ["left: worker 1 on b, 30 s after the start"]
     job.finish(WORKER_0, WORKER_2)
     assert job.failure == [] and job.last_line == "0 processes left on 3 hosts; left: worker 1 after 30 s"
 
@@ -361,14 +358,14 @@ def test_a_worker_leaves_and_its_host_stays_and_all_who_asked_for_it_get_an_answ
 
 
 def test_a_host_leaves_with_its_server_and_the_scheduler():
-    job = Changing(servers=2, replaced=2, more={"restart_scheduler": 3})
+    job = Changing(servers=2, replaced=2, more={"restart_scheduler": 3, "restart_servers": 3})
     server, worker = 1, 3
     assert [job.host(number) for number in (SCHEDULER, server, worker)] == ["a", "a", "a"] and job.host(2) == "b"
     assert job.ask(1, "remove", "a") == [Send("a", Notice((worker,)))]
     assert job.exit(worker, 0) == [Send("a", Notice((SCHEDULER, server)))], "they end when its workers have"
     job.supervisor.take_notices()
     job.now += 9
-    assert job.exit(server, -15) == []
+    assert job.exit(server, -15) == [], "it is not replaced"
     ended = "(pid {} on a) has ended, because its host leaves the job; 2 workers"
     assert job.notices == [f"server 0 {ended.format(101)} and 1 server are left"]
     moved = job.exit(SCHEDULER, -15)
@@ -555,20 +552,10 @@ def test_hosts_that_are_new_in_the_file_come_and_those_that_are_gone_leave(job):
     job.finish(WORKER_0, WORKER_2, 5, 6)
 
 
-def test_a_host_of_the_file_that_the_job_needs_stays():
-    job = Changing(elastic=3)
-    a, b, c, e = LISTED
-    assert follow(job, b, c, e) == []
-    (notice,) = job.notices
-    assert notice.startswith("a is not in the hosts file any more, but stays: no server would be left without a")
-    assert follow(job, a, c, e) == []
-    assert job.notices[0].startswith("b is not in the hosts file any more, but stays: 2 workers would be left, and ")
-
-
 def test_a_host_of_the_file_is_exchanged_for_another_one():
     job = Changing(elastic=3)
     a, b, c, e = LISTED
-    assert follow(job, a, c, e, Host("d")) == [Connect("d")]
+    assert follow(job, a, c, e, Host("d")) == [Connect("d")], "b is still needed"
     assert job.notices[-1].startswith("b is not in the hosts file any more, but stays: 2 workers would be left, and ")
     job.come("d")
     job.say(Started("d", 5, 205))

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
+from launch.agent.process import living
 from launch.run.journal import JOURNAL, KEPT
-from tests.launch.conftest import ROOT, Launched, Result, go, wait_for
+from tests.launch.conftest import ROOT, Launched, go, run, wait_for
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 
 # Each worker counts. A scheduler or server ends when all workers have; a replacement says that it joins.
@@ -51,11 +52,6 @@ class Attached(Launched):
         wait_for(lambda: self.record["launched_from"]["pid"] == pid, f"launcher {pid} in job.json")
         return self
 
-    def ends(self, code: int = 0) -> Result:
-        result = self.wait()
-        assert result.code == code, result
-        return result
-
 
 def environment(launched: Launched) -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=str(ROOT), TMPDIR=str(launched.folder / "tmp"))
@@ -67,8 +63,7 @@ def detach(launcher):
 
     def start(*words: object, **more: object) -> Launched:
         launched = launcher.start("--detach", *(words or ELASTIC), launcher.script(PROGRAM), **more)
-        result = launched.wait()
-        assert result.code == 0, result
+        result = launched.ends()
         assert "goes on without this terminal" in result.err and f"job attach {launched.logs}" in result.err
         return launched
 
@@ -85,15 +80,7 @@ def kill_launcher(launched: Launched) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    wait_for(lambda: state(pid) in ("", "Z"), "the end of the launcher")
-
-
-def state(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    wait_for(lambda: pid not in living(), "the end of the launcher")
 
 
 def lines(launched: Launched, name: str = "worker-0") -> list[int]:
@@ -150,7 +137,7 @@ def test_a_launcher_in_the_background_hands_the_job_over(detach):
     wait_for_lines(launched, 3)
     before = launched.record["launched_from"]["pid"]
     first = Attached(launched, "first").has_the_job()
-    assert state(before) in ("", "Z")
+    assert before not in living()
     assert f"pid {first.process.pid} is attached to the job" in Attached(launched, "second").ends(2).err
     first.signal(signal.SIGHUP)  # its terminal closes
     said = f"/proc/{first.process.pid}/fd/2"
@@ -182,7 +169,7 @@ def test_what_was_lost_meanwhile_is_replaced_by_the_next_launcher(detach):
     kill_launcher(launched)
     for pid in (worker, scheduler):
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda pid=pid: state(pid) in ("", "Z"), "its end")
+        wait_for(lambda pid=pid: pid not in living(), "its end")
     attached = Attached(launched)
     wait_for(lambda: launched.log("worker-1").count(b"ready") == 2, "the replacement")
     wait_for(lambda: launched.log("scheduler-0").count(b"ready") == 2, "the next scheduler")
@@ -210,14 +197,11 @@ def test_ps_and_kill_need_no_launcher(detach):
     kill_launcher(launched)
 
     def job(verb: str, folder=launched.logs) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-c", JOB, verb, str(folder)]
-        return subprocess.run(command, cwd=launched.folder, env=environment(launched), capture_output=True, text=True)
+        return run("job_main", verb, folder, cwd=launched.folder, env=environment(launched))
 
-    found = job("ps")
-    assert found.returncode == 0 and found.stdout.count("program.py") == 4
+    assert job("ps").stdout.count("program.py") == 4
     assert "no launcher" in job("ls", folder=launched.logs.parent).stdout
-    found = job("kill")
-    assert found.returncode == 0 and "0 processes left" in found.stderr
+    assert "0 processes left" in job("kill").stderr
     nothing_left(launched)
     listed = job("ls", folder=launched.logs.parent).stdout
     assert re.search(rf"^{launched.logs.name} +ended +143 ", listed, re.MULTILINE), listed
@@ -292,12 +276,10 @@ def test_jobs_that_cannot_live_on_are_refused(launcher, words, said):
 
 @pytest.mark.thorough
 def test_a_job_without_detach_cannot_be_attached_to(launcher):
-    launched = launcher.start("-n", 1, "-s", 0, launcher.script(PROGRAM))
-    launched.wait_ready("worker-0")
-    wait_for((launched.logs / "job.json").exists, "job.json")
+    launched = launcher.ready(1, 0, launcher.script(PROGRAM))
     assert "was not started with --detach" in Attached(launched).ends(2).err
     go(launched, "done")
-    assert launched.wait().code == 0
+    launched.ends()
 
 
 def test_a_job_that_fails_at_its_start_says_so_in_the_terminal(launcher):

@@ -29,10 +29,17 @@ from launch.run import report
 from launch.run.limit import Limits
 from launch.run.supervise import Supervisor
 from launch.terminal.record import MOST_BYTES
-from tests.launch.conftest import ROOT, wait_for
+from tests.launch.conftest import run, wait_for
 from tests.other_user import OTHER_USER, USER, shell, sticky_folder
 from tests.traced import traced
 
+LAUNCHED_FROM = {"host": "login", "pid": 4056, "start": 123456, "boot_id": "7b0e"}
+SSH = {"ssh": "system", "ssh_port": 2222, "identity": "/home/anna/.ssh/key"}
+MPI = {"mpirun": "/opt/mpi/bin/mpirun", "mpirun_args": ["--quiet"]}
+WHERE = {"name": "h1", "address": "10.0.0.2", "interface": "eth1"}
+LOGIN = {"hostname": "h1.example.org", "user": "anna", "port": 22, "python": "/usr/bin/python3"}
+WORKER = {"role": "worker", "rank": 0, "host": "h1", "pid": 4091}
+ENDED = {"exit_code": 0, "signal": "9", "ended_by_launcher": True, "lost_after": 12.5}
 RECORD: dict[str, Any] = {
     "format": 1,
     "job": "fit",
@@ -40,46 +47,18 @@ RECORD: dict[str, Any] = {
     "command": ["train.py", "--lr"],
     "workdir": "/home/anna/project",
     "launcher": "ssh",
-    "launched_from": {"host": "login", "pid": 4056, "start": 123456, "boot_id": "7b0e"},
-    "reached_by": {
-        "ssh": "system",
-        "ssh_port": 2222,
-        "identity": "/home/anna/.ssh/key",
-        "mpirun": "/opt/mpi/bin/mpirun",
-        "mpirun_args": ["--quiet"],
-        "host_ip": "10.0.0.1",
-    },
+    "launched_from": LAUNCHED_FROM,
+    "reached_by": {**SSH, **MPI, "host_ip": "10.0.0.1"},
     "num_workers": 1,
     "num_servers": 1,
     "versions": {"dmltrain": "0.5.0", "python": "3.11.7", "system": "Linux"},
-    "hosts": [
-        {
-            "name": "h1",
-            "address": "10.0.0.2",
-            "interface": "eth1",
-            "hostname": "h1.example.org",
-            "user": "anna",
-            "port": 22,
-            "python": "/usr/bin/python3",
-        }
-    ],
+    "hosts": [{**WHERE, **LOGIN}],
     "started": "2027-01-15T08:00:00+0000",
     "ended": "2027-01-15T08:00:01+0000",
     "seconds": 0.353,
     "exit_code": 0,
     "cause": "worker 0 was killed",
-    "processes": [
-        {
-            "role": "worker",
-            "rank": 0,
-            "host": "h1",
-            "pid": 4091,
-            "exit_code": 0,
-            "signal": "9",
-            "ended_by_launcher": True,
-            "lost_after": 12.5,
-        }
-    ],
+    "processes": [{**WORKER, **ENDED}],
     "restarts": [{"exit_code": 9, "cause": "killed", "ended": "2027-01-15T08:00:01+0000", "logs": "logs/fit"}],
 }
 SHOWN = (  # by `job ls`, `job logs` or nothing: they may hold any text
@@ -185,9 +164,9 @@ OLD_SPELLINGS = [("python", "main", "--ps"), ("python", "main", "--kill")]
 def test_a_record_of_another_user_runs_nothing(tmp_path, name, program, verb):
     with sticky_folder() as shared:
         shell(OTHER_USER, ATTACKS[name], shared / "theirs")
-        done = command(verb, shared / "theirs/job", program, cwd=tmp_path)
+        done = run(program, verb, shared / "theirs/job", cwd=tmp_path, code=2)
         assert not (shared / "theirs/proof").exists(), done
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+    assert done.stderr.count("\n") == 1, done
     for essential in (f"{shared}/theirs/job", f"belongs to user {OTHER_USER}, not to root: ", "run this command as"):
         assert essential in done.stderr
 
@@ -453,10 +432,7 @@ def test_a_pid_is_a_launcher_if_start_time_and_folder_match(folder, sleeper, tmp
 @pytest.fixture
 def running(launcher):
     """A job of one process that runs, and is recorded."""
-    launched = launcher.start("-n", 1, "-s", 0, "--job", "fit", "sh", "-c", "echo ready; exec sleep 600")
-    launched.wait_ready("worker-0")
-    launched.pid("worker")
-    return launched
+    return launcher.ready(1, 0, "--job", "fit", "sh", "-c", "echo ready; exec sleep 600")
 
 
 def test_killing_a_job_spares_a_later_process_with_the_launchers_pid(running):
@@ -467,8 +443,8 @@ def test_killing_a_job_spares_a_later_process_with_the_launchers_pid(running):
         record = running.record
         record["launched_from"]["pid"] = bystander.pid
         write(running.logs, record)
-        done = command("kill", running.logs)
-        assert done.returncode == 0 and "0 processes left on 1 host" in done.stderr, done
+        done = run("job_main", "kill", running.logs, cwd=running.logs)
+        assert "0 processes left on 1 host" in done.stderr, done
         assert "the launcher" not in done.stderr and bystander.poll() is None
         bystander.kill()
 
@@ -482,8 +458,8 @@ def test_killing_a_job_ends_its_launcher(running, old):
         del record["launched_from"]["start"], record["launched_from"]["boot_id"]
         write(running.logs, record)
     (running.logs / "killed").symlink_to(running.folder / "elsewhere")
-    done = command("kill", running.logs)
-    assert done.returncode == 0 and "the launcher of job fit has ended it\n" in done.stderr, done
+    done = run("job_main", "kill", running.logs, cwd=running.logs)
+    assert "the launcher of job fit has ended it\n" in done.stderr, done
     assert running.wait().code == 143
     assert not (running.folder / "elsewhere").exists(), "no link is followed"
 
@@ -505,9 +481,3 @@ def test_killing_a_job_of_root_is_refused(folder):
         with traced(kill) as process_of_user:
             assert process_of_user.run() == 0
         assert os.listdir(folder) == ["job.json"]
-
-
-def command(verb: str, folder: Path, program: str = "job_main", cwd: Path | None = None) -> subprocess.CompletedProcess:
-    words = [sys.executable, "-c", f"import launch.cli; launch.cli.{program}()", verb, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(words, cwd=cwd or folder, capture_output=True, text=True, env=environment)

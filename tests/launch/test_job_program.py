@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,19 +14,10 @@ from launch.commands import killed
 from launch.commands.jobs import COLUMNS, find_jobs, table
 from launch.commands.recorded import Launcher
 from launch.terminal.log_folder import LogFolder
-from tests.launch.conftest import DEADLINE, ROOT, wait_for
+from tests.launch.conftest import DEADLINE, begin, run, wait_for
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 NOW = 1_800_000_000.0
-
-
-def run(program: str, *words: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess:
-    """dmltrain-PROGRAM with these words, which ends with this code."""
-    command = [sys.executable, "-c", f"import launch.cli; launch.cli.{program}()", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
-    assert done.returncode == code, done
-    return done
 
 
 # -- the command line ----------------------------------------------------------------------------------------------
@@ -167,9 +155,7 @@ def test_a_folder_without_jobs_and_no_folder(tmp_path, monkeypatch):
 
 
 def test_a_job_is_listed_shown_and_ended(launcher, capsys, monkeypatch):
-    launched = launcher.start("-n", 2, "-s", 0, launcher.script(FOREVER), logs="logs/fit")
-    launched.wait_ready("worker-0", "worker-1")
-    launched.pid("worker", 1)
+    launched = launcher.ready(2, 0, launcher.script(FOREVER), logs="logs/fit")
     monkeypatch.chdir(launcher.folder)
 
     def tell(*words: str) -> list[str]:
@@ -189,11 +175,8 @@ def test_a_job_is_listed_shown_and_ended(launcher, capsys, monkeypatch):
 def test_following_logs_to_the_end_of_the_job(launcher):
     waits = "while not os.path.exists('go'): time.sleep(0.01)"
     script = launcher.script(f"import os, time\nprint('ready', flush=True)\n{waits}\nprint('done')\n")
-    launched = launcher.start("-n", 1, "-s", 0, script, logs="logs/fit")
-    launched.wait_ready("worker-0")
-    command = [sys.executable, "-c", "import launch.cli; launch.cli.job_main()", "logs", "fit", "--follow"]
-    options = {"cwd": launcher.folder, "env": launcher.environment, "stdout": subprocess.PIPE, "text": True}
-    following = subprocess.Popen(command, **options)
+    launched = launcher.ready(1, 0, script, logs="logs/fit")
+    following = begin("job_main", "logs", "fit", "--follow", cwd=launcher.folder)
     assert following.stdout and following.stdout.readline() == "[worker-0] ready\n"
     (launcher.folder / "go").touch()
     assert launched.wait().code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -16,12 +15,12 @@ from launch.agent import commands
 from launch.agent.commands import Stop
 from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
 from launch.cli import launch
-from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.options import Options
+from launch.job.role import WORKER
 from launch.run import report
-from launch.run.action import Connect, Send
+from launch.run.action import Connect, Continue, Send
 from launch.run.event import Connected, Lost, Quiet, Tick, Unreached
 from launch.run.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
 from launch.run.supervise import Supervisor
@@ -45,23 +44,25 @@ class Job3:
         servers: int = 1,
         servers_replaced: int = 0,
         kind: type[Supervisor] = Supervisor,
+        scheduler: str = "a",
         more: Mapping[str, Any] = MappingProxyType({}),
         **limits: float,
     ):
-        """`more`: of the job."""
+        """`scheduler`: its host. `more`: of the job."""
         most = {"elastic": elastic, "restart_workers": replaced, "restart_servers": servers_replaced, **more}
         self.supervisor = kind(
             Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most), hosts, Limits(**limits)
         )
-        self.begin(started)
+        self.begin(started, scheduler=scheduler)
 
-    def begin(self, started: int, *prepared: object) -> None:
+    def begin(self, started: int, *prepared: object, scheduler: str = "a") -> None:
         """All that happens until so many tasks have started. `prepared`: what agents say before they bind."""
         self.now = 100.0
         self.supervisor.begin("the key", "/logs", self.now)
         self.say(*map(Connected, "abc"), Ready("a", 10, 4), Ready("b", 20, 4), Ready("c", 30, 4), *prepared)
-        self.say(Bound("a", {"scheduler": 9000, "master": 9001, "reach": 9002}))
-        self.say(Bound("b", {"reach": 9003}), Bound("c", {"reach": 9004}))
+        ports = {"a": {"master": 9001, "reach": 9002}, "b": {"reach": 9003}, "c": {"reach": 9004}}
+        ports[scheduler]["scheduler"] = 9000
+        self.say(*(Bound(name, found) for name, found in ports.items()))
         for name in "abc":
             self.say(Reached(name, {peer: {"ms": 0.1} for peer in "abc" if peer != name}))
         for task in range(started):
@@ -78,6 +79,21 @@ class Job3:
 
     def freeze(self, task: int, seconds: int = 5) -> list:
         return self.say(Frozen(self.host(task), task, seconds))
+
+    def started(self, actions: list) -> list[tuple[str, int, int]]:
+        """Host, number and the number of the process before it, of each replacement that these actions start."""
+        pairs = list(zip(actions[::2], actions[1::2], strict=True))
+        assert all(isinstance(first, Continue) and isinstance(second, Send) for first, second in pairs), actions
+        found = []
+        for first, second in pairs:
+            (row,) = second.command.tasks
+            lost = self.supervisor.processes[first.task].task
+            told = [row.environment[name] for name in ("DMLTRAIN_JOIN", "DMLC_ROLE", f"DMLC_{lost.role.upper()}_ID")]
+            assert told == ["1", lost.role, str(lost.rank)]
+            assert not row.listens and row.leaves is (lost.role == WORKER)
+            self.say(Started(second.host, row.task, 200 + row.task))
+            found.append((second.host, row.task, first.task))
+        return found
 
     def tick(self) -> list:
         assert self.supervisor.deadline < math.inf, "nothing is due"
@@ -109,10 +125,15 @@ class Job3:
         return report.last_line(self.supervisor)
 
     @property
+    def record(self) -> dict:
+        """As job.json has it."""
+        return report.record(self.supervisor, "0", Options(), 0.0, None)
+
+    @property
     def lost(self) -> dict[int, float]:
-        """After how many seconds each lost process was lost, as job.json says."""
-        rows = report.record(self.supervisor, "0", Options(), 0.0, None)["processes"]
-        return {task: row["lost_after"] for task, row in enumerate(rows) if row["lost_after"] is not None}
+        """After how many seconds each lost process was lost."""
+        rows = enumerate(self.record["processes"])
+        return {task: row["lost_after"] for task, row in rows if row["lost_after"] is not None}
 
 
 def job_with_two_servers(**settings) -> Job3:
@@ -127,10 +148,6 @@ STOP = [Send(name, Stop(5.0)) for name in "abc"]
 @pytest.fixture
 def job() -> Job3:
     return Job3()
-
-
-def test_workers_are_on_hosts_of_their_own():
-    assert [Job3().host(task) for task in range(5)] == ["a", "a", "a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -231,13 +248,6 @@ def test_before_all_have_started_any_loss_ends_the_job():
         assert job.supervisor.ending.begun and not job.lost
 
 
-def test_a_job_that_is_not_elastic_ends_with_its_first_worker():
-    for event in (Exited("b", WORKER_1, 1), Lost("b", "was killed"), Frozen("b", WORKER_1, 5), Refused("b", "no", 125)):
-        job = Job3(elastic=0)
-        job.say(event)
-        assert job.supervisor.cause and not job.lost and not job.notices
-
-
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +333,7 @@ def test_a_host_that_shuts_down_is_lost(job):
     assert job.say(Connected("b"), Refused("b", "no space", 125), Ended("b", ()))[2:] == []
     job.finish(WORKER_0, WORKER_2)
     assert job.notices == []
-    row = report.record(job.supervisor, "0", Options(), 0.0, None)["processes"][WORKER_1]
+    row = job.record["processes"][WORKER_1]
     assert (row["signal"], row["ended_by_launcher"], row["lost_after"]) == ("SIGTERM", True, 0.0)
 
 
@@ -435,52 +445,13 @@ def test_a_scheduler_that_gives_up_names_the_worker_that_is_stopped():
 
 # -- real processes ----------------------------------------------------------------------------------------------------
 
-# What each process does is the argument for its name, else it waits for a file: `done` lets workers end, and with them
-# the others.
-PROGRAM = """
-import os, signal, sys, time
-name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"]
-what = dict(word.split("=") for word in sys.argv[1:]).get(name, "wait")
-print("ready", name, flush=True)
-def wait(path):
-    while not os.path.exists(path):
-        time.sleep(0.01)
-if what == "stop":
-    os.kill(os.getpid(), signal.SIGSTOP)
-wait("go" if what.isdigit() else "done")
-if what.isdigit():
-    sys.exit(int(what))
-"""
-
-
-@pytest.fixture
-def running(launcher):
-    """Starts an elastic job of 3 workers and a server, and waits until all of it runs."""
-
-    def start(*words: object):
-        options = [word for word in words if str(word).startswith("--") or isinstance(word, int)]
-        roles = [word for word in words if word not in options]
-        launched = launcher.start("-n", 3, "-s", 1, "--elastic", *options, launcher.script(PROGRAM), *roles)
-        launched.wait_ready("scheduler-0", "server-0", "worker-0", "worker-1", "worker-2")
-        launched.pid("worker", 2)
-        return launched
-
-    return start
-
-
-def ended(launched, code: int = 0):
-    """How the job has ended, with the code that is right."""
-    result = launched.wait()
-    assert result.code == code, result
-    return result
-
 
 def lost_ranks(launched) -> list[int]:
     return [row["rank"] for row in launched.record["processes"] if row["lost_after"] is not None]
 
 
-def test_a_job_of_processes_that_loses_one_by_its_code_and_one_by_a_signal(running, monkeypatch, capsys):
-    launched = running("worker-1=3")
+def test_a_job_of_processes_that_loses_one_by_its_code_and_one_by_a_signal(elastic, monkeypatch, capsys):
+    launched = elastic("worker-1=3")
     go(launched, "go")
     said(launched, "worker 1 (pid ")
     said(launched, "exited with code 3; 2 workers are left")
@@ -493,14 +464,14 @@ def test_a_job_of_processes_that_loses_one_by_its_code_and_one_by_a_signal(runni
     shown = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()[-2:]]
     assert shown == ["lost: worker 0 on localhost", "lost: worker 1 on localhost"]
     go(launched, "done")
-    assert ended(launched).err.splitlines()[-1].startswith("0 processes left on 1 host; lost: worker 1 after ")
+    assert launched.ends().err.splitlines()[-1].startswith("0 processes left on 1 host; lost: worker 1 after ")
     assert launched.record["exit_code"] == 0 and launched.record["cause"] is None
 
 
-def test_a_job_of_processes_that_ends_without_a_stopped_worker(running):
-    launched = running("worker-1=stop")
+def test_a_job_of_processes_that_ends_without_a_stopped_worker(elastic):
+    launched = elastic("worker-1=stop")
     go(launched, "done")
-    assert "; lost: worker 1 after " in ended(launched).err.splitlines()[-1]
+    assert "; lost: worker 1 after " in launched.ends().err.splitlines()[-1]
     assert lost_ranks(launched) == [1]
 
 
@@ -513,12 +484,5 @@ wait_for $DMLTRAIN_RESTART-worker-0
 exit 0
 """
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", "--max-restarts", 1, "sh", "-c", script)
-    ended(launched)
+    launched.ends()
     assert launched.record["restarts"][0]["exit_code"] == 3 and lost_ranks(launched) == []
-
-
-@pytest.mark.parametrize("value", [None, True, "x", float("nan"), -1, 10**400, [], {}])
-def test_the_lost_workers_of_a_record_by_anybody(value):
-    rows = [value, {"role": "worker", "rank": 1, "host": "a\x1b\n", "lost_after": value}]
-    for record in ({"processes": value}, {"processes": rows}, json.loads("{}")):
-        assert all(line.isprintable() for line in lost(record))

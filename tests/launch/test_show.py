@@ -287,19 +287,3 @@ def test_read_and_write_errors_are_reported(tmp_path):
     (tmp_path / "job/job.json").write_text("{")
     with pytest.raises(LaunchError, match="cannot read .*job.json: "):
         shown(tmp_path / "job", "worker:0")
-
-
-def test_a_real_job_is_followed(launcher):
-    script = launcher.script(
-        "import os, time\n"
-        "print('ready', os.environ['DMLC_ROLE'], flush=True)\n"
-        "while not os.path.exists('go'): time.sleep(0.01)\n"
-        "print('done', flush=True)\n"
-    )
-    job = launcher.start("-n", "2", "-s", "0", script)
-    job.wait_ready("worker-0", "worker-1")
-    following = Following(job.logs, "worker:1")
-    following.wait_for(b"[worker-1] ready worker\n")
-    (launcher.folder / "go").touch()
-    assert job.wait().code == 0
-    assert following.end() == b"[worker-1] ready worker\n[worker-1] done\n"

@@ -10,14 +10,10 @@ from dataclasses import replace
 import pytest
 
 from launch.agent.commands import Bind, Notice, Scheduler, Stop
-from launch.agent.events import Bound, Reached, Ready, Refused, Started
-from launch.job.job import Job
-from launch.job.options import Options
-from launch.run import report
+from launch.agent.events import Bound, Refused, Started
 from launch.run.action import Connect, Continue, Send
 from launch.run.elastic import ElasticSupervisor
-from launch.run.event import Asked, Connected, Lost
-from launch.run.limit import Limits
+from launch.run.event import Asked, Lost
 from tests.launch.conftest import go, said
 from tests.launch.test_losses import HOSTS, SCHEDULER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3
 from tests.waiting import wait_for
@@ -30,20 +26,9 @@ class Succeeding(Job3):
     """A job of three hosts in which everything runs. The scheduler is on a with the server, or `apart` from it on c."""
 
     def __init__(self, most: int = 2, apart: bool = False, replaced: int = 0, **settings):
-        own = {"elastic": 1, "restart_scheduler": most, "restart_workers": replaced, **settings}
-        job = Job("name", "mark", ("true",), 3, 1, "/", placement="pack", **own)
-        self.supervisor = ElasticSupervisor(job, APART if apart else HOSTS, Limits())
-        self.now = 100.0
-        self.supervisor.begin("the key", "/logs", self.now)
-        self.say(*map(Connected, "abc"), Ready("a", 10, 4), Ready("b", 20, 4), Ready("c", 30, 4))
-        for number, name in enumerate("abc"):
-            ports = {"reach": 9003 + number}
-            ports |= {"scheduler": 9000} if name == "ac"[apart] else {}
-            self.say(Bound(name, ports | ({"master": 9001} if name == "a" else {})))
-        for name in "abc":
-            self.say(Reached(name, {peer: {"ms": 0.1} for peer in "abc" if peer != name}))
-        for task in range(5):
-            self.say(Started(self.host(task), task, 100 + task))
+        hosts, scheduler = (APART, "c") if apart else (HOSTS, "a")
+        more = {"restart_scheduler": most, **settings}
+        super().__init__(replaced=replaced, hosts=hosts, kind=ElasticSupervisor, scheduler=scheduler, more=more)
 
     def bound(self, host: str, port: int = 9500) -> list:
         return self.say(Bound(host, {"scheduler": port}))
@@ -64,10 +49,6 @@ def job() -> Succeeding:
     return Succeeding()
 
 
-def rows(job: Job3) -> list[dict]:
-    return report.record(job.supervisor, "0", Options(), 0.0, None)["processes"]
-
-
 def test_it_is_started_again_on_its_host_and_all_are_told_where(job):
     job.now += 8
     assert job.exit(SCHEDULER, -9) == [Continue(SCHEDULER), Send("a", Bind("10.0.0.1", scheduler=0))]
@@ -82,7 +63,7 @@ def test_it_is_started_again_on_its_host_and_all_are_told_where(job):
     assert (environment["DMLC_PS_ROOT_URI"], environment["DMLC_PS_ROOT_PORT"]) == ("10.0.0.1", "9500")
     assert told == [Send(name, Scheduler(2, "10.0.0.1", 9500)) for name in "abc"]
     job.say(Started("a", NEXT, 205))
-    row = rows(job)[SCHEDULER]
+    row = job.record["processes"][SCHEDULER]
     assert row["pid"] == 205 and [each["pid"] for each in row["earlier"]] == [100]
     for task in (WORKER_0, WORKER_1, WORKER_2, 1, NEXT):
         job.exit(task, 0)
@@ -185,16 +166,15 @@ wait("done")
 
 
 def test_real_processes_learn_where_the_next_one_is(launcher):
-    launched = launcher.start("-n", 2, "-s", 1, "--elastic", launcher.script(PROGRAM))
-    launched.wait_ready("scheduler-0", "server-0", "worker-0", "worker-1")
+    launched = launcher.ready(2, 1, "--elastic", launcher.script(PROGRAM))
     os.kill(launched.pid("scheduler"), signal.SIGKILL)
     said(launched, "was killed by SIGKILL; 2 workers are left; starting the scheduler again on ")
     for name in ("worker-0", "worker-1"):
         wait_for(lambda name=name: b"}" in launched.log(name), f"{name} has found the next scheduler")
     wait_for(lambda: b"ready 2" in launched.log("scheduler-0"), "the next scheduler runs")
     go(launched, "done")
-    result = launched.wait()
-    assert result.code == 0 and "; lost: scheduler 0 after " in result.err
+    result = launched.ends()
+    assert "; lost: scheduler 0 after " in result.err
     found = {json.loads(launched.log(name).partition(b"found ")[2])["port"] for name in ("worker-0", "worker-1")}
     assert found == {int(launched.log("scheduler-0").split()[-1])}
     row = launched.record["processes"][0]

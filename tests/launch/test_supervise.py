@@ -19,6 +19,7 @@ from launch.run.action import Connect, Copy, Send
 from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
 from launch.run.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
 from launch.run.supervise import Supervisor
+from tests.launch.test_losses import Job3
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
@@ -36,7 +37,7 @@ def begun(*events, job: Job = JOB, hosts: list[Host] = HOSTS, check: bool = Fals
     return supervisor
 
 
-class Clock:
+class Clock(Job3):
     """A supervisor in the middle of its job, and the time."""
 
     def __init__(self, started: int = 5, **limits: float):
@@ -52,12 +53,6 @@ class Clock:
         self.start = self.say(Reached("b", {"a": {"ms": 0.1}}))
         self.say(*(Started("a", task, 100 + task) for task in range(started)))
 
-    def say(self, *events) -> list:
-        return [action for event in events for action in self.supervisor.handle(event, self.now)]
-
-    def exit(self, task: int, code: int) -> list:
-        return self.say(Exited("a", task, code))
-
     def done(self, *tasks: int) -> list:
         """What the last of these successful ends leads to: the others lead to nothing."""
         *others, last = [self.exit(task, 0) for task in tasks]
@@ -68,11 +63,6 @@ class Clock:
         """The launcher wakes at that time, asked for or not."""
         self.now = seconds
         return self.say(Tick())
-
-    def tick(self) -> list:
-        """The time that the supervisor asked for has come."""
-        assert self.supervisor.deadline < math.inf, "nothing is due"
-        return self.tick_at(self.supervisor.deadline)
 
     def end(self, code: int) -> Supervisor:
         self.say(Ended("a", ()), Ended("b", ()))
@@ -257,7 +247,7 @@ def test_record_and_report_have_how_each_process_ended_and_whether_the_launcher_
     clock.exit(SERVER_1, 0)
     clock.exit(WORKER_0, -signal.SIGSEGV)
     clock.exit(SCHEDULER, -signal.SIGTERM)
-    rows = report.record(clock.supervisor, "0", Options(), 0.0, None)["processes"]
+    rows = clock.record["processes"]
     told = [(row["exit_code"], row["signal"], row["ended_by_launcher"]) for row in rows]
     still, segv = (None, None, False), (139, "SIGSEGV", False)
     assert told == [(143, "SIGTERM", True), (75, None, False), (0, None, False), segv, still]
@@ -296,7 +286,9 @@ def test_the_time_is_up():
     clock.exit(SERVER_0, 0)
     assert clock.tick_at(59.0) == []
     assert clock.tick() == [Send(host, Stop(5.0, dump=True)) for host in "ab"]
-    text = clock.end(124).cause.text
+    ended = clock.end(124)
+    text = ended.cause.text
+    assert not ended.restartable
     assert "server 0" not in text and "worker 0 (pid 103 on a), worker 1 (pid 104 on b)" in text
 
 
@@ -463,12 +455,6 @@ def test_only_lost_processes_and_hosts_are_worth_a_restart(events, started, wort
     clock = Clock(started)
     clock.say(*events)
     assert clock.end(clock.supervisor.exit_code).restartable is worth
-
-
-def test_a_job_that_took_too_long_is_not_restarted():
-    clock = Clock(timeout=60.0)
-    clock.tick()
-    assert not clock.end(124).restartable
 
 
 def test_a_launcher_and_an_agent_that_lose_each_other_both_know_within_ten_seconds():
