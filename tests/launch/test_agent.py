@@ -1,4 +1,4 @@
-"""The agent itself, over its channel: its protocol, the order of ends, its life line; and the reading of its frames."""
+"""The agent itself, over its channel: its protocol, the order of ends, its life line; and a launcher's session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launch.agent.channel import Channel
 from launch.agent.ending import Ending
 from launch.agent.events import Listing, Measured
 from launch.agent.process import Process, living, members, process, send_signal
-from launch.channels import ChannelError, frames
+from launch.channels import frames
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
 from launch.job.job import Job
@@ -201,16 +201,6 @@ def test_missing_heartbeats_end_the_job_after_the_requested_time(tmp_path):
     assert re.fullmatch(said, (tmp_path / "agent-here.log").read_text())
 
 
-def test_a_launcher_that_closes_the_channel_ends_the_job(tmp_path):
-    talk = Conversation(tmp_path)
-    (pid,) = talk.start(["sleep", "120"])
-    assert talk.channel.close() == "exited with 1: the launcher's end of the channel closed"
-    assert not process(pid)
-    last = (tmp_path / "agent-here.log").read_text().splitlines()
-    assert last[0].endswith("the launcher's end of the channel closed; ended the job")
-    assert last[1:] == ["0 processes left on 1 host"]
-
-
 def test_an_agent_that_gets_a_signal_reports_it_and_ends_the_job(tmp_path):
     talk = Conversation(tmp_path)
     (pid,) = talk.start(["sleep", "120"])
@@ -272,16 +262,6 @@ def test_a_process_that_takes_sigterm_for_a_notice_gets_it_again_at_the_end(tmp_
     talk.send(do="stop", grace=60.0)
     assert talk.until("exited")["code"] == -signal.SIGTERM
     assert talk.until("ended")["left"] == []
-
-
-def test_an_agent_lists_the_processes_of_a_job(talk):
-    (pid,) = talk.start(["sleep", "120"])
-    rows: list[dict] = []
-    while not rows:  # /proc has its environment only after the end of exec
-        talk.send(do="list", mark=talk.mark)
-        rows = talk.until("listing")["rows"]
-    (row,) = rows
-    assert (row["pid"], row["parent"], row["command"]) == (pid, talk.ready["pid"], ["sleep", "120"])
 
 
 def test_an_agent_without_a_job_ends_at_a_signal_and_with_its_channel():
@@ -346,16 +326,6 @@ def counting_python(tmp_path) -> tuple[str, Path]:
 STUBBORN = ["sh", "-c", "trap '' TERM; echo up; exec sleep 600"]
 
 
-def test_a_second_stop_with_less_grace_is_obeyed(tmp_path):
-    talk = Conversation(tmp_path)
-    talk.start(STUBBORN)
-    prints(talk, 0, b"up")
-    talk.send(do="stop", grace=1000.0)
-    talk.send(do="stop", grace=0.0)
-    assert talk.until("exited")["code"] == -signal.SIGKILL
-    assert talk.until("ended")["left"] == []
-
-
 def test_an_agent_that_waits_sleeps(tmp_path, counting_python):
     """While a process runs, while it is given time to end, and also when the launcher is gone."""
     python, waits = counting_python
@@ -376,48 +346,6 @@ def test_an_agent_that_waits_sleeps(tmp_path, counting_python):
     assert list(talk.heard) == []
     assert talk.ending() == "exited with 1: missed heartbeats from the launcher for 2.5 s"
     assert waits.stat().st_size < 100
-
-
-def test_a_task_counts_as_frozen_when_it_has_been_stopped_for_a_while(tmp_path):
-    """tests/launch/test_agent_children.py has how long."""
-    clock = AgentClock(tmp_path)
-    talk = Conversation(tmp_path, clock.python, silence=1000.0)
-    (pid,) = talk.start(["sleep", "120"])
-
-    def events_after(seconds: float) -> list[dict]:
-        clock.advance(seconds)
-        return [*talk.answer(), *talk.answer()]  # what it sees while it answers once comes before its next answer
-
-    os.kill(pid, signal.SIGSTOP)
-    in_state(pid, "T")
-    assert events_after(2.0) == []
-    (frozen, *_) = events_after(10.0)
-    assert (frozen["event"], frozen["task"]) == ("frozen", 0) and frozen["seconds"] >= 9
-    assert talk.stop()["left"] == []
-
-
-def test_output_precedes_the_exit_even_if_the_launcher_does_not_read(tmp_path):
-    """The agent stops reading the processes while too much is on its way to the launcher."""
-    talk = Conversation(tmp_path)
-    (pid,) = talk.start(["sh", "-c", "exec yes 'a line that is sixty-four bytes long with its end, and no more'"])
-    seen = [-1]
-
-    def stands() -> bool:
-        seen.append(bytes_written(pid))
-        return seen[-1] == seen[-2] and process(pid).state == "S"
-
-    wait_for(stands, "that it cannot write any more")
-    os.kill(pid, signal.SIGKILL)
-    assert talk.until("exited")["code"] == -signal.SIGKILL
-    printed = len(talk.printed[0])
-    assert printed >= seen[-1], "what it could write of its last line counts as well"
-    assert talk.stop()["left"] == []
-    assert len(talk.printed[0]) == printed, "nothing comes after its end"
-
-
-def bytes_written(pid: int) -> int:
-    counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return int(counts["wchar"])
 
 
 def test_the_port_of_a_dead_scheduler_is_closed(talk):
@@ -584,35 +512,7 @@ def test_the_agent_needs_nothing_but_the_standard_library():
     assert sum(map(len, command)) < 1000, "its text is on its standard input"
 
 
-# -- the reading end -------------------------------------------------------------------------------------------------
-
-
-class Script:
-    """A channel that says what it is told to, piece by piece."""
-
-    def __init__(self, *pieces: bytes):
-        self.pieces = list(pieces)
-
-    def read(self, timeout: float) -> bytes:
-        return self.pieces.pop(0) if self.pieces else b""
-
-
-def frame(kind: int, task: int, payload: bytes) -> bytes:
-    return protocol.HEADER.pack(kind, task, len(payload)) + payload
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_frames_arrive_whole_however_they_are_cut(size):
-    said = b"Welcome to host!\n" + protocol.HELLO + frame(1, 0, b"a" * 20) + frame(2, 65535, b"") + frame(1, 3, b"\0\n")
-    pieces = [said[start : start + size] for start in range(0, len(said), size)]
-    assert list(frames(Script(*pieces), 1)) == [(1, 0, b"a" * 20), (2, 65535, b""), (1, 3, b"\0\n")]
-
-
-def test_a_host_that_sends_other_data():
-    with pytest.raises(ChannelError, match="python3: command not found"):
-        list(frames(Script(b"python3: command not found\n"), 1))
-    with pytest.raises(ChannelError, match="did not start"):
-        list(frames(Script(*[b"noise" * 1000] * 100), 1))
+# -- the launcher's session ------------------------------------------------------------------------------------------
 
 
 def test_an_agent_that_cannot_start_is_lost_with_its_reason(tmp_path):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 
 import pytest
 
-from launch import channels
-from launch.agent import protocol
-from launch.agent.commands import Attach, Kept
 from launch.agent.detached import TAKEN_CODE
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
@@ -19,25 +15,14 @@ from tests.launch.conftest import carriers, wait_for
 from tests.launch.test_agent import SILENCE, Conversation
 
 
-class Next:
+class Next(Conversation):
     """The next launcher of a conversation's agent."""
 
     def __init__(self, mark: str, lease: int):
         self.channel = LocalChannel(Host("here", "127.0.0.1", sys.executable), mark)
         self.printed: dict[int, bytes] = {}
-        self.frames = channels.frames(self.channel, SILENCE)
-        self.send(Attach(mark, "here", lease))
-
-    def send(self, command: object) -> None:
-        self.channel.write(protocol.encode_command(command))
-
-    def until(self, name: str) -> dict:
-        for kind, task, payload in self.frames:
-            if kind == protocol.OUTPUT:
-                self.printed[task] = self.printed.get(task, b"") + payload
-            elif (event := json.loads(payload))["event"] == name:
-                return event
-        pytest.fail(f"no {name}: the agent {self.channel.close()}")
+        self.heard = self._hear()
+        self.send(do="attach", mark=mark, host="here", lease=lease)
 
 
 def leave(channel: LocalChannel) -> None:
@@ -72,9 +57,8 @@ def test_the_next_launcher_gets_all_that_was_not_kept(detached, tmp_path):
     assert (resumed["first"], resumed["commands"], resumed["alive"]) == (1, 2, True)
     assert [first.until(name)["event"] for name in ("ready", "started", "exited")] == ["ready", "started", "exited"]
     assert first.printed == {0: b"before\nafter\n"}
-    first.channel.write(b'{"do": "stop", "grace": 1}\n')
-    assert first.until("ended")["left"] == []
-    first.send(Kept(1 << 40))
+    assert first.stop()["left"] == []
+    first.send(do="kept", frame=1 << 40)
     assert first.channel.close() == "exited with 0"
     assert not list(tmp_path.glob(f"dmltrain-{detached.mark}*"))
 
@@ -108,7 +92,7 @@ def test_what_an_agent_leaves_that_has_ended(detached, tmp_path):
     assert (resumed["first"], resumed["alive"]) == (1, False)
     second.until("ended")
     assert second.printed == {0: b"before\nafter\n"}
-    second.send(Kept(resumed["last"]))
+    second.send(do="kept", frame=resumed["last"])
     assert "it had ended while no launcher was attached" in second.channel.close()
     third = Next(detached.mark, 3)
     assert "no agent of the job is left" in third.until("refused")["message"]
