@@ -17,6 +17,7 @@ from launch.agent import Refusal
 from launch.agent.process import process
 from launch.agent.spawn import HeldPorts, RunFolder, environment_here, reached_at, spawn_refusal
 from tests.launch.test_agent import Conversation
+from tests.scripts import shell_script
 
 
 def task(folder: Path | str, *argv: str, number: int = 0, **more: object) -> dict:
@@ -28,11 +29,6 @@ def refusal(talk: Conversation, *argv: str, **more: object) -> tuple[int, str]:
     talk.send(do="start", unset=[], tasks=[task(talk.folder, *argv, **more)])
     refused = talk.until("refused")
     return refused["code"], refused["message"]
-
-
-def executable(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def test_a_process_has_its_environment_and_folder_and_nothing_on_its_standard_input(talk):
@@ -99,8 +95,8 @@ CANNOT_START = {
 def test_programs_scripts_and_folders_that_are_not_there_or_cannot_be_started(talk):
     (talk.folder / "folder").mkdir()
     (talk.folder / "plain").write_text("#!/bin/sh\n")
-    executable(talk.folder / "lost", "#!/no/such/interpreter\n")
-    executable(talk.folder / "bare", "echo x\n")
+    shell_script(talk.folder / "lost", "").write_text("#!/no/such/interpreter\n")
+    shell_script(talk.folder / "bare", "").write_text("echo x\n")
     for program, (code, message) in CANNOT_START.items():
         found, said = refusal(talk, program)
         assert found == code and said.startswith(message.format(folder=talk.folder))
