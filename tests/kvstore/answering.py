@@ -1,7 +1,15 @@
-"""The listener's part of a handshake on one connected socket."""
+"""Connected sockets, and the listener's part of a handshake on one of them."""
+
+import socket
 
 from dmltrain.kvstore.transport.handshake import MEMORY, Answers, Listener
 from dmltrain.kvstore.transport.link import Link
+
+
+def tcp():
+    """Both sockets of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return socket.create_connection(listening.getsockname()), listening.accept()[0]
 
 
 def answer(sock, listener, certificate=""):

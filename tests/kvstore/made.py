@@ -1,19 +1,8 @@
-"""Control messages from plain values, as they come from the wire."""
-
-import json
+"""Control messages from plain values, and the step of an optimizer."""
 
 import numpy as np
 
-from dmltrain.kvstore.transport.message import Declare, Key, ServerAddress, Start, WorkerAddress, decode
-from dmltrain.kvstore.transport.wire import Kind
-
-
-def declared(content):
-    """A Declare; keys are sums of all workers' pushes, unless they say otherwise. Raises FrameError."""
-    content = {**content, "keys": [{"mean": False, "pusher": -1, **key} for key in content["keys"]]}
-    message = decode(Kind.DECLARE, json.dumps(content).encode())
-    assert isinstance(message, Declare)
-    return message
+from dmltrain.kvstore.transport.message import Declare, Key, ServerAddress, Start, WorkerAddress
 
 
 def start(workers, servers):

@@ -15,20 +15,13 @@ from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
-from tests.kvstore.answering import answer, data_listener, memory_listener
+from tests.kvstore.answering import answer, data_listener, memory_listener, tcp
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
 PULL, DONE = Header(Kind.PULL), Header(Kind.DONE)
-
-
-def tcp():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        sock = socket.create_connection(listening.getsockname())
-        other, _ = listening.accept()
-    return sock, other
 
 
 WAYS = {"tcp": tcp, "unix": socket.socketpair}

@@ -11,6 +11,7 @@ import pytest
 
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.outbox import BEFORE_ALL, LAST, Frame, Outbox
+from tests.kvstore.answering import tcp
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS, wait_for
 
@@ -27,15 +28,9 @@ def connected(sock, other):
         assert outbox.finish(SECONDS)
 
 
-def over_tcp():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        sock = socket.create_connection(listening.getsockname())
-        return connected(sock, listening.accept()[0])
-
-
 @pytest.fixture(params=["tcp", "unix"])
 def ends(request):
-    with over_tcp() if request.param == "tcp" else connected(*socket.socketpair()) as made:
+    with connected(*(tcp() if request.param == "tcp" else socket.socketpair())) as made:
         yield made
 
 
@@ -77,7 +72,7 @@ def test_a_reused_buffer_is_sent_before_it_is_overwritten():
         memory[:] = value
         return b"", memoryview(memory)
 
-    with over_tcp() as (outbox, other):
+    with connected(*tcp()) as (outbox, other):
         outbox.link.window = SimpleNamespace(size=16 << 20, sent=lambda count: None)
         gate = Gate(outbox, b"0")
         outbox.put_all([Frame(b"", prepare=lambda value=value: made(value)) for value in (b"1111", b"2222")])

@@ -4,7 +4,6 @@ import contextlib
 import queue
 import socket
 import struct
-import threading
 import time
 
 import pytest
@@ -14,6 +13,7 @@ from dmltrain.kvstore.transport import link, send_window
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.send_window import ANSWERS, PUSHES, UPDATE_BYTES, SendWindow
+from tests.kvstore.answering import tcp
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
@@ -112,14 +112,12 @@ def test_pushes_have_priority(monkeypatch):
 @contextlib.contextmanager
 def read_away():
     """A connected socket whose other end reads everything."""
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
-        other, _ = listening.accept()
-        with other:
-            reader = threading.Thread(target=lambda: all(iter(lambda: other.recv(1 << 20), b"")))
-            reader.start()
-            yield sock
-            sock.shutdown(socket.SHUT_WR)
-            reader.join()
+    sock, other = tcp()
+    with sock, other:
+        reading = begun(lambda: all(iter(lambda: other.recv(1 << 20), b"")))
+        yield sock
+        sock.shutdown(socket.SHUT_WR)
+        reading.result(SECONDS)
 
 
 def test_large_segments_do_not_stall():

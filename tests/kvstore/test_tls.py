@@ -15,7 +15,7 @@ from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 from launch.certificate import new
-from tests.kvstore.answering import answer, data_listener
+from tests.kvstore.answering import answer, data_listener, tcp
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
@@ -31,13 +31,6 @@ def certificates(tmp_path_factory):
     for path in paths:
         path.write_bytes(new()[0])
     return [str(path) for path in paths]
-
-
-def tcp():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        calling = socket.create_connection(listening.getsockname())
-        accepting, _ = listening.accept()
-    return calling, accepting
 
 
 @pytest.fixture
