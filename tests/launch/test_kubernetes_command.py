@@ -280,6 +280,15 @@ def test_a_pod_that_its_deletion_has_ended_was_deleted(code: int | None, reason:
     assert status.fate(deleted) == ("exited with 1" if code is None else fate), "the first container counts"
 
 
+def test_the_newest_refusal_counts():
+    events = [
+        {"reason": "FailedCreate", "lastTimestamp": f"2026-11-25T10:00:0{second}Z", "message": f"quota {second}"}
+        for second in (1, 3, 2)
+    ]
+    assert status.refused([*events, {"reason": "Scheduled", "lastTimestamp": "2027"}]) == "quota 3"
+    assert status.refused([]) == ""
+
+
 def test_a_wait_is_said_once_and_not_at_once():
     said: list[str] = []
     waiting = status.Waiting(said.append)
