@@ -39,7 +39,7 @@ signal.signal(signal.SIGTERM, _interrupted)
 QUICK = {
     "tests": "checkpoint env initial layers messages metric options record schedule system_packages tiers",
     "tests/data": "array_pickle batches cifar10 load mnist partition",
-    "tests/kvstore": "bound codec codec_in_steps create cut entries handshake host link outbox plan routes scheduler "
+    "tests/kvstore": "bound codec create cut entries handshake host link outbox plan routes scheduler "
     "rendezvous send_window server service transfers waiting wire",
     "tests/launch": "check config dry_run forecast hosts job known_hosts mpi_command needs network old_options "
     "placement preflight prepare show supervise throughput",

@@ -21,7 +21,6 @@ LAUNCHED = Environment(launched=True, num_workers=2)
         ("dist_sync", {"host_sum": "on"}, LAUNCHED, "host_sum='on': .* auto, off"),
         ("dist_sync", {"server_shares": "link"}, LAUNCHED, "server_shares='link': .* equal, links"),
         ("dist_sync", {"staleness": 3}, LAUNCHED, "staleness is .* dist_ssp"),
-        ("dist_local", {"staleness": 3}, LAUNCHED, "staleness is .* dist_ssp; this is dist_local"),
         ("dist_local", {"backend": "mxnet"}, LAUNCHED, "dist_local: MXNet .* local, "),
         ("dist_ssp", {"backend": "mxnet"}, LAUNCHED, "MXNet .* local, dist_sync, dist_async"),
     ],

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain.errors import JobLost
 from tests.waiting import SECONDS
 
 
@@ -117,8 +116,3 @@ def test_killing_everything_leaves_nothing(start_forked):
         process.kill()
     assert set(job.wait().values()) == {-signal.SIGKILL}
     assert set(shared.iterdir()) <= before
-
-
-def test_training_ends_with_a_message_when_models_differ(whole_job):
-    with pytest.raises(JobLost, match="same model"):
-        whole_job().all(lambda store: store.init("w", np.zeros(10 + store.rank, np.float32)))
