@@ -241,6 +241,7 @@ def test_no_live_gives_plain_lines_on_a_terminal(launcher):
         ("-n 1 --quiet=yes true", "--quiet takes no value: remove 'yes'"),
         ("-n 1 --kube-worker-image x true", "--kube-worker-image needs --launcher kubernetes, but this job uses local"),
         ("-n 1 --queue x true", "--queue needs --launcher slurm"),
+        ("-n 1 --launcher ray --launcher-inside perhaps true", "--launcher-inside perhaps: expected one of yes, no"),
         ("-n 1 --kube-server-image x true", "share the pods of a job: --image"),
         ("-n 1 --address auto true", "--address needs --launcher ray, but this job uses local: remove it"),
         ("-n 1 --launcher ray --ray-resources CPU true", "--ray-resources 'CPU': expected NAME=AMOUNT"),

@@ -11,7 +11,7 @@ from launch import LaunchError
 from launch.cli import job as job_program
 from launch.clusters import Released
 from launch.clusters.in_yarn.api import Absent, Api
-from launch.clusters.in_yarn.service import Described, service, service_name, variables
+from launch.clusters.in_yarn.service import Described, running, service, service_name, variables, wanted
 from launch.clusters.queue import Inside
 from launch.clusters.yarn import Cluster, Held, Queue, described
 from launch.job.job import Setting
@@ -139,6 +139,11 @@ def test_a_service_has_what_its_hosts_need():
     assert host["resource"] == {"cpus": 6, "memory": "5120", "additional": gpus}
     assert host["placement_policy"]["constraints"][0]["type"] == "ANTI_AFFINITY"
     assert not {'"', "`"} & set(launcher["launch_command"] + host["launch_command"])
+
+
+def test_containers_of_all_components_count():
+    found = {"components": [{"number_of_containers": 2, "containers": [{}]}, {"number_of_containers": 1}]}
+    assert (running(found), wanted(found)) == (1, 3)
 
 
 def test_names_and_secrets_that_yarn_does_not_take():
