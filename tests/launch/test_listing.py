@@ -70,11 +70,12 @@ def test_states_agents_and_orphans(mark):
     orphan = start(mark, "worker", 0, "sh", "-c", "sleep 600 >/dev/null & echo $!")
     pid = int(line(orphan)[0])
     orphan.wait()
-    wait_for(lambda: {row["state"] for row in listing.rows(mark) if row["pid"] == stopped.pid} == {"T"}, "SIGSTOP")
-    found = {row["pid"]: row for row in listing.rows(mark)}
-    assert set(found) == {stopped.pid, agent.pid, pid}
-    assert (found[agent.pid]["role"], found[agent.pid]["rank"]) == ("agent", None)
-    assert (found[pid]["role"], found[pid]["rank"]) == ("worker", 0)
+    expected = {stopped.pid: ("server", 1, "T"), agent.pid: ("agent", None, "S"), pid: ("worker", 0, "S")}
+
+    def found() -> dict:
+        return {row["pid"]: (row["role"], row["rank"], row["state"]) for row in listing.rows(mark)}
+
+    wait_for(lambda: found() == expected, "all three with their own environments")
 
 
 def test_what_descends_from_an_agent_alone_has_no_role_and_a_rank_is_a_number(mark):

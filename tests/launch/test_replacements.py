@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launch.run.replacements import FIRST_SECONDS, LIVED_SECONDS, Replacement, Replacements, Seat
+from launch.run.replacements import LIVED_SECONDS, Replacements, Seat
 
 OWN = [Seat("a", 1, 0.0), Seat("b", 1, 0.0)]  # full hosts
 
@@ -51,17 +51,3 @@ def test_the_own_host_comes_first_then_the_one_with_the_fewest_workers_that_has_
     assert host("a", *free) == "c"
     assert host("a", Seat("e", 0, 0.0)) is None
     assert host("a") is None
-
-
-def test_no_more_than_the_most_and_those_that_are_dropped_do_not_count():
-    replacements = Replacements(2)
-    assert replacements.plan(0, "a", OWN, 0.0) == Replacement(0, "a", 1, FIRST_SECONDS)
-    assert replacements.plan(1, "b", OWN, 0.0) == Replacement(1, "b", 2, FIRST_SECONDS)
-    assert replacements.used_up and replacements.plan(2, "b", OWN, 0.0) is None
-    assert [each.task for each in replacements.drop("a")] == [0]
-    assert not replacements.used_up and [each.task for each in replacements.waiting] == [1]
-    assert replacements.due(0.5) == [] and replacements.next_at == FIRST_SECONDS
-    assert [each.task for each in replacements.due(1.0)] == [1]
-    assert replacements.drop() == [] and replacements.next_at == math.inf
-    assert replacements.plan(2, "b", OWN, 0.0) and replacements.used_up
-    assert Replacements(0).used_up
