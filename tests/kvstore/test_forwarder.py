@@ -14,6 +14,7 @@ from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.seal import SIZE
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
@@ -29,13 +30,13 @@ class Forwarder:
         self.change = lambda data: data
         self._listening, self._ends = socket.create_server(("127.0.0.1", 0)), []
         self.address = self._listening.getsockname()
-        threading.Thread(target=self._run, args=(address,), daemon=True).start()
+        begun(self._run, address)
 
     def _run(self, address):
         caller, _ = self._listening.accept()
         listener = socket.create_connection(address)
         self._ends += [caller, listener]
-        threading.Thread(target=self._pass, args=(listener, caller, lambda data: data), daemon=True).start()
+        begun(self._pass, listener, caller, lambda data: data)
         self._pass(caller, listener, lambda data: self.change(data))
 
     def _pass(self, source, target, change):
@@ -64,8 +65,7 @@ def between():
         def connect(level):
             listening, served = opening(link.listen("127.0.0.1")), queue.Queue()
             environment = Environment(role="server", job="job", key=b"key", wire=level)
-            arguments = (listening, environment, "server 0", lambda *caller: served.put(caller))
-            threading.Thread(target=accept_loop, args=arguments, daemon=True).start()
+            begun(accept_loop, listening, environment, "server 0", lambda *caller: served.put(caller))
             forwarder = opening(Forwarder(listening.getsockname()))
             mine = opening(link.connect(forwarder.address, replace(CALLER, wire=level), SECONDS))
             return mine, opening(served.get(timeout=SECONDS)[0]), forwarder

@@ -5,7 +5,6 @@ import contextlib
 import os
 import queue
 import socket
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -145,12 +144,11 @@ def test_a_listener_whose_queue_is_full_is_waited_for(full):
         calling.result(0.2)
     served = queue.Queue()
     environment = Environment(role="server", job="job", key=b"key")
-    threading.Thread(
-        target=accept_loop,
-        args=(listening, environment, "server 0", lambda *each: served.put(each)),
-        kwargs={"admit": lambda connection: rendezvous.exchange(connection, Arena(SIZE))},
-        daemon=True,
-    ).start()
+
+    def admit(connection):
+        rendezvous.exchange(connection, Arena(SIZE))
+
+    begun(accept_loop, listening, environment, "server 0", lambda *each: served.put(each), admit)
     assert served.get(timeout=SECONDS)[1:] == ("worker", 0)
     found = calling.result(SECONDS)
     assert found.peer_arena
