@@ -1,11 +1,12 @@
 """Tar archives that are made for a test, mutated zip archives whose checksums are right, files that are refused."""
 
+import contextlib
 import io
 import struct
 import tarfile
 import tracemalloc
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -41,12 +42,18 @@ def repacked(data: bytes) -> bytes:
     return bytes(fixed)
 
 
-def refused(read: Callable[[bytes], object], content: bytes, reason: str, memory: int) -> None:
-    """`read` raises ValueError for this reason, and takes less memory on the way."""
+@contextlib.contextmanager
+def little_memory(most: int) -> Iterator[None]:
+    """The block has less than so many bytes of Python's at once."""
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=reason):
-            read(content)
-        assert tracemalloc.get_traced_memory()[1] < memory
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
+
+
+def refused(read: Callable[[bytes], object], content: bytes, reason: str, memory: int) -> None:
+    """`read` raises ValueError for this reason, and takes less memory on the way."""
+    with little_memory(memory), pytest.raises(ValueError, match=reason):
+        read(content)

@@ -4,13 +4,13 @@ import dataclasses
 import gzip
 import hashlib
 import subprocess
-import tracemalloc
 
 import numpy as np
 import pytest
 
 from dmltrain.data import mnist
 from dmltrain.errors import UserError
+from tests.archives import little_memory
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 
@@ -111,13 +111,8 @@ def test_a_gzip_file_of_the_users_own_is_not_opened_and_the_error_says_how_to_us
 def test_a_gzip_file_is_not_unpacked_beyond_the_size_of_the_original(mnist_files, tmp_path):
     write(tmp_path, mnist_files.zipped)
     small = put_archive(mnist_files, tmp_path, TRAIN_IMAGES, gzip.compress(bytes(32 << 20), 1))
-    tracemalloc.start()
-    try:
-        with pytest.raises(UserError, match="9425 bytes, expected 9424"):
-            load(tmp_path, small)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    with little_memory(4 << 20), pytest.raises(UserError, match="9425 bytes, expected 9424"):
+        load(tmp_path, small)
 
 
 def test_another_idx_file_with_the_same_name(mnist_files, tmp_path):

@@ -1,13 +1,12 @@
 """Sorting in the memory of the words, against numpy's argsort."""
 
-import tracemalloc
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain import random_bits
 from dmltrain.data import partition, permutation
+from tests.archives import little_memory
 
 
 def check(words):
@@ -34,11 +33,6 @@ def test_words_that_differ_in_few_bits(count, bits, seed):
 def test_memory_is_that_of_the_words_also_of_orders_of_millions():
     count = 4 * permutation.PIECE
     words = random_bits.words(count, 1, 2, random_bits.ORDER)
-    tracemalloc.start()
-    try:
+    with little_memory(8 * count + 5 * 8 * permutation.PIECE):
         order = partition.epoch_order(count, 1, 2)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 8 * count + 5 * 8 * permutation.PIECE
     assert np.array_equal(order, np.argsort(words, kind="stable"))
