@@ -251,17 +251,13 @@ def test_images_of_the_format_are_read(tree):
     assert "py.typed: unknown format; expected one of: lines of text; " in refused
 
 
-def test_the_forecast_includes_the_codec(tree):
-    program = "from dmltrain import measure, options; print(measure.compression(options.Options())['24bit'])"
-    assert run(tree, "-c", program).stdout == "(0.75, 0.75)\n"
-
-
-def test_frames_accept_the_codecs_number_and_none_above(tree):
+def test_the_forecast_includes_the_codec_and_frames_accept_its_number_and_none_above(tree):
     program = (
+        "from dmltrain import measure, options; print(measure.compression(options.Options())['24bit']);"
         "from dmltrain.kvstore.transport import wire; from dmltrain.kvstore import codec;"
         "print(wire.MAX_DTYPE, codec.make({'type': '24bit'}).number)"
     )
-    assert run(tree, "-c", program).stdout == "7 7\n"
+    assert run(tree, "-c", program).stdout == "(0.75, 0.75)\n7 7\n"
 
 
 def test_the_parser_reads_the_dialect(tree):

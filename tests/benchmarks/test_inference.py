@@ -1,6 +1,7 @@
 """The benchmark of inference measures the networks that it is asked for."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -18,12 +19,7 @@ def test_each_network_and_batch_has_a_figure():
     done = called("inference.py --network lenet,resnet-8 --image-shape 1,28,28 --batch-size 1,4 --format json")
     assert done.returncode == 0, done.stderr
     cells = json.loads(done.stdout)["cells"]
-    assert [(cell["network"], cell["batch_size"]) for cell in cells] == [
-        ("lenet", 1),
-        ("lenet", 4),
-        ("resnet-8", 1),
-        ("resnet-8", 4),
-    ]
+    assert [(cell["network"], cell["batch_size"]) for cell in cells] == [*product(("lenet", "resnet-8"), (1, 4))]
     assert all(cell["images_per_second"] > 1 for cell in cells)
     assert done.stderr.count(" images/s\n") == 4
 

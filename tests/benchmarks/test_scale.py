@@ -28,15 +28,8 @@ def test_a_tiny_cell_has_its_figures_and_its_picture(tmp_path):
 def test_a_picture_that_cannot_be_written_is_said_so(tmp_path):
     pytest.importorskip("matplotlib")
     plot = benchmark_module("tables.scale_plot")
-    entry = {
-        "workers": 2,
-        "servers": 1,
-        "keys": 1,
-        "megabytes": 1.0,
-        "seconds": {"median": 1.0},
-        "bound_seconds": 1.0,
-        "slices_alone": {"seconds": 1.0},
-    }
+    size = {"workers": 2, "servers": 1, "keys": 1, "megabytes": 1.0}
+    entry = {**size, "seconds": {"median": 1.0}, "bound_seconds": 1.0, "slices_alone": {"seconds": 1.0}}
     for path, said in ((tmp_path / "none" / "scale.svg", "No such file"), (tmp_path / "scale.xyz", "xyz")):
         with pytest.raises(plot.PlotFailed, match=said):
             plot.save([entry], str(path))
