@@ -16,9 +16,9 @@ from tests.waiting import wait_for
 STATES = {"freezer.state": ("THAWED", "FROZEN"), "cgroup.freeze": ("0", "1")}  # what is written to thaw, and to freeze
 
 
-def mounts(text: str | None = None) -> list[tuple[str, Path]]:
+def mounts() -> list[tuple[str, Path]]:
     """The mounted hierarchies: "freezer" or another controller, or "cgroup2"; and the folder."""
-    lines = [line.split() for line in (Path("/proc/mounts").read_text() if text is None else text).splitlines()]
+    lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     found = []
     for _, place, system, options, *_ in lines:
         if system == "cgroup2":
@@ -28,9 +28,9 @@ def mounts(text: str | None = None) -> list[tuple[str, Path]]:
     return found
 
 
-def freezer(user: int, text: str | None = None) -> tuple[Path | None, str]:
+def freezer(user: int) -> tuple[Path | None, str]:
     """The folder of the hierarchy that can freeze; or what is missing for that."""
-    by_name = {name: folder for name, folder in reversed(mounts(text))}
+    by_name = {name: folder for name, folder in reversed(mounts())}
     folder = by_name.get("freezer") or by_name.get("cgroup2")
     if folder is None:
         return None, "a mount of the freezer of cgroup v1, or of cgroup2"

@@ -80,15 +80,10 @@ def test_a_job_is_unaffected_by_a_clock_that_jumps_by_an_hour(tmp_path):
         pytest.skip("no C compiler, which builds the clock")
     clock = tmp_path / "clock.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", clock, ROOT / "tests/programs/jumping_clock.c"], check=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", "logs"]
-        + [sys.executable, str(ROOT / "tests/programs/clock_watcher.py"), "1.2"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(clock)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", "logs"]
+    command += [sys.executable, str(ROOT / "tests/programs/clock_watcher.py"), "1.2"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(clock)}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr + done.stdout
     jumps = [int(seconds) for seconds in re.findall(r"rounds, wall clock (\d+) s", done.stdout)]
     assert len(jumps) == 2 and min(jumps) > 7000, done.stdout

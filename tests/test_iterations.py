@@ -8,15 +8,7 @@ import pytest
 
 from dmltrain import checkpoint, models
 from dmltrain.report import reading
-from tests.test_fit import (  # noqa: F401  (fixtures)
-    RESNET,
-    SYNC,
-    backend,
-    finished,
-    run,
-    saved,
-    train,
-)
+from tests.test_fit import RESNET, SYNC, backend, finished, run, saved, train  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own
 ACCURACIES = ("train_accuracy", "validation_accuracy", "validation_cross_entropy")

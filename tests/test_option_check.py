@@ -20,13 +20,9 @@ ROOT = Path(__file__).parents[1]
 def test_a_program_answers_for_each_command_line(tmp_path, name):
     lines = [["--lr", "0.25"], ["--lr", "fast"], ["--num-layers", "9", "--network", "resnet"], ["--help"], ["--no"]]
     (tmp_path / "lines.json").write_text(json.dumps(lines))
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=env.inherited(DMLTRAIN_CHECK=str(tmp_path / "lines.json"), PYTHONPATH=str(ROOT)),
-    )
+    command = [sys.executable, ROOT / "examples" / name]
+    variables = env.inherited(DMLTRAIN_CHECK=str(tmp_path / "lines.json"), PYTHONPATH=str(ROOT))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("DMLTRAIN_CHECK ") and done.stdout.count("\n") == 1
     good, *wrong = json.loads(done.stdout.removeprefix("DMLTRAIN_CHECK "))

@@ -12,7 +12,7 @@ import pytest
 
 from tests import system_packages
 from tests.scripts import shell_script
-from tests.system_packages import MXNET, PACKAGES, Package, install, is_debian, lacking, missing_line, prepare, wanted
+from tests.system_packages import MXNET, Package, install, is_debian, lacking, missing_line, prepare, wanted
 from tests.waiting import wait_for
 
 PROGRAM = Path(system_packages.__file__)
@@ -53,11 +53,6 @@ def test_a_library_is_present_if_it_can_be_loaded(tmp_path: Path):
     assert lacking([Package("libc6", "everything", library="libc.so.6")], str(tmp_path)) == []
     absent = Package("libabsent", "nothing", library="libabsent.so.1")
     assert lacking([absent], str(tmp_path)) == [absent]
-
-
-def test_every_missing_package_is_detected(tmp_path: Path):
-    assert lacking(PACKAGES, str(tmp_path)) == list(PACKAGES)
-    assert all(package.library for package in MXNET)
 
 
 @pytest.mark.parametrize(
@@ -203,11 +198,7 @@ def test_who_may_not_install_gets_one_line(machine, packages, code, said, capsys
 
 def test_system_packages_no_installs_nothing(tmp_path: Path):
     """On this machine, with any missing packages."""
-    done = subprocess.run(
-        [sys.executable, PROGRAM, sys.prefix],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SYSTEM_PACKAGES": "no"},
-    )
+    command, variables = [sys.executable, PROGRAM, sys.prefix], {**os.environ, "SYSTEM_PACKAGES": "no"}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert done.returncode == 0 and not done.stderr, done
     assert done.stdout == (f"{missing_line(lacking(wanted()))}\n" if lacking(wanted()) else "")

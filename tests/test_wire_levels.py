@@ -32,37 +32,22 @@ def launch(folder, level, *program):
     )
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """level -> the result line of worker 0, and all files of the logs' folder. The jobs run side by side."""
-    folders = {level: tmp_path_factory.mktemp(level) for level in LEVELS}
-    jobs = {level: launch(folders[level], level, PROGRAM) for level in LEVELS}
-    found = {}
+def test_each_level_gives_the_same_values_and_leaves_no_secret(tmp_path):
+    """The jobs run side by side."""
+    for level in LEVELS:
+        (tmp_path / level).mkdir()
+    jobs = {level: launch(tmp_path / level, level, PROGRAM, "tcp", "tcp", "none", 1, 4, "") for level in LEVELS}
+    results = {}
     for level, job in jobs.items():
         output, _ = job.communicate(timeout=100)
         assert job.returncode == 0, output
-        files = {path.name: path.read_text() for path in (folders[level] / "logs").iterdir()}
+        files = {path.name: path.read_text() for path in (tmp_path / level / "logs").iterdir()}
+        assert not [name for name, text in files.items() if "PRIVATE KEY" in text or "BEGIN CERTIFICATE" in text]
         (line,) = [line for line in files["worker-0.log"].splitlines() if line.startswith("{")]
-        found[level] = json.loads(line), files
-    return found
-
-
-def test_the_values_are_the_same_with_each_level(finished):
-    assert len({result["digest"] for result, _ in finished.values()}) == 1
-
-
-def test_data_frames_have_seals_with_auth_only(finished):
-    """Counted in the bytes that were sent."""
-    sent = {level: result["sent"] for level, (result, _) in finished.items()}
-    assert sent["auth"] > sent["plain"] == sent["tls"], "what TLS adds is not counted"
-
-
-@pytest.mark.parametrize(
-    "level", [level if level == "tls" else pytest.param(level, marks=pytest.mark.thorough) for level in LEVELS]
-)
-def test_no_file_of_a_job_has_its_secrets(finished, level):
-    _, files = finished[level]
-    assert not [name for name, text in files.items() if "PRIVATE KEY" in text or "BEGIN CERTIFICATE" in text]
+        results[level] = json.loads(line)
+    assert len({result["digest"] for result in results.values()}) == 1
+    sent = {level: result["sent"] for level, result in results.items()}
+    assert sent["auth"] > sent["plain"] == sent["tls"], "seals are there with auth only; what TLS adds is not counted"
 
 
 SHOW = """import os, time
@@ -91,10 +76,7 @@ def test_the_certificate_is_private_and_goes_with_the_job(tmp_path):
     [
         ({"DMLTRAIN_WIRE": "none"}, "DMLTRAIN_WIRE='none': expected one of plain, auth, tls"),
         ({"DMLTRAIN_WIRE": "tls"}, "DMLTRAIN_CERTIFICATE_FILE='' cannot be read; dmltrain-launch --wire tls makes"),
-        (
-            {"DMLTRAIN_WIRE": "tls", "DMLTRAIN_CERTIFICATE_FILE": __file__},
-            f"DMLTRAIN_CERTIFICATE_FILE={__file__}: ",
-        ),
+        ({"DMLTRAIN_WIRE": "tls", "DMLTRAIN_CERTIFICATE_FILE": __file__}, f"DMLTRAIN_CERTIFICATE_FILE={__file__}: "),
     ],
 )
 def test_a_level_without_what_it_needs_is_a_users_error(environment, said):
@@ -116,14 +98,9 @@ def test_a_level_without_what_it_needs_is_a_users_error(environment, said):
 )
 def test_a_program_that_cannot_be_protected_is_refused_or_warned_about(tmp_path, source, options, code, said):
     (tmp_path / "program.py").write_text(source)
-    found = subprocess.run(
-        [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "1", "-s", "1", *options, "program.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "1", "-s", "1", *options, "program.py"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (found.returncode, "Traceback" in found.stderr) == (code, False), found
     assert said in found.stdout + found.stderr
 
