@@ -238,6 +238,20 @@ def test_a_state_of_dist_sync_is_continued_with_an_outer_momentum_of_zero(job, a
     assert alone.all(one) == [(True, expected)] * 2
 
 
+def test_a_state_has_the_arrays_of_all_buckets(alone):
+    """Weights of two types are in two."""
+
+    def one(store):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64))
+        made = joined(store, model, LocalSteps(2, *NESTEROV))
+        model[0](torch.ones(1, 2)).sum().backward()
+        made.step()
+        outer = made.state_dict()["outer"]
+        return sorted(outer["start"]), sorted(outer["momentum"])
+
+    assert alone.all(one) == [([0, 1, 2, 3], [0, 1, 2, 3])] * 2
+
+
 def test_a_state_of_another_model_is_refused(alone):
     def one(store):
         _, made = trained(store, torch.optim.SGD, LocalSteps(1, *NESTEROV), 1)
