@@ -207,6 +207,13 @@ def test_a_saved_state_continues_bit_for_bit(backend, make, line):
     assert resumed.digest() == whole.digest()
 
 
+def test_common_arrays_are_written_on_every_device(make):
+    made = make(line="--devices cpu:2")
+    for each in made.common_arrays():
+        each.write(np.full_like(each.read(), 3.0))
+    assert all((array == 3.0).all() for arrays in of_devices(made).values() for array in arrays)
+
+
 def test_states_of_another_network_or_optimizer_place_are_refused(make):
     state = make().state({})
     with pytest.raises(UserError, match="another network"):
