@@ -344,8 +344,9 @@ def test_only_a_push_that_completes_a_round_is_not_kept(workers, clocks, complet
         for each in range(1, clock + 1):
             push(core, worker, 0, each, [1] * 5)
     taken = []
-    core.completing_buffer(0, 0, 0, 20, 0, 1, lambda size: taken.append(size) or np.empty(size, np.uint8))
-    assert taken == [20] * completes
+    found = core.completing_buffer(0, 0, 0, 20, 0, 1, lambda size: taken.append(size) or np.empty(size, np.uint8))
+    assert taken == [20] * completes and (found is None) != completes
+    assert not found or found.kind == "completing", "the service does its work at once"
 
 
 def test_a_push_that_would_complete_a_round_is_checked_as_any_other_and_kept_while_its_round_is_not_next():
