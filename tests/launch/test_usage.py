@@ -13,6 +13,7 @@ import pytest
 
 from launch.agent.events import Used
 from launch.agent.gpus import LINE_BYTES, WRONG_LINES, GpuUse, Reports
+from launch.agent.process import living
 from launch.agent.usage import TICKS, JobProcesses, Pace
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.usage_file import HEADER, UsageFile, row
@@ -295,7 +296,7 @@ def with_smi(launcher) -> Callable[..., tuple[list[dict[str, str]], int]]:
 
 
 def is_gone(pid: int) -> bool:
-    return not pid or not Path(f"/proc/{pid}").exists()
+    return not pid or pid not in living()
 
 
 def test_the_columns_of_a_host_and_its_gpus(with_smi):
