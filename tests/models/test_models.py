@@ -143,9 +143,7 @@ def test_usual_depths_are_mxnets_defaults():
     assert models.create("resnet", None, 1000, LARGE) == models.create("resnet", 50, 1000, LARGE)
 
 
-SINGLE = [("lenet", 20, (1, 28, 28)), ("inception_bn_28_small", 20, SMALL)]
-SINGLE += [("alexnet", 8, LARGE), ("googlenet", 22, LARGE), ("inception-bn", 22, LARGE), ("inception-v3", 48, LARGE)]
-SINGLE += [("inception-v4", 76, LARGE)]
+SINGLE = [name for name in models.NETWORKS if name not in ("resnet", "resnet-v1", "resnext", "vgg", "keras-resnet")]
 DEEP, SHALLOW = "18, 34, 50, 101, 152, 200, 269", "20, 32, 44, 50, 56, 110, 164"
 
 
@@ -160,10 +158,7 @@ DEEP, SHALLOW = "18, 34, 50, 101, 152, 200, 269", "20, 32, 44, 50, 56, 110, 164"
         (("resnext", 51, 10, LARGE), {}, ["resnext of 51", DEEP]),
         (("vgg", 12, 10, LARGE), {}, ["vgg of 12", "11, 13, 16, 19"]),
         (("mlp", 3), {}, ["mlp has a single depth", "--num-layers 3"]),
-        *(
-            ((name, depth, 10, shape), {}, [f"{name.replace('_', '-')} has a single depth"])
-            for name, depth, shape in SINGLE
-        ),
+        *(((name, 3, 10, models.NETWORKS[name].image_shape), {}, [f"{name} has a single depth"]) for name in SINGLE),
         (("vgg", 16, 10, SMALL), {}, ["vgg cannot take images of 3x28x28", "'pool5'", "512x1x1"]),
         (("alexnet", None, 10, (3, 64, 64)), {}, ["alexnet", "images of 3x64x64", "larger than the input 256x2x2"]),
         (("googlenet", None, 10, SMALL), {}, ["googlenet cannot take images of 3x28x28"]),
