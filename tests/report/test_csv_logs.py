@@ -164,7 +164,7 @@ def test_tensorboard(tmp_path: Path, name: str, key: str, by_epoch: bool) -> Non
     seconds = {step: values["seconds"][0] for step, values in run.epochs.items() if "seconds" in values}
     assert seconds == ({1: 10.25} if by_epoch else {1: 10.25, 3: 20.25})
     assert run.first == (0 if by_epoch else None)
-    assert bool(run.notes) == (key == "value")
+    assert ["run-RUN-tag-NAME.csv" in note for note in run.notes] == [True] * (key == "value")
 
 
 def test_the_files_of_a_folder_are_one_run(parse: Callable, tmp_path: Path) -> None:
