@@ -23,6 +23,7 @@ MORE = {**ELASTIC, "DMLTRAIN_MAX_WORKERS": "5"}  # than there are at the start
 def test_without_a_launcher_a_program_trains_in_one_process():
     alone = env.read({})
     assert (alone.role, alone.num_workers, alone.index, alone.launched) == ("worker", 1, 0, False)
+    assert not env.Environment().joins
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_without_a_launcher_a_program_trains_in_one_process():
         ({"MXNET_UPDATE_ON_KVSTORE": ""}, {"update_on_kvstore": None}),
         ({}, {"probe": True}),
         ({"DMLTRAIN_PROBE": "0"}, {"probe": False}),
+        ({"DMLTRAIN_INCARNATION": "1"}, {"incarnation": 1}),
         ({"DMLTRAIN_ELASTIC": "2"}, {"elastic": 2, "joins": False}),
         ({**ELASTIC, "DMLTRAIN_JOIN": "0"}, {"joins": False}),
         ({**ELASTIC, "DMLTRAIN_JOIN": "1"}, {"joins": True}),

@@ -43,7 +43,8 @@ AS_THEY_ARE = """
 --shuffle chunk --data-parts local --backend torch --backend mxnet --dataset mnist --memory-format contiguous
 """
 WHOLE_NUMBERS = """
---num-layers 20 --num-epochs 7 --num-examples 600 --batch-size 32 --disp-batches 5 --top-k 5 --data-nthreads 4
+--num-layers 20 --num-epochs 7 --num-examples 600 --num-val-examples 7 --batch-size 32 --disp-batches 5 --top-k 5
+--data-nthreads 4
 --pad-size 4 --fill-value 127 --num-classes 1000 --max-random-h 36 --max-random-s 50 --max-random-l 50
 --max-random-rotate-angle 10 --max-crop-size -1 --min-crop-size -1 --resize 256 --aug-level 3 --skip-broken 10 --seed 3
 --compile 1 --update-on-kvstore 1
