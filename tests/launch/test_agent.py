@@ -84,7 +84,9 @@ class Conversation:
 
     def until(self, event: str) -> dict:
         """The next event of that name; what comes before it is passed over."""
-        return next(each for each in self.heard if each["event"] == event)
+        found = next((each for each in self.heard if each["event"] == event), None)
+        assert found, f"the channel ended before the event {event}: {self.channel.close()}"
+        return found
 
     def answer(self) -> list[dict]:
         """Ask for something that is always answered; the events before the answer."""
@@ -192,7 +194,7 @@ def test_missing_heartbeats_end_the_job_after_the_requested_time(tmp_path):
     assert process(pid), "45 s of silence are not 60, since a word has come"
     clock.advance(20.0)
     os.kill(talk.ready["pid"], signal.SIGCHLD)
-    with pytest.raises(StopIteration):
+    with pytest.raises(AssertionError, match="missed heartbeats from the launcher for 60 s"):
         talk.until("ended")
     assert talk.ending() == "exited with 1: missed heartbeats from the launcher for 60 s"
     assert not process(pid)

@@ -60,7 +60,7 @@ def test_the_next_launcher_gets_all_that_was_not_kept(detached, tmp_path):
     assert first.stop()["left"] == []
     first.send(do="kept", frame=1 << 40)
     assert first.channel.close() == "exited with 0"
-    assert not list(tmp_path.glob(f"dmltrain-{detached.mark}*"))
+    wait_for(lambda: not list(tmp_path.glob(f"dmltrain-{detached.mark}*")), "the end of what the agent has kept")
 
 
 def test_only_a_later_launcher_gets_the_agent(detached, tmp_path):

@@ -143,6 +143,30 @@ def test_the_exit_of_the_command_is_reported_after_its_last_output(desk, command
         assert re.fullmatch(words, closed), closed
 
 
+STANDS_STILL = """
+import selectors, time
+look = selectors.DefaultSelector.select
+
+def select(self, timeout=None):
+    found = look(self, timeout)
+    if not found and timeout == 1.0:  # nothing has come from the command: now it writes and ends, before it is looked for
+        open({go!r}, "w").close()
+        time.sleep(1.0)
+    return found
+
+selectors.DefaultSelector.select = select
+"""
+
+
+def test_what_the_command_wrote_last_is_not_lost_by_a_bridge_that_stood_still(desk, tmp_path):
+    program = STANDS_STILL.format(go=str(tmp_path / "go")) + Path(bridge.__file__).read_text().replace(
+        "from __future__ import annotations", ""
+    )
+    channel = desk.channel(f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo done; exit 4", program=program)
+    assert read_all(channel) == b"done\n"
+    assert channel.close() == "exited with 4"
+
+
 def test_output_that_another_process_holds_open_does_not_delay_the_end(desk):
     channel = desk.channel("sleep 600 & echo $!; kill -9 $$")
     sleeper = psutil.Process(int(read_all(channel)))

@@ -253,7 +253,7 @@ def test_an_mpirun_that_ignores_term_is_killed(tmp_path):
     while "up" not in stubborn.output and not stubborn.fate(0.01):
         pass
     stubborn.end()
-    assert stubborn.fate() == "mpirun was killed by SIGKILL"
+    assert stubborn.fate(SECONDS) == "mpirun was killed by SIGKILL"
 
 
 def test_an_mpirun_that_does_not_reach_a_host_is_killed_without_waiting(tmp_path):
