@@ -96,6 +96,17 @@ def load_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
             group.setdefault(name, value)
 
 
+def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """Copy the arrays of a state that was just loaded, in the memory order of their parameters: fused kernels read both
+    as flat memory, and the state may come from a run with another memory format. (torch's load_state_dict keeps the
+    order, and the memory of what it is given.)"""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                like = parameter if value.shape == parameter.shape else value
+                state[name] = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
 def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it reads LossScale's attributes: fused kernels and classes of our own do."""
     return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)

@@ -322,14 +322,27 @@ class TorchTrainer:
 
     def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
         state = with_own(state, store.rank) if self._alone else state
+        residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
+        if residuals is not None or "servers" in state.get("optimizer", {}):
+            self._check_order(state["model"])
         if "optimizer" in state:
             load_state(self._optimizer, state["optimizer"])
-        residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
         were_alone = OUTER in state.get("optimizer", {})
         if residuals is not None and were_alone == self._alone:  # those of gradients do not fit differences of weights
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
+
+    def _check_order(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Raise UserError unless weights were saved in the memory order that they have here: what servers and
+        residuals have of them is flat memory in that order."""
+        for name, own in self._modules[0].named_parameters():
+            if saved[name].stride() != own.stride():
+                layout = "contiguous" if saved[name].is_contiguous() else "channels_last"
+                raise UserError(
+                    f"the checkpoint has the servers' optimizer state or residuals in another memory order (weight "
+                    f"{name}): resume with --memory-format {layout}"
+                )
 
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""

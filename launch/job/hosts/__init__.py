@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Sequence
 
@@ -59,8 +60,9 @@ def _decoded(data: bytes, name: str) -> str:
         raise LaunchError(f"{name} is larger than {MOST_BYTES >> 20} MiB; {EXPECTED}")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise LaunchError(f"{name} is UTF-16; save it as UTF-8")
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
         bad = len(LINE_END.findall(data[: error.start].decode("latin-1"))) + 1
         raise LaunchError(f"{name}:{bad}: byte 0x{data[error.start]:02x} is not UTF-8; {EXPECTED}") from None

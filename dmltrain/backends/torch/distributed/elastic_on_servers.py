@@ -110,7 +110,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.store.view and "servers" not in state_dict:  # of another worker; the servers have theirs
-            self.inner.load_state_dict(state_dict)
+            self._load_inner(state_dict)
         else:
             super().load_state_dict(state_dict)
 

@@ -116,7 +116,7 @@ class OptimizerOnServers(OverlappedOptimizer):
                 f"this state was saved with the optimizer on the workers, but kvstore {self.store.type} now runs it on "
                 "the servers: resume with the kvstore (and update_on_kvstore) that it was saved with"
             )
-        self.inner.load_state_dict({name: item for name, item in state_dict.items() if name != "servers"})
+        self._load_inner({name: item for name, item in state_dict.items() if name != "servers"})
         self.store.load_optimizer_state_bytes([state.numpy().tobytes() for state in servers])
         self.synchronize()
 

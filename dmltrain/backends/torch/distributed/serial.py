@@ -11,7 +11,7 @@ import torch
 from dmltrain.arrays import Array
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.choice import Choice
-from dmltrain.backends.torch.optimizer import row_of
+from dmltrain.backends.torch.optimizer import lay_out_state, row_of
 from dmltrain.errors import UserError
 
 
@@ -147,4 +147,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "this state was saved with the optimizer on the servers, but it now runs on the worker: "
                 "resume with the kvstore (and update_on_kvstore) that it was saved with"
             )
+        self._load_inner(state_dict)
+
+    def _load_inner(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict)
+        lay_out_state(self.inner)
