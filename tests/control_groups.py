@@ -3,8 +3,6 @@
 The freezer is that of cgroup v1 where that is mounted, else cgroup2's. Unlike SIGSTOP a process does not see it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -8,8 +8,6 @@ kernel counts what the group has used. Which kind of process used it is looked u
 between two looks counts as "short-lived". Needs root and a mount of cgroup2.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

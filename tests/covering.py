@@ -4,8 +4,6 @@ A fault that needs more than two or three conditions at once is rare (Kuhn, Wall
 IEEE TSE 30/6, 2004). The cases are chosen from given ones, so what cannot be combined is simply not among them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from itertools import combinations
 from typing import TypeVar

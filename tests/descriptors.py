@@ -1,7 +1,5 @@
 """Which descriptors this process has open, so that a test sees what it leaves open itself."""
 
-from __future__ import annotations
-
 import gc
 import os
 

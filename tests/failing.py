@@ -1,8 +1,6 @@
 """What a reader of a failed test needs beside its own words: how busy the machine was, how long each phase took, and
 the last lines of each process that wrote a log or an output below the test's folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

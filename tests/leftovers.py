@@ -8,8 +8,6 @@ sshd there), control groups, processes that tests started, sockets of forking pr
 tests in the folder for temporary files. What belongs to a living process, or to nobody known, stays.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 The numbers need no accounts. Only root can start such processes, so elsewhere these tests are skipped.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

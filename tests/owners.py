@@ -2,8 +2,6 @@
 has locked. A pid alone does not tell: it is used again, and a process in a namespace of pids does not see the others.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """The Pythons of this machine by their versions: those in PATH, those of pyenv, and those in DMLTRAIN_PYTHONS."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

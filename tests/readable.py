@@ -1,7 +1,5 @@
 """Files that are ready now. `select.select` refuses descriptors above 1023, and a process of tests may have more."""
 
-from __future__ import annotations
-
 import selectors
 from collections.abc import Iterable
 from typing import Any

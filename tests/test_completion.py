@@ -1,7 +1,5 @@
 """`dmltrain completion bash|zsh`, in real shells."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """The Markdown files: their length, their lines and their links. `make docs` checks what Sphinx sees of them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

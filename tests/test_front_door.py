@@ -1,7 +1,5 @@
 """`dmltrain VERB`: which program it runs, and its error if there is none."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What a killed pytest leaves, the next one removes; an interrupted pytest leaves nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """dmltrain.State and dmltrain.loader in one process: what a script has of them alone, and what they refuse."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """--snapshot-on-signal: who gets SIGUSR1, all know of it after the same step."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

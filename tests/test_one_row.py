@@ -1,8 +1,6 @@
 """A network, data set, format of images, optimizer, codec, log dialect, section of the page, format of results or kind
 of plot is one file and one row: here is one of each, in a copy of the tree, and the programs use them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """DMLTRAIN_CHECK: a training program checks command lines without training."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

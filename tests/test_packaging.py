@@ -1,7 +1,5 @@
 """What pip installs, and that it takes almost no time where it is not used."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Every supported version of Python: the installed wheel's programs, a kvstore without frameworks, and the agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a script asks of dmltrain.distribute where it trains alone: mistakes are explained, all else is as before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

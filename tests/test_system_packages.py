@@ -1,7 +1,5 @@
 """The system packages of the tests: found, installed without starting a daemon, or reported as missing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """The tiers: `make test` has every pair of a matrix, .ci/run every three, `make test-all` all; less of a dear one. The
 covering arrays below them have every combination of the cases, in far fewer cases."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import pytest

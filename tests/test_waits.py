@@ -1,7 +1,5 @@
 """Tests wait for conditions: they neither sleep nor expect anything within a time that a busy machine may exceed."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

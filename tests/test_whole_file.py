@@ -5,8 +5,6 @@ leftovers of killed writers at each of them. The fake is what a test cannot have
 and a file system without locks.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """Which part of a large matrix each tier of the suite runs; the tiers are markers, explained in pyproject.toml."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any

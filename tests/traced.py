@@ -1,7 +1,5 @@
 """A function in a process of its own that stops at each entry and exit of a system call (man 2 ptrace)."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The wheel of this project, built once for all test processes of a session."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,8 +1,6 @@
 """`job` and `alone`: whole jobs in this process, which all tests of a module share. `freed`: for tests of large
 networks."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Mutated checkpoints: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 

@@ -1,8 +1,6 @@
 """MXNet with NumPy 1.26, in a server's role, from threads, with missing dependencies, and how programs exit
 with it: in new processes."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Weights, biases, gammas and betas take part, with multipliers, weight decay and a learning rate that changes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,8 +1,6 @@
 """Optimizers on real servers: one server and three make the steps that the workers would make, slice or not. Each push
 to dcasgd is compensated for the steps that its worker had not pulled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

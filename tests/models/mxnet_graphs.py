@@ -1,7 +1,5 @@
 """Which of our networks is which of MXNet's own graphs (fixture `mxnet_networks`: NAME-symbol.json and NAME.json)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

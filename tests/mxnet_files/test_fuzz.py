@@ -1,7 +1,5 @@
 """Mutated files of MXNet: each is read or refused, in limited memory and time (tests/fuzzing.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
