@@ -4,8 +4,6 @@ h1 has the scheduler, server 0 and worker 0; h2 and h3 have a server and a worke
 the cell does not say otherwise.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.cluster.layout import LOGIN

@@ -1,7 +1,5 @@
 """Run the system's own tools (ip, tc, ssh-keygen, ...)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from typing import Any

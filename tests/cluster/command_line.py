@@ -1,7 +1,5 @@
 """The command line of the test bed: `main(argv)` -> exit code."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 The checkout, this Python and pytest's folders (`tmp_path` too) are seen by all hosts; anything else in /tmp is not.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

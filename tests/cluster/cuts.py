@@ -5,8 +5,6 @@ hears of them: it drops all IP packets between the two, or large ones only, as w
 than the hosts believe and nothing tells them so (a path-MTU black hole).
 """
 
-from __future__ import annotations
-
 from tests.cluster import network
 from tests.cluster.command import attempt, ip, run, tc
 from tests.cluster.layout import Layout, address

@@ -4,8 +4,6 @@ The module of an engine's tests makes an `Engine` of the cluster that it has, an
 shows the rows of docs/faults.md.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

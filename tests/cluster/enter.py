@@ -5,8 +5,6 @@ goes on to the command (TERM, INT, HUP, QUIT, USR1, USR2); killing this kills th
 does, with its exit code or by its signal. Standard library only, and no import of the project: it starts in 20 ms.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

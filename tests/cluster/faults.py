@@ -3,8 +3,6 @@
 What the job waits for in a phase comes after the fault, or in a cut that heals.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time

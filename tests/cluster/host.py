@@ -4,8 +4,6 @@ A host is alive while its PID 1 is. That is a `sleep` which ignores SIGCHLD, so 
 system is the machine's, but for what `mounts` puts over it; nothing of that is seen outside of the host.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

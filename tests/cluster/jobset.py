@@ -9,8 +9,6 @@ success and failure policies. It sets the documented defaults, so that a field t
 the controller. Not there: restarts, Services, webhooks. Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -10,8 +10,6 @@ kubelet's API, exit codes, SIGTERM and the grace period. Not there: other contai
 Standard library only.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime
@@ -65,7 +63,7 @@ class Unready(Exception):
 class Pod:
     """A pod of this node. `status` is what the API server was told last."""
 
-    def __init__(self, kubelet: Kubelet, found: Any):
+    def __init__(self, kubelet: "Kubelet", found: Any):
         self.kubelet, self.found = kubelet, found
         meta = found["metadata"]
         self.name, self.space, self.uid = meta["name"], meta["namespace"], meta["uid"]

@@ -4,8 +4,6 @@ kubelet for tests (kubelet.py) on each other host.
 Debian has no package of them, but the source: `make kubernetes` builds them once, into `folder()`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

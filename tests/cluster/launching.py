@@ -1,7 +1,5 @@
 """Jobs started on `login` as a user starts them, by `python -m launch.cli`, on a test bed's hosts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ A host is `login`, or `h1` to `hN`. What a test bed keeps lies in one folder, wh
     h1/ ... login/   each host's own: its SSH host key, sshd's log, what it said when it booted, the pid of its PID 1
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ bucket (tbf), which every Linux kernel has. A partition moves ports to a bridge 
 of the hosts keep their carrier, as behind a broken switch; `unplug` takes the carrier away, as a pulled cable does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What tests ask of hosts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The processes of a host as the machine sees them, read from /proc."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@
 none. A node that does not answer is dead after about 3 s.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

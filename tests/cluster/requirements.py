@@ -1,7 +1,5 @@
 """What a machine needs for a test bed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Its configuration, and munge's socket, are in every host's own /etc/slurm only. 
 after 10 s, not 300.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ All hosts share one ~/.ssh, which is bound over the real one on each of them: wh
 nor touched. So `ssh h1` and anything else that reads ~/.ssh/config works on every host as it is.
 """
 
-from __future__ import annotations
-
 import pwd
 import shutil
 from pathlib import Path

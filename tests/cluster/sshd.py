@@ -1,7 +1,5 @@
 """The sshd of a living host: its listener, and its sessions."""
 
-from __future__ import annotations
-
 import subprocess
 
 from tests.cluster import host, processes, ssh_files

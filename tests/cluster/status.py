@@ -1,7 +1,5 @@
 """The state of a host, for people and for tests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.cluster import host, network, processes, sshd

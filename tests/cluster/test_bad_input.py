@@ -4,8 +4,6 @@ Nothing has run, no file has changed, and the launcher ends soon, however long a
 has a test in tests/launch.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 import time

@@ -1,7 +1,5 @@
 """Looking at jobs on real hosts and steering them: --check, --dry-run, --ps, --kill, --logs, restarts, time limits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

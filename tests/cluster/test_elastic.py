@@ -1,7 +1,5 @@
 """Elastic jobs on real hosts over SSH: hosts come and leave, and lost workers and schedulers are replaced."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

@@ -5,8 +5,6 @@ With -rA pytest shows the matrix. `make test` tries every fault after the agents
 reach hosts and host; .ci/run every two of fault, phase, way and host; `make test-all` all cells.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import re
@@ -19,17 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cells import (
-    AGENT_SECONDS,
-    CELLS,
-    CUT_CELLS,
-    CUTS,
-    END_SECONDS,
-    SILENCING,
-    WAYS,
-    WORK_SECONDS,
-    Cell,
-)
+from tests.cluster.cells import AGENT_SECONDS, CELLS, CUT_CELLS, CUTS, END_SECONDS, SILENCING, WAYS, WORK_SECONDS, Cell
 from tests.cluster.conftest import NAME
 from tests.cluster.faults import STRIKES
 from tests.cluster.layout import Settings

@@ -3,8 +3,6 @@
 All tests share one cluster, which takes seconds to start: each job has a name of its own, and leaves nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Starting jobs on real hosts: what reaches the processes, how many logins it takes, and how soon they run."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

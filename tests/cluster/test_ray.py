@@ -1,7 +1,5 @@
 """Jobs on the nodes of a real Ray cluster, on a test bed's hosts."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -85,7 +83,7 @@ def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp
     assert all(each[4] == [] and each[5] == str(tmp_path) for each in written.values())
 
 
-def test_who_finds_no_room_is_told(ray: RayCluster, front: Front, engine: Engine):
+def test_who_finds_no_room_is_told(ray: RayCluster, front: Front, engine: "Engine"):
     job = engine.start("", "--ray-resources", "CPU=2", "--hosts", "h1,h3")
     assert {row["host"] for row in job.record["processes"]} == {"h1", "h3"}
     assert len(ray.left()) == 3, "a placement group and two actors"

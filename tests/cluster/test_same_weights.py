@@ -5,8 +5,6 @@ merged statistics, residual sums, momentum, weight decay, random crops), in thre
 one.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The secrets of a job are its key, the values of --secret NAME, and values of the hosts file whose names say so.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

@@ -1,7 +1,5 @@
 """Jobs in an allocation of a real Slurm, on a test bed's hosts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -117,7 +115,7 @@ def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, t
 
 
 @pytest.mark.thorough
-def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, front: Front, engine: Engine):
+def test_job_ps_and_job_kill_find_the_job_from_outside_of_the_allocation(slurm: Slurm, front: Front, engine: "Engine"):
     job = engine.start()
     listed = front.ask("--ps", job.logs, "--connect-timeout", 60)
     assert listed.code == 0, listed

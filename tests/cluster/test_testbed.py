@@ -3,8 +3,6 @@
 What tests of jobs need anyway (SSH, shared folders, the rate of a link, frozen hosts) is not tested here.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

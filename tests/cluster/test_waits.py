@@ -1,7 +1,5 @@
 """Where a job's time goes on slow links, and which share of the bound it reaches."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cluster.conftest import ROOT

@@ -1,7 +1,5 @@
 """A job in YARN whose containers are on different hosts; `tests/launch/yarn_server.py` says what is YARN's there."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

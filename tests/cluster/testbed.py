@@ -6,8 +6,6 @@ to a switch. A host `login`, whose link is not limited, is where the launcher ru
 interfaces, routes and ~/.ssh stay as they are. Several test beds of different names live side by side.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

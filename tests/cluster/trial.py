@@ -1,7 +1,5 @@
 """One cell of the fault matrix tried on a test bed: a real job, a real fault, and what came of it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -82,7 +80,7 @@ class Trial:
         self.lost: set[str] = set()  # hosts without power
         self.struck = 0.0  # s of time.monotonic()
 
-    def run(self, strike: Callable[[Trial], None]) -> Outcome:
+    def run(self, strike: Callable[["Trial"], None]) -> Outcome:
         self.job = self._start()
         try:
             self._reach_phase()

@@ -98,12 +98,7 @@ RESULTS = {
     "plots": [{"file": "plots/1-speed.svg", "title": "speed-up"}, {"file": "../secret.svg", "title": "no"}],
     "columns": [{"key": "devices", "heading": "devices"}, {"key": "accuracy", "heading": "top-1"}],
     "rows": [
-        {
-            "settings": {"devices": 1},
-            "status": "done",
-            "values": {"accuracy": MEASURED},
-            "cells": ["devices=1", ".."],
-        },
+        {"settings": {"devices": 1}, "status": "done", "values": {"accuracy": MEASURED}, "cells": ["devices=1", ".."]},
         {"settings": {"devices": 2}, "cells": ["devices=2"], **FAILED},
     ],
     "published": [{"title": "Theirs", "source": "a paper", "note": "", "rows": [FIGURES]}],
