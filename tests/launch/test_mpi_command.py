@@ -262,10 +262,11 @@ def test_an_mpirun_that_does_not_reach_a_host_is_killed_without_waiting(tmp_path
     says_what_it_is = "[ $1 = --version ] && { echo Open MPI; exit; }"
     options = replace(Options(), mpirun=program(tmp_path / "m", f"{says_what_it_is}\n{waits}"), host_ip="127.0.0.1")
     cluster = mpi.Cluster(options, [Host("far")])
-    with pytest.raises(LaunchError, match=r"far was not reached by mpirun within 0\.5 s") as caught:
-        cluster.connect(Host("far"), "mark", 0.5)
+    with pytest.raises(LaunchError, match=r"far was not reached by mpirun within 3 s") as caught:
+        cluster.connect(Host("far"), "mark", 3.0)
     assert str(caught.value).endswith("(--connect-timeout); mpirun printed\ntrying") and caught.value.code == 125
     written = tmp_path / "pid"
     pid = wait_for(lambda: written.exists() and written.read_text().strip(), "its pid")
     cluster.close()
-    assert not Path(f"/proc/{pid}").exists() and not (tmp_path / "term").exists()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of mpirun")
+    assert not (tmp_path / "term").exists()
