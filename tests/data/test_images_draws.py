@@ -1,16 +1,19 @@
-"""10,000 draws of each option have the distribution that MXNet's image_aug_default.cc draws from."""
+"""10,000 draws of each option have the distribution that MXNet's image_aug_default.cc draws from, changes of colours
+have its pixels, and wrong values are refused."""
 
 import math
 import random
 
+import cv2
 import numpy as np
 import pytest
 
 from dmltrain.data.images import ImageAugmentation, augmentation_level
-from dmltrain.data.images.colour import colour_noise, hls_shifts, jitter_factors
+from dmltrain.data.images.colour import change_colours, colour_noise, hls_shifts, jitter_factors
 from dmltrain.data.images.decode import BrokenImage
 from dmltrain.data.images.draws import RandomNumbers
 from dmltrain.data.images.geometry import training_geometry
+from dmltrain.errors import UserError
 from tests.data.drawing import DRAWS, assert_alike, assert_moments, assert_uniform, assert_whole, many
 
 SOURCE, OUTPUT = (300, 400), (224, 224)
@@ -191,3 +194,111 @@ def test_one_option_does_not_change_what_another_draws():
     more = {"brightness": 0.4, "max_random_shear_ratio": 0.1, "min_random_scale": 0.9, "pca_noise": 0.1}
     found, others = (geometries(count=50, **augmentation_level(1), **each) for each in ({}, more))
     assert [geometry.mirror for geometry in found] == [geometry.mirror for geometry in others]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"resize": 0}, "resize is 0: expected 1 or more pixels"),
+        ({"pad_size": -1}, "pad_size is -1: expected 0 or more pixels"),
+        ({"fill_value": 256}, "fill_value is 256: expected 0 to 255"),
+        ({"max_random_aspect_ratio": 1.0}, "aspect ratios from 0 to 2"),
+        ({"min_random_aspect_ratio": 0.5}, "aspect ratios from 0.5 to 0"),
+        ({"min_random_area": 0}, "random areas from 0 to 1"),
+        ({"min_random_scale": 2}, "random scales from 2 to 1"),
+        ({"max_crop_size": 9}, "crop sizes from -1 to 9"),
+        ({"min_crop_size": 9}, "crop sizes from 9 to -1"),
+        ({"min_img_size": -1}, "image sizes from -1 to 1e.10"),
+        ({"inter_method": 5}, "inter_method is 5: expected 0 to 4, 9 or 10"),
+        ({"max_random_rotate_angle": -1}, "max_random_rotate_angle is -1: expected 0 or more"),
+        ({"max_random_shear_ratio": -0.1}, "max_random_shear_ratio is -0.1: expected 0 or more"),
+        ({"brightness": -1}, "brightness is -1: expected 0 or more"),
+        ({"pca_noise": -1}, "pca_noise is -1: expected 0 or more"),
+        ({"max_random_s": -1}, "max_random_s is -1: expected 0 or more"),
+        ({"random_resized_crop": True, "random_crop": True}, "random_resized_crop cannot be combined with"),
+        ({"random_resized_crop": True, "min_crop_size": 9, "max_crop_size": 9}, "random_resized_crop cannot be"),
+        ({"random_resized_crop": True, "max_random_scale": 2}, "random_resized_crop cannot be combined with"),
+    ],
+)
+def test_wrong_values_are_refused(fields, message):
+    with pytest.raises(UserError, match=f"^image augmentation: {message}"):
+        ImageAugmentation(**fields)
+
+
+def test_levels_and_shapes():
+    assert augmentation_level(0) == {}
+    assert augmentation_level(1) == {"random_crop": True, "random_mirror": True}
+    hls = {"max_random_h": 36, "max_random_s": 50, "max_random_l": 50}
+    assert augmentation_level(2) == {**augmentation_level(1), **hls}
+    turned = {"max_random_rotate_angle": 10, "max_random_shear_ratio": 0.1, "max_random_aspect_ratio": 0.25}
+    assert augmentation_level(3) == {**augmentation_level(2), **turned}
+    for level in (-1, 4):
+        with pytest.raises(UserError, match=f"augmentation level {level}: expected 0 to 3"):
+            augmentation_level(level)
+    for shape in ((2, 8, 8), (4, 8, 8), (3, 0, 8)):
+        with pytest.raises(UserError, match="1 or 3 channels"):
+            ImageAugmentation().check(shape)
+    for name in ("brightness", "contrast", "saturation", "pca_noise", "max_random_h"):
+        augmentation = ImageAugmentation(**{name: 1})
+        augmentation.check((3, 8, 8))
+        with pytest.raises(UserError, match="need 3 channels"):
+            augmentation.check((1, 8, 8))
+
+
+WORDS = [RandomNumbers(word) for word in (0, 1, 2**63, 0x123456789ABCDEF, 2**64 - 1)]
+
+
+def noisy():
+    return np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+
+
+def changed(augmentation, numbers):
+    image = noisy()
+    change_colours(augmentation, image, numbers)
+    return image.astype(int)
+
+
+def rounded(values):
+    return np.clip(np.rint(values), 0, 255)
+
+
+def grey(image):
+    """cvtColor(RGB2GRAY) of what is BGR: blue counts as red would."""
+    return np.rint(image @ [0.114, 0.587, 0.299])[:, :, None]
+
+
+@pytest.mark.parametrize("numbers", WORDS)
+def test_brightness_contrast_and_saturation(numbers):
+    augmentation = ImageAugmentation(brightness=0.4, contrast=0.3, saturation=0.5)
+    expected = noisy().astype(float)
+    for kind, factor in jitter_factors(augmentation, numbers):
+        if kind == "brightness":
+            expected = rounded(expected * factor)
+        elif kind == "contrast":
+            expected = rounded(expected * factor + (1 - factor) * grey(expected).mean())
+        else:
+            expected = rounded(expected * factor + (1 - factor) * grey(expected))
+    difference = np.abs(changed(augmentation, numbers) - expected)
+    assert difference.max() <= 2 and difference.mean() < 0.05  # a tie rounded otherwise, times 1.4 * 1.3 * 1.5
+
+
+@pytest.mark.parametrize("numbers", WORDS)
+def test_hue_lightness_and_saturation(numbers):
+    augmentation = ImageAugmentation(max_random_h=36, max_random_s=50, max_random_l=60)
+    expected = cv2.cvtColor(np.ascontiguousarray(noisy()[:, :, ::-1]), cv2.COLOR_BGR2HLS).astype(int)
+    expected = np.clip(expected + hls_shifts(augmentation, numbers), 0, [180, 255, 255]).astype(np.uint8)
+    assert np.array_equal(changed(augmentation, numbers), cv2.cvtColor(expected, cv2.COLOR_HLS2BGR)[:, :, ::-1])
+
+
+@pytest.mark.parametrize("numbers", WORDS)
+def test_noise(numbers):
+    augmentation = ImageAugmentation(pca_noise=0.5)
+    expected = np.clip(np.trunc(noisy() + colour_noise(augmentation, numbers)), 0, 255)
+    assert np.array_equal(changed(augmentation, numbers), expected)
+
+
+def test_each_option_changes_colours_and_none_leaves_them():
+    assert not ImageAugmentation().changes_colours
+    for name in ("brightness", "contrast", "saturation", "pca_noise", "max_random_h", "max_random_s", "max_random_l"):
+        augmentation = ImageAugmentation(**{name: 1})
+        assert augmentation.changes_colours and not np.array_equal(changed(augmentation, WORDS[3]), noisy()), name

@@ -1,4 +1,5 @@
-"""Each sample once an epoch, the same samples and words for any number of workers, and parts of unequal sizes."""
+"""Each sample once an epoch, the same samples and words for any number of workers, parts of unequal sizes, and
+permutations in little memory."""
 
 import numpy as np
 import pytest
@@ -6,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain import random_bits
-from dmltrain.data import partition
+from dmltrain.data import partition, permutation
 from dmltrain.data.parts import NEAR, Epoch, Local, Shared
 from dmltrain.errors import UserError
+from tests.archives import little_memory
 
 numbers = st.integers(1, 300)
-workers = st.integers(1, 7)
+workers = st.integers(1, 9)
 batches = st.integers(1, 40)
 shuffles = st.sampled_from(sorted(partition.SHUFFLES))
 
@@ -129,3 +131,71 @@ def test_a_chunk_order_shuffles_chunks_and_samples_and_changes_with_the_epoch():
     assert np.argsort(means).tolist() != list(range(len(means)))
     assert not np.array_equal(order, partition.chunk_order(count, 1, 3))
     assert not np.array_equal(order, partition.chunk_order(count, 2, 2))
+
+
+@given(numbers, st.integers(0, 2**40), st.integers(0, 1000))
+def test_an_epochs_order_is_a_permutation(count, seed, epoch):
+    order = partition.epoch_order(count, seed, epoch)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(count))
+    assert np.array_equal(order, partition.epoch_order(count, seed, epoch))
+
+
+def test_the_order_follows_from_seed_and_epoch_everywhere():
+    orders = [tuple(partition.epoch_order(100, seed, epoch)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9
+    assert partition.epoch_order(10, 1, 2).tolist() == [7, 1, 3, 0, 4, 8, 9, 2, 6, 5]
+    with pytest.raises(UserError, match="seed is -1"):
+        partition.epoch_order(10, -1, 0)
+
+
+@given(numbers, workers)
+def test_validation_parts_have_every_sample_once_in_order(count, num_workers):
+    shards = [partition.validation_shard(count, rank, num_workers) for rank in range(num_workers)]
+    assert sorted(np.concatenate(shards)) == list(range(count))
+    assert all(shard.dtype == np.int64 and (np.diff(shard) == num_workers).all() for shard in shards)
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "batch", "error"),
+    [
+        (11, 2, 6, "--batch-size 6 .* 11 .* 2 worker.* 5 each"),
+        (11, 2, 1000, "--batch-size 1000 .* 11 .* 2 worker.* 5 each"),
+        (11, 2, 0, "--batch-size is 0: expected 1"),
+        (3, 3, -1, "--batch-size is -1: expected 1"),
+    ],
+)
+def test_the_error_for_a_batch_that_no_part_has_names_both_sizes(count, workers, batch, error):
+    with pytest.raises(UserError, match=error):
+        partition.check(count, workers, batch)
+    partition.check(11, 2, 5)  # as large as the smallest part
+    partition.check(3, 3, 1)
+
+
+def check(words):
+    expected = np.argsort(words, kind="stable")
+    given = words.tolist()
+    found = permutation.argsort(words, given.__getitem__)
+    assert found.dtype == np.int64 and np.array_equal(found, expected)
+    assert np.shares_memory(found, words)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200))
+def test_any_words(words):
+    check(np.array(words, np.uint64))
+
+
+@given(st.integers(1, 300), st.integers(0, 66), st.integers(0, 2**32))
+def test_words_that_differ_in_few_bits(count, bits, seed):
+    """All of them may be equal, or equal in the bits that make room for the numbers."""
+    words = np.random.default_rng(seed).integers(0, 2**64, count, np.uint64, endpoint=False)
+    check(words & np.uint64((1 << bits) - 1 if bits < 64 else 2**64 - 1))
+    check((words >> np.uint64(min(bits, 63))) << np.uint64(min(bits, 63)))
+
+
+def test_memory_is_that_of_the_words_also_of_orders_of_millions():
+    count = 4 * permutation.PIECE
+    words = random_bits.words(count, 1, 2, random_bits.ORDER)
+    with little_memory(8 * count + 5 * 8 * permutation.PIECE):
+        order = partition.epoch_order(count, 1, 2)
+    assert np.array_equal(order, np.argsort(words, kind="stable"))

@@ -1,17 +1,26 @@
-"""RecordIO: what MXNet wrote is read as MXNet reads it, with an index and without."""
+"""RecordIO: what MXNet wrote is read as MXNet reads it, with an index and without; what the writer writes is what
+MXNet's own writer writes."""
 
 import errno
+import json
 import os
 import re
 import shutil
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dmltrain.data.readers import open_reader, record_index, recordio
 from dmltrain.data.readers.data_file import DataFile
+from dmltrain.data.readers.record_index import RecordIndex
 from dmltrain.data.readers.record_reader import RecordReader
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.errors import UserError
@@ -313,3 +322,164 @@ def test_several_threads_read_at_once_and_closed_files_are_closed(records):
     reader = open_reader(records)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda number: reader.read(number % 5).image, range(2000))) == IMAGES * 400
+
+
+MAGIC = recordio.MAGIC
+contents = st.lists(
+    st.one_of(st.binary(max_size=9), st.sampled_from([MAGIC, MAGIC * 2, MAGIC[:3], b"\0\0\0" + MAGIC])), max_size=6
+).map(b"".join)
+labels = st.one_of(
+    st.integers(0, 21840),
+    st.floats(width=32, allow_nan=False),
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5),
+)
+
+
+@given(rows=st.lists(st.tuples(labels, st.integers(0, 2**40), contents), min_size=1, max_size=5))
+def test_files_are_byte_for_byte_those_of_mxnet(tmp_path_factory, rows):
+    recordio = pytest.importorskip("mxnet").recordio
+    folder = tmp_path_factory.mktemp("both")
+    theirs = recordio.MXIndexedRecordIO(str(folder / "theirs.idx"), str(folder / "theirs.rec"), "w")
+    ours = RecordWriter(folder / "ours.rec")
+    for label, key, image in rows:
+        theirs.write_idx(key, recordio.pack(recordio.IRHeader(0, label, key, 0), image))
+        ours.write(label, key, image)
+    theirs.close()
+    ours.finish()
+    assert sorted(os.listdir(folder)) == ["ours.idx", "ours.rec", "theirs.idx", "theirs.rec"]
+    for suffix in (".rec", ".idx"):
+        assert folder.joinpath("ours" + suffix).read_bytes() == folder.joinpath("theirs" + suffix).read_bytes()
+    reader = open_reader(folder / "theirs.rec")
+    for number, (label, _, image) in enumerate(rows):
+        record = reader.read(number)
+        assert record.image == image
+        assert np.array_equal(record.labels, np.array(label, np.float32).reshape(-1))
+
+
+def test_numbers_of_numpy_are_one_label(tmp_path):
+    writer = RecordWriter(tmp_path / "a.rec")
+    writer.write(np.float32(3), 0, b"image")
+    writer.write(np.int64(4), 1, b"image")
+    writer.finish()
+    assert [struct.unpack("<I", (tmp_path / "a.rec").read_bytes()[at : at + 4])[0] for at in (8, 48)] == [0, 0]
+
+
+def write(writer, numbers):
+    for number in numbers:
+        writer.write(number % 3, number, b"image %d" % number + MAGIC * (number % 2))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 43, 44, 45])
+def test_a_killed_writers_file_is_continued_after_its_last_whole_record(tmp_path, cut):
+    whole = RecordWriter(tmp_path / "whole.rec")
+    write(whole, range(10))
+    whole.finish()
+    first = RecordWriter(tmp_path / "train.rec")
+    write(first, range(6))
+    first.close()
+    part = tmp_path / "train.rec.part"
+    os.truncate(part, part.stat().st_size - cut)
+    assert not (tmp_path / "train.rec").exists()
+    second = RecordWriter(tmp_path / "train.rec", resume=True)
+    assert list(second.keys) == list(range(6 if not cut else 5 if cut <= 44 else 4))
+    write(second, range(len(second.keys), 10))
+    second.finish()
+    for suffix in (".rec", ".idx"):
+        assert tmp_path.joinpath("train" + suffix).read_bytes() == tmp_path.joinpath("whole" + suffix).read_bytes()
+    assert not part.exists()
+
+
+def test_without_resume_or_without_a_file_a_writer_begins_anew(tmp_path):
+    for numbers in (range(9), range(3)):
+        writer = RecordWriter(tmp_path / "train.rec")
+        write(writer, numbers)
+        writer.close()
+        writer = RecordWriter(tmp_path / "train.rec", resume=False)
+        write(writer, numbers)
+        writer.finish()
+    assert len(open_reader(tmp_path / "train.rec")) == 3
+    writer = RecordWriter(tmp_path / "other.rec", resume=True)
+    write(writer, range(2))
+    writer.finish()
+    assert len(open_reader(tmp_path / "other.rec")) == 2
+
+
+@pytest.mark.thorough  # it takes a gigabyte of memory
+def test_a_record_that_is_too_large_is_refused(tmp_path):
+    writer = RecordWriter(tmp_path / "train.rec")
+    with pytest.raises(ValueError, match="record of 536870912 bytes, expected less than 536870912"):
+        writer.write(0, 0, bytes(recordio.MAX_BYTES - recordio.LABEL.size))
+    write(writer, [7])
+    writer.finish()
+    assert open_reader(tmp_path / "train.rec").where(0).endswith("record 0 (key 7, offset 0)")
+
+
+# The index of a large file of records: how long it takes to open, and how much memory it needs.
+# The .rec is sparse: most of it is a hole, and the index lists the few real records in it many times.
+
+REAL = 1000  # records, in equal distances
+IMAGE = bytes(range(256)) * 4
+LARGE_FILES = [pytest.mark.thorough, pytest.mark.alone]
+PROGRAM = """
+import json, sys, time
+import numpy
+from dmltrain.data.readers import open_reader
+
+def peak():  # bytes
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM:")).split()[1]) << 10
+
+open_reader(sys.argv[1])  # imports all that is needed
+before, start = peak(), time.process_time()  # other programs may take their share
+reader = open_reader(sys.argv[2])
+seconds = time.process_time() - start
+assert len(reader.digest()) == 64
+sizes = {len(reader.read(int(index)).image) for index in numpy.linspace(0, len(reader) - 1, 1000)}
+last = reader.where(len(reader) - 1)
+found = {"count": len(reader), "seconds": seconds, "bytes": peak() - before, "sizes": list(sizes), "last": last}
+print(json.dumps(found))
+"""
+
+
+def make(folder: Path, count: int, size: int, keys: np.ndarray | None) -> Path:
+    """train.rec, a sparse file of `size` bytes with REAL records, and train.idx with `count` entries."""
+    record = b"".join(recordio.encode(recordio.pack(3.0, 7, IMAGE)))
+    offsets = np.linspace(0, size - len(record), REAL).astype(np.int64) // 4 * 4
+    path = folder / "train.rec"
+    with path.open("wb") as file:
+        file.truncate(size)
+        for offset in offsets:
+            file.seek(offset)
+            file.write(record)
+    assert os.stat(path).st_blocks * 512 < 64 << 20
+    index = RecordIndex(offsets[np.arange(count) % REAL], keys)  # in turn, so that they must be put in order
+    with path.with_suffix(".idx").open("wb") as file:
+        file.writelines(record_index.text(index))
+    return path
+
+
+def opened(folder: Path, path: Path) -> dict:
+    small = folder / "small"
+    small.mkdir()
+    make(small, REAL, 10 << 20, None)
+    command = [sys.executable, "-c", PROGRAM, str(small / "train.rec"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "shuffled", "seconds", "most"),
+    [
+        # 20 bytes a record are for the index, and some are for parsing; 14 million records have 400 MB
+        (300_000, 34 << 30, True, None, 28 * 300_000 + (24 << 20)),
+        pytest.param(1_281_167, 140_000_000_000, False, 2, 400e6, marks=LARGE_FILES),  # ILSVRC12
+        pytest.param(14_000_000, 1_600_000_000_000, True, 20, 400e6, marks=LARGE_FILES),
+        pytest.param(14_000_000, 1_600_000_000_000, False, 20, 400e6, marks=[*LARGE_FILES, pytest.mark.exhaustive]),
+    ],
+)
+def test_millions_of_records_open_in_seconds_and_400_megabytes(tmp_path, count, size, shuffled, seconds, most):
+    keys = np.random.default_rng(1).permutation(count) if shuffled else None
+    found = opened(tmp_path, make(tmp_path, count, size, keys))
+    print(found)  # as docs/image-formats.md shows it
+    assert found["count"] == count and found["sizes"] == [len(IMAGE)] and f"record {count - 1} " in found["last"]
+    assert found["bytes"] < most and (seconds is None or found["seconds"] < seconds), found
