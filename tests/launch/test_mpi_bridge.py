@@ -149,7 +149,7 @@ look = selectors.DefaultSelector.select
 
 def select(self, timeout=None):
     found = look(self, timeout)
-    if not found and timeout == 1.0:  # nothing has come from the command: now it writes and ends, before it is looked for
+    if not found and timeout == 1.0:  # nothing came from the command: now it writes and ends, before it is looked for
         open({go!r}, "w").close()
         time.sleep(1.0)
     return found
