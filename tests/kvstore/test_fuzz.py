@@ -1,7 +1,5 @@
 """Mutated frames and states: a server reads or refuses each of them, in limited memory and time (tests/fuzzing.py)."""
 
-from __future__ import annotations
-
 import zlib
 from types import SimpleNamespace
 

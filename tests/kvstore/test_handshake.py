@@ -1,13 +1,14 @@
-"""The handshake accepts only peers that know the key."""
+"""The handshake accepts only peers that know the key, and seals show frames that are not the peer's next ones."""
 
 import hmac
+import struct
 from dataclasses import replace
 
 import pytest
 
 from dmltrain.kvstore.transport.handshake import Answers, Caller, Listener
 from dmltrain.kvstore.transport.message import Accept, Challenge, Hello, Proof, decode, encode
-from dmltrain.kvstore.transport.seal import Keys
+from dmltrain.kvstore.transport.seal import SIZE, Keys, Seals
 from dmltrain.kvstore.transport.wire import MAX_HELLO, VERSION, FrameError, Header, Kind
 
 KEY = b"a secret"
@@ -146,3 +147,55 @@ def test_what_is_no_handshake_is_refused(sent, said):
         with pytest.raises(FrameError, match=why):
             each.receive(data)
         assert each.accepted is None
+
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+FRAMES = [(Header(Kind.CONTROL, 3).pack(), b"abc"), (Header(Kind.DONE).pack(),), (Header(Kind.ERROR, 1).pack(), b"x")]
+
+
+def ends(every=False):
+    return Seals(ONE, OTHER, every), Seals(OTHER, ONE, every)
+
+
+def test_frames_in_order_are_the_peers_and_a_seal_is_a_truncated_hmac_of_number_header_and_payload():
+    """As docs/protocol.md has it."""
+    sender, receiver = ends()
+    for number, frame in enumerate(FRAMES * 3):
+        sealed = sender.seal(frame)
+        assert sealed == hmac.new(ONE, struct.pack("!Q", number) + b"".join(frame), "sha256").digest()[:16]
+        receiver.check(frame, sealed)
+    assert SIZE == 16
+
+
+@pytest.mark.parametrize(
+    "good, bad",
+    [
+        ([], lambda sealed: sealed[1]),
+        ([0], lambda sealed: sealed[0]),
+        ([0], lambda sealed: sealed[2]),
+        ([], lambda sealed: ((FRAMES[0][0], b"abd"), sealed[0][1])),
+        ([], lambda sealed: ((Header(Kind.ERROR, 3).pack(), b"abc"), sealed[0][1])),
+        ([], lambda sealed: (FRAMES[0], bytes(SIZE))),
+        ([], lambda sealed: (FRAMES[0], b"")),
+    ],
+    ids=["reordered", "repeated", "one left out", "another payload", "another header", "made up", "none"],
+)
+def test_anything_else_is_noticed(good, bad):
+    sender, receiver = ends()
+    sealed = [(frame, sender.seal(frame)) for frame in FRAMES]
+    for number in good:
+        receiver.check(*sealed[number])
+    with pytest.raises(FrameError, match="changed, injected, repeated or lost"):
+        receiver.check(*bad(sealed))
+    with pytest.raises(FrameError):
+        sender.check(*sealed[0])  # a frame does not come back as the peer's
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("kind", Kind)
+def test_control_frames_carry_seals_and_data_frames_on_request(every, kind):
+    handshakes_and_control = {each for each in Kind if each <= 15} | {
+        *(Kind.CONTROL, Kind.DECLARE, Kind.OPTIMIZER, Kind.DONE, Kind.ERROR, Kind.LEAVE, Kind.CONSISTENCY, Kind.HOLD)
+    }
+    control = kind in handshakes_and_control
+    assert ends(every)[0].cover(Header(kind).pack()) == (control or every)

@@ -1,7 +1,5 @@
 """The channels of a simulated job."""
 
-from __future__ import annotations
-
 from collections import deque
 
 

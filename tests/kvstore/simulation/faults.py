@@ -1,7 +1,5 @@
 """Faults of a simulated job: processes that are killed, stopped, frozen or cut off, leave, and come again."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from dmltrain.kvstore.transport.message import Failed, Leaving, LinkEnd, LinkLost

@@ -1,7 +1,5 @@
 """What must be true of a simulated job."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a simulated job computes, with whole numbers, and what an invariant is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What servers and workers of a simulated job have for their scheduler, and what they send each other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

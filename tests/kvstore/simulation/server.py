@@ -1,7 +1,5 @@
 """A server of a simulated job."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

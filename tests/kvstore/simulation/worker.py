@@ -1,7 +1,5 @@
 """A worker of a simulated job."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dmltrain.data.deal import Deal, Dealing

@@ -6,8 +6,6 @@ delivered, a push arrives in two parts, a server's work runs, a worker goes on, 
 are checked where they could be violated; `check` checks what must be true of a whole job.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 
