@@ -1,7 +1,5 @@
 """An agent's processes and its end of the channel, without the agent's loop: real processes, pipes and selectors."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

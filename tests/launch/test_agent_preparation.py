@@ -1,7 +1,5 @@
 """What an agent does before processes start: it inspects its host, and reaches and measures the others."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`dmltrain job add` and `job remove` with a real launcher and real processes, whose programs only pretend to train."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

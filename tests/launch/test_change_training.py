@@ -1,7 +1,5 @@
 """Workers come to a training job that runs, and leave it, with its own launcher: each sample is used once."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

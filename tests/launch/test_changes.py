@@ -1,7 +1,5 @@
 """Planned changes of a running elastic job, on the bare state machine: workers and hosts come and leave."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The control socket of a launcher: requests and answers, bad input, who may connect, and several at once."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

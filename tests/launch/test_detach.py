@@ -1,7 +1,5 @@
 """Jobs with --detach through real launchers: they live on when one is killed, and another one takes them up."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -46,7 +44,7 @@ class Attached(Launched):
         command = [sys.executable, "-c", f"{first}\n{JOB}", "attach", str(self.logs)]
         self.process = subprocess.Popen(command, cwd=self.folder, env=environment(self), **files)
 
-    def has_the_job(self) -> Attached:
+    def has_the_job(self) -> "Attached":
         """Once job.json says so."""
         pid = self.process.pid
         wait_for(lambda: self.record["launched_from"]["pid"] == pid, f"launcher {pid} in job.json")

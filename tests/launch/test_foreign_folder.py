@@ -1,7 +1,5 @@
 """Copying to folders that other users can change: real agents and attacks, as processes of different users."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -100,7 +98,7 @@ class Host:
         wait_for(lambda: any(isinstance(each, (Exited, Refused)) for each in self.events), "the program's end")
         return self.printed.strip()
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> "Host":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -4,8 +4,6 @@ Attacks are records that processes of another user write, and commands of this u
 records would run a program of the other user: as the Python of a host, as mpirun, or as a ProxyCommand of SSH.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

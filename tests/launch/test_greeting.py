@@ -1,7 +1,5 @@
 """Waiting for an agent behind SSH ends with its greeting or with one sentence that explains the failure."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

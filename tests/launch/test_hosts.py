@@ -1,7 +1,5 @@
 """Lists of hosts: the lines of a hosts file, YAML inventories, --hosts, --include and --exclude, -WH and -SH."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

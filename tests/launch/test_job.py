@@ -1,7 +1,5 @@
 """Which process runs where, with which argv and environment."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """dmltrain-job and dmltrain-check: the same as the launcher's own options, under a name of their own."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

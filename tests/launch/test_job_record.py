@@ -1,7 +1,5 @@
 """job.json has a format: what 0.4 wrote is read, what a later dmltrain writes is refused with the fix."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

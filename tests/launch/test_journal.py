@@ -1,7 +1,5 @@
 """The journal of a launcher: what is read of it, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import zlib

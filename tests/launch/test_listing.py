@@ -1,7 +1,5 @@
 """--ps: the processes of a job as /proc has them, and as people read them."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

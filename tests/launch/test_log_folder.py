@@ -1,7 +1,5 @@
 """The folder of a job's logs: what a new run finds there, and a record that is whole at every moment."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """An elastic job goes on without workers that it loses: on the bare state machine, and with real processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

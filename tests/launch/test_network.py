@@ -1,7 +1,5 @@
 """Which address each host has on the network that all share."""
 
-from __future__ import annotations
-
 import pytest
 
 from launch import LaunchError

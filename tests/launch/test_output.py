@@ -1,7 +1,5 @@
 """From log lines to rows, and from chunks to lines."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

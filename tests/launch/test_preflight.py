@@ -1,7 +1,5 @@
 """What stands between a job and its start, judged from what a real probe of this machine finds."""
 
-from __future__ import annotations
-
 import platform
 import re
 import sys

@@ -1,7 +1,5 @@
 """The steps before a job's first process, on the bare state machine: what hosts say in, actions and problems out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -58,7 +56,7 @@ class Course:
         }
         return self.say(*(Reached(name, peers) for name, peers in found.items()))
 
-    def ready_to_reach(self) -> Course:
+    def ready_to_reach(self) -> "Course":
         self.connect()
         self.probe()
         self.bind()

@@ -1,7 +1,5 @@
 """The messages between launcher and agents: every one survives the way; what is none is a ProtocolError."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from dataclasses import fields

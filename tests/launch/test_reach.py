@@ -1,7 +1,5 @@
 """Agents connect to each other: over loopback, with unauthenticated peers, and in a network that drops packets."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """Lost workers and servers of an elastic job are replaced: on the bare state machine, and with real processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """How often, where and when lost workers are replaced: the rules alone."""
 
-from __future__ import annotations
-
 import math
 
 from launch.run.replacements import LIVED_SECONDS, Replacements, Seat

@@ -1,7 +1,5 @@
 """--max-restarts: what happens between the attempts of a job, and to one that somebody wants to end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Hosts that a job with --watch-hosts has lost are tried again, on the bare state machine."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """--logs: every line once, tagged, in the order of time, and on until the job ends."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a process of a job starts with, and why one cannot start: over the agent's channel."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

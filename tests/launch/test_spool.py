@@ -1,8 +1,6 @@
 """What an agent keeps for the next launcher, on the bare machines: random schedules of output, events, confirmations
 and launchers that are killed at any moment."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The scheduler of an elastic job is lost, and started again: on the bare state machine, and with real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

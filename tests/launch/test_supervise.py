@@ -1,7 +1,5 @@
 """The rules of a job's end, on the bare state machine: events and the time in, actions out."""
 
-from __future__ import annotations
-
 import math
 import signal
 from dataclasses import replace

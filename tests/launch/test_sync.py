@@ -1,7 +1,5 @@
 """Copying a folder to hosts: what is copied, what travels, what stands when it is cut off, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The hosts file of a running job is watched for changes."""
 
-from __future__ import annotations
-
 import queue
 
 import pytest
