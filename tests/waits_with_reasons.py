@@ -36,7 +36,7 @@ REASONS = {
     "kvstore/test_link.py:test_a_caller_gives_up_in_time_even_if_a_byte_now_and_then_arrives.drip": "a byte comes now and then, for longer than the limit",
     "kvstore/test_listener.py:test_a_unauthenticated_peer_that_sends_a_byte_now_and_then_is_cut_off": "a byte comes now and then, for longer than the limit",
     "kvstore/test_outbox.py:waiting_for_room": "that it waits shows only in that it does not end",
-    "kvstore/test_rendezvous.py:test_a_listener_whose_queue_is_full_is_waited_for": "that a caller waits can only be seen for a while; a busy machine sees less",
+    "kvstore/test_shared_memory.py:test_a_listener_whose_queue_is_full_is_waited_for": "that a caller waits can only be seen for a while; a busy machine sees less",
     "kvstore/test_tls.py:test_a_tls_handshake_that_drips_is_given_up.pass_on": "a peer that sends a byte now and then is what is tested",
     "kvstore/test_worker_views.py:test_replacements_at_any_moment_leave_no_trace": "the moment of the loss is random, and any is right",
     "launch/test_agent.py:test_an_agent_that_waits_sleeps": "what is counted is what an agent does in a time in which nothing happens",

@@ -1,5 +1,6 @@
 """What tests of schedulers, servers and relays that run as threads share."""
 
+import contextlib
 import io
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -34,14 +35,13 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Logged:
 
 
 @pytest.fixture
-def whole_job() -> Iterator[Callable[..., WholeJob]]:
+def closed_at_the_end() -> Iterator[Callable]:
+    """closed_at_the_end(made) -> made"""
+    with contextlib.ExitStack() as stack:
+        yield lambda made: stack.enter_context(contextlib.closing(made))
+
+
+@pytest.fixture
+def whole_job(closed_at_the_end: Callable) -> Callable[..., WholeJob]:
     """whole_job(...) -> WholeJob(...), which is closed at the end."""
-    made: list[WholeJob] = []
-
-    def start(*words: object, **options: object) -> WholeJob:
-        made.append(WholeJob(*words, **options))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
+    return lambda *words, **options: closed_at_the_end(WholeJob(*words, **options))

@@ -81,16 +81,8 @@ class Scheduler:
 
 
 @pytest.fixture
-def scheduler():
-    made = []
-
-    def begin(answers=None, on_message=None):
-        made.append(Scheduler(answers or {}, on_message))
-        return made[-1]
-
-    yield begin
-    for each in made:
-        each.close()
+def scheduler(closed_at_the_end):
+    return lambda answers=None, on_message=None: closed_at_the_end(Scheduler(answers or {}, on_message))
 
 
 LOST = LinkLost(LinkEnd("worker", 0, "h1", "10.0.0.1:1"), LinkEnd("server", 0, "h2", "10.0.0.2:2"), "timed out", True)

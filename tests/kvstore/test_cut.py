@@ -59,16 +59,14 @@ def test_a_stall_lasts_as_long_as_something_waits_and_nothing_more_is_acknowledg
 
 
 @pytest.fixture
-def pair():
+def pair(closed_at_the_end):
     """A link and its peer's socket, with small buffers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         near = socket.create_connection(listening.getsockname())
         far, _ = listening.accept()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    yield Link(near), far
-    near.close()
-    far.close()
+    return closed_at_the_end(Link(near)), closed_at_the_end(far)
 
 
 def fill(sock):

@@ -60,20 +60,15 @@ def shared(request):
 
 
 @pytest.fixture
-def serve(shared):
-    made = []
-
+def serve(shared, closed_at_the_end):
     def begin(view=FIRST, **options):
-        server = Server(environment=ELASTIC, shared=shared, **options)
-        made.append(server)
+        server = closed_at_the_end(Server(environment=ELASTIC, shared=shared, **options))
         for rank in range(3):
             assert heard(server.peer(rank)) == []
         server.service.enter(view)
         return server
 
-    yield begin
-    for each in made:
-        each.close()
+    return begin
 
 
 def push_sum(peers, view, shared, values=(10, 20, 300), clock=1):
@@ -125,19 +120,16 @@ def test_a_replacement_takes_part_from_its_view_on(serve, shared, views):
 MORE = View(2, 1, ((0, 1, 3), (2,)), (0,), joined=(3,))
 
 
-def test_a_worker_comes_in_addition(shared):
+def test_a_worker_comes_in_addition(shared, closed_at_the_end):
     """Before the server has a view. With its rank the host of the first two would have its relay."""
-    server = Server(environment=replace(ELASTIC, max_workers=4), shared=shared)
-    try:
-        peers = [*(server.peer(rank) for rank in range(3)), server.another(3)]
-        assert [heard(peer) for peer in peers] == [[]] * 4
-        assert "cut off worker 4: not a worker of this job" in server.another(4).error()
-        server.service.enter(FIRST)
-        server.service.enter(MORE)
-        answered(peers[3], Declare("dist_sync", 0.0, (key(0),)), view=2)
-        push_sum(peers, 2, shared, (1, 10, 100, 1000))
-    finally:
-        server.close()
+    server = closed_at_the_end(Server(environment=replace(ELASTIC, max_workers=4), shared=shared))
+    peers = [*(server.peer(rank) for rank in range(3)), server.another(3)]
+    assert [heard(peer) for peer in peers] == [[]] * 4
+    assert "cut off worker 4: not a worker of this job" in server.another(4).error()
+    server.service.enter(FIRST)
+    server.service.enter(MORE)
+    answered(peers[3], Declare("dist_sync", 0.0, (key(0),)), view=2)
+    push_sum(peers, 2, shared, (1, 10, 100, 1000))
 
 
 @TWO_VIEWS_OR_ONE

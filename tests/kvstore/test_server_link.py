@@ -93,10 +93,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair(request):
-    made = Pair(getattr(request, "param", False))
-    yield made
-    made.close()
+def pair(request, closed_at_the_end):
+    return closed_at_the_end(Pair(getattr(request, "param", False)))
 
 
 each_way = pytest.mark.parametrize("pair", [False, True], ids=["tcp", "shm"], indirect=True)

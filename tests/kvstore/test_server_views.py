@@ -177,18 +177,13 @@ def test_a_late_push_gives_back_the_servers_memory_and_no_other():
 
 
 @pytest.fixture
-def serve():
-    made = []
-
+def serve(closed_at_the_end):
     def begin(view=FIRST, **options):
-        server = Server(environment=ELASTIC, **options)
-        made.append(server)
+        server = closed_at_the_end(Server(environment=ELASTIC, **options))
         server.service.enter(view)
         return server
 
-    yield begin
-    for each in made:
-        each.close()
+    return begin
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -401,11 +396,10 @@ def test_groups_are_refused(serve, kind):
     assert peer.error() == "a group in an elastic job"
 
 
-def test_a_job_that_is_not_elastic_has_no_views():
-    server = Server()
-    server.peer(0).send(Kind.PULL, view=1)
-    assert server.peer(0).error() == "a frame of view 1 in a job that is not elastic"
-    server.close()
+def test_a_job_that_is_not_elastic_has_no_views(closed_at_the_end):
+    peer = closed_at_the_end(Server()).peer(0)
+    peer.send(Kind.PULL, view=1)
+    assert peer.error() == "a frame of view 1 in a job that is not elastic"
 
 
 # -- the process ------------------------------------------------------------------------------------------------------

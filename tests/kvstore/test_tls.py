@@ -1,18 +1,23 @@
-"""`--wire tls`: what two threads of each end send arrives, and nobody else can take part."""
+"""Whoever forwards a connection: `--wire tls` lets nobody take part or read; other levels notice what they say."""
 
 import contextlib
 import datetime
+import queue
 import socket
 import ssl
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
+from dmltrain.env import Environment
 from dmltrain.errors import UserError
-from dmltrain.kvstore.transport import link, tls
+from dmltrain.kvstore.transport import link, message, tls, wire
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
+from dmltrain.kvstore.transport.listener import accept_loop
+from dmltrain.kvstore.transport.seal import SIZE
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 from launch.certificate import new
 from tests.kvstore.answering import answer, data_listener, tcp
@@ -34,10 +39,9 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture
-def meet(certificates):
+def meet(certificates, closed_at_the_end):
     """meet(caller's certificate, listener's, between) -> the caller's outcome and the listener's: a link or an error.
     `between`: what carries the bytes from one end to the other."""
-    links = []
 
     def connect(caller=0, listener=0, between=None):
         calling, accepting = between() if between else tcp()
@@ -45,8 +49,7 @@ def meet(certificates):
 
         def run(sock, greet):
             try:
-                found = greet()
-                links.append(found)
+                found = closed_at_the_end(greet())
                 found.settle()
                 return found
             except (FrameError, Closed, OSError) as error:
@@ -59,9 +62,7 @@ def meet(certificates):
         ]
         return [each.result(SECONDS) for each in ends]
 
-    yield connect
-    for each in links:
-        each.close()
+    return connect
 
 
 def test_large_and_small_frames_pass_in_both_directions_at_once_until_the_link_is_cut(meet):
@@ -190,3 +191,123 @@ def test_an_unusable_certificate_is_a_users_error(tmp_path, content):
     for listens in (False, True):
         with pytest.raises(UserError, match="expected a PEM file"):
             tls.context(str(path), listens)
+
+
+PLAIN_CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
+ABORT = message.encode(message.Abort("the forwarder wants it so"))
+PUSH = Header(Kind.PUSH, 4).pack(), b"abcd"
+HEARTBEAT = message.encode(message.Heartbeat())
+
+
+class Forwarder:
+    """Passes bytes on. `change(data)`, once set, replaces each piece that goes from the caller to the listener."""
+
+    def __init__(self, address):
+        self.change = lambda data: data
+        self._listening, self._ends = socket.create_server(("127.0.0.1", 0)), []
+        self.address = self._listening.getsockname()
+        begun(self._run, address)
+
+    def _run(self, address):
+        caller, _ = self._listening.accept()
+        listener = socket.create_connection(address)
+        self._ends += [caller, listener]
+        begun(self._pass, listener, caller, lambda data: data)
+        self._pass(caller, listener, lambda data: self.change(data))
+
+    def _pass(self, source, target, change):
+        with contextlib.suppress(OSError):  # closed at the test's end
+            while data := source.recv(1 << 16):
+                target.sendall(change(data))
+            target.shutdown(socket.SHUT_WR)
+
+    def inject(self, data):
+        """Send to the listener, as if the caller had."""
+        self._ends[1].sendall(data)
+
+    def close(self):
+        for each in (self._listening, *self._ends):
+            each.close()
+
+
+@pytest.fixture
+def between(closed_at_the_end):
+    """between(level) -> the caller's link, the listener's, and the forwarder."""
+
+    def connect(level):
+        listening, served = closed_at_the_end(link.listen("127.0.0.1")), queue.Queue()
+        environment = Environment(role="server", job="job", key=b"key", wire=level)
+        begun(accept_loop, listening, environment, "server 0", lambda *caller: served.put(caller))
+        forwarder = closed_at_the_end(Forwarder(listening.getsockname()))
+        mine = closed_at_the_end(link.connect(forwarder.address, replace(PLAIN_CALLER, wire=level), SECONDS))
+        return mine, closed_at_the_end(served.get(timeout=SECONDS)[0]), forwarder
+
+    return connect
+
+
+def received(end):
+    header = end.read_header()
+    return header.kind, bytes(end.read_payload(header)) if header.is_followed else b""
+
+
+levels = pytest.mark.parametrize("level", ["plain", "auth"])
+
+
+@levels
+@pytest.mark.parametrize("injected", [ABORT, ABORT + bytes(SIZE)], ids=["without a seal", "with a seal"])
+def test_an_injected_abort_is_not_believed(between, level, injected):
+    mine, theirs, forwarder = between(level)
+    mine.send(HEARTBEAT)
+    assert received(theirs)[0] == Kind.CONTROL
+    forwarder.inject(injected)
+    mine.send(HEARTBEAT)
+    with pytest.raises(FrameError, match="injected"):
+        received(theirs)
+
+
+@levels
+def test_a_repeated_control_frame_is_not_believed(between, level):
+    mine, theirs, forwarder = between(level)
+    forwarder.change = lambda data: data + data
+    mine.send(message.encode(message.Barrier("1")))
+    assert received(theirs)[0] == Kind.CONTROL
+    with pytest.raises(FrameError, match="repeated"):
+        received(theirs)
+
+
+CHANGES = {
+    "another value": lambda data: data.replace(b"abcd", b"abce"),
+    "another key": lambda data: Header(Kind.PUSH, 4, key=1).pack() + data[wire.HEADER_SIZE :],
+    "injected": lambda data: b"".join(PUSH) + data,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_with_auth_data_frames_are_protected_too(between, change):
+    mine, theirs, forwarder = between("auth")
+    mine.send(*PUSH)
+    assert received(theirs) == (Kind.PUSH, b"abcd")
+    forwarder.change = change
+    mine.send(*PUSH)
+    with pytest.raises(FrameError, match="changed, injected"):
+        received(theirs)
+
+
+def test_with_plain_data_frames_are_not(between):
+    """As docs/security.md says."""
+    mine, theirs, forwarder = between("plain")
+    forwarder.change = CHANGES["another value"]
+    mine.send(*PUSH)
+    assert received(theirs) == (Kind.PUSH, b"abce")
+
+
+def test_a_frame_that_a_forwarder_withholds_is_missed(between):
+    mine, theirs, forwarder = between("auth")
+    withheld = threading.Event()
+    forwarder.change = lambda data: withheld.set() or b""
+    mine.send(*PUSH)
+    assert withheld.wait(SECONDS)
+    forwarder.change = lambda data: data
+    mine.send(*PUSH)
+    with pytest.raises(FrameError, match="lost"):
+        received(theirs)

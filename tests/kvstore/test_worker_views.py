@@ -138,10 +138,8 @@ class Job:
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "shm"])
-def job(request):
-    made = Job(request.param)
-    yield made
-    made.close()
+def job(request, closed_at_the_end):
+    return closed_at_the_end(Job(request.param))
 
 
 def numbers(seed, size=LARGE):
