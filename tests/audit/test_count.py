@@ -1,6 +1,10 @@
-"""Counting an audit folder: jobs that lost members are exact, and every way to be wrong is a problem."""
+"""Counting an audit folder: jobs that lost members are exact, and every way to be wrong is a problem.
+Lines of samples and commits are written when they are certain, and their receipts tell sets of positions apart."""
 
+import dataclasses
+import itertools
 import json
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +14,14 @@ from hypothesis import strategies as st
 
 from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.count import count
-from dmltrain.audit.lines import Writer
+from dmltrain.audit.journal import Journal
+from dmltrain.audit.lines import Committed, Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
 from dmltrain.data.deal import Dealing
-from dmltrain.data.ranges import ranges
+from dmltrain.data.ranges import numbers, ranges
 from dmltrain.errors import UserError
-from dmltrain.kvstore.view import View
+from dmltrain.kvstore.view import Lost, View
+from tests.fuzzing import Fuzzed, parts, survive
 
 
 def write_job(folder, samples=22, batch=6, workers=3, epochs=2, losses=()):
@@ -169,3 +175,350 @@ def test_a_missing_file_is_named(folder):
     (folder / "views.json").unlink()
     with pytest.raises(UserError, match="^/.*/views.json: No such file or directory; "):
         count(folder)
+
+
+def commit(writer, op, members=(0, 2)):
+    writer.committed(op, 1, members, 4, 2, receipt.of(np.array([op, op + 1])))
+
+
+def committed_ops(folder, member=2):
+    return [line.op for line in lines.commits(folder, member)]
+
+
+@pytest.fixture
+def writer(tmp_path):
+    writer = Writer(tmp_path, 2)
+    yield writer
+    writer.close()
+
+
+def test_what_was_written_is_read_and_samples_before_the_call_returns(tmp_path, writer):
+    writer.began(5, 1, 3, np.array([7, 2]))
+    assert json.loads((tmp_path / "samples-2.jsonl").read_bytes())["positions"] == [7, 2]
+    commit(writer, 5)
+    writer.settled(5)
+    [begun] = lines.samples(tmp_path, 2, 8)
+    assert (begun.op, begun.view, begun.epoch, begun.positions.tolist()) == (5, 1, 3, [7, 2])
+    expected = Committed(5, 1, (0, 2), 4, 2, receipt.summed(receipt.of(np.array([5, 6]))))
+    assert list(lines.commits(tmp_path, 2)) == [expected]
+
+
+def test_a_commit_is_written_when_the_next_op_is_complete(tmp_path, writer):
+    commit(writer, 1)
+    assert committed_ops(tmp_path) == []
+    commit(writer, 2)
+    assert committed_ops(tmp_path) == [1]
+    writer.settled(1)
+    assert committed_ops(tmp_path) == [1]
+    writer.settled(2)  # by an op that is no round, or by a view
+    writer.settled(3)
+    assert committed_ops(tmp_path) == [1, 2]
+
+
+def test_files_of_an_earlier_job_are_emptied_for_workers_that_may_come_later(tmp_path, writer):
+    """One may be there already, and writes when it has joined."""
+    early = Writer(tmp_path, 4, continues=True)
+    for file in ("samples-4.jsonl", "commits-4.jsonl", "commits-11.jsonl", "commits-x.jsonl"):
+        (tmp_path / file).write_text("earlier\n")
+    writer.began(1, 1, 0, np.array([2]))
+    lines.clear(tmp_path, 3)
+    early.began(7, 1, 0, np.array([2]))
+    early.close()
+    assert len(list(lines.samples(tmp_path, 2, 8))) == 1
+    assert [line.op for line in lines.samples(tmp_path, 4, 8)] == [7] and committed_ops(tmp_path, 4) == []
+    assert committed_ops(tmp_path, 11) == [] and (tmp_path / "commits-x.jsonl").read_text() == "earlier\n"
+
+
+def test_a_line_that_a_killed_process_did_not_finish_does_not_count_and_a_replacement_continues_before_it(
+    tmp_path, writer
+):
+    writer.began(1, 1, 0, np.array([2]))
+    commit(writer, 1)
+    writer.settled(1)
+    writer.close()
+    with (tmp_path / "samples-2.jsonl").open("ab") as file:
+        file.write(b'{"op": 2, "view": 1, "epoch": 0, "positions": [3')  # it was killed
+    assert [each.op for each in lines.samples(tmp_path, 2, 8)] == [1]
+    second = Writer(tmp_path, 2, continues=True)
+    second.began(5, 3, 0, np.array([4]))
+    commit(second, 5)
+    second.settled(5)
+    second.close()
+    assert [line.op for line in lines.samples(tmp_path, 2, 8)] == [1, 5]
+    assert committed_ops(tmp_path) == [1, 5]
+
+
+def test_lines_of_an_earlier_job_go(tmp_path):
+    for op in (8, 1):
+        writer = Writer(tmp_path / "new" / "audit", 0)
+        writer.began(op, 1, 0, np.array([2]))
+        writer.close()
+    assert [each.op for each in lines.samples(tmp_path / "new" / "audit", 0, 8)] == [1]
+
+
+def test_what_cannot_be_written_or_read_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"--audit {tmp_path}/file: .*give a folder"):
+        Writer(tmp_path / "file", 0)
+    with pytest.raises(UserError, match="commits-1.jsonl: No such file or directory; .*--audit"):
+        list(lines.commits(tmp_path, 1))
+    (tmp_path / "samples-0.jsonl").symlink_to("/dev/full")
+    writer = Writer(tmp_path, 0)
+    with pytest.raises(UserError, match="--audit: .*samples-0.jsonl: No space left on device; make room"):
+        writer.began(1, 1, 0, np.array([2]))
+    writer.close()
+
+
+SAMPLES = {"op": 1, "view": 1, "epoch": 0, "positions": [7]}
+COMMITS = {"op": 1, "view": 1, "members": [0], "dealt": 1, "committed": 1, "receipt": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("good", "damage", "said"),
+    [
+        (SAMPLES, "", "it is not JSON"),
+        (SAMPLES, "7", "it is 7"),
+        (SAMPLES, '{"op": 1}', "it has the fields 'op', expected op, view, epoch, positions"),
+        (SAMPLES, {"op": 0}, "op is 0"),
+        (SAMPLES, {"op": True}, "op is True"),
+        (SAMPLES, {"view": "1"}, "view is '1'"),
+        (SAMPLES, {"epoch": -1}, "epoch is -1"),
+        (SAMPLES, {"positions": 3}, "positions is 3"),
+        (SAMPLES, {"positions": [8]}, "positions[0] is 8, expected a whole number from 0 to 7"),
+        (SAMPLES, {"positions": [1.5]}, "positions[0] is 1.5"),
+        (COMMITS, {"more": 1}, "expected op, view, members, dealt, committed, receipt"),
+        (COMMITS, {"members": [-1]}, "members[0] is -1"),
+        (COMMITS, {"dealt": 1.0}, "dealt is 1.0"),
+        (COMMITS, {"committed": None}, "committed is None"),
+        (COMMITS, {"receipt": [1, 2]}, "receipt is [1, 2], expected a list of 3 values"),
+        (COMMITS, {"receipt": [1, 2, 1 << 53]}, "receipt[2] is 9007199254740992"),
+    ],
+)
+def test_damaged_lines_are_named(tmp_path, good, damage, said):
+    name = "samples-0.jsonl" if good is SAMPLES else "commits-0.jsonl"
+    line = damage if isinstance(damage, str) else json.dumps(good | damage)
+    (tmp_path / name).write_text(f"{json.dumps(good)}\n{line}\n")
+    with pytest.raises(UserError) as error:
+        list(lines.samples(tmp_path, 0, 8) if good is SAMPLES else lines.commits(tmp_path, 0))
+    assert str(error.value).startswith(f"{tmp_path}/{name}, line 2: ") and said in str(error.value)
+    assert str(error.value).endswith(": the file is damaged")
+
+
+# -- receipts ---------------------------------------------------------------------------------------------------------
+
+
+positions = st.lists(st.integers(0, 1 << 40), max_size=50).map(lambda found: np.array(found, np.int64))
+
+
+@given(st.lists(positions, min_size=1, max_size=6), st.randoms())
+def test_the_sum_of_receipts_is_the_receipt_of_all_in_any_order(parts, random):
+    whole = receipt.summed(receipt.of(np.concatenate(parts)))
+    random.shuffle(parts)
+    total = np.zeros(receipt.SIZE)
+    for part in parts:
+        total += receipt.of(part)
+    assert receipt.summed(total) == whole
+    assert whole[:2] == (sum(map(len, parts)), sum(int(each) + 1 for part in parts for each in part))
+
+
+def test_sums_are_exact_as_far_as_is_said():
+    """Rounds of 2^20 samples of an epoch of 2^33, and the largest hashes of 2^21 members."""
+    assert (1 << 20) * (1 << 33) <= 1 << 53 and (1 << 21) * (receipt.MODULUS - 1) < 1 << 53
+    assert receipt.of(np.arange(10000))[2] < receipt.MODULUS, "a member's hashes are one number of 32 bits"
+    parts = [receipt.of(np.arange((1 << 33) - (1 << 20) + place, 1 << 33, 4)) for place in range(4)]
+    assert receipt.summed(sum(parts))[1] == (1 << 20) * (1 << 33) - sum(range(1 << 20))
+
+
+def test_sets_of_the_same_size_and_sum_have_different_hashes():
+    found = {}
+    for some in itertools.combinations(range(20), 4):
+        found.setdefault(receipt.summed(receipt.of(np.array(some))), []).append(some)
+    assert all(len(each) == 1 for each in found.values())
+
+
+def test_receipts_are_the_same_in_all_versions_also_that_of_nothing():
+    """Files of one version are counted by another."""
+    nothing = receipt.of(np.empty(0, np.int64))
+    assert nothing.tolist() == [0, 0, 0] and nothing.dtype == np.float64
+    assert receipt.summed(receipt.of(np.array([0, 1, 5_000_000_000]))) == (3, 5_000_000_004, 2_878_377_669)
+
+
+# views.json: written whole, read with full checks; a replay refuses the file of another job
+
+
+JOB = Job(4, 3, 60000, 256, 2, "mlp", "9c1f" * 16)
+FIRST = View(1, 0, ((2, 0), (3, 1)), (0, 1))
+SECOND = dataclasses.replace(FIRST.without([0], 7, (Lost(0, "end of stream"),)), shares=(96, 64, 96))
+THIRD = SECOND.without([3], 9, left=(Lost(3, "SIGTERM"),))
+RECORDED = Recorded(JOB, (Entered(FIRST), Entered(SECOND, 0, ((7, 7), (11, 14))), Entered(THIRD, 1)))
+
+
+def test_what_was_written_is_read_and_replaced_whole(tmp_path):
+    views_file.write(tmp_path, dataclasses.replace(RECORDED, entered=RECORDED.entered[:1]))
+    views_file.write(tmp_path, RECORDED)
+    assert [each.name for each in tmp_path.iterdir()] == ["views.json"]
+    assert views_file.read(tmp_path / "views.json") == RECORDED
+    assert RECORDED.views == (FIRST, SECOND, THIRD)
+
+
+def test_older_views_that_a_stopped_leader_has_put_there_do_not_stay(tmp_path):
+    stopped, goes_on = (Journal(logging.getLogger("test"), member, JOB, tmp_path) for member in (0, 1))
+    for journal in (stopped, goes_on):
+        journal.entered(FIRST)
+    goes_on.entered(FIRST.without([0], 7))
+    stopped.close(0)  # it knows of the first view only, and writes it
+    assert len(views_file.read(tmp_path / "views.json").views) == 1
+    goes_on.close(9)
+    assert [each.members for each in views_file.read(tmp_path / "views.json").views] == [FIRST.members, (1, 2, 3)]
+
+
+def test_ranges_are_runs_of_ascending_positions():
+    assert ranges(np.array([3, 4, 5, 8, 10, 11])) == ((3, 5), (8, 8), (10, 11))
+    assert ranges(np.empty(0, np.int64)) == () and not len(numbers(()))
+    assert numbers([[3, 5], [8, 8], [10, 11]]).tolist() == [3, 4, 5, 8, 10, 11]
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"--audit {tmp_path}/none: views.json .*: No such file"):
+        views_file.write(tmp_path / "none", RECORDED)
+    with pytest.raises(UserError, match="^--replay .*none: No such file or directory; "):
+        views_file.read(tmp_path / "none", "--replay")
+
+
+def refusal(content, tmp_path):
+    """What is said of a file of this content."""
+    path = tmp_path / "views.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        views_file.read(path, "--replay")
+    said = str(error.value)
+    assert said.startswith(f"--replay {path}: ") and said.endswith(": the file is damaged")
+    return said.removeprefix(f"--replay {path}: ").removesuffix(": the file is damaged")
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.99])
+def test_a_cut_file_is_refused(tmp_path, share):
+    content = views_file.encode(RECORDED)
+    assert "it is not JSON" in refusal(content[: int(share * len(content))], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("format",), 2, "its format is 2"),
+        (("views",), [], "it has no views"),
+        (("views",), 5, "views is 5"),
+        (("job", "workers"), 0, "workers is 0"),
+        (("job", "seed"), 1.5, "seed is 1.5"),
+        (("job", "network"), 7, "network is 7"),
+        (("job", "more"), 7, "job has the fields 'workers, seed, samples"),
+        (("job", "workers"), 5, "its first view is not one of 5 workers"),
+        (("job", "workers"), 2**40, "its first view is not one of 1099511627776 workers"),
+        (("views", 0, "base"), 1, "its first view is not one of 4 workers"),
+        (("views", 0, "number"), 2, "its first view is not one of 4 workers"),
+        (("views", 2, "base"), 5, "view 3 has base 5 after base 7"),
+        (("views", 2, "number"), 4, "view 4 follows view 2"),
+        (("views", 2, "number"), True, "views[2]: number is True, expected"),
+        (("views", 2, "hosts"), [[2], [1, 0]], "view 3 is not view 2 without"),
+        (("views", 1, "hosts"), [[2], [1, 3]], "view 2 is not view 1 without"),
+        (("views", 1, "hosts"), [[2], [3, 3]], "view 2 with hosts"),
+        (("views", 1, "hosts"), [[2], [4, 3]], "view 2 is not view 1 without"),
+        (("views", 1, "hosts"), [[2], [1 << 16]], "view 2: hosts[1][0] is 65536"),
+        (("views", 1, "servers"), [], "view 2 with servers ()"),
+        (("views", 1, "lost_servers"), [{"number": 0, "reason": ""}], "view 2 has lost server 0, and still has it"),
+        (("views", 1, "joined_servers"), [7], "view 2 with joined servers (7,)"),
+        (("views", 1, "behind"), [3, 3], "view 2 with workers (3, 3) behind"),
+        (("views", 1, "hands_over"), [7], "view 2 with workers (7,) that hand over"),
+        (("views", 2, "joined"), [1], "view 3: worker 1 joins, who was a member before"),
+        (("views", 2, "joined"), [0], "view 3 with joined workers (0,)"),
+        (("views", 2, "joined"), [9], "view 3 with joined workers (9,)"),
+        (("views", 2, "left"), [{"member": 2, "reason": "SIGTERM"}], "view 3 has lost members who still belong to it"),
+        (("views", 1, "left"), [{"member": 2}], "view 2: left[0] has the fields 'member'"),
+        (("views", 2, "joined"), [-1], "view 3: joined[0] is -1"),
+        (("views", 1, "lost", 0, "member"), 1, "view 2 has lost members who still belong to it"),
+        (("views", 1, "lost", 0), [], "view 2: lost[0] is []"),
+        (("views", 1, "lost", 0, "reason"), None, "view 2: lost[0]: reason is None"),
+        (("views", 1, "returned", 0), [7], "view 2: returned[0] is [7]"),
+        (("views", 1, "returned", 0), [7, 60000], "view 2: returned[0][1] is 60000, expected"),
+        (("views", 1, "returned", 0), [7, 6], "view 2: returned[0] is from 7 to 6"),
+        (("views", 1, "epoch"), -1, "view 2: epoch is -1"),
+        (("views", 1, "shares"), [96, 64, 95], "view 2: shares are 255 samples together"),
+        (("views", 1, "shares"), [128, 128], "view 2 with shares (128, 128)"),
+        (("views", 1, "shares", 1), 1e9, "view 2: shares[1] is 1000000000.0"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_field(tmp_path, place, value, said):
+    content = json.loads(views_file.encode(RECORDED))
+    holder = content
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    assert said in refusal(json.dumps(content).encode(), tmp_path)
+
+
+def recorded_with(*more):
+    return dataclasses.replace(RECORDED, entered=(*RECORDED.entered, *(Entered(each, 1) for each in more)))
+
+
+def test_members_that_return_stand_at_the_end_of_their_host_and_others_may_come():
+    back = View(4, 9, ((2,), (1, 3), (0,)), (0, 1), joined=(3, 0))
+    more = View(4, 9, ((2, 4), (1,), (9,)), (0, 1), joined=(4, 9))
+    for view in (back, more):
+        assert views_file.parse(views_file.encode(recorded_with(view))) == recorded_with(view)
+    recorded = recorded_with(more)
+    assert recorded.members == (0, 1, 2, 3, 4, 9)
+    views_file.check_ranks(recorded, 10, "--replay F")
+    with pytest.raises(UserError, match="^--replay F: worker 9 .* 9 worker.*DMLTRAIN_MAX_WORKERS=10 .*--elastic"):
+        views_file.check_ranks(recorded, 9, "--replay F")
+
+
+def test_no_replay_has_views_in_which_workers_made_steps_of_their_own():
+    last = RECORDED.views[-1]
+    more = View(last.number + 1, last.base + 1, last.hosts, last.servers, kvstore="dist_ssp", staleness=4.0)
+    views_file.check_together(RECORDED, "--replay F")
+    with pytest.raises(UserError, match=f"^--replay F: .*dist_ssp from view {more.number} on"):
+        views_file.check_together(recorded_with(more), "--replay F")
+
+
+@pytest.mark.parametrize(
+    ("changed", "theirs", "ours", "fix"),
+    [
+        ({"workers": 2, "seed": 5}, "4 worker(s) and seed 3", "2 worker(s) and seed 5", "-n 4 and --seed 3"),
+        ({"workers": 1}, "4 worker(s)", "1 worker(s)", "-n 4"),
+        ({"seed": 1}, "seed 3", "seed 1", "--seed 3"),
+        ({"samples": 9}, "60000 samples an epoch", "9 samples an epoch", "the same --num-examples"),
+        ({"batch": 128}, "256 samples a step", "128 samples a step", "--batch-size 64"),
+        ({"epochs": 5}, "2 epoch(s)", "5 epoch(s)", "--num-epochs 2"),
+        ({"network": "lenet"}, "network mlp", "network lenet", "--network mlp"),
+        ({"data": "ab" * 32}, "data 9c1f9c1f9c1f", "data abababababab", "the same data"),
+    ],
+)
+def test_each_fact_of_another_job_has_its_fix(changed, theirs, ours, fix):
+    views_file.check_same(RECORDED, dataclasses.replace(JOB), "--replay F")
+    with pytest.raises(UserError) as error:
+        views_file.check_same(RECORDED, dataclasses.replace(JOB, **changed), "--replay F")
+    said = f"--replay F: it is of a job with {theirs}, this one has {ours}: start this job with {fix}"
+    assert str(error.value) == said
+
+
+WORDS = (b'"number": 2', b'"members": [', b"[[", b"]]", b"true", b"null", b"1e400", b"[" * 20000)
+
+VIEWS = Fuzzed(views_file.parse, lambda: [views_file.encode(RECORDED)], (ValueError,), WORDS)
+SAMPLE_LINES = Fuzzed(
+    lambda data: lines.parse_samples(data, 8),
+    lambda: [b'{"op": 7, "view": 1, "epoch": 0, "positions": [2, 6, 7]}\n'],
+    (ValueError,),
+    WORDS,
+)
+COMMIT_LINES = Fuzzed(
+    lines.parse_commits,
+    lambda: [b'{"op": 5, "view": 2, "members": [0, 2], "dealt": 12, "committed": 6, "receipt": [6, 36, 3573911269]}\n'],
+    (ValueError,),
+    WORDS,
+)
+
+
+@pytest.mark.parametrize("part", parts())
+@pytest.mark.parametrize("name", ["VIEWS", "SAMPLE_LINES", "COMMIT_LINES"])
+def test_no_audit_file_can_break_a_program(name: str, part: int) -> None:
+    survive(f"tests.audit.test_count:{name}", part)

@@ -1,10 +1,12 @@
-"""A sample at which two workers fail, one after the other, ends the job; other losses one after another do not."""
+"""A sample at which two workers fail, one after the other, ends the job; other losses one after another do not.
+The speed that a member measures of itself."""
 
 import re
 
 import numpy as np
 import pytest
 
+from dmltrain.elastic.speed import ROUNDS, SECONDS, SKIPPED, OwnSpeed
 from dmltrain.elastic.suspects import Suspects
 from tests.elastic_job import AUDIT, each_sample_once, make_forker, make_jobs  # noqa: F401
 
@@ -101,3 +103,32 @@ def test_other_losses_do_not_end_the_job(jobs, first, second):
     each_sample_once(job)
     removed = re.search("Removed from the job: worker 1 on .* RuntimeError: this", job.output("worker-0"))
     assert bool(removed) == (first == "own")
+
+
+def reports(own, seconds, view=1, samples=10, begin=0.0, pause=1.0):
+    """What is reported after rounds that take so many seconds each, one in every `pause` seconds."""
+    return [own.round(view, samples, each, begin + pause * index) for index, each in enumerate(seconds)]
+
+
+def test_the_first_rounds_of_a_view_and_those_of_the_one_before_do_not_count():
+    own = OwnSpeed()
+    found = reports(own, [100.0] * SKIPPED + [2.0] * ROUNDS)
+    assert found == [None] * (SKIPPED + ROUNDS - 1) + [5.0]
+    found = reports(own, [100.0] * SKIPPED + [4.0] * ROUNDS, view=2, begin=100.0)
+    assert found == [None] * (SKIPPED + ROUNDS - 1) + [2.5]
+    own = OwnSpeed()
+    reports(own, [1.0] * (SKIPPED + ROUNDS - 1))
+    assert [each for each in reports(own, [2.0] * 10, view=2, begin=50.0) if each] == [5.0, 5.0]
+
+
+def test_it_reports_at_a_low_rate():
+    count, pause = 1000, 0.01
+    found = [each for each in reports(OwnSpeed(), [0.01] * count, pause=pause) if each is not None]
+    assert len(found) == pytest.approx(count * pause / SECONDS, abs=1)
+
+
+def test_rounds_without_samples_do_not_count_nor_does_one_that_was_held_up():
+    assert reports(OwnSpeed(), [1.0] * SKIPPED + [2.0, 50.0, 2.0])[-1] == 5.0
+    own = OwnSpeed()
+    assert set(reports(own, [0.5] * 10, samples=0)) == {None}
+    assert reports(own, [2.0] * ROUNDS, begin=20.0)[-1] == 5.0

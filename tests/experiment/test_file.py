@@ -1,11 +1,13 @@
-"""The experiment file: what it means, and the error for each mistake with its line."""
+"""The experiment file: what it means, and the error for each mistake with its line; expressions."""
 
 from pathlib import Path
 
 import pytest
 
 from dmltrain.errors import UserError
+from dmltrain.experiment import expression
 from dmltrain.experiment.cell import Cell, cells
+from dmltrain.experiment.expression import as_text, filled, found_in, names_in
 from dmltrain.experiment.file import load, parse
 from dmltrain.options import FLAGS
 
@@ -34,11 +36,8 @@ small: {{grid: {{devices: [1, 2]}}, options: {{num-epochs: 2, lr: 0.1}}, launch:
 def test_cells_in_their_order():
     found = made(WHOLE)
     assert [each.id for each in found][:5] == [
-        "num-layers=50,devices=1,seed=0",
-        "num-layers=50,devices=2,seed=0",
-        "num-layers=50,devices=4,seed=0",
-        "num-layers=110,devices=1,seed=0",
-        "num-layers=50,devices=1,seed=1",
+        *("num-layers=50,devices=1,seed=0", "num-layers=50,devices=2,seed=0", "num-layers=50,devices=4,seed=0"),
+        *("num-layers=110,devices=1,seed=0", "num-layers=50,devices=1,seed=1"),
     ]
     assert len(found) == 8
     assert found[2].settings == {"num_layers": 50, "devices": 4, "seed": 0}
@@ -162,8 +161,7 @@ def test_mistakes_after_the_line_of_the_program(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "1: expected sections such as"),
-        ("- 1", "1: expected sections such as"),
+        *(("", "1: expected sections such as"), ("- 1", "1: expected sections such as")),
         ("title: x", "1: program: missing"),
         (
             "a: &a [x, x]\n"
@@ -174,9 +172,7 @@ def test_mistakes_after_the_line_of_the_program(text, expected):
         ("a: !!python/object:os.system x", "1: invalid YAML: unexpected tag tag:yaml.org,2002:python/object:os.sys"),
         ("a: {b", "1: invalid YAML: "),
         ("a: !!set {b}", "1: invalid YAML: unexpected tag"),
-        ("a: \x00", " invalid YAML: "),
-        ("<<: {}", "1: merge keys"),
-        ("[1]: 2", "1: a key is a list"),
+        *(("a: \x00", " invalid YAML: "), ("<<: {}", "1: merge keys"), ("[1]: 2", "1: a key is a list")),
         ("a: 1e999", "1: a: 1e999 is too large"),
         ("a: " + "x" * 200_000, "x.yaml is larger than 128 KiB"),
     ],
@@ -229,9 +225,7 @@ def test_set_replaces_an_option_of_all_cells():
     ("word", "expected"),
     [
         ("num-epochs", "--set num-epochs: expected NAME=VALUE, such as --set num-epochs=3"),
-        ("=3", "--set =3: expected NAME=VALUE"),
-        ("devices=3", "devices varies in"),
-        ("seed=3", "seed varies"),
+        *(("=3", "--set =3: expected NAME=VALUE"), ("devices=3", "devices varies in"), ("seed=3", "seed varies")),
         ("lr=[1, 2]", "--set lr=[1, 2]: expected one value"),
         ("lr=[1", "--set lr=[1:1: invalid YAML"),
         ("lr=cpu:{device}", "--set lr: {device}: no variable device"),
@@ -297,3 +291,79 @@ def test_paths_stay_relative_to_the_file_that_names_them_and_dashes_do_not_matte
 def test_mistakes_are_those_of_the_file_where_they_stand(extending, own, base, expected):
     with pytest.raises(UserError, match=expected):
         extending(own, base)
+
+
+# Expressions: what they compute, what is text, and what is refused
+
+
+VARIABLES = frozenset({"devices", "workers", "kv_store"})
+VALUES = {"devices": 4, "workers": 2, "kv_store": "dist_sync"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("0.05 * devices", "0.2"), ("0.1 * 3 * workers", "0.6"), ("512 // workers", "256"), ("512 / workers", "256")),
+        *(("devices ** 2 - 1", "15"), ("-devices % 3", "2")),
+        ("'local' if workers == 1 else kv_store", "dist_sync"),
+        ("kv_store in ['dist_sync', 'local'] and devices > workers > 1", "true"),
+        *(("not devices", "false"), ("workers not in (2, 3) or null", "null"), ("min(devices, workers, 3)", "2")),
+        *(("round(devices / 3, 2)", "1.33"), ("int(devices / 3)", "1"), ("2 ** 0.5 * workers", "2.82842712475")),
+        ("True if devices else None", "true"),
+    ],
+)
+def test_values(text, value):
+    assert as_text(expression.parse(text).value(VALUES)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("devices / (workers - 2)", "division by zero"),
+        ("kv_store * 2", "expected a number, found 'dist_sync'"),
+        ("'a' * 1000000000", "expected a number"),
+        ("(devices > 1) + 1", "expected a number, found True"),
+        *(("9 ** 9 ** 9", "no number below 1e300"), ("10.0 ** 299 * 100", "no number below 1e300")),
+        ("(-devices) ** 0.5", "1e300"),
+        ("devices < kv_store", "not supported between"),
+        *(("devices in workers", "needs a list"), ("[devices]", "its value is a list"), ("max()", "max")),
+        ("nothing + 1", "nothing has no value"),
+    ],
+)
+def test_without_a_value(text, expected):
+    with pytest.raises(UserError) as error:
+        expression.parse(text).value(VALUES)
+    assert text in str(error.value) and expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("__import__('os')", "devices.real", "[d for d in devices]", "lambda: 1", "devices[0]", "f'{devices}'"),
+        *("abs(devices)", "min(key=devices)", "(devices := 3)", "devices and", "", "b'1'", "1j", "min", "devices @ 2"),
+        *("1e400", "9" * 30, "-" * 200 + "1", "(" * 300 + "1", "1 + " * 200 + "1"),
+        *("devices is None", "*devices", "{1}"),
+    ],
+)
+def test_refused(text):
+    try:
+        made = expression.parse(text)
+    except UserError as error:
+        assert str(error)
+    else:
+        assert text == "min" and made.names == {"min"}  # a name like any other
+
+
+def test_a_text_is_an_expression_only_if_all_its_names_are_variables():
+    for text in ("resnet", "dist_sync", "0.05", "2 * 3", "devices-x", "cpu:{devices}", "data/x.rec", "", "null"):
+        assert found_in(text, VARIABLES) is None, text
+    assert found_in(3, VARIABLES) is None
+    assert found_in("kv_store", VARIABLES).names == {"kv_store"}
+
+
+def test_braces():
+    assert names_in("cpu:{devices}-{workers * 2}", VARIABLES) == {"devices", "workers"}
+    assert filled("cpu:{devices}-{workers * 2}", VALUES) == "cpu:4-4"
+    assert filled("part-{rank}.rec {{x}} {} {a b}", VALUES) == "part-{rank}.rec {x} {} {a b}"
+    with pytest.raises(UserError, match="no variable device; .*devices, kv_store, workers"):
+        names_in("cpu:{device}", VARIABLES)

@@ -28,13 +28,8 @@ CELLS = cells(EXPERIMENT, None).all
 @pytest.mark.parametrize(
     ("only", "count"),
     [
-        ((), 8),
-        (("lr=0.10",), 4),
-        (("lr=0.1,devices=2",), 2),
-        (("lr=0.1,devices=2,seed=1",), 1),
-        (("devices > 1 and seed == 0",), 2),
-        (("lr=0.2", "seed=1"), 2),
-        (("lr=3",), "no cell is meant"),
+        *(((), 8), (("lr=0.10",), 4), (("lr=0.1,devices=2",), 2), (("lr=0.1,devices=2,seed=1",), 1)),
+        *((("devices > 1 and seed == 0",), 2), (("lr=0.2", "seed=1"), 2), (("lr=3",), "no cell is meant")),
         (("device=1",), "expected name=value"),
         (("device > 1",), "no variable device, .*devices, lr, seed"),
         (("lr /",), "is no expression"),

@@ -70,11 +70,9 @@ def test_one_row_is_not_the_fastest(tmp_path, log):
 @pytest.mark.parametrize(
     "given, part",
     [
-        ("fastest", "expected a list"),
-        (["fastst"], "did you mean fastest?"),
+        *(("fastest", "expected a list"), (["fastst"], "did you mean fastest?")),
         ([{"fastest": "sample_per_second"}], "did you mean samples_per_second?"),
-        ([{"fastest": 5}], "not 5"),
-        ([5], "expected one of"),
+        *(([{"fastest": 5}], "not 5"), ([5], "expected one of")),
         ([{"fastest": "devices", "most-accurate": "devices"}], "expected one of"),
     ],
 )
