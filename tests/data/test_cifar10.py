@@ -269,31 +269,19 @@ def test_the_real_data_and_a_subset_with_its_first_examples(real_data):
     assert data.train.labels[99] == row[0] and data.train.images[99].tobytes() == row[1:]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {b"data": np.arange(12, dtype=np.uint8).reshape(3, 4), b"labels": [1, 2], b"names": (b"a", "b", None, 1.5)},
-        np.array([1.5, -2.0], dtype=">f8"),
-    ],
-)
-def test_arrays_and_plain_values(value):
-    read = array_pickle.loads(pickle.dumps(value, protocol=2))
-    if isinstance(value, dict):
-        assert np.array_equal(read.pop(b"data"), value[b"data"])
-        assert read == {b"labels": [1, 2], b"names": (b"a", "b", None, 1.5)}
-    else:
-        assert np.asarray(read).tolist() == value.tolist()
+def test_arrays_and_plain_values():
+    plain, array = {b"labels": [1, 2], b"names": (b"a", "b", None, 1.5)}, np.arange(12, dtype=np.uint8).reshape(3, 4)
+    read = array_pickle.loads(pickle.dumps({b"data": array, **plain}, protocol=2))
+    assert np.array_equal(read.pop(b"data"), array) and read == plain
+    floats = array_pickle.loads(pickle.dumps(np.array([1.5, -2.0], dtype=">f8"), protocol=2))
+    assert np.asarray(floats).tolist() == [1.5, -2.0]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        b"cos\nsystem\n(S'false'\ntR.",
-        b"cbuiltins\neval\n(S'1'\ntR.",
-        b"c__builtin__\ngetattr\n.",
-        b"cnumpy\nload\n.",
-        b"cnumpy.core.multiarray\nfromfile\n.",
-        b"(S'false'\nios\nsystem\n.",
+        *(b"cos\nsystem\n(S'false'\ntR.", b"cbuiltins\neval\n(S'1'\ntR.", b"c__builtin__\ngetattr\n."),
+        *(b"cnumpy\nload\n.", b"cnumpy.core.multiarray\nfromfile\n.", b"(S'false'\nios\nsystem\n."),
         b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
         b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.",
         b"\x82\x01.",
@@ -330,12 +318,8 @@ def test_the_array_of_python_2():
         b"\x80\x02Nr\xff\xff\xff\x0f.",  # stores an object under a large number: room for 2 ** 29 objects
         b"\x80\x02Np268435455\n.",
         b"\x80\x02cnumpy\nndarray\n" + HUGE + b"\x85R.",  # numpy.ndarray(2 ** 30 - 1)
-        b"\x80\x02" + b"]" * 300_000 + b".",
-        _array(kind=b"U\x02O8"),
-        _array(kind=b"U\x09" + b"u1,u1,u1,"),
-        _array(kind=b"]"),
-        _array(content=b"U\x03abc"),
-        _array(content=b"]"),
+        *(b"\x80\x02" + b"]" * 300_000 + b".", _array(kind=b"U\x02O8"), _array(kind=b"U\x09" + b"u1,u1,u1,")),
+        *(_array(kind=b"]"), _array(content=b"U\x03abc"), _array(content=b"]")),
         b"\x80\x02c_codecs\nencode\nq\x00X\x64\0\0\0"
         + b"a" * 100
         + b"q\x01U\x06latin1q\x02\x86R"

@@ -92,9 +92,7 @@ def test_arrays_that_are_no_images(pixels):
 @pytest.mark.parametrize(
     "image, difference",
     [
-        (encoded(), 0),
-        (encoded("RGBA"), 0),
-        (encoded(format="BMP"), 0),
+        *((encoded(), 0), (encoded("RGBA"), 0), (encoded(format="BMP"), 0)),
         (encoded(format="GIF"), 70),  # of at most 256 colours
         (encoded("CMYK", "JPEG", quality=100, subsampling=0), 8),
     ],

@@ -32,11 +32,8 @@ def dotted(contents):
 @pytest.mark.parametrize("form", ["gz", "plain", "dotted", "dotted gz", "folder of the name"])
 def test_every_form_gives_the_same_arrays(mnist_files, tmp_path, form):
     contents = {
-        "gz": mnist_files.zipped,
-        "plain": mnist_files.contents,
-        "dotted": dotted(mnist_files.contents),
-        "dotted gz": dotted(mnist_files.zipped),
-        "folder of the name": mnist_files.zipped,
+        **{"gz": mnist_files.zipped, "plain": mnist_files.contents, "dotted": dotted(mnist_files.contents)},
+        **{"dotted gz": dotted(mnist_files.zipped), "folder of the name": mnist_files.zipped},
     }[form]
     write(tmp_path / "mnist" if form == "folder of the name" else tmp_path, contents)
     data = load(tmp_path, mnist_files)

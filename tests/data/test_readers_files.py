@@ -154,9 +154,7 @@ def test_another_root_is_refused_at_the_start(tmp_path):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (b"", "has no lines"),
-        (b"\n", "has no lines"),
-        (b"\r\n\n", "has no lines"),
+        *((b"", "has no lines"), (b"\n", "has no lines"), (b"\r\n\n", "has no lines")),
         (bytes(100_000), "line 1 has 100000 bytes, .* 65536"),
     ],
 )

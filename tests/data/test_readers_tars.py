@@ -117,9 +117,7 @@ def test_a_damaged_index_is_made_again(train, damage):
     line, _, rest = kept(train).read_bytes().partition(b"\n")
     facts = json.loads(line)
     content = {
-        "cut": line + b"\n" + rest[:-1],
-        "longer": line + b"\n" + rest + b"\0",
-        "text": b"hello",
+        **{"cut": line + b"\n" + rest[:-1], "longer": line + b"\n" + rest + b"\0", "text": b"hello"},
         "other": line.replace(b"dmltrain index", b"another index") + b"\n" + rest,
         "facts": json.dumps({**facts, "classes": [1, 2, 3]}).encode() + b"\n" + rest,
         "ends": line + b"\n" + np.array([1, 0, 6]).tobytes() + rest[24:],
