@@ -38,11 +38,11 @@ signal.signal(signal.SIGTERM, _interrupted)
 
 QUICK = {
     "tests": "checkpoint env initial layers messages metric options record schedule system_packages tiers",
-    "tests/data": "array_pickle batches cifar10 load mnist partition",
+    "tests/data": "batches cifar10 load mnist",
     "tests/kvstore": "bound codec create cut entries handshake host link outbox plan routes scheduler "
     "rendezvous send_window server service transfers waiting wire",
-    "tests/launch": "check config dry_run forecast hosts job known_hosts mpi_command needs network old_options "
-    "placement preflight prepare show supervise throughput",
+    "tests/launch": "config dry_run forecast hosts job known_hosts mpi_command network "
+    "preflight prepare show supervise",
     "tests/models": "models",
     "tests/report": "cut_off program shapes",
 }
