@@ -115,8 +115,7 @@ def test_v2_a_group_and_all_that_contain_it(kernel):
 
 
 @pytest.mark.parametrize(
-    ("group", "top"),
-    [("/", "/"), ("/docker/4711", "/docker/4711"), ("/../sibling", "/"), ("/docker/47", "/docker/4")],
+    ("group", "top"), [("/", "/"), ("/docker/4711", "/docker/4711"), ("/../sibling", "/"), ("/docker/47", "/docker/4")]
 )
 def test_v2_in_a_container(kernel, group, top):
     """Its own group is all that is mounted; the path is / in a namespace of its own, else the one on the host."""

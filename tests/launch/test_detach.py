@@ -30,7 +30,6 @@ sys.exit(int(os.environ.get("CODE", 0)) if rank == "0" and role == "worker" else
 """
 ELASTIC = ("--elastic", "-n", 2, "-s", 1)
 
-
 JOB = "from launch.cli import job_main; job_main()"
 
 

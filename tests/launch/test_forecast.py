@@ -154,7 +154,6 @@ def test_which_numbers_of_workers_have_a_row():
 
 # -- the program's line ------------------------------------------------------------------------------------------------
 
-
 LEAST = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
 
 

@@ -28,6 +28,7 @@ from launch.run.limit import Limits
 from launch.run.supervise import Supervisor
 from launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import run, wait_for
+from tests.launch.refusal import refusal
 from tests.other_user import OTHER_USER, USER, shell, sticky_folder
 from tests.traced import traced
 
@@ -112,13 +113,6 @@ def read(folder: Path, **given: Any) -> Any:
     return visit.read(folder, Options(**given))
 
 
-def refused(folder: Path, **given: Any) -> str:
-    with pytest.raises(LaunchError) as caught:
-        read(folder, **given)
-    assert caught.value.code == 2
-    return str(caught.value)
-
-
 def listed(folder: Path) -> list[str]:
     """What `job ls` prints for it, and `job ps` of lost workers; `job logs` can read it as well."""
     found = jobs.find_jobs(folder.parent)
@@ -153,7 +147,6 @@ ATTACKS = {
     "ProxyCommand": attack("ssh", user="x\nProxyCommand @/evil"),
 }
 
-
 WAYS = [(name, "job_main", verb) for name in ATTACKS for verb in ("ps", "kill")]
 OLD_SPELLINGS = [("python", "main", "--ps"), ("python", "main", "--kill")]
 
@@ -178,7 +171,7 @@ def test_the_attacks_are_attacks(tmp_path, name):
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine", content)
     if name == "ProxyCommand":
-        assert "hosts[0]: user is 'x\\nProxyCommand " in refused(tmp_path / "mine")
+        assert "hosts[0]: user is 'x\\nProxyCommand " in refusal(read, tmp_path / "mine")
     else:
         found = read(tmp_path / "mine")
         assert "evil" in (found.hosts[0].python if name == "python" else found.options.mpirun)
@@ -201,9 +194,9 @@ def test_a_record_or_a_folder_of_another_user_is_refused_wherever_it_is_moved_to
         shell(OTHER_USER, ATTACKS["python"], shared / "theirs")
         shell(OTHER_USER, "mkdir -m 777 $1", shared / "open")
         os.rename(folder / "job.json", shared / "open/job.json")
-        assert f"{shared}/open belongs to user {OTHER_USER}, not to " in refused(shared / "open")
+        assert f"{shared}/open belongs to user {OTHER_USER}, not to " in refusal(read, shared / "open")
         os.rename(shared / "theirs/job/job.json", folder / "job.json")
-    assert f"{folder}/job.json belongs to user {OTHER_USER}, not to " in refused(folder)
+    assert f"{folder}/job.json belongs to user {OTHER_USER}, not to " in refusal(read, folder)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +214,7 @@ def test_a_record_that_others_can_write_or_exchange_is_refused(folder, name, mod
     if allowed:
         read(folder)
     else:
-        message = refused(folder)
+        message = refusal(read, folder)
         assert f"other users can write to {path} (mode {mode:04o})" in message
         assert message.endswith(f"chmod go-w {path}")
 
@@ -268,12 +261,12 @@ NO_RECORDS = {
 @pytest.mark.parametrize("make", NO_RECORDS, ids=lambda make: make.__name__)
 def test_what_is_no_record_is_refused_at_once(folder, make):
     make(folder / "job.json")
-    message = refused(folder)
+    message = refusal(read, folder)
     assert message.startswith(f"cannot read {folder}/job.json: ") and NO_RECORDS[make] in message
     if make is not link:
         assert [row.state for row in jobs.find_jobs(folder.parent)] == [jobs.UNREADABLE]
     (folder / "job.json").unlink()
-    assert refused(folder).startswith(f"{folder}/job.json is missing")
+    assert refusal(read, folder).startswith(f"{folder}/job.json is missing")
 
 
 # -- every field -------------------------------------------------------------------------------------------------------
@@ -319,7 +312,7 @@ def test_wrong_values_and_control_characters_in_each_field_are_read_or_refused(f
         if path[0] in SHOWN:
             assert read(folder) == whole
         else:
-            message = refused(folder)
+            message = refusal(read, folder)
             name = path[-2] if path[-1] == 0 else path[-1]
             assert f"{name} " in message and message.isprintable()
         assert all(line.isprintable() for line in listed(folder)), "one line a job"
@@ -358,14 +351,14 @@ WRONG = (None, True, -1, 10**30, 1.5, float("nan"), 1e300, "", "x y", "-o", "a;b
 )
 def test_a_wrong_value_is_named_with_what_was_expected(folder, path, value, expected):
     write(folder, at(tuple(int(word) if word.isdigit() else word for word in path.split(".")), value))
-    message = refused(folder)
+    message = refusal(read, folder)
     assert message.startswith(f"{folder}/job.json") and expected in message
 
 
 @pytest.mark.parametrize("name", ["job", "mark", "launcher", "launched_from", "reached_by", "hosts"])
 def test_a_missing_field_is_named(folder, name):
     write(folder, {key: value for key, value in RECORD.items() if key != name})
-    assert f"it has no {name}" in refused(folder)
+    assert f"it has no {name}" in refusal(read, folder)
 
 
 def test_options_of_the_command_line_take_the_place_of_recorded_ones(folder):

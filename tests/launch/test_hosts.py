@@ -1,6 +1,7 @@
 """Lists of hosts: the lines of a hosts file, YAML inventories, --hosts, --include and --exclude, -WH and -SH."""
 
 import os
+import queue
 import re
 import textwrap
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import LaunchError
+from launch.job import hosts
 from launch.job.host import Host
 from launch.job.hosts import MOST_BYTES, from_list, parse, read
 from launch.job.hosts.attribute import ATTRIBUTES
@@ -17,6 +19,10 @@ from launch.job.hosts.range import MOST, expand, split_list
 from launch.job.hosts.roles import by_roles
 from launch.job.hosts.selection import select
 from launch.job.role import SCHEDULER, SERVER, WORKER
+from launch.run import watch
+from launch.run.event import Unlisted
+from launch.run.watch import HostsWatch
+from tests.launch.refusal import refusal
 
 EXAMPLE = Path(__file__).parents[2] / "hosts.example"
 
@@ -31,13 +37,6 @@ def inventory(content: str) -> list[Host]:
 
 def names(hosts: list[Host]) -> list[str]:
     return [host.name for host in hosts]
-
-
-def refusal(function, *arguments) -> str:
-    with pytest.raises(LaunchError) as caught:
-        function(*arguments)
-    assert caught.value.code == 2
-    return str(caught.value)
 
 
 # -- lines
@@ -433,7 +432,6 @@ def test_two_files_that_disagree_about_a_host(workers, servers, message):
 
 # -- whatever comes
 
-
 WORDS = ("slots=2", "addr=", "n[1-3]", "env.A=", "hosts:", "name: ", "\u2028", "é")
 ALPHABET = st.sampled_from([*"h1 \t\n\r#='\"\\@:[],-.*{}&!|>%~\0", *WORDS])
 ANYTHING = st.one_of(st.text(), st.lists(ALPHABET).map("".join))
@@ -484,3 +482,41 @@ def test_the_inventory_in_the_example_reads():
     block = re.search(r"^#   defaults:.*?(?=^#\n)", EXAMPLE.read_text(), re.MULTILINE | re.DOTALL)[0]
     found = inventory("\n".join(line.removeprefix("#") for line in block.splitlines()))
     assert (len(found), found[0].user, found[8].gpus) == (9, "anna", ("0", "2"))
+
+
+# -- the hosts file of a running job is watched ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def events(tmp_path, monkeypatch):
+    """What the watch reports about `hosts` in this folder."""
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
+    found: queue.SimpleQueue = queue.SimpleQueue()
+    file = tmp_path / "hosts"
+    file.write_text("h1\nh2\n")
+    made = HostsWatch([str(file)], lambda: hosts.read(file), found.put)
+    yield found
+    made.close()
+    with pytest.raises(queue.Empty):
+        found.get_nowait()
+
+
+def test_each_change_is_reported_once(tmp_path, events):
+    file = tmp_path / "hosts"
+    file.write_text("h1\nh2\nh3 slots=2\n")
+    found = events.get(timeout=60)
+    assert names(found.hosts) == ["h1", "h2", "h3"] and found.hosts[2].slots == 2
+    (tmp_path / "new").write_text("h1\nh4\n")
+    (tmp_path / "new").rename(file)
+    assert names(events.get(timeout=60).hosts) == ["h1", "h4"], "also a file that takes its place"
+
+
+def test_a_file_that_is_broken_or_gone_is_reported_and_the_next_one_is_read(tmp_path, events):
+    file = tmp_path / "hosts"
+    file.write_text("h1 slots=many\n")
+    found = events.get(timeout=60)
+    assert isinstance(found, Unlisted) and "hosts:1" in found.message and "many" in found.message
+    file.unlink()
+    assert "no such file" in events.get(timeout=60).message
+    file.write_text("h7\n")
+    assert names(events.get(timeout=60).hosts) == ["h7"]

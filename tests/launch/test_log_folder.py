@@ -1,11 +1,27 @@
-"""The folder of a job's logs: what a new run finds there, and a record that is whole at every moment."""
+"""The folder of a job's logs: what a new run finds there, a record that is whole, its format, and the journal."""
 
 import json
+import os
+import pickle
+import shutil
+import zlib
+from pathlib import Path
 
 import pytest
 
 from launch import LaunchError
+from launch.agent.events import Exited
+from launch.commands import jobs, visit
+from launch.commands.recorded import Launcher
+from launch.commands.show import Record
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.job.options import Options
+from launch.run import journal
+from launch.run.event import Lost, Tick
+from launch.run.journal import HEAD, JOURNAL, Beginning, Entry, Journal
 from launch.terminal.log_folder import LogFolder
+from launch.terminal.record import FORMAT, read_record
 
 
 def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):
@@ -51,3 +67,123 @@ def test_a_record_that_cannot_be_written_leaves_no_draft(tmp_path):
     with pytest.raises(LaunchError, match="cannot write to .*job.json: "):
         folder.write_record({"job": "one"})
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
+
+
+# -- what 0.4 wrote is read, what a later dmltrain writes is refused with the fix --------------------------------------
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "job-0.4.json"  # of `-n 2 -s 2 true`; paths and host name changed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The logs of a job that 0.4 ran."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    shutil.copy(GOLDEN, folder / "job.json")
+    return folder
+
+
+def test_the_record_of_an_old_job_is_read_by_whatever_reads_records(folder):
+    assert "format" not in json.loads(GOLDEN.read_text())
+    job = visit.read(folder, Options())
+    assert (job.cluster, job.mark, job.ended) == ("local", "true-20261122-031852-df4089cd42eea156", True)
+    (host,) = job.hosts
+    assert host == Host("localhost", "127.0.0.1", "/home/user/venv/bin/python", where=f"{folder}/job.json: hosts[0]")
+    assert job.launcher == Launcher("login", 4056) and job.options == Options()
+    assert Record(folder).ended
+    assert " ".join(map(str, Record(folder).sources)) == "scheduler-0 server-0 server-1 worker-0 worker-1"
+    (row,) = jobs.find_jobs(folder.parent)
+    assert (row.state, row.record["exit_code"]) == (jobs.ENDED, 0)
+
+
+def test_a_newer_format_is_refused_with_the_version_that_reads_it(folder):
+    newer = {**json.loads(GOLDEN.read_text()), "format": FORMAT + 1, "versions": {"dmltrain": "9.1"}}
+    (folder / "job.json").write_text(json.dumps(newer))
+    for read in (lambda path: visit.read(path, Options()), lambda path: Record(path).ended):
+        with pytest.raises(LaunchError, match=rf"format {FORMAT + 1}, .* formats 0 to {FORMAT}: use dmltrain 9\.1"):
+            read(folder)
+    assert jobs.find_jobs(folder.parent)[0].state == jobs.UNREADABLE
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "1"}', '{"format": -1}'])
+def test_what_is_no_record_is_refused(folder, text):
+    (folder / "job.json").write_text(text)
+    with pytest.raises(LaunchError, match="job.json"):
+        read_record(folder / "job.json")
+
+
+# -- the journal of a launcher: what is read of it, and what is refused ------------------------------------------------
+
+HOST = Host("h", "10.0.0.1")
+BEGINNING = Beginning(Options(), Job("job", "mark", ("true",), 1, 1, "/"), (HOST,), (HOST,), "logs/job", 5.0, key="00")
+ENTRIES = [Entry(1.0, Tick()), Entry(2.0, Exited("h", 3, -9), "h", (7, 0)), Entry(3.0, Lost("h", "was lost"))]
+
+
+@pytest.fixture
+def written(tmp_path):
+    made = Journal(tmp_path, "1.0")
+    made.begin(BEGINNING)
+    made.add(ENTRIES[0])
+    made.attach(4)
+    for each in ENTRIES[1:]:
+        made.add(each)
+    return tmp_path
+
+
+def test_what_was_written_is_read_again(written):
+    story, size = journal.read(written, "1.0")
+    assert (story.beginning, story.entries, story.lease) == (BEGINNING, ENTRIES, 4)
+    path = written / JOURNAL
+    assert path.stat().st_size == size and path.stat().st_mode & 0o777 == 0o600
+    with path.open("ab") as file:
+        file.write(HEAD.pack(100, 0) + b"a part")
+    assert journal.read(written, "1.0") == (story, size)
+    Journal(written, "1.0", size).add(ENTRIES[0])
+    assert journal.read(written, "1.0")[0].entries == [*ENTRIES, ENTRIES[0]]
+
+
+def test_of_another_version(written):
+    with pytest.raises(LaunchError, match=r"'1\.0', and this is 2\.0"):
+        journal.read(written, "2.0")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"nonsense", b'{"format": 1, "dmltrain": "1.0"}\n'])
+def test_what_is_not_a_journal(tmp_path, content):
+    (tmp_path / JOURNAL).write_bytes(content)
+    with pytest.raises(LaunchError, match="is not the journal of a launcher"):
+        journal.read(tmp_path, "1.0")
+
+
+def test_that_others_can_write_it_or_that_it_is_a_link_is_refused(written):
+    (written / JOURNAL).chmod(0o666)
+    with pytest.raises(LaunchError, match="by another user"):
+        journal.read(written, "1.0")
+    (written / JOURNAL).chmod(0o600)
+    os.rename(written / JOURNAL, written / "elsewhere")
+    os.symlink("elsewhere", written / JOURNAL)
+    with pytest.raises(LaunchError, match=r"launcher\.journal"):
+        journal.read(written, "1.0")
+
+
+class Code:
+    def __reduce__(self):
+        return os.mkdir, ("made by the journal",)
+
+
+def test_no_code_of_a_journal_is_run(written, monkeypatch):
+    monkeypatch.chdir(written)
+    data = pickle.dumps(Code())
+    with (written / JOURNAL).open("ab") as file:
+        file.write(HEAD.pack(len(data), zlib.crc32(data)) + data)
+    with pytest.raises(LaunchError, match="is not the journal of a launcher"):
+        journal.read(written, "1.0")
+    assert not (written / "made by the journal").exists()
+
+
+def test_every_frame_of_a_log_has_a_mark(tmp_path):
+    kept = journal.Kept(tmp_path)
+    kept.put(2, 9, 100)
+    kept.put(0, 4, 50)
+    again = journal.Kept(tmp_path)
+    assert [again.frame(task) for task in (0, 1, 2, 3)] == [4, 0, 9, 0]
+    assert again.size([0, 2]) == 100 and again.size([1]) == 0

@@ -428,7 +428,6 @@ def test_unread_input_of_a_command_is_queued_within_limits(desk, tmp_path):  # n
 
 # -- the way to the launcher -----------------------------------------------------------------------------------------
 
-
 LOST_AFTER = {  # 14 s on an idle connection, 12 s with data that nobody acknowledges; an outage of 5 s is survived
     socket.TCP_KEEPIDLE: 5,
     socket.TCP_KEEPINTVL: 3,

@@ -24,7 +24,6 @@ from tests.waiting import wait_for
 
 TOKEN = "train-0123"
 
-
 LONG = 600.0  # s; for what does not take long
 
 

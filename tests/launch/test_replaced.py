@@ -1,4 +1,4 @@
-"""Lost workers and servers of an elastic job are replaced: on the bare state machine, and with real processes."""
+"""Lost workers, servers and hosts of an elastic job come back: on the bare state machine, and with real processes."""
 
 import math
 import os
@@ -7,18 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from launch.agent.events import Refused, Started
+from launch.agent.commands import Notice, Stop
+from launch.agent.events import Ended, Refused, Started
 from launch.cli import launch
 from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job, Ports
-from launch.run import report
-from launch.run.action import Connect
-from launch.run.event import Interrupted, Lost, Tick
+from launch.run import report, returning
+from launch.run.action import Connect, Send
+from launch.run.event import Interrupted, Listed, Lost, Tick, Unreached
 from launch.run.limit import FINISH_SECONDS, LATE_SECONDS
 from launch.run.process import Processes
 from launch.run.replace import Replacer
+from launch.run.replacements import LIVED_SECONDS, Replacements, Seat
 from tests.launch.conftest import go, said
+from tests.launch.test_changes import LISTED, Changing, started
 from tests.launch.test_losses import (
     HOSTS,
     SCHEDULER,
@@ -413,3 +416,160 @@ def test_the_records_of_replaced_workers_by_anybody():
     assert lost({"processes": [newer]}) == ["lost: worker 1 on b\\x1b, 1 s after the start; replaced on b\\x1b"]
     for earlier in (7, None, [None], "text", {}):
         assert lost({"processes": [{**row, "earlier": earlier}]}) == ["lost: worker 1 on b\\x1b, 1 s after the start"]
+
+
+# -- how often, where and when: the rules alone ------------------------------------------------------------------------
+
+OWN = [Seat("a", 1, 0.0), Seat("b", 1, 0.0)]  # full hosts
+
+
+def lose(replacements: Replacements, task: int, host: str, now: float, seats=OWN) -> float | None:
+    """A worker is lost there: for how long its replacement waits."""
+    replacements.lost(task, host, now)
+    planned = replacements.plan(task, host, seats, now)
+    return planned and planned.at - now
+
+
+def test_the_wait_doubles_with_each_loss_on_the_host():
+    replacements, waits = Replacements(20), []
+    for task in range(9):
+        waits.append(lose(replacements, task, "a", now=100.0 * task))
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert lose(replacements, 9, "b", 900.0) == 1, "each host has its own"
+
+
+def test_the_wait_begins_again_once_for_each_replacement_that_lives_long_on_its_own_host():
+    replacements = Replacements(20)
+    for task in range(3):
+        lose(replacements, task, "a", 0.0)
+    lose(replacements, 20, "b", 0.0)
+    replacements.due(4.0)
+    replacements.started(10, "a", 4.0)
+    assert lose(replacements, 3, "a", 4.0 + LIVED_SECONDS - 0.125) == 8
+    assert lose(replacements, 4, "a", 4.0 + LIVED_SECONDS) == 1
+    assert lose(replacements, 5, "a", 5.0 + LIVED_SECONDS) == 2, "it has lived long for once"
+    replacements.started(11, "a", 100.0)
+    assert lose(replacements, 11, "a", 100.0 + LIVED_SECONDS) == 1, "it was lost after it had lived long"
+    replacements.started(12, "a", 200.0)
+    assert lose(replacements, 12, "a", 201.0) == 2
+    assert lose(replacements, 21, "b", 1000.0) == 2, "nothing has lived there"
+
+
+def test_the_own_host_comes_first_then_the_one_with_the_fewest_workers_that_has_room():
+    def host(own, *seats):
+        planned = Replacements(1).plan(7, own, seats, 0.0)
+        return planned and planned.host
+
+    free = [Seat("b", 3, 1.0), Seat("c", 1, 2.0), Seat("d", 1, math.inf), Seat("e", 0, 0.0)]
+    assert host("a", *free, Seat("a", 9, -4.0)) == "a", "the lost worker's place is free, though it has more than fit"
+    assert host("a", *free) == "c"
+    assert host("a", Seat("e", 0, 0.0)) is None
+    assert host("a") is None
+
+
+# -- hosts that a job with --watch-hosts has lost are tried again ------------------------------------------------------
+
+AGAIN = f"b is in the hosts file: it is tried again in {returning.FIRST_SECONDS:g} s (--watch-hosts)"
+
+
+def losing(**more: object) -> Changing:
+    """A job whose host is off, and its agent cannot be replaced."""
+    job = Changing(**{"watched": True, **more})
+    lose_host(job)
+    return job
+
+
+def lose_host(job: Changing) -> None:
+    job.say(Lost("b", "was killed"), Unreached("b", "timed out", 125))
+
+
+@pytest.fixture
+def job() -> Changing:
+    return losing()
+
+
+def fail(job: Changing) -> float:
+    """The host does not answer at its next try; the seconds until then."""
+    since = job.now
+    assert job.tick() == [Connect("b")]
+    job.now += 3.0
+    assert job.say(Unreached("b", "timed out", 125)) == []
+    assert "b was not added: timed out" in job.notices
+    return job.now - 3.0 - since
+
+
+def come(job: Changing) -> list[tuple[str, str, int]]:
+    """The host answers at its next try, and its workers are started."""
+    assert job.tick() == [Connect("b")]
+    *begun, _ = job.come("b")
+    return started(begun)
+
+
+def test_a_lost_host_of_the_file_returns_with_watch_hosts():
+    job = losing()
+    assert AGAIN in job.notices
+    assert job.supervisor.deadline == job.now + returning.FIRST_SECONDS
+    assert come(job) == [("worker-3", "b", 5)]
+    job.finish(WORKER_0, WORKER_2, 5)
+    job = losing(watched=False)
+    assert AGAIN not in job.notices and job.supervisor.deadline == math.inf
+
+
+def test_the_wait_doubles_with_each_try(job):
+    waits = [fail(job) for _ in range(9)]
+    first = returning.FIRST_SECONDS
+    assert waits == pytest.approx(
+        [first, *(2.0**n * first - 3.0 for n in range(1, 6)), *3 * [returning.LONGEST_SECONDS - 3.0]]
+    )
+    assert come(job) == [("worker-3", "b", 5)]
+
+
+@pytest.mark.parametrize("lived", [True, False])
+def test_a_host_that_is_lost_again_soon_waits_longer(lived, job):
+    come(job)
+    job.now += returning.LIVED_SECONDS if lived else returning.LIVED_SECONDS - 1.0
+    lose_host(job)
+    assert job.supervisor.deadline == job.now + returning.FIRST_SECONDS * (1 if lived else 2)
+
+
+def test_a_host_whose_agent_still_ends_what_ran_there_waits():
+    job = Changing(watched=True)
+    job.say(Lost("b", "was killed"))
+    assert job.tick() == [], "two agents of one host cannot be told apart"
+    job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
+    assert come(job) == [("worker-3", "b", 5)]
+
+
+def test_it_gets_no_more_workers_than_the_job_lacks():
+    job = Changing(watched=True, replaced=1)
+    a, b, c, _ = LISTED
+    job.say(Listed((a, Host("b", "10.0.0.2", slots=2), Host("c", "10.0.0.3", slots=2))))
+    lose_host(job)
+    assert come(job) == [("worker-3", "b", 5)], "of its two slots one: the job began with three workers"
+
+
+def test_a_host_that_the_job_does_not_lack_is_not_used(job):
+    job.ask(1, "add", "c")
+    assert job.tick() == []
+    job.exit(WORKER_0, -9)
+    assert come(job) == [("worker-4", "b", 6)]
+
+
+def test_a_host_that_is_gone_from_the_file_is_not_tried_nor_does_one_hold_up_the_end():
+    job = losing()
+    a, b, c, e = LISTED
+    job.say(Listed((a, c, e)))
+    assert job.supervisor.deadline == math.inf
+    job = losing()
+    job.finish(WORKER_0, WORKER_2)
+    assert job.supervisor.changes.returning.deadline == math.inf
+
+
+def test_a_host_that_was_removed_on_purpose_stays_away(job):
+    come(job)
+    job.say(Started("b", 5, 205))
+    job.view(2, 0, 2, 3)
+    assert job.ask(1, "remove", "b") == [Send("b", Notice((5,)))], job.replies
+    assert job.exit(5, 0) == [Send("b", Stop(5.0))]
+    job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
+    assert job.supervisor.deadline == math.inf

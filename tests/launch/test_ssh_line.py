@@ -1,19 +1,30 @@
-"""The bytes below an SSH connection: a ProxyCommand and a TCP connection, without an SSH server."""
+"""SSH without a server: the bytes below a connection, the wait for a greeting, and the hosts that the options name."""
 
 import errno
+import math
 import os
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from launch import LaunchError
+from launch.agent import protocol
 from launch.agent.process import living
+from launch.agent.protocol import GREETING
+from launch.channels import NOISE_BYTES
+from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, timed_out
 from launch.channels.ssh.line import KEEPALIVE_PROBES, KEEPALIVE_SECONDS, Line, ProxyCommand, addresses, tcp
+from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
+from launch.job.host import Host
+from launch.job.options import Options
 from tests.launch.ssh_connect import SECONDS, silent_port
+from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 from tests.waiting import wait_for
 
 
@@ -183,3 +194,163 @@ def test_what_the_resolver_says_is_passed_on():
         addresses("host", 7, SECONDS, fails)
     with pytest.raises(socket.gaierror, match="not a valid host name"):
         addresses("a..b", 7, SECONDS, lambda *names, **more: "a..b".encode("idna"))
+
+
+# -- the wait for an agent ends with its greeting or with one sentence that explains the failure -----------------------
+
+HOST = Host("h1", where="hosts:3")
+
+
+class Script:
+    """A channel that delivers these chunks; then it ends, or stays silent."""
+
+    def __init__(self, *pieces: bytes, ends: bool = True, err: tuple[str, ...] = ()):
+        self.pieces, self.ends, self.err, self.closed, self.timeouts = list(pieces), ends, list(err), False, []
+
+    @property
+    def exit_code(self) -> int | None:
+        return 3 if self.closed else None
+
+    def read(self, timeout: float) -> bytes:
+        self.timeouts.append(timeout)
+        if not self.pieces and not self.ends:
+            raise TimeoutError
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def close(self) -> str:
+        self.closed = True
+        return "exited with 3"
+
+    def stderr_lines(self) -> list[str]:
+        return self.err
+
+
+def test_what_a_login_script_prints_comes_before_the_greeting():
+    for pieces in ([b"Welcome!\n" + GREETING + b"2\n"], [b"Welcome!\n", GREETING[:4], GREETING[4:] + b"2\n"]):
+        channel = Script(*pieces, b"more")
+        assert await_agent(channel, math.inf) == b"Welcome!\n" + GREETING + b"2\n"
+        assert not channel.closed and channel.pieces == [b"more"]
+
+
+def test_a_channel_that_ends_without_an_agent_is_closed_and_says_how():
+    channel = Script(b" no \xff python\n", err=("sh: not found",))
+    with pytest.raises(NoAgent) as caught:
+        await_agent(channel, math.inf)
+    found = caught.value
+    assert (found.how, found.code, found.out, found.err) == ("exited with 3", 3, "no \ufffd python", ["sh: not found"])
+
+
+def test_noise_without_end_is_no_agent():
+    channel = Script(*[b"y\n" * 4096] * 100, ends=False)
+    with pytest.raises(NoAgent):
+        await_agent(channel, math.inf)
+    assert channel.closed and len(channel.pieces) == 100 - NOISE_BYTES // 8192 - 2, "a read more than is allowed"
+
+
+def test_silence_ends_at_the_deadline_with_the_channel_closed():
+    channel = Script(b"Welcome!\n", ends=False)
+    with pytest.raises(TimeoutError):
+        await_agent(channel, 0.0)
+    assert channel.closed and channel.timeouts == [0.01, 0.01], "it has passed, and a wait is never without limit"
+
+
+@pytest.mark.parametrize(
+    ("code", "err", "python", "words", "exit_code"),
+    [
+        (1, ["too old a Python: 3.6"], "", "python3 there is Python 3.6, too old: install Python 3.8", 2),
+        (1, ["Unknown option: -I", "usage: python"], "/py", "/py there is Python 2, too old: install Python 3.8", 2),
+        (127, ["x", "sh: 1: p: not found"], "", "python3 was not found there (sh: 1: p: not found)", 2),
+        (127, [], "/opt/py", "/opt/py was not found there: install", 2),
+        (126, ["sh: /py: No"], "/py", "/py there cannot be executed (sh: /py: No)", 2),
+        (1, ["x"], "", "exited with 1; the output was: some words; does ssh n1 true", 125),
+        (None, [], "", "exited with None; the output was: some words; does ssh n1 true", 125),
+    ],
+)
+def test_each_failure_is_explained(code, err, python, words, exit_code):
+    host = Host("h1", hostname="n1", python=python, where="hosts:3")
+    error = explain(NoAgent(f"exited with {code}", code, "some words", err), host)
+    assert str(error).startswith("h1 (hosts:3): ") and words in str(error)
+    assert error.code == exit_code
+
+
+def test_the_error_shows_the_end_of_the_output_if_there_is_any():
+    said = str(explain(NoAgent("exited with 1", 1, "x" * 1000 + "y", []), HOST))
+    assert f"the output was: {'x' * 499}y; does" in said
+    assert "output" not in str(explain(NoAgent("exited with 1", 1, "", []), HOST))
+
+
+def test_messages_name_a_host_with_its_line():
+    assert (label(HOST), label(Host("h2"))) == ("h1 (hosts:3)", "h2")
+    error = timed_out(HOST, 2.5)
+    assert str(error).startswith("h1 (hosts:3): the agent did not start within 2.5 s: ") and error.code == 125
+
+
+# -- which hosts the options name, and how they are reached ------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("h1 slots=2\nh2\nh3\n")
+    (tmp_path / "workers").write_text("w1\nboth\n")
+    (tmp_path / "servers").write_text("both\ns1\n")
+
+
+def names(**options: object) -> list[str]:
+    return [host.name for host in hosts_of(replace(Options(), **options))]
+
+
+def test_the_hosts_that_the_options_name(files):
+    assert names(hostfile="hosts") == ["h1", "h2", "h3"]
+    assert names(hosts="a:2,b") == ["a", "b"]
+    assert names(hostfile="hosts", include="h1,h3") == ["h1", "h3"]
+    assert names(hostfile="hosts", exclude="h1") == ["h2", "h3"]
+    found = {host.name: host.roles for host in hosts_of(Options(worker_hostfile="workers", server_hostfile="servers"))}
+    assert found.keys() == {"w1", "both", "s1"}
+    assert "server" not in found["w1"] and "worker" not in found["s1"]
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({}, "no hosts given.*-H FILE.*--hosts"),
+        ({"hostfile": "hosts", "hosts": "a"}, "-H and --hosts cannot be used together"),
+        ({"worker_hostfile": "workers"}, "-WH and -SH need each other"),
+        ({"worker_hostfile": "workers", "server_hostfile": "servers", "hosts": "a"}, "remove -H"),
+        ({"hostfile": "none"}, "none: no such file"),
+    ],
+)
+def test_wrong_options_are_refused(files, options, said):
+    with pytest.raises(LaunchError, match=said) as caught:
+        names(**options)
+    assert caught.value.code == 2
+
+
+def test_a_key_that_does_not_exist(files):
+    with pytest.raises(LaunchError, match="the key /no/such/key does not exist"):
+        Cluster(Options(hostfile="hosts", identity="/no/such/key"))
+
+
+@pytest.mark.parametrize("ssh", sorted(CHANNELS))
+def test_each_way_of_ssh_reaches_the_hosts_of_a_file_as_the_options_say(ssh, sshds, home, tmp_path):  # noqa: F811
+    """Three hosts at once, their ports in the file and in --ssh-port, none known before."""
+    made = [sshds(known=False) for _ in range(3)]
+    lines = [f"h{sshd.port} hostname=127.0.0.1 port={sshd.port}" for sshd in made[1:]]
+    (tmp_path / "hosts").write_text("\n".join(["127.0.0.1", *lines]) + "\n")
+    asked = Options(hostfile=str(tmp_path / "hosts"), ssh=ssh, ssh_port=made[0].port, identity=str(home.key))
+    asked = replace(asked, connect_timeout=120.0)
+    if ssh == "paramiko":
+        home.key.with_suffix(".pub").unlink()
+    refused = Cluster(asked)
+    with pytest.raises(LaunchError, match="^127.0.0.1 .*: its host key is not known here"):
+        refused.connect(refused.hosts[0], "test")
+    refused.close()
+    cluster = Cluster(replace(asked, accept_new_host_keys=True))
+    with ThreadPoolExecutor(3) as pool:
+        opened = list(pool.map(lambda host: cluster.connect(host, "test", timeout=120.0), cluster.hosts))
+    assert all(protocol.HELLO in channel.read(120.0) for channel in opened)
+    for channel in opened:
+        channel.close()
+    cluster.close()
+    cluster.close()
+    assert [sshd.logins for sshd in made] == [1] * 3

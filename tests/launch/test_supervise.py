@@ -22,7 +22,6 @@ from tests.launch.test_losses import Job3
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]
 SCHEDULER, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)  # workers 0 and 1 are on a and b, as the servers are
 
-
 JOB = Job("name", "mark", ("true",), 2, 2, "/", ())
 
 

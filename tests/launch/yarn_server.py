@@ -95,14 +95,11 @@ class Service:
         command = component["launch_command"].replace("${COMPONENT_ID}", str(index))
         script = folder / "launch_container.sh"
         script.write_text(f'#!/bin/bash\nexec /bin/bash -c "{command} 1>{folder}/stdout.txt 2>{folder}/stderr.txt"\n')
+        environment = os.environ | component.get("configuration", {}).get("env", {})
         return subprocess.Popen(
             self.place(component["name"], index, script),
             cwd=folder,
-            env={
-                **os.environ,
-                **component.get("configuration", {}).get("env", {}),
-                "CONTAINER_ID": f"container_{name}",
-            },
+            env={**environment, "CONTAINER_ID": f"container_{name}"},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
         )
