@@ -1,6 +1,7 @@
 """dmltrain.distribute with the kvstores of a whole job: what each of two workers has before and after steps."""
 
 import copy
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -12,8 +13,12 @@ from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed import distribute, layout, parts
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.errors import UserError
-from dmltrain.kvstore import READ, Handle, KVStore
+from dmltrain.kvstore import READ, Handle, KVStore, create
+from tests.backends import trainers
 from tests.backends.a_gpu import DEVICES, device_for
+from tests.backends.served_store import ServedStore
+from tests.backends.trainers import MLP
+from tests.backends.trainers import torch_trainer as make
 
 plain_step.postpone_compiler()  # which the optimizers that `has` makes would import in each process of the tests
 
@@ -69,11 +74,29 @@ def test_all_start_from_the_first_workers_weights_and_statistics(job):
 
     expected = Net(0).state_dict()
     for rank, model in enumerate(job.all(one)):
-        found = model.state_dict()
-        assert found.pop("steps").item() == rank + 7, "whole numbers stay each worker's own"
-        for name, value in found.items():
-            assert torch.equal(value, expected[name]), name
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, expected[name]), (rank, name)
             assert value.dtype == expected[name].dtype
+
+
+def test_models_whose_buffers_differ_in_size_are_refused(job):
+    def one(store):
+        model = Net(store.rank)
+        model.register_buffer("more", torch.zeros(store.rank))
+        with pytest.raises(UserError, match=r"worker 1 has (\d+) bytes of buffers .*, worker 0 has"):
+            distribute(model, sgd(model), store)
+
+    job.all(one)
+
+
+def test_what_only_the_wrapped_optimizer_has_is_reached_through_it():
+    class WithModes(torch.optim.SGD):
+        def eval(self):
+            return "evaluates"
+
+    model = nn.Linear(2, 2)
+    wrapped = distribute(model, WithModes(model.parameters(), lr=0.1), create("local"))
+    assert wrapped.eval() == "evaluates" and not hasattr(wrapped, "train")
 
 
 FASTER = [{"foreach": True}, {"fused": True}, {"foreach": True, "nesterov": True, "momentum": 0.9}]
@@ -339,3 +362,114 @@ def test_gradients_that_are_kept_can_be_pushed_again(name, monkeypatch):
         store.out[:] = 3.0  # of a round that is not used
     bucket.send(store)
     assert store.value.tolist() == list(range(8)) and np.shares_memory(first, store.value)
+
+
+# -- the torch trainer: workers make the step of one, and use the network meanwhile -----------------------------------
+
+
+@pytest.mark.parametrize("line", ["", "--devices cpu:2"])
+def test_two_workers_with_half_a_batch_each_make_the_step_of_one_worker(job, line):
+    """In the second step one of them has no samples."""
+    shares = [(10, 6), (16, 0), (1, 15)]
+
+    def one(store):
+        made = make(MLP, line, store)
+        for seed, sizes in enumerate(shares):
+            images, labels = trainers.batch(seed=seed)
+            mine = slice(0, sizes[0]) if store.rank == 0 else slice(sizes[0], 16)
+            made.train_step(images[mine], labels[mine], 16, 0.1)
+        made.synchronize()
+        sums = made.take_sums()
+        return made.state()["model"], sums
+
+    alone = make(MLP)
+    for seed in range(len(shares)):
+        alone.train_step(*trainers.batch(seed=seed), 16, 0.1)
+    expected = alone.state()["model"]
+    results = job.all(one)
+    for found, _ in results:
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+    assert [sums.samples for _, sums in results] == [27, 21]
+
+
+@pytest.mark.parametrize("line, later", [("", True), ("--devices cpu:2", False)])
+def test_weights_are_awaited_where_they_are_read_unless_they_have_to_be_copied(job, line, later):
+    def one(store):
+        made = make(MLP, line, store)
+        weight = made._modules[0].fc1_weight
+        before = weight.detach().clone()
+        made.train_step(*trainers.batch(), 16, 0.1)
+        unchanged = torch.equal(weight, before)
+        made.synchronize()
+        assert not torch.equal(weight, before)
+        return unchanged
+
+    assert job.all(one) == [later] * 2
+
+
+class Watched(ServedStore):
+    """Notes of each push whether it came from within a backward pass."""
+
+    def __init__(self):
+        super().__init__("dist_async")
+        self.within = []
+
+    def push(self, key, value, priority=0, rate=-1.0):
+        self.within.append(torch._C._current_graph_task_id() >= 0)
+        super().push(key, value, priority, rate)
+
+
+@pytest.mark.parametrize("line, within", [("", True), ("--devices cpu:2", False)])
+def test_gradients_are_sent_during_the_backward_pass_that_completes_them(line, within):
+    """Those of several devices only when they are added up."""
+    store = Watched()
+    made = make(MLP, line, store)
+    made.train_step(*trainers.batch(), 16, 0.1)
+    assert store.within and set(store.within) == {within}
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}])
+def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(job, options):
+    def one(store):
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, **options)
+        store.barrier()
+        with mock.patch.object(store, "pushpull", wraps=store.pushpull) as push:
+            model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()
+            assert push.called == (not options)
+            optimizer.step()
+            assert push.called
+        return model.weight.tolist()
+
+    assert job.all(one) == [[[-1.0, -3.0]]] * 2
+
+
+def bucket_of(model):
+    (made,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
+    made.lay_out(made.host_weights())
+    return made
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, 2.0])
+def test_a_sum_replaces_the_gradient_and_is_copied_only_to_scale_it(factor):
+    model = nn.Linear(2, 1)
+    bucket = bucket_of(model)
+    total = np.array([2, 4, 6], np.float32)
+    total.flags.writeable = False  # a server's memory
+    model.weight.grad = before = torch.zeros(1, 2)
+    handle = Handle(0, "sum", 1.0)
+    handle.values = [total]
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with bucket.result_in_place(handle, factor):
+                assert model.weight.grad.tolist() == [[2 * factor, 4 * factor]]
+                assert model.bias.grad.tolist() == [6 * factor]
+                assert (model.weight.grad.data_ptr() == total.ctypes.data) == (factor == 1.0)
+    finally:
+        torch.set_warn_always(False)
+    assert total.tolist() == [2, 4, 6]
+    assert model.weight.grad is before and model.bias.grad is None

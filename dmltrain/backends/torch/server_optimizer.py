@@ -100,10 +100,17 @@ def make_spec(optimizer: torch.optim.Optimizer, groups: dict[int, dict[str, Any]
         )
     allowed = ("lr", "rate_in_momentum", "number", *row.options)
     keys = {
-        str(key): {option: value for option, value in group.items() if option in allowed and value is not None}
+        str(key): {option: plain(value) for option, value in group.items() if option in allowed and value is not None}
         for key, group in groups.items()
     }
     return {"name": row.name.lower(), "rescale": rescale, "keys": keys}
+
+
+def plain(value: Any) -> Any:
+    """An optimizer's option without tensors of one number in it, which torch also takes."""
+    if isinstance(value, (tuple, list)):
+        return tuple(plain(each) for each in value)
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _number(name: str, value: Any) -> float | bool:

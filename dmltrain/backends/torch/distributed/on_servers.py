@@ -15,7 +15,7 @@ from dmltrain.backends.torch.distributed import gates
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
 from dmltrain.backends.torch.optimizer import row_of
-from dmltrain.backends.torch.server_optimizer import make_spec
+from dmltrain.backends.torch.server_optimizer import make_spec, plain
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.types import KVStoreType
@@ -53,7 +53,7 @@ class OptimizerOnServers(OverlappedOptimizer):
 
     def _fixed_settings(self) -> list[dict[str, Any]]:
         return [
-            {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+            {name: plain(value) for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
             for group in self.inner.param_groups
         ]
 

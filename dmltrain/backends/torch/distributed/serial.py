@@ -52,6 +52,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # read-only here
         return self.inner.defaults
 
+    def __getattr__(self, name: str) -> Any:
+        """What only the wrapped optimizer has, such as `train()` and `eval()` of schedule-free ones."""
+        if name == "inner":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
 
