@@ -119,9 +119,7 @@ def test_a_complete_last_line_counts(rows: Callable, text: str, epoch: int, key:
         (["0.50000"], "0.64102", False),
         (["0.500000"], "0.641021", True),  # six, which is how %f prints: nothing is missing
         (["0.5000", "0.2500"], "0.6410", True),  # two agree
-        (["0.5000", "0.25"], "0.6410", False),
-        (["0.500000"], "0.64102", False),
-        (["0.500000"], "0.6410211", False),
+        *((["0.5000", "0.25"], "0.6410", False), (["0.500000"], "0.64102", False), (["0.500000"], "0.6410211", False)),
         ([], "0.641021", False),
     ],
 )

@@ -114,12 +114,8 @@ def test_arguments_are_not_evaluated_and_hostile_ones_are_text_or_nothing(name: 
 
 
 BROKEN = {
-    "no JSON": "{",
-    "an array": "[]",
-    "deep": "[" * 200_000,
-    "a later format": '{"format": 2}',
-    "a format of text": '{"format": "<b>"}',
-    "huge": '{"x": "' + "x" * (5 << 20) + '"}',
+    **{"no JSON": "{", "an array": "[]", "deep": "[" * 200_000, "a later format": '{"format": 2}'},
+    **{"a format of text": '{"format": "<b>"}', "huge": '{"x": "' + "x" * (5 << 20) + '"}'},
     "bytes": '{"format": 1, "x": "\udcff"}',
 }
 

@@ -190,10 +190,7 @@ def test_rows_appear_as_epochs_end(job: Job) -> None:
         job.unlock()
 
     steps = [
-        lambda: job.append(epoch(0)),
-        lambda: job.append(epoch(1)[:90]),
-        lambda: job.append(epoch(1)[90:]),
-        at_once,
+        *(lambda: job.append(epoch(0)), lambda: job.append(epoch(1)[:90]), lambda: job.append(epoch(1)[90:]), at_once),
     ]
     writes, notes, faults = followed(job.folder, steps)
     assert writes == [HEADING + row(0, "0.150000"), row(1, "0.250000"), row(2, "0.350000")]

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -18,7 +19,8 @@ from types import SimpleNamespace
 import pytest
 
 from dmltrain import record
-from dmltrain.report import cli
+from dmltrain.report import cli, reading
+from dmltrain.report.table import Table, table
 from tests.waiting import wait_for
 
 
@@ -89,9 +91,7 @@ def test_runs_side_by_side(run: Path, parse: Callable) -> None:
 
 def test_aggregates_and_the_order_of_workers(run: Path, parse: Callable) -> None:
     for aggregate, cells in (
-        ("mean", ["0.505000", "10.8"]),
-        ("max", ["0.510000", "11.2"]),
-        ("last", ["0.510000", "11.2"]),
+        *(("mean", ["0.505000", "10.8"]), ("max", ["0.510000", "11.2"]), ("last", ["0.510000", "11.2"])),
         ("all", ["0.500000 0.510000", "10.2 11.2"]),
     ):
         done = parse(run, "--aggregate", aggregate, "--format", "none").stdout.splitlines()
@@ -126,11 +126,8 @@ def test_epochs_are_counted_from_one_and_iterations_as_printed(
 @pytest.mark.parametrize(
     "written, table, time",
     [
-        ("0.0001", "0.000100", "0.0"),
-        ("0.00009", "9e-05", "0.0"),
-        ("-0.00009", "-9e-05", "-0.0"),
-        ("-0.25", "-0.250000", "-0.2"),
-        ("0", "0.000000", "0.0"),
+        *(("0.0001", "0.000100", "0.0"), ("0.00009", "9e-05", "0.0"), ("-0.00009", "-9e-05", "-0.0")),
+        *(("-0.25", "-0.250000", "-0.2"), ("0", "0.000000", "0.0")),
         ("999999999", "999999999.000000", "999999999.0"),
         ("1000000000", "1e+09", "1e+09"),
         ("-1234567890", "-1.23457e+09", "-1.23457e+09"),
@@ -350,9 +347,7 @@ def test_folders_of_several_runs_and_of_none(parse: Callable, run: Path, tmp_pat
         ("", "no log given"),
         ("--format xml x", "'markdown', 'csv', 'json', 'none'"),
         ("--aggregate median x", "'mean', 'max', 'last', 'all'"),
-        ("--metric-names x", "no log given"),
-        ("x --metric-names", "--metric-names"),
-        ("--nonsense x", "--nonsense"),
+        *(("--metric-names x", "no log given"), ("x --metric-names", "--metric-names"), ("--nonsense x", "--nonsense")),
         ("--compare a b c.log", "what is c.log?"),
         ("--compare a b --summary", "leave out --summary and --plot"),
         ("--compare a b --aggregate all", "--compare needs one value"),
@@ -364,8 +359,7 @@ def test_folders_of_several_runs_and_of_none(parse: Callable, run: Path, tmp_pat
         ("x --x time --follow", "leave out --x"),
         ("x --format json --follow", "leave out --format json"),
         ("x another --follow", "one log or one folder"),
-        ("- --follow", "one log or one folder"),
-        ("none --follow", "none: cannot be read"),
+        *(("- --follow", "one log or one folder"), ("none --follow", "none: cannot be read")),
     ],
 )
 def test_wrong_arguments(parse: Callable, arguments: str, essential: str) -> None:
@@ -426,3 +420,106 @@ def test_exit_codes_and_streams_of_the_process(process: Callable, run: Path) -> 
     assert done.returncode == 0 and r"gr\xf6\xdfe? time" in done.stdout.splitlines()[0]
     with open("/dev/full", "w") as full:
         failed(process(run, stdout=full), "cannot be written: No space left")
+
+
+KEYS = {"train_accuracy": "train_accuracy", "validation_accuracy": "validation_accuracy", "time_cost": "seconds"}
+
+
+def same(found: object, expected: object) -> bool:
+    if expected is None or found is None:
+        return found is expected
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    return math.isnan(found) if expected == "nan" else math.isclose(found, expected, rel_tol=1e-9)
+
+
+def everything(row: dict, name: str) -> list:
+    return row.get(f"{name}_all", [] if row[name] is None else [row[name]])
+
+
+EXPECTED: dict[str, Callable[[dict, str], object]] = {
+    "last": lambda row, name: row[name],
+    "mean": lambda row, name: row.get(f"{name}_mean", row[name]),
+    "max": lambda row, name: max(everything(row, name), default=None) if row[name] != "nan" else "nan",
+    "all": everything,
+}
+
+
+@pytest.mark.parametrize("aggregate", EXPECTED)
+def test_every_value_of_every_log(logs: Path, aggregate: str) -> None:
+    """Every log in the folder, so that one put there is tested."""
+    paths = sorted((logs / "mxnet").glob("*.expected.json"))
+    assert len(paths) >= 22
+    assert [wrong for path in paths for wrong in differences(path, aggregate)] == []
+
+
+def differences(path: Path, aggregate: str) -> list[tuple]:
+    """What is read otherwise than `path` (NAME.expected.json) says of NAME.log."""
+    expected = json.loads(path.read_text())
+    (run,) = reading.read(str(path.with_name(expected["log"])))
+    read = table(run, aggregate).rows
+    from_batches = [row["epoch"] for row in expected["rows"] if row["train_accuracy_from"] == "last-batch-line"]
+    compared = [
+        ("epochs", list(read), sorted(expected["epochs_in_first_seen_order"])),
+        ("from batches", list(run.from_last_batch), from_batches),
+        ("notes", list(run.notes), []),
+        ("faults", len(run.faults), 0 if expected["rows"] else 1),
+    ]
+    values = [
+        (row["epoch"], ours, read.get(row["epoch"], {}).get(ours), EXPECTED[aggregate](row, theirs))
+        for row in expected["rows"]
+        for theirs, ours in KEYS.items()
+    ]
+    return [(path.name, *wrong) for wrong in compared if wrong[1] != wrong[2]] + [
+        (path.name, *wrong) for wrong in values if not same(*wrong[2:])
+    ]
+
+
+def test_other_values_of_real_logs(logs: Path) -> None:
+    def of(name: str) -> Table:
+        return table(reading.read(str(logs / "mxnet" / f"{name}.log"))[0])
+
+    assert of("gluoncv_imagenet_resnet50_v1").rows[119]["validation_top_k_accuracy_5"] == pytest.approx(1 - 0.063795)
+    assert of("gluoncv_imagenet_resnet50_v1").rows[119]["speed"] == 4809
+    assert of("gluoncv_ucf101_vgg16").rows[79]["validation_top_k_accuracy_5"] == 93.470790
+    assert of("mxnet_nb_module_cifar10_1").rows[0]["train_top_k_accuracy_5"] == 0.948242
+    assert of("mlperf06_dgx1_1node").rows[3]["validation_correct_count"] == 2303
+    assert of("mlperf06_dgx1_1node").rows[2]["validation_correct_count"] is None
+    assert list(of("mxnet_R_mnist_1").counted()) == list(range(1, 11)), "as R counts"
+
+
+def test_published_rows_digit_for_digit(logs: Path, parse: Callable) -> None:
+    """What MXNet's authors printed with their tool from these logs, out of our program's markdown."""
+    for row in json.loads((logs / "mxnet" / "published-tables.json").read_text()):
+        aggregate = "max" if row["log"] == "mxnet_ilsvrc12_incept_4" else "mean"
+        shown = parse(logs / "mxnet" / f"{row['log']}.log", "--aggregate", aggregate).stdout
+        line = next(line for line in shown.splitlines() if line.startswith(f"| {row['epoch_1based']:2d} |"))
+        expected = f"| {row['epoch_1based']:2d} | {row['train']} | {row['valid']} | {row['time'] or ''}"
+        assert line.startswith(expected), row
+
+
+def test_caffe(logs: Path) -> None:
+    path = logs / "other" / "caffe_squeezenet224_2gpu"
+    expected = json.loads(path.with_suffix(".expected.json").read_text())
+    (run,) = reading.read(str(path.with_suffix(".log")))
+    read = table(run)
+    assert [
+        (iteration, row["validation_accuracy"], row["validation_top_k_accuracy_5"], row["validation_loss"])
+        for iteration, row in read.rows.items()
+    ] == [(test["iteration"], test["accuracy"], test["accuracy_top5"], test["loss"]) for test in expected["tests"]]
+    losses = dict(expected["train_loss"])
+    assert read.rows[170000]["train_loss"] == losses[170000]
+    assert read.rows[5000]["train_loss"] == losses[4960]
+    assert list(read.counted()) == list(read.rows)  # iterations are not shifted
+
+
+def test_keras(logs: Path) -> None:
+    path = logs / "other" / "keras_kuza55_2xm60"
+    expected = json.loads(path.with_suffix(".expected.json").read_text())["runs"]
+    runs = reading.read(str(path.with_suffix(".log")))
+    assert [run.part for run in runs] == [1, 2, 3, 4, 5, 6]
+    keys = {"seconds": "seconds", "loss": "train_loss", "acc": "train_accuracy"}
+    for run, known in zip(runs, expected, strict=True):
+        read = table(run).rows.items()
+        assert [{"epoch": epoch, **{k: row[v] for k, v in keys.items()}} for epoch, row in read] == known["epochs"]
+    assert list(table(runs[0]).counted()) == [1, 2, 3, 4, 5]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import report_page
 from dmltrain.report.page import cli, document
 from dmltrain.report.statistic import difference
 from tests.report.page import written
@@ -194,3 +195,13 @@ def test_a_page_of_absurd_numbers(tmp_path: Path, report, number: str) -> None:
 def test_no_difference_between_absurd_numbers() -> None:
     assert difference([1e308, 1e308], [1.0, 2.0]) is None
     assert difference([1e100, 2e100], [1.0, 2.0]) is None
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_a_large_page_takes_less_than_10_s_500_mb_and_2_mb(tmp_path):
+    folders = report_page.write(tmp_path, runs=8, epochs=300, workers=10)
+    measured = report_page.measure(folders, tmp_path / "report.html")
+    assert measured.cpu_seconds < 10
+    assert measured.mib < 500
+    assert measured.page_bytes < 2_000_000
