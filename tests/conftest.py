@@ -39,8 +39,8 @@ signal.signal(signal.SIGTERM, _interrupted)
 QUICK = {
     "tests": "checkpoint env initial layers messages metric options record schedule system_packages tiers",
     "tests/data": "batches cifar10 load mnist",
-    "tests/kvstore": "bound codec create cut entries handshake host link outbox plan routes scheduler "
-    "rendezvous send_window server service transfers waiting wire",
+    "tests/kvstore": "codec cut link listener message outbox requests routes scheduler server server_keys "
+    "shared_memory shares transfers types waiting",
     "tests/launch": "config dry_run forecast hosts job known_hosts mpi_command network "
     "preflight prepare show supervise",
     "tests/models": "models",

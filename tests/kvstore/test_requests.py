@@ -552,6 +552,5 @@ def test_a_caller_that_missed_its_accept_connects_again():
         assert not lost and echo(last) == Kind.PROBE
         last.close()
         wait_for(lambda: lost, "the end of the link is reported")
-        assert [(each.peer.role, each.peer.index) for each in lost] == [("worker", 0)], (
-            "it had a frame, and did not leave"
-        )
+        peers = [(each.peer.role, each.peer.index) for each in lost]
+        assert peers == [("worker", 0)], "it had a frame, and did not leave"

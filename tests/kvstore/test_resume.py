@@ -64,9 +64,7 @@ def hold(found, view=1, turn=1, now=1.0, **ops):
 
 
 def sent(actions, kind):
-    return {
-        action.to: action.message for action in actions if isinstance(action, Send) and type(action.message) is kind
-    }
+    return {each.to: each.message for each in actions if isinstance(each, Send) and type(each.message) is kind}
 
 
 def reason(actions):
@@ -297,9 +295,7 @@ def test_who_is_lost_again_meanwhile_or_known_to_be_lost_is_not_waited_for():
     found = core()
     back(found, BUT_2)
     assert found.lost(MEMBERS[1], "end of stream", 2.0) == []
-    assert found.handle(SERVER, say.Heartbeat(), 2.0) == [Send(SERVER, say.Heartbeat())], (
-        "heartbeats are answered meanwhile"
-    )
+    assert found.handle(SERVER, say.Heartbeat(), 2.0) == [Send(SERVER, say.Heartbeat())], "they are answered"
     actions = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 2.0)
     assert sent(actions, say.Flush).keys() == {MEMBERS[0], MEMBERS[2]}
     found = core()
@@ -311,9 +307,8 @@ def test_who_is_lost_again_meanwhile_or_known_to_be_lost_is_not_waited_for():
     found = core(lost_before=frozenset({MEMBERS[2], ("server", 7)}))
     assert back(found, [SERVER, MEMBERS[0]]) == [], "worker 1 is to come"
     actions = found.handle(MEMBERS[1], rejoin(MEMBERS[1]), 1.0)
-    assert [action.text for action in actions if isinstance(action, Log)][1:] == [
-        "worker 2 on h2 was lost before this scheduler began; the job goes on without it"
-    ]
+    (_, said) = [action.text for action in actions if isinstance(action, Log)]
+    assert said == "worker 2 on h2 was lost before this scheduler began; the job goes on without it"
     assert sent(actions, say.Flush) == dict.fromkeys(MEMBERS[:2], say.Flush(1, 1, -1))
     actions = back(core(lost_before=frozenset({MEMBERS[1]})), [MEMBERS[1], SERVER, MEMBERS[0], MEMBERS[2]])
     assert sent(actions, say.Flush) == dict.fromkeys(MEMBERS, say.Flush(1, 1, -1)), "it came back in time"
@@ -339,9 +334,8 @@ def test_replacements_of_those_that_have_not_come_back_or_did_not_know_that_they
     assert sent(actions, say.Flush).keys() == set(MEMBERS) and sent(actions, say.Start) == {worker: START}
     assert worker not in sent(actions, say.Abort) and Cut(worker) not in actions
     views = [each for member in MEMBERS for each in found.handle(member, say.Flushed(2, 1, 0), 2.0)]
-    assert sent(views, say.Enter)[MEMBERS[0]].view.lost == (
-        Lost(5, "worker 5 was not told that it had joined, or was lost: it joins again"),
-    )
+    (lost,) = sent(views, say.Enter)[MEMBERS[0]].view.lost
+    assert lost == Lost(5, "worker 5 was not told that it had joined, or was lost: it joins again")
 
 
 def test_a_second_process_of_a_member_that_is_back_is_not_refused_in_the_place_of_another():
@@ -399,9 +393,8 @@ def test_what_one_that_follows_has_to_say_to_the_next_scheduler():
     assert following().words(*words, None) == []
     assert following().words(*words, Standing(None)) == [], "a worker that is not ready"
     assert following().words(words[0], None, Standing(None)) == []
-    assert following("server").words(*words, Standing(None, {1: 24})) == [
-        say.Rejoin(*words, (), (), (say.Finished(1, 24),))
-    ]
+    of_server = following("server").words(*words, Standing(None, {1: 24}))
+    assert of_server == [say.Rejoin(*words, (), (), (say.Finished(1, 24),))]
     assert following().words(*words, Standing(say.Enter(FIRST))) == [say.Rejoin(*words, (say.Enter(FIRST),))]
     found = following(joins=True)
     assert found.words(registration(MEMBERS[0]), None, Standing(None)) == [registration(MEMBERS[0])]

@@ -175,10 +175,8 @@ def test_without_any_server_the_members_wait_for_a_replacement_but_not_for_ever(
     view = views(comes(core, 0))
     assert (view.servers, view.joined_servers, view.behind) == ((0,), (0,), (1,))
     actions = without_server(core, 0)
-    assert messages(actions, say.Abort)[-1] == (
-        ALL,
-        say.Abort("server 0 on h9 was lost: end of stream; no server is left"),
-    )
+    said = "server 0 on h9 was lost: end of stream; no server is left"
+    assert messages(actions, say.Abort)[-1] == (ALL, say.Abort(said))
     core = without_any()
     hold(core, 7)
     core.tick(2.0)

@@ -26,9 +26,10 @@ A_WHILE = 0.05  # s: that something waits can only be seen for a while
 FOUR, ONES = np.zeros(4, np.float32), np.ones(4, np.float32)
 
 
-def init(store):
-    """A small key, whose value never comes back here."""
-    store.init("w", FOUR)
+def ready(job, values=FOUR):
+    """The same job, in which the value of "w" is this. (The small one never comes back here.)"""
+    job.all(lambda store: store.init("w", values))
+    return job
 
 
 def numbers(seed, size=LARGE):
@@ -46,8 +47,7 @@ def pulled(store, key, size=LARGE):
 
 @pytest.mark.parametrize("far, kibibytes", [(0, 1024), (1, 1024), (2, 512)])
 def test_slices_are_smaller_if_all_servers_are_on_other_hosts(whole_job, far, kibibytes):
-    job = whole_job(far=far)
-    job.all(lambda store: store.init("w", np.zeros(4 << 20, np.float32)))
+    job = ready(whole_job(far=far), np.zeros(4 << 20, np.float32))
     assert [store._entries.find("w").slices[0].range.length * 4 for store in job.stores] == [kibibytes << 10] * 2
 
 
@@ -83,8 +83,7 @@ def test_every_worker_gets_the_first_workers_values_and_then_sums(whole_job, far
 
 
 def test_what_is_not_to_be_waited_for_is_not(whole_job):
-    job = whole_job()
-    job.all(lambda store: store.init("w", np.zeros(5, np.float32)))
+    job = ready(whole_job(), np.zeros(5, np.float32))
     first, second = job.stores
     out = np.zeros(5, np.float32)
     handle = first.pushpull("w", np.ones(5, np.float32), out, wait=False)
@@ -108,8 +107,7 @@ def test_bytes_are_counted_each_way_and_the_relays_for_its_worker(whole_job):
             assert 4 * LARGE <= after.bytes_received - before.bytes_received < 4 * LARGE + 1000
             assert 4 * LARGE <= after.bytes_sent - before.bytes_sent < 4 * LARGE + 1500
             assert after.waits.total > 0.0
-    job = whole_job(servers=1, far=1)
-    job.all(lambda store: store.init("w", numbers(0)))
+    job = ready(whole_job(servers=1, far=1), numbers(0))
     before = [each.bytes_sent for each in job.stores]
     job.all(lambda store: store.pushpull("w", numbers(1), np.zeros(LARGE, np.float32)))
     job.all(lambda store: store.close())
@@ -168,8 +166,7 @@ def test_what_compression_leaves_out_is_each_workers_or_its_hosts(whole_job):
 
 @pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
 def test_a_push_that_needs_an_optimizer_is_refused_without_one(whole_job, kind):
-    job = whole_job(kind, staleness=1.0)
-    job.all(init)
+    job = ready(whole_job(kind, staleness=1.0))
     for call in (job.stores[0].push, job.stores[0].pushpull):
         with pytest.raises(UserError, match=f"kvstore {kind} .*set_optimizer"):
             call("w", ONES)
@@ -231,8 +228,7 @@ def test_states_are_continued_by_another_number_of_servers(whole_job, servers):
 )
 def test_what_a_server_cannot_do_ends_the_job_with_its_words(whole_job, name, rate, said):
     """An optimizer that cannot be made, a step that fails, and a push that is refused."""
-    job = whole_job("dist_async", workers=1, servers=1)
-    job.all(init)
+    job = ready(whole_job("dist_async", workers=1, servers=1))
     with pytest.raises(JobLost, match=said):
         job.stores[0].set_optimizer({"name": name})
         job.stores[0].pushpull("w", ONES, np.zeros(4, np.float32), rate=rate)
@@ -253,8 +249,7 @@ def test_a_state_larger_than_the_server_can_have_is_not_received(whole_job, size
 
 
 def test_staleness_is_what_others_did_since_the_last_pull(whole_job):
-    job = whole_job("dist_async", staleness=float("inf"), servers=1)
-    job.all(init)
+    job = ready(whole_job("dist_async", staleness=float("inf"), servers=1))
     job.all(lambda store: store.set_optimizer({"name": "plain"}))
     first, second = job.stores
 
@@ -276,12 +271,9 @@ def test_staleness_is_what_others_did_since_the_last_pull(whole_job):
 
 def test_limits_are_measured_where_that_is_wanted(whole_job):
     job = whole_job()
-    assert (
-        job.all(lambda store: (store.measure_limits(), store.carried(), store.bound(None, 1.0)))
-        == [("", None, 0.0)] * 2
-    )
-    job = whole_job(far=1, probe=True)
-    job.all(lambda store: store.init("w", numbers(0)))
+    measured = job.all(lambda store: (store.measure_limits(), store.carried(), store.bound(None, 1.0)))
+    assert measured == [("", None, 0.0)] * 2
+    job = ready(whole_job(far=1, probe=True), numbers(0))
     for said in job.all(lambda store: store.measure_limits()):
         assert "the network carries " in said and "memory " in said
     before = [each.carried() for each in job.stores]
@@ -310,8 +302,7 @@ def test_a_worker_that_fails_ends_the_job_for_all_with_its_reason(whole_job):
 
 
 def test_a_job_that_one_thread_gives_up_is_lost_for_its_own_main_thread_too(whole_job):
-    job = whole_job()
-    job.all(init)
+    job = ready(whole_job())
     waiting = job.at_once(lambda store: store.pushpull("w", ONES), 0)
     other = job.at_once(lambda store: store.barrier(), 1)
     job.stores[0].lose("a callback failed")
@@ -346,8 +337,7 @@ def test_every_worker_reads_its_own_pushes(whole_job, kind, transport):
 
 def test_values_stay_while_they_are_read(whole_job):
     """Worker 1 reads a round where the server wrote it, while worker 0 is a round ahead."""
-    job = whole_job(servers=1)
-    job.all(lambda store: store.init("w", numbers(0)))
+    job = ready(whole_job(servers=1), numbers(0))
     first, second = job.stores
     for clock in range(1, 8):
         values = job.all(lambda store, clock=clock: store.pushpull("w", numbers(clock), READ).values[0])
@@ -361,8 +351,7 @@ def test_values_stay_while_they_are_read(whole_job):
 
 
 def test_pushes_under_way_are_sent_before_a_worker_leaves(whole_job):
-    job = whole_job("dist_async", staleness=float("inf"), transport="tcp")
-    job.all(lambda store: store.init("w", numbers(0)))
+    job = ready(whole_job("dist_async", staleness=float("inf"), transport="tcp"), numbers(0))
     job.all(lambda store: store.set_optimizer({"name": "plain"}))
     first, second = job.stores
     for _ in range(20):
@@ -376,16 +365,14 @@ def test_pushes_under_way_are_sent_before_a_worker_leaves(whole_job):
 
 def test_a_worker_of_a_lost_job_does_not_say_that_no_push_is_missing(whole_job):
     """Else the others would hear that it has finished, and that it made too few steps."""
-    job = whole_job()
-    job.all(lambda store: store.init("w", numbers(0)))
+    job = ready(whole_job(), numbers(0))
     job.stores[0]._member._control.failure = "another reason, a moment before its links are cut"
     job.stores[0].close()
     assert all("worker 0" in reason and "was lost: end of stream" in reason for reason in job.ended())
 
 
 def test_a_lost_link_is_named_after_two_seconds(whole_job):
-    job = whole_job()
-    job.all(lambda store: store.init("w", numbers(0)))
+    job = ready(whole_job(), numbers(0))
     since = time.monotonic()
     job.stores[0]._routes.servers[1].link.cut()
     with pytest.raises(JobLost, match=r"the connection between .* was lost: end of stream") as raised:
@@ -395,8 +382,7 @@ def test_a_lost_link_is_named_after_two_seconds(whole_job):
 
 
 def test_a_relay_stays_until_its_hosts_last_worker_has_left(whole_job):
-    job = whole_job(servers=1, far=1)
-    job.all(init)
+    job = ready(whole_job(servers=1, far=1))
     job.all(lambda store: store.pushpull("w", ONES))
     leaving = job.at_once(lambda store: store.close(), 0)
     assert not wait([leaving], 6 * A_WHILE).done
@@ -407,8 +393,7 @@ def test_a_relay_stays_until_its_hosts_last_worker_has_left(whole_job):
 
 @pytest.mark.parametrize("early", [0, 1])
 def test_who_left_too_early_is_named_by_the_relay(whole_job, early):
-    job = whole_job(servers=1, far=1)
-    job.all(init)
+    job = ready(whole_job(servers=1, far=1))
     waiting = job.at_once(lambda store: store.pushpull("w", ONES), 1 - early)
     job.at_once(lambda store: store.close(), early)
     with pytest.raises(JobLost, match=f"worker {early} has finished already"):
@@ -440,9 +425,8 @@ def test_each_worker_begins_at_another_server_and_meets_its_relay_first(whole_jo
     job = whole_job(servers=3, far=2)
     for rank, store in enumerate(job.stores):
         routes = store._routes
-        assert [link.name.split(" at ")[0] for link in routes.links[1:]] == [
-            f"server {(rank + number) % 3}" for number in range(3)
-        ]
+        names = [link.name.split(" at ")[0] for link in routes.links[1:]]
+        assert names == [f"server {(rank + number) % 3}" for number in range(3)]
         assert routes.links[0].name == "worker 0, which sums for this host,"
         assert len(routes.all_links) == 4 + (2 if rank == 0 else 0)
         assert [routes.summed(number) for number in range(3)] == [1, 2, 2]
@@ -462,8 +446,7 @@ def test_without_sums_of_the_host_each_sends_its_own(whole_job, options):
 
 @pytest.mark.parametrize("far", [0, 1])
 def test_who_is_waited_for_too_long_is_named(whole_job, far):
-    job = whole_job(servers=1, far=far, wait_seconds=1.0)
-    job.all(init)
+    job = ready(whole_job(servers=1, far=far, wait_seconds=1.0))
     with pytest.raises(JobLost, match=r"has waited \d+ s for worker 1 \(DMLTRAIN_WAIT_TIMEOUT\)"):
         job.at_once(lambda store: store.pushpull("w", ONES), 0).result(SECONDS)
 
@@ -500,8 +483,7 @@ def test_servers_without_shared_memory_say_so_and_use_tcp(whole_job, capfd):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        job = whole_job()
-        job.all(lambda store: store.init("w", numbers(0)))
+        job = ready(whole_job(), numbers(0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     for store in job.stores:

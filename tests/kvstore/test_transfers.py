@@ -1,5 +1,7 @@
-"""A worker's pushes and pulls through two real servers in this process, and many small keys in one call."""
+"""A worker's pushes and pulls through two real servers in this process, also of many keys, parts of all, and bytes."""
 
+import random
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +12,12 @@ from dmltrain.kvstore import codec
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.worker import probe
+from dmltrain.kvstore.worker.broadcast import CHUNK
+from dmltrain.kvstore.worker.gathering import servers_of
+from dmltrain.kvstore.worker.transfers import Transfers
 from launch.certificate import new
-from tests.kvstore.whole_job import begun
+from tests.kvstore.made import start
+from tests.kvstore.whole_job import WholeJob, begun
 from tests.waiting import SECONDS
 
 LARGE = 200_000  # elements; cut into slices on both servers
@@ -196,10 +202,11 @@ KEYS = [f"k{number}" for number in range(len(SIZES))]
 
 @pytest.fixture
 def run_job(whole_job):
-    """Runs `train(store, job)` on the workers of a job. Returns the job."""
+    """Runs `train(store, job)` on the workers of a job, which have the keys. Returns the job."""
 
-    def run(train, **options):
+    def run(train, mean=False, **options):
         job = whole_job(**({"servers": 1} | options))
+        job.all(lambda store: store.init(KEYS, like(0.0), mean=mean))
         job.all(lambda store: train(store, job))
         return job
 
@@ -237,7 +244,6 @@ def in_lockstep(job):
 @pytest.mark.parametrize("how", ["own", "buffers", "read"])
 def test_the_values_of_every_step_are_right(run_job, transport, mean, how):
     def train(store, _):
-        store.init(KEYS, like(0.0), mean=mean)
         buffers = store.buffers(KEYS)
         for step in range(6):
             pushed, wanted = gradients(store.rank, step), total(step)
@@ -254,7 +260,7 @@ def test_the_values_of_every_step_are_right(run_job, transport, mean, how):
         assert min(store.bytes_received, store.bytes_sent) > 5 * sum(each.nbytes for each in pushed)
         assert store.take_staleness() == 0.0
 
-    job = run_job(train, transport=transport)
+    job = run_job(train, mean, transport=transport)
     assert [len(each.members) for each in in_lockstep(job)] == [6], "all but the largest"
 
 
@@ -263,7 +269,6 @@ def test_a_call_may_be_grouped_or_not_and_pushed_apart_from_its_pull(run_job, tr
     """The workers do not agree on how, and change it."""
 
     def train(store, _):
-        store.init(KEYS, like(0.0))
         calls = [KEYS, KEYS[::-1], KEYS[:3], ["k0"]]
         for step in range(12):
             pushed, out = gradients(store.rank, step), like()
@@ -280,7 +285,6 @@ def test_a_call_may_be_grouped_or_not_and_pushed_apart_from_its_pull(run_job, tr
 @both
 def test_what_is_read_stays_until_the_keys_next_push(run_job, transport):
     def train(store, _):
-        store.init(KEYS, like(0.0))
         for step in range(8):
             pushed = gradients(store.rank, step)
             values = store.pushpull(KEYS, pushed, READ).values
@@ -304,7 +308,6 @@ def test_pushes_need_not_wait_for_values(run_job, transport):
     """Also from arrays that are not shared, while servers still read an earlier push."""
 
     def train(store, _):
-        store.init(KEYS, like(0.0))
         made = [gradients(store.rank, step) for step in range(12)]
         for step in range(0, 12, 3):
             for each in range(step, step + 3):
@@ -319,7 +322,6 @@ def test_pushes_need_not_wait_for_values(run_job, transport):
 @both
 def test_steps_on_the_server_and_their_states(run_job, transport):
     def train(store, job):
-        store.init(KEYS, like(0.0))
         store.set_optimizer({"name": "plain"})
         expected = like(0.0)
         for step in range(9):
@@ -356,10 +358,168 @@ def test_other_links(run_job, options, tmp_path, monkeypatch):
     (tmp_path / "certificate").write_bytes(new()[0])
 
     def train(store, _):
-        store.init(KEYS, like(0.0))
         for step in range(5):
             out = like()
             store.pushpull(KEYS, gradients(store.rank, step), out)
             assert same(out, total(step, options.get("workers", 2)))
 
     assert len(in_lockstep(run_job(train, **options))) == 1
+
+
+PART = 600_000  # elements: three slices
+
+
+@pytest.fixture
+def job(request, whole_job):
+    return whole_job(**request.param)
+
+
+def part_of(rank, step, size=PART):
+    return np.random.default_rng([rank, step]).standard_normal(size).astype(np.float32)
+
+
+def jobs(**options):
+    """Jobs with these options, by name."""
+    return pytest.mark.parametrize("job", options.values(), ids=options, indirect=True)
+
+
+TWO = {"workers": 2, "servers": 2}
+
+
+def gathered(store, steps=4):
+    """The values of two keys in each step, and whether they were all as expected. The workers are late at random."""
+    draw, sizes = random.Random(store.rank), {"a": PART, "b": 5}
+    store.init_gathered(list(sizes), list(sizes.values()))
+    for step in range(steps):
+        time.sleep(draw.random() * 0.02)
+        parts = {key: part_of(store.rank, step, size) for key, size in sizes.items()}
+        handles = {key: store.gather([key], [parts[key]], priority=-ord(key)) for key in sizes}
+        for key, handle in handles.items():
+            parts[key][:] = np.nan  # the caller may use its memory again
+            handle.wait()
+            expected = np.stack([part_of(rank, step, sizes[key]) for rank in range(store.num_workers)])
+            if handle.values[0].tobytes() != expected.tobytes():
+                return f"worker {store.rank}: {key!r} is wrong in step {step}"
+    store.close()
+    return "equal"
+
+
+@jobs(shm=TWO | {"workers": 3}, tcp=TWO | {"workers": 3, "transport": "tcp"}, far=TWO | {"far": 1}, one={"workers": 1})
+def test_every_worker_gets_all_parts_of_each_step(job):
+    assert set(job.all(gathered)) == {"equal"}
+    assert job.ended() == [""] * (1 + len(job.servers))
+
+
+@jobs(shm={"servers": 1})
+def test_gathered_keys_change_neither_weights_nor_sums(job):
+    def all_of_it(store):
+        store.init_gathered(["part"], [3])
+        store.init(["w"], [np.zeros(4, np.float32)])
+        total, own = np.zeros(4, np.float32), np.full(4, store.rank + 1, np.float32)
+        handle = store.gather(["part"], [np.full(3, store.rank, np.float32)])
+        store.pushpull("w", own, total)
+        handle.wait()
+        return total.tolist(), handle.values[0].tolist(), store.all_reduce("n", np.ones(1)).tolist()
+
+    assert job.all(all_of_it) == [([3.0] * 4, [[0.0] * 3, [1.0] * 3], [2.0])] * 2
+
+
+@jobs(dist_async={"kind": "dist_async", "staleness": float("inf"), "workers": 1})
+def test_a_kvstore_without_rounds_gathers_nothing(job):
+    with pytest.raises(UserError, match="dist_async gathers no .* dist_sync"):
+        job.stores[0].init_gathered(["a"], [3])
+
+
+def test_parts_lie_on_servers_of_their_workers_hosts():
+    servers = [("", 1, "", "h2"), ("", 2, "", "h1"), ("", 3, "", "h1")]
+    assert servers_of(start([("h1", ""), ("h2", ""), ("h3", ""), ("", "")], servers)) == [[1, 2], [0], [2], [0]]
+
+
+@jobs(shm=TWO, tcp=TWO | {"transport": "tcp"})
+def test_a_worker_whose_pull_comes_late_gets_the_part_of_its_step(job, monkeypatch):
+    """Worker 1 stops between its push and its pull, while worker 0 has all it needs for the next step."""
+    real = Transfers.pull_next
+
+    def late(self, keys, targets, priority):
+        if any("of worker 0" in key for key in keys):
+            time.sleep(0.1)
+        return real(self, keys, targets, priority)
+
+    def steps(store):
+        store.init_gathered(["a"], [3])
+        found = []
+        for step in range(4):
+            handle = store.gather(["a"], [np.full(3, 10 * step + store.rank, np.float32)])
+            handle.wait()
+            found.append(handle.values[0][:, 0].tolist())
+        return found
+
+    monkeypatch.setattr(Transfers, "pull_next", late)
+    assert job.all(steps) == [[[10.0 * step, 10.0 * step + 1] for step in range(4)]] * 2
+
+
+@jobs(shm={"workers": 1, "servers": 1})
+def test_wrong_calls_are_explained(job):
+    (made,) = job.stores
+    made.init_gathered(["a"], [3])
+    with pytest.raises(UserError, match="'a' was declared twice"):
+        made.init_gathered(["a"], [3])
+    with pytest.raises(UserError, match="'b' was not declared for gather"):
+        made.gather(["b"], [np.zeros(3, np.float32)])
+    for wrong, said in ((np.zeros(4, np.float32), "has 4 of float32"), (np.zeros(3), "has 3 of float64")):
+        with pytest.raises(UserError, match=f"'a' .* 3 elements of float32; this one {said}"):
+            made.gather(["a"], [wrong])
+    assert made.all_reduce("n", np.ones(1)).tolist() == [1.0]
+
+
+BYTES = (0, 1, 8, 4095, 4096, 4097, CHUNK, CHUNK + 1, 2 * CHUNK + 12345)
+
+
+@pytest.fixture(scope="module", params=[("dist_sync", 0), ("dist_sync", 1), ("dist_async", 0)], ids=str)
+def mixed_job(request):
+    kind, far = request.param
+    made = WholeJob(kind, workers=3, servers=2, far=far, staleness=0.0 if kind == "dist_sync" else float("inf"))
+    yield made
+    made.all(lambda store: store.close())
+    assert made.ended() == ["", "", ""]
+    made.close()
+
+
+def values(seed, size):
+    """Any bits, among them those of NaN and -0."""
+    return np.random.default_rng([seed, size]).integers(0, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [(size, 0, {0, 1, 2}) for size in BYTES] + [(size, 0, {0, 2}) for size in BYTES],
+        [(5000, source, {0}) for source in (2, 1, 0, 2)],
+    ],
+    ids=["worker 0's, which one may not need", "any worker's"],
+)
+def test_all_workers_that_need_them_get_the_sources_bytes(mixed_job, turns):
+    def share(store):
+        found = []
+        for turn, (size, source, needed) in enumerate(turns):
+            mine = values(1000 * turn + store.rank, size)
+            store.broadcast(mine, needed=store.rank in needed, source=source)
+            found.append(mine.tobytes())
+        return found
+
+    for rank, found in enumerate(mixed_job.all(share)):
+        for turn, (size, source, needed) in enumerate(turns):
+            taken = source if rank in needed else rank
+            assert found[turn] == values(1000 * turn + taken, size).tobytes(), (turn, rank)
+
+
+def test_weights_and_sums_are_as_without_broadcasts(mixed_job):
+    def use(store):
+        store.broadcast(values(store.rank, 5000))
+        store.init("w", np.full(3, 7.0, np.float32))
+        store.broadcast(values(store.rank, 5000))
+        weight = np.zeros(3, np.float32)
+        store.pull("w", weight)
+        return store.key_number("w"), weight.tolist(), store.all_reduce("ones", np.ones(625)).tolist()
+
+    assert mixed_job.all(use) == [(0, [7.0] * 3, [3.0] * 625)] * 3

@@ -1,5 +1,7 @@
-"""The kvstore types and what their table decides; which store `create` returns, and the stores that need no servers."""
+"""The types of kvstores, and what `create` makes of them; a running job's changes between two steps or with a view."""
 
+import itertools
+import json
 import math
 import re
 from dataclasses import replace
@@ -11,7 +13,231 @@ import pytest
 from dmltrain import kvstore
 from dmltrain.env import Environment
 from dmltrain.errors import UserError
-from dmltrain.kvstore import types
+from dmltrain.kvstore import READ, types
+from dmltrain.kvstore.scheduler.actions import Log
+from dmltrain.kvstore.scheduler.change_file import ChangeFile
+from dmltrain.kvstore.scheduler.changes import ENDING, STARTING
+from dmltrain.kvstore.scheduler.kind_change import KindChange
+from dmltrain.kvstore.transport.message import Change
+from dmltrain.kvstore.view import View
+from tests.elastic_job import put
+from tests.kvstore.whole_job import WholeJob
+
+MORE, SIZE = 3, 50_000  # steps after each change; elements
+SPEC = {"name": "plain"}
+
+
+class Asking:
+    """A job whose worker 0 asks for changes, each MORE steps after the one before, by writing what the agent writes. It
+    ends so many steps after the last."""
+
+    def __init__(self, path, logged, wanted, **job):
+        self._path, self._logged, self._wanted = path, logged, wanted
+        self.job = WholeJob(change_file=str(path), **job)
+
+    def train(self, store):
+        """Each worker's steps: what it has pulled after each, of which type, and after which steps it changed. Then the
+        values at the end."""
+        values, pulled, types, changed = np.zeros(SIZE, np.float32), [], [], []
+        wanted = iter(self._wanted)
+        store.init("w", values)
+        store.pull("w", values)
+        store.set_optimizer(SPEC)
+        store.follow_changes(["w"], lambda wanted: "")
+        for step in itertools.count(1):
+            last = changed[-1] if changed else 0
+            if store.rank == 0 and step == last + MORE and len(changed) < len(self._wanted):
+                self.ask(len(changed) + 1, *next(wanted))
+            types.append(store.type)
+            store.push("w", np.full(SIZE, -gradient(store.rank, step), np.float32))
+            handle = store.pull("w", READ, wait=False)
+            if store.between_steps(handle.wait):
+                changed.append(step)
+            handle.wait()
+            pulled.append(float(handle.values[0][-1]))
+            if len(changed) == len(self._wanted) and step == changed[-1] + MORE:
+                break
+        store.barrier()
+        store.pull("w", values)
+        store.close()
+        return pulled, types, changed, values
+
+    def ask(self, number, name, staleness):
+        """Ask for the change, and wait until the scheduler has asked the workers."""
+        put(self._path, json.dumps({"number": number, "kv_store": name, "staleness": staleness, "by": "a test"}))
+        self._logged.wait_for(f"change {number} is asked for by a test")
+
+
+def gradient(rank, step):
+    return 1 + rank + 10 * step
+
+
+def total(workers, steps):
+    return sum(gradient(rank, step) for rank in range(workers) for step in range(1, steps + 1))
+
+
+@pytest.mark.parametrize(
+    "first, wanted",
+    [
+        ("dist_ssp", [("dist_sync", -1.0), ("dist_ssp", 4.0)]),
+        pytest.param("dist_sync", [("dist_async", -1.0), ("dist_sync", -1.0)], marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.thorough)])
+def test_all_workers_change_after_the_same_step(tmp_path, logged, first, wanted, transport):
+    found = Asking(tmp_path / "change.json", logged, wanted, kind=first, staleness=3.0, transport=transport)
+    results = found.job.all(found.train)
+    logged.wait_for("change 2 after step ")
+    assert found.job.ended() == [""] * 3
+    (_, types, changed, _), (_, others, others_changed, _) = results
+    assert types == others and changed == others_changed and len(changed) == 2
+    names = [first, *(name for name, _ in wanted)]
+    assert [*dict.fromkeys(types)] == [*dict.fromkeys(names)] and types[-1] == names[-1]
+    for pulled, _, _, values in results:
+        assert (values == total(2, len(types))).all()
+        for step, (value, name) in enumerate(zip(pulled, types, strict=True), 1):
+            assert name != "dist_sync" or value == total(2, step)
+    now = [name + (" staleness=4" if name == "dist_ssp" else "") for name, _ in wanted]
+    before = [f"kv_store={each}" for each in (first + " staleness=3" * (first == "dist_ssp"), now[0])]
+    for step, after, earlier in zip(changed, now, before, strict=True):
+        line = f"after step {step} of this job: kv_store={after} (before: {earlier}); asked for by a test"
+        assert logged.text.count(line) == 2
+    assert f"change 1 after step {changed[0]} of all workers: kv_store={now[0]}\n" in logged.text
+
+
+def test_what_a_worker_refuses_is_said_and_changes_nothing(tmp_path, logged):
+    """Also what a program cannot do that pushes by itself."""
+    found = Asking(tmp_path / "change.json", logged, [], kind="dist_async", staleness=np.inf, workers=1, servers=1)
+    (store,) = found.job.stores
+    found.ask(1, "dist_ssp", -1.0)
+    logged.wait_for("change 1 is refused: this program does not train with the optimizer on the servers")
+    store.init("w", np.zeros(4, np.float32))
+    store.set_optimizer(SPEC)
+    store.follow_changes(["w"], lambda wanted: "")
+    for number, (name, staleness, why) in enumerate(REFUSED, 2):
+        found.ask(number, name, staleness)
+        logged.wait_for(f"change {number} is refused: {why}")
+    assert not store.between_steps(lambda: None) and store.type == "dist_async"
+    store.close()
+    assert found.job.ended() == [""] * 2
+
+
+REFUSED = [
+    ("dist_async", 2.0, "staleness is an option of kvstore dist_ssp; this is dist_async"),
+    ("dist_sinc", -1.0, "unknown kvstore 'dist_sinc'"),
+    ("dist_async", -1.0, "kv_store=dist_async is what the job has already"),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first, then", [("dist_sync", "dist_async"), ("dist_async", "dist_sync")])
+def test_a_scripts_gradients_are_weighed_by_the_kvstore_of_their_step(tmp_path, logged, first, then):
+    """The mean of a step of all workers, and the whole gradient of a step of one; momentum goes on."""
+    import torch
+
+    from dmltrain.backends.torch.distributed import distribute
+    from dmltrain.backends.torch.server_optimizer import Step
+
+    staleness = np.inf if first == "dist_async" else 0.0
+    found = Asking(tmp_path / "change.json", logged, [], kind=first, staleness=staleness, servers=1, make_step=Step)
+
+    def train(store):
+        model = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = distribute(model, inner, store, update_on_kvstore=True)
+        steps = {"dist_sync": 0, "dist_async": 0}
+        while steps[then] < MORE:
+            if store.rank == 0 and steps[first] == MORE and not steps[then]:
+                found.ask(1, then, -1.0)
+            steps[store.type] += 1
+            optimizer.zero_grad()
+            model(torch.full((1, 1), 1.0 + store.rank)).sum().backward()
+            optimizer.step()
+        optimizer.settle()  # all pushes are in the weights
+        store.barrier()
+        optimizer.synchronize()
+        store.close()
+        return steps, float(model.weight.detach())
+
+    results = found.job.all(train)
+    assert found.job.ended() == [""] * 2
+    (steps, weight), (others, other) = results
+    assert steps == others and weight == other
+    assert weight == -(1.5 * steps["dist_sync"] + 3.0 * steps["dist_async"])
+
+
+SSP = View(1, 0, ((0, 1),), (0,), kvstore="dist_ssp", staleness=2.0)
+SYNC = replace(SSP, kvstore="dist_sync", staleness=0.0)
+
+
+def change(kv_store="", staleness=-1.0, number=1):
+    return Change(number, kv_store, staleness, "a test")
+
+
+def refused(log, number=1):
+    assert log[0] == Log(f"change {number} is asked for by a test")
+    (said,) = log[1:]
+    return said.text.removeprefix(f"change {number} is refused: ")
+
+
+@pytest.mark.parametrize(
+    "asked, kvstore, staleness, shown",
+    [
+        (change(staleness=0.0), "dist_ssp", 0.0, "kv_store=dist_ssp staleness=0"),
+        (change("dist_async"), "dist_async", 0.0, "kv_store=dist_async"),
+        (change("dist_ssp", 7.0), "dist_ssp", 7.0, "kv_store=dist_ssp staleness=7"),
+    ],
+)
+def test_it_comes_with_the_next_view_and_with_no_other(asked, kvstore, staleness, shown):
+    found = KindChange()
+    assert len(found.ask(asked, SSP, ends=False)) == 1 and found.waits
+    view = found.next_view(SSP, SSP.without([1], 5), between=False, drained=False)
+    assert (view.number, view.members, view.kvstore, view.staleness) == (2, (0,), kvstore, staleness)
+    assert found.begins(view) == [Log(f"change 1 from view 2 on: {shown}")]
+    after = view.without([], 6)
+    assert found.next_view(view, after, between=True, drained=False) == after
+    assert (after.kvstore, after.staleness) == (kvstore, staleness)
+    assert not found.waits and found.begins(after) == []
+
+
+@pytest.mark.parametrize(
+    "asked, view, ends, why",
+    [
+        (change(staleness=1.0), None, False, STARTING),
+        (change(staleness=1.0), SSP, True, ENDING),
+        (change("dist_ssp", 2.0), SSP, False, "kv_store=dist_ssp staleness=2 is what the job has"),
+        (change("dist_local"), SSP, False, "can change to dist_sync or dist_async or dist_ssp"),
+        (change("dist_async", 4.0), SSP, False, "staleness"),
+        (change("dist"), SSP, False, "unknown kvstore"),
+        (change("dist_sync"), SYNC, False, "kv_store=dist_sync is what the job has already"),
+        (change(staleness=1.0), SYNC, False, "staleness is an option of kvstore dist_ssp"),
+        (change(staleness=1.0), replace(SSP, kvstore="", staleness=0.0), False, "it is not known what kvstore"),
+    ],
+)
+def test_what_cannot_change_is_refused_at_once(asked, view, ends, why):
+    found = KindChange()
+    assert why in refused(found.ask(asked, view, ends)) and not found.waits
+
+
+def test_one_at_a_time_and_none_after_the_last_view():
+    found = KindChange()
+    found.ask(change(staleness=1.0), SSP, ends=False)
+    assert refused(found.ask(change(staleness=3.0, number=2), SSP, False), 2).startswith("change 1 is not made yet")
+    assert found.cancel() == [Log(f"change 1 is refused: {ENDING}")] and found.cancel() == []
+
+
+def test_a_later_scheduler_does_not_make_what_the_one_before_was_asked_for(tmp_path):
+    file = tmp_path / "change"
+    asked = {"number": 4, "kv_store": "dist_async", "staleness": -1.0, "by": "me"}
+    file.write_text(json.dumps(asked))
+    assert ChangeFile(str(file)).newer() == Change(*asked.values())
+    later = ChangeFile(str(file), skips=True)
+    assert later.newer() is None
+    file.write_text(json.dumps(asked | {"number": 5}))
+    assert later.newer() == Change(5, "dist_async", -1.0, "me") and later.newer() is None
+
 
 ROOT = Path(__file__).parents[2]
 

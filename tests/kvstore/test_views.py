@@ -54,11 +54,8 @@ def bye(core, rank, now=1.0, done=9):
 
 def messages(actions, kind=None):
     """(to, message) of what is sent, of one kind or all."""
-    return [
-        (each.to, each.message)
-        for each in actions
-        if isinstance(each, Send) and isinstance(each.message, kind or object)
-    ]
+    sent = [(each.to, each.message) for each in actions if isinstance(each, Send)]
+    return [(to, message) for to, message in sent if isinstance(message, kind or object)]
 
 
 def views(actions):
@@ -486,9 +483,7 @@ def come(core, rank, at=2.0, facts=FACTS, host="id 9"):
 def test_workers_come_in_addition():
     core = armed(max_workers=5)
     registering, ready = come(core, 4)
-    assert [each.message for each in registering[:1]] == [core._first_start] and isinstance(
-        core._first_start, say.Start
-    )
+    assert isinstance(core._first_start, say.Start) and registering[0].message == core._first_start
     assert registering[1].text == "worker 4 on h9 has come to join"
     assert messages(ready) == [(worker(0), say.Invite((4,)))]
     come(core, 3, host="id 0")
@@ -833,9 +828,8 @@ def waiting(**settings):
     assert Log(f"{FEW}: the job waits up to 60 s for more (--wait-for-hosts)") in actions
     assert messages(actions, say.Invite) == [(worker(0), say.Invite(()))]
     actions = admitted(core, {0: 9, 2: 9}, view=2)
-    assert entered(actions) == say.Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True) and not messages(
-        actions, say.Invite
-    )
+    assert entered(actions) == say.Enter(View(3, 9, ((0,), (2,)), (0,)), holds=True)
+    assert not messages(actions, say.Invite)
     return core
 
 

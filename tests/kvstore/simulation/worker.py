@@ -122,9 +122,7 @@ class Worker(Process):
         while self.answered < self.asked:
             yield
         self.say(say.Ready({}, self.job.replay if self.member == 0 else (), self.job.balance))
-        yield from self.wait_for_view()
-        yield from self.enter()
-        yield from self.epochs()
+        yield from self.rejoin()
 
     def join(self):
         """A replacement prepares, and waits until it is a member."""
