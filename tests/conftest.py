@@ -37,9 +37,9 @@ def _interrupted(*_: object, _of: int = os.getpid()) -> None:
 signal.signal(signal.SIGTERM, _interrupted)
 
 QUICK = {
-    "tests": "checkpoint env initial layers messages metric options record schedule system_packages tiers",
+    "tests": "checkpoint env initial layers messages options record schedule system_packages tiers",
     "tests/data": "batches cifar10 load mnist",
-    "tests/kvstore": "codec cut link listener message outbox requests routes scheduler server server_keys "
+    "tests/kvstore": "codec cut link listener message outbox requests scheduler server server_keys server_link "
     "shared_memory shares transfers types waiting",
     "tests/launch": "config dry_run forecast hosts job known_hosts mpi_command network "
     "preflight prepare show supervise",

@@ -129,13 +129,10 @@ def test_no_circle_of_imports(folder):
         imported = {module: used for module, used in imported.items() if module not in leaves}
 
 
-def test_the_kvstore_knows_no_backend():
+def test_the_kvstore_knows_no_backend_and_frameworks_are_imported_in_backends_only():
     for path in sources("dmltrain/kvstore"):
         if path.relative_to(ROOT / "dmltrain/kvstore").as_posix() != "__init__.py":
             assert not {full for full in imports(path) if full.startswith("dmltrain.backends")}, path
-
-
-def test_frameworks_are_imported_in_backends_only():
     for path in sources("dmltrain"):
         if room(path) not in ("backends", "__init__"):
             found = {full.partition(".")[0] for full in imports(path)} & FRAMEWORKS

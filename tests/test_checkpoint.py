@@ -122,7 +122,7 @@ def test_another_programs_file_is_judged_by_its_own_reader(tmp_path):
     assert checkpoint.last(str(tmp_path / "m"), (".npz", ".params"), load) == ((1, 0), ()), "the own file counts"
 
 
-def test_a_file_that_the_disk_cannot_read_is_damaged(tmp_path):
+def test_a_file_that_the_disk_cannot_read_is_damaged_and_one_that_may_not_be_read_is_not(tmp_path):
     """Reading the memory of a process from its address 0 is an Input/output error, as with a bad disk."""
     (tmp_path / "m-0001.pt").write_bytes(archive())
     (tmp_path / "m-0002.pt").symlink_to("/proc/self/mem")
@@ -131,17 +131,14 @@ def test_a_file_that_the_disk_cannot_read_is_damaged(tmp_path):
     assert checkpoint.examine(tmp_path / "m-0002.pt").digest == ""
     with pytest.raises(UserError, match="m-0002.pt is damaged or truncated: the disk cannot read it"):
         checkpoint.read(tmp_path / "m-0002.pt")
-
-
-def test_a_file_that_may_not_be_read_is_no_damaged_file(tmp_path):
-    """Its owner makes it readable; training from an older one would replace it."""
-    (tmp_path / "m-0001.pt").write_bytes(archive())
-    (tmp_path / "m-0002.pt").mkdir()
+    (tmp_path / "m-0002.pt").unlink()
+    (tmp_path / "m-0002.pt").mkdir()  # an owner makes it readable; training from an older one would replace it
     with pytest.raises(UserError, match="cannot read the checkpoint .*m-0002.pt: Is a directory"):
         checkpoint.last(str(tmp_path / "m"))
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
+    """A checkpoint says so too: neither the file nor its temporary file can be reached."""
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--model-prefix .*cannot write there"):
         checkpoint.prepare(str(tmp_path / "file" / "m"))
@@ -149,25 +146,17 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(tmp_path):
         checkpoint.prepare(str(tmp_path / "new" / "m"))
     checkpoint.prepare(f"{tmp_path}/newer/")  # whose files are newer/-0001.pt
     assert os.listdir(tmp_path / "new") == os.listdir(tmp_path / "newer") == []
+    with pytest.raises(UserError, match="cannot write the checkpoint .*: Not a directory; earlier checkpoints"):
+        checkpoint.write(tmp_path / "file" / "m-0001.pt", archive())
 
 
-def test_the_error_for_another_networks_checkpoint_names_the_difference(tmp_path):
+def test_the_error_for_another_networks_checkpoint_or_format_names_the_difference(tmp_path):
+    """Files of 0.4 have format 1 and can still be read."""
     found = {"format": checkpoint.FORMAT, "network": "resnet", "num_layers": 20}
     checkpoint.check(tmp_path, found, {"network": "resnet", "num_layers": 20})
     with pytest.raises(UserError, match="num layers 20, expected 56"):
         checkpoint.check(tmp_path, found, {"network": "resnet", "num_layers": 56})
-
-
-def test_the_format_version_is_1():
-    """Files of 0.4 have it and can still be read."""
     checkpoint.check("m-0001.pt", {"format": 1}, {})
     for other in (0, 2, "1", None):
         with pytest.raises(UserError, match="expected format 1, found"):
             checkpoint.check("m-0001.pt", {"format": other}, {})
-
-
-def test_an_invalid_path_is_named(tmp_path):
-    """Neither the file nor its temporary file can be reached."""
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write the checkpoint .*: Not a directory; earlier checkpoints"):
-        checkpoint.write(tmp_path / "file" / "m-0001.pt", archive())

@@ -1,4 +1,4 @@
-"""Workers that resume: each has a file of its own, and they must agree; through real servers."""
+"""Workers that resume, and whose copies of a graph differ: they must agree; through real servers."""
 
 import errno
 import hashlib
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from dmltrain import common_checkpoint, resume
+from dmltrain import common_checkpoint, common_network, models, resume
 from dmltrain.errors import JobLost, UserError
 from dmltrain.options import parse
 from dmltrain.plan import Plan
@@ -233,3 +233,24 @@ def test_workers_must_be_asked_for_the_same_epoch(job, tmp_path, log):
         same = [*prefix, "--load-epoch", two]
         errors = chosen(job, log, same, same, [*prefix, *three])
         assert len(set(errors)) == 1 and "worker 2 did not get worker 0's --load-epoch" in errors[0], errors
+
+
+def checked(job, networks):
+    def check(store):
+        try:
+            common_network.check("m-symbol.json", networks[store.rank], store)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    return job.all(check)
+
+
+def test_equal_networks_are_no_error_and_another_one_is_named_by_all(job):
+    usual, other = (models.create("resnet", depth) for depth in (8, 14))
+    assert checked(job, [usual] * WORKERS) == [""] * WORKERS
+    (said,) = set(checked(job, [usual, usual, other]))
+    assert said.startswith("--network m-symbol.json: worker 2 rebuilt another network than worker 0 from this file: ")
+    assert "look at worker 2, and copy" in said
+    (said,) = set(checked(job, [other, usual, usual]))
+    assert "look at worker 0, and copy" in said

@@ -146,10 +146,7 @@ CHANGES = {
         come=(3,),
         come_after="worker-0: View 1",
         asks=("dist_async",),
-        says=(
-            "scheduler-0: change 1 from view 2 on: kv_store=dist_async",
-            *(f"worker-{n}: {NOW}" for n in range(4)),
-        ),
+        says=("scheduler-0: change 1 from view 2 on: kv_store=dist_async", *(f"worker-{n}: {NOW}" for n in range(4))),
     ),
     "dist_sync with the optimizer on the workers stays": Row(
         JOINS,

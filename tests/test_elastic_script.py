@@ -103,19 +103,18 @@ def replace(job, member, leader):
 ON_SERVERS = {"MXNET_UPDATE_ON_KVSTORE": "1"}
 
 
-def is_exact_without_worker_1(start, faults):
-    """And with the optimizer on the servers. Returns the job."""
+@thorough
+@pytest.mark.parametrize("faults, saves", [("1:after:3", False), ("0:saves:5,1:agreed:5", True)])
+def test_a_worker_is_lost_with_the_optimizer_on_the_servers(start, faults, saves):
+    """Also of a round in which a checkpoint is saved: before the first push, when all have said how many samples they
+    have."""
     job = start(faults, **ON_SERVERS)
     printed = survived(job, (0, 2), worker_1=KILLED)
+    assert (job.folder / "saved.pt").exists() == saves
+    assert not saves or (job.folder / "saved.pt").stat().st_size
     replay = start(replay=job.folder / "audit/views.json", servers=1, **ON_SERVERS)
     replay.succeed(SECONDS)
     assert same(replay, (0, 2))[-1] == printed[-1]
-    return job
-
-
-@thorough
-def test_a_worker_is_lost_with_the_optimizer_on_the_servers(start):
-    is_exact_without_worker_1(start, "1:after:3")
 
 
 @thorough
@@ -127,13 +126,6 @@ def test_a_worker_that_reads_the_optimizers_state_alone_when_the_members_change_
     job = start(f"0:{moment},1:{lost}", **ON_SERVERS)
     survived(job, (2,), worker_0=1, worker_1=KILLED)
     assert "use state.save(path) after the loop over the loader" in job.output("worker-0"), job.outputs()
-
-
-@thorough
-def test_a_checkpoint_is_saved_in_a_round_of_which_a_worker_is_lost(start):
-    """Before the first push, when all have said how many samples they have."""
-    job = is_exact_without_worker_1(start, "0:saves:5,1:agreed:5")
-    assert (job.folder / "saved.pt").stat().st_size
 
 
 @thorough

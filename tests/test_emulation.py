@@ -31,15 +31,11 @@ def test_so_many_of_ten_thousand_steps_are_drawn_as_the_probability_says(probabi
     assert abs(sum(drawn(3, probability=probability)) - expected) <= 4 * deviation
 
 
-def test_workers_and_seeds_have_draws_of_their_own():
-    """Of two independent workers 1 in 400 steps is drawn for both."""
+def test_workers_and_seeds_have_draws_of_their_own_that_are_the_same_in_every_version():
+    """Of two independent workers 1 in 400 steps is drawn for both. Published figures depend on the draws."""
     first = drawn(0)
     for other in (drawn(1), drawn(0, seed=1)):
         assert 5 <= sum(a and b for a, b in zip(first, other, strict=True)) <= 60
-
-
-def test_draws_are_the_same_in_every_version():
-    """Published figures depend on them."""
     assert [step for step, slow in enumerate(drawn(0, steps=100)) if slow] == [2, 29, 72]
     assert [step for step, slow in enumerate(drawn(4, seed=7, steps=100)) if slow] == [55, 70, 75, 76, 84, 99]
 
@@ -103,14 +99,11 @@ def test_only_steps_that_were_drawn_take_longer():
     assert taken == pytest.approx([2.0 if each else 0.5 for each in slow]) and {True, False} == set(slow)
 
 
-def test_the_batches_of_a_step_share_its_time():
+def test_the_batches_of_a_step_share_its_time_and_each_sample_of_the_worker_takes_so_long():
     thread = Thread(seconds=0.6)
     thread.step(0, 0.05, 0.1, batches=3)
     assert thread.step(1, 0.05, 0.1, batches=3) == pytest.approx(0.6)
     assert thread.step(2, 0.05, 0.1, batches=1) == pytest.approx(0.6)
-
-
-def test_a_step_takes_so_long_for_each_sample_of_the_worker():
     thread = Thread(seconds=0.2, each=0.05, always=2.0)
     taken = [thread.step(number, 0.0, 0.0, samples=samples) for number, samples in enumerate((8, 2, 0))]
     assert taken == pytest.approx([1.2, 0.6, 0.4])
@@ -119,12 +112,9 @@ def test_a_step_takes_so_long_for_each_sample_of_the_worker():
     assert emulation.describe(Options(emulate_step=0.2, emulate_sample=0.05)) == [text]
 
 
-def test_the_expected_time_of_a_step():
+def test_the_expected_time_of_a_step_and_of_those_of_a_slow_worker():
     slow = emulation.slowness(FIVE_PERCENT, rank=2)
     assert slow.mean(0.02) == pytest.approx(0.145) and slow.mean(0.2) == pytest.approx(0.29)
-
-
-def test_one_worker_is_slow_and_the_others_are_not():
     options = Options(emulate_step=0.1, slow_worker=(4, 3.0))
     assert [emulation.slowness(options, rank).target(0)(0.0) for rank in (3, 4)] == pytest.approx([0.1, 0.3])
     assert emulation.slowness(dataclasses.replace(options, emulate_step=0.0), 3) is None
@@ -139,25 +129,19 @@ def model():
     return benchmark_module("stragglers")
 
 
-def test_the_model_agrees_with_the_mean_of_the_slowest_and_of_one(model):
+def test_the_model_agrees_with_the_mean_of_the_slowest_and_of_one_and_more_staleness_is_never_slower(model):
     sync, async_ = (model.steps_per_second(FIVE_PERCENT, 5, bound, 2000, 1) for bound in (0, math.inf))
     assert 1 / sync == pytest.approx(0.1 * (1 + 9 * (1 - 0.95**5)), rel=0.05)
     assert 1 / async_ == pytest.approx(0.145, rel=0.1)
-
-
-def test_more_staleness_is_never_slower_and_ten_is_enough_for_the_bar(model):
     rates = [model.steps_per_second(FIVE_PERCENT, 5, bound, 150, 10) for bound in (0, 1, 3, 10, math.inf)]
     assert rates == sorted(rates) and rates[3] > 1.6 * rates[0]
 
 
-def test_a_worker_that_is_always_slow_limits_every_kvstore(model):
+def test_a_worker_that_is_always_slow_limits_every_kvstore_and_the_model_waits_as_the_servers_do(model):
+    """The first worker may be one step ahead, so the other's long second step delays its fourth."""
     options = Options(emulate_step=0.1, slow_worker=(4, 3.0))
     rates = [model.steps_per_second(options, 5, bound, 100, 2) for bound in (0, 10, math.inf)]
     assert rates == pytest.approx([1 / 0.3] * 3)
-
-
-def test_the_model_waits_as_the_servers_do(model):
-    """The first worker may be one step ahead, so the other's long second step delays its fourth."""
     durations = [[1.0, 1.0, 1.0, 1.0], [1.0, 5.0, 1.0, 1.0]]
     assert [model.epoch_seconds(durations, bound) for bound in (0, 1, math.inf)] == [8.0, 8.0, 8.0]
     assert model.epoch_seconds([[1, 1, 1, 9], [1, 5, 1, 1]], 1) == 6 + 9  # its fourth begins after the other's second

@@ -1,6 +1,5 @@
 """A whole job through its commands: launcher, servers, training, logs, tables; and processes that are stopped."""
 
-import importlib.util
 import itertools
 import json
 import os
@@ -15,6 +14,7 @@ import pytest
 
 from dmltrain import checkpoint
 from tests.launch.conftest import ROOT, Launched, launcher, wait_for  # noqa: F401  (a fixture)
+from tests.test_fit import installed
 from tests.tiers import tiered
 
 DIGITS = ROOT / "examples/train_digits.py"
@@ -71,8 +71,7 @@ def test_dist_sync_without_servers_is_explained(launcher):  # noqa: F811
     ],
 )
 def test_the_classic_first_job(launcher, backend, kind, tmp_path):  # noqa: F811
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
+    installed(backend)
     program = ("python", ROOT / "examples/dist_sync_mlp.py", "--backend", backend, "--kv-store", kind)
     done = launcher.run("-n", 2, "-s", 1, *program, "--num-epochs", 2, "--model-prefix", tmp_path / "m")
     assert done.code == 0, done

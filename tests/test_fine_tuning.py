@@ -26,12 +26,17 @@ def arrays(path) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in model.items()}
 
 
-def test_the_last_layer_is_replaced_and_learns_faster():
+def test_the_last_layer_or_those_after_the_named_one_are_replaced_and_learn_faster():
     found = build("--network resnet --num-layers 8 --last-lr-mult 10")
     usual = models.create("resnet", 8, 3, (1, 8, 8))
     assert found.new == {"fc1_weight", "fc1_bias"} and found.network.num_classes == 3
     assert [each.shape for each in found.network.parameters()] == [each.shape for each in usual.parameters()]
     assert {each.name for each in found.network.parameters() if each.lr_mult == 10.0} == found.new
+    found = build("--network lenet --layer-before-fullc activation1_output", shape=(1, 28, 28))
+    names = [each.name for each in found.network.parameters()]
+    assert names[-2:] == ["fc_weight", "fc_bias"] and not any(name.startswith("fullyconnected") for name in names)
+    with pytest.raises(UserError, match="--layer-before-fullc flat: network lenet has no such layer.*activation1"):
+        build("--network lenet --layer-before-fullc flat", shape=(1, 28, 28))
 
 
 def test_auxiliary_classifiers_get_new_last_layers_too():
@@ -54,14 +59,6 @@ def test_a_network_without_a_dense_layer_at_its_end_needs_a_name():
         fine_tuning.build(parse([]), network, 5)
     found = fine_tuning.build(parse(["--layer-before-fullc", "pool", "--pretrained-model", "m"]), network, 5)
     assert [each.shape for each in found.network.parameters()] == [(3, 1, 1, 1), (3,), (5, 3), (5,)]
-
-
-def test_layers_after_the_named_one_are_replaced():
-    found = build("--network lenet --layer-before-fullc activation1_output", shape=(1, 28, 28))
-    names = [each.name for each in found.network.parameters()]
-    assert names[-2:] == ["fc_weight", "fc_bias"] and not any(name.startswith("fullyconnected") for name in names)
-    with pytest.raises(UserError, match="--layer-before-fullc flat: network lenet has no such layer.*activation1"):
-        build("--network lenet --layer-before-fullc flat", shape=(1, 28, 28))
 
 
 def test_training_starts_from_the_other_weights(train, backend, tmp_path):  # noqa: F811

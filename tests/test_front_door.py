@@ -88,10 +88,13 @@ def test_without_arguments_it_lists_the_verbs(folder, words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_help_of_a_verb_is_printed_by_the_verb(folder):
+def test_help_of_a_verb_is_printed_by_the_verb_and_the_version_is_the_launchers(folder):
     assert run(folder / "dmltrain", "help", "launch").stdout.endswith("<--help>\n")
     wrong = run(folder / "dmltrain", "help", "lunch")
     assert wrong.returncode == 2 and "unknown verb 'lunch'; did you mean launch?" in wrong.stderr
+    assert run(folder / "dmltrain", "--version").stdout == "dmltrain 7.8.9\n"
+    (folder / "dmltrain-launch").unlink()
+    assert run(folder / "dmltrain", "--version").returncode != 0
 
 
 @pytest.mark.parametrize(
@@ -110,12 +113,6 @@ def test_an_unknown_verb(folder, word, message):
     done = run(folder / "dmltrain", word)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines()[0] == f"dmltrain: error: {message}"
-
-
-def test_the_version_is_the_launchers(folder):
-    assert run(folder / "dmltrain", "--version").stdout == "dmltrain 7.8.9\n"
-    (folder / "dmltrain-launch").unlink()
-    assert run(folder / "dmltrain", "--version").returncode != 0
 
 
 def test_it_takes_at_most_a_hundredth_of_a_second(folder):

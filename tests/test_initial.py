@@ -73,15 +73,12 @@ GOLDEN = (
 GOLDEN_QUANTILES = "-0x1.06b485687b3ebp+3 -0x1.7fdc0f0aa6423p+2 -0x1.29c5c5af04ce2p+1 -0x1.0c7e39ce2490dp-1"
 
 
-def test_depends_on_the_seed_and_nothing_else():
+def test_depends_on_the_seed_and_nothing_else_and_a_negative_seed_is_refused():
     network = models.create("lenet")
     one, same, other = (initial.first_values(network, seed) for seed in (5, 5, 6))
     for each in network.parameters():
         assert np.array_equal(one[each.name], same[each.name])
         assert np.array_equal(one[each.name], other[each.name]) == (each.kind == "bias")
-
-
-def test_negative_seed_is_refused():
     with pytest.raises(UserError, match="the seed is -1"):
         initial.first_values(models.create("mlp"), -1)
 

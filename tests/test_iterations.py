@@ -58,9 +58,6 @@ def test_without_validation_data_there_is_nothing_to_test(run, mxnet_files):  # 
     assert "Validation" not in log.text and len(log.values("Train-accuracy")) == 1
 
 
-# -- the end of a run -------------------------------------------------------------------------------------------------
-
-
 def test_max_iter_ends_the_run_in_an_epoch(train, backend, tmp_path):  # noqa: F811
     prefix = ["--model-prefix", tmp_path / "m"]
     log = train(*SMALL, *prefix, "--max-iter", 13, "--disp-batches", 1)

@@ -84,7 +84,7 @@ def test_synthetic_images_have_any_number_of_classes():
     assert dataset.num_classes == 300 and set(dataset.train.labels) == set(dataset.validation.labels) == set(range(300))
 
 
-def test_workers_with_local_parts_have_synthetic_samples_of_their_own():
+def test_workers_with_local_parts_have_synthetic_samples_of_their_own_and_share_their_validation():
     words = "--dataset synthetic --num-classes 5 --num-examples 21 --image-shape 1,4,4"
     whole = loaded(words)[0]
     own = together([f"{words} --data-parts local"] * 2)
@@ -93,9 +93,6 @@ def test_workers_with_local_parts_have_synthetic_samples_of_their_own():
         assert (dataset.train.labels == whole.train.labels[rank::2]).all()
         assert (dataset.validation.images == whole.validation.images).all()
         assert isinstance(parts, Local) and parts.sizes == (11, 10)
-
-
-def test_local_parts_of_made_images_share_their_validation():
     store = Store()
     dataset, _, found = loaded("--dataset synthetic --num-examples 40 --data-parts local", store)
     assert not loading.has_own_validation(found, dataset, store)
@@ -115,32 +112,23 @@ def test_fewer_validation_samples_are_the_first(files):
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_imagenet_has_mxnets_defaults(files):
+def test_imagenet_has_mxnets_defaults_and_grey_images_the_first_number_of_means(files):
     dataset, parts, _ = loaded(f"{IMAGENET} --data-train {files}/a.rec --data-val {files}/b.rec")
     assert (len(dataset.train), len(dataset.validation), dataset.num_classes) == (24, 10, 4)
     assert dataset.normalisation.mean == (123.68, 116.779, 103.939) and dataset.normalisation.std == (1.0, 1.0, 1.0)
     assert dataset.train.augmentation == ImageAugmentation() and parts.samples == 24
+    grey = loaded(f"{IMAGENET} --data-train {files}/a.rec --image-shape 1,16,16")[0]
+    assert grey.normalisation.mean == (123.68,) and grey.normalisation.std == (1.0,)
+    assert len(grey.validation) == 0, "there may be none"
 
 
-def test_grey_images_take_the_first_number_of_means(files):
-    normalisation = loaded(f"{IMAGENET} --data-train {files}/a.rec --image-shape 1,16,16")[0].normalisation
-    assert normalisation.mean == (123.68,) and normalisation.std == (1.0,)
-
-
-def test_there_may_be_no_validation(files):
-    assert len(loaded(f"{IMAGENET} --data-train {files}/a.rec")[0].validation) == 0
-
-
-def test_several_files_and_a_folder_with_usual_names(files, tmp_path):
+def test_several_files_a_folder_with_usual_names_and_an_index_elsewhere(files, tmp_path):
     assert len(loaded(f"{IMAGENET} --data-train {files}/a.rec {files}/b.rec")[0].train) == 34
     for name, source in (("train", "a"), ("val", "b")):
         for suffix in (".rec", ".idx"):
             (tmp_path / (name + suffix)).write_bytes((files / (source + suffix)).read_bytes())
     dataset = loaded(f"{IMAGENET} --data-dir {tmp_path}")[0]
     assert (len(dataset.train), len(dataset.validation)) == (24, 10)
-
-
-def test_an_index_elsewhere(files, tmp_path):
     (tmp_path / "x.rec").write_bytes((files / "a.rec").read_bytes())
     (tmp_path / "moved.idx").write_bytes((files / "a.idx").read_bytes())
     given = f"--data-train {tmp_path}/x.rec --data-train-idx {tmp_path}/moved.idx"
@@ -229,19 +217,13 @@ def test_the_augmentation_of_ilsvrc12_has_a_std_of_its_own(files):
     assert (found.mean, found.std) == ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
 
 
-def test_data_sets_in_memory_go_through_the_same_augmentation():
+def test_data_sets_in_memory_go_through_the_same_augmentation_or_stay_as_they_are_or_are_enlarged():
     dataset = loaded("--dataset synthetic --num-examples 40 --max-random-rotate-angle 5 --image-shape 3,48,40")[0]
     assert isinstance(dataset.train, Decoded) and dataset.image_shape == (3, 48, 40)
     images, labels = dataset.train.training(np.arange(5), np.arange(5, dtype=np.uint64) << np.uint64(40))
     assert images.shape == (5, 3, 48, 40) and labels.tolist() == [0, 1, 2, 3, 4]
     assert dataset.normalisation.mean == (127.0,)
-
-
-def test_without_options_of_augmentation_they_stay_as_they_are():
     assert not isinstance(loaded("--dataset synthetic --num-examples 40")[0].train, Decoded)
-
-
-def test_enlarged_images():
     dataset = loaded("--dataset synthetic --num-examples 8 --enlarge 9 --image-shape 3,299,299")[0]
     assert dataset.train.evaluation(np.arange(2))[0].shape == (2, 3, 299, 299)
 
@@ -278,24 +260,16 @@ def test_a_mean_image_that_cannot_be_read_or_made(files, tmp_path):
     assert "cannot be written: No such file" in error(f"{given} {tmp_path}/missing/mean.npy")
 
 
-@pytest.fixture
-def broken(files, tmp_path):
-    """8 records; the last is no image."""
+def test_broken_records_of_a_mean_image_do_not_count_for_the_first_epoch(files, tmp_path):
+    """A name that it cannot have is an error before the images are read."""
     writer = RecordWriter(tmp_path / "broken.rec")
     for key in range(7):
         writer.write(0.0, key, open_reader(files / "a.rec").read(key).image)
     writer.write(0.0, 7, b"no image")
     writer.finish()
-    return tmp_path / "broken.rec"
-
-
-def test_a_mean_image_that_cannot_be_made_is_an_error_before_the_images_are_read(broken, tmp_path):
-    given = f"{IMAGENET} --data-train {broken} --mean-img {tmp_path}/missing.bin"
+    given = f"{IMAGENET} --data-train {tmp_path}/broken.rec --mean-img {tmp_path}/missing.bin"
     assert "missing.bin: no such file, for 1 of 1 workers" in error(given)
-
-
-def test_broken_records_of_a_mean_image_do_not_count_for_the_first_epoch(broken, tmp_path):
-    given = f"{IMAGENET} --data-train {broken} --skip-broken 1 --mean-img {tmp_path}/mean.npy"
+    given = f"{IMAGENET} --data-train {tmp_path}/broken.rec --skip-broken 1 --mean-img {tmp_path}/mean.npy"
     assert loaded(given)[0].broken.take() == 0
     assert (tmp_path / "mean.npy").exists()
 
@@ -342,15 +316,17 @@ def test_workers_with_different_data_are_named(files):
     assert "different validation data; look at worker 1" in together([with_validation, f"{first}", with_validation])[0]
 
 
-def test_local_parts_of_any_sizes(files):
+def test_local_parts_have_any_sizes_and_are_not_the_same(files):
     words = [f"{IMAGENET} --data-parts local --data-train {files}/{name}.rec" for name in "ab"]
     found = together(words)
     for _, parts, _ in found:
         assert parts == Local((24, 10), 4) and parts.samples == 34
     assert [len(dataset.train) for dataset, _, _ in found] == [24, 10]
+    words = [f"{IMAGENET} --data-parts local --data-train {files}/{name}.rec" for name in ("a", "b", "same")]
+    assert all("workers 0 and 2 have the same training data" in each for each in together(words))
 
 
-def test_each_worker_names_its_own_file_by_its_number(files, tmp_path):
+def test_each_worker_names_its_own_file_or_folder_of_images_by_its_number(files, tmp_path):
     for rank, name in enumerate("ab"):
         (tmp_path / f"{rank}.rec").symlink_to(files / f"{name}.rec")
         (tmp_path / f"{rank}.index").symlink_to(files / f"{name}.idx")
@@ -364,9 +340,6 @@ def test_each_worker_names_its_own_file_by_its_number(files, tmp_path):
         f" in {tmp_path}/0.rec",
         f" in {tmp_path}/1.rec",
     ]
-
-
-def test_the_folder_of_a_lists_images_can_have_the_workers_number(files, tmp_path):
     for rank in range(2):
         (tmp_path / f"images-{rank}").mkdir()
         (tmp_path / f"images-{rank}" / "a.jpg").write_bytes(open_reader(files / "a.rec").read(0).image)
@@ -384,8 +357,3 @@ def test_local_parts_with_other_classes(files, tmp_path):
     words = f"{IMAGENET} --data-parts local --data-train {tmp_path}/{{rank}}"
     for found in together([words] * 2):
         assert "workers have different classes" in found and "the same label must mean the same class" in found
-
-
-def test_local_parts_that_are_the_same(files):
-    words = [f"{IMAGENET} --data-parts local --data-train {files}/{name}.rec" for name in ("a", "b", "same")]
-    assert all("workers 0 and 2 have the same training data" in each for each in together(words))

@@ -83,7 +83,7 @@ def losses_of(size, micro_batches, epochs=2, samples=22):
     return torch.cat([each.detach().flatten() for each in state.model.parameters()]), steps, sizes
 
 
-def test_micro_batches_make_the_steps_of_whole_ones():
+def test_micro_batches_make_the_steps_of_whole_ones_and_a_step_before_the_last_is_refused():
     """Also at the end of an epoch, where the last ones are smaller and fewer."""
     whole_, steps, sizes = losses_of(8, 1)
     assert (steps, sizes) == (6, [8, 8, 6] * 2)
@@ -91,9 +91,6 @@ def test_micro_batches_make_the_steps_of_whole_ones():
     assert (steps, sizes) == (6, [4, 4, 4, 4, 4, 2] * 2)
     torch.testing.assert_close(parts, whole_)
     assert not torch.allclose(losses_of(4, 1)[0], whole_)
-
-
-def test_a_step_before_the_last_micro_batch_is_refused():
     state = made()
     loader = dmltrain.loader(numbers(8), 2, micro_batches=2)
     with pytest.raises(UserError, match="call it only where loader.step_ends is true"):

@@ -44,10 +44,7 @@ def test_all_workers_hear_of_the_signal_of_one_and_make_as_many_steps_until_the_
     assert [notice.comes() for _ in range(5)] == [True, False, False, False, True]
 
 
-def test_questions_are_neither_more_than_one_a_step_nor_too_rare():
+def test_questions_are_neither_more_than_one_a_step_nor_too_rare_and_only_jobs_that_ask_have_it():
     assert (steps_within(2.0, 5.0), steps_within(2.0, 0.1), steps_within(2.0, 0.0)) == (1, 20, 1000)
-
-
-def test_only_plain_jobs_that_ask_for_it_have_it():
     assert type(notice_of(0.0, LocalKVStore())) is Notice and not Notice().comes()
     assert isinstance(notice_of(2.0, LocalKVStore()), SignalNotice)

@@ -1,15 +1,20 @@
 """The training programs' command line: old spellings work, and every mistake names what is valid."""
 
 import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from dmltrain import data, models, optimizers, options, schedule
+from dmltrain import data, env, models, optimizers, option_check, options, schedule
 from dmltrain.errors import UserError
 from dmltrain.kvstore import codec
-from dmltrain.options import refused
+from dmltrain.options import mxnet, refused
 from dmltrain.options.network import OWN
 
+ROOT = Path(__file__).parents[1]
 CIFAR10 = {
     "network": "resnet",
     "num_layers": 110,
@@ -92,25 +97,19 @@ def test_every_spelling_with_a_space_and_with_an_equals_sign(flag, value, expect
         assert getattr(options.parse(words, defaults=CIFAR10), name) == expected
 
 
-def test_the_programs_defaults_and_the_users_choice():
+def test_the_programs_defaults_and_the_users_choice_which_inherits_no_depth():
     found = parse("--num-epochs 2")
     assert (found.network, found.num_layers, found.num_epochs, found.lr_step_epochs) == ("resnet", 110, 2, (200, 250))
     assert found.image_shape == (3, 28, 28)
-
-
-def test_another_network_does_not_inherit_the_default_depth():
     assert parse("--network lenet").num_layers is None
     assert parse("--network resnet").num_layers == 110
 
 
-def test_only_the_networks_own_options_that_were_given_go_to_it():
+def test_every_option_of_a_network_is_on_the_command_line_and_only_its_own_that_were_given_go_to_it():
     assert parse("").network_options == {}
     assert parse("--network vgg --batch-norm").network_options == {"batch_norm": True}
     assert parse("--network vgg --batch-norm 0").network_options == {"batch_norm": False}
     assert parse("--network resnext --num-group 8").network_options == {"num_group": 8}
-
-
-def test_every_option_of_a_network_is_on_the_command_line():
     own = {name for row in models.NETWORKS.values() for name in row.options}
     offered = {each.name for each in dataclasses.fields(options.Options) if each.metadata["group"] == OWN}
     assert offered == own
@@ -257,3 +256,65 @@ def test_a_programs_default_of_top_k_needs_more_classes():
     assert top_k() == top_k("--num-classes", "6") == 5
     assert top_k("--num-classes", "5") == 0
     assert top_k("--num-classes", "3", "--top-k", "5") == 5  # refused when the data are known
+
+
+@pytest.mark.parametrize("name", ["train_digits.py", pytest.param("score.py", marks=pytest.mark.thorough)])
+def test_a_program_answers_for_each_command_line(tmp_path, name):
+    lines = [["--lr", "0.25"], ["--lr", "fast"], ["--num-layers", "9", "--network", "resnet"], ["--help"], ["--no"]]
+    (tmp_path / "lines.json").write_text(json.dumps(lines))
+    command = [sys.executable, ROOT / "examples" / name]
+    variables = env.inherited(DMLTRAIN_CHECK=str(tmp_path / "lines.json"), PYTHONPATH=str(ROOT))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("DMLTRAIN_CHECK ") and done.stdout.count("\n") == 1
+    good, *wrong = json.loads(done.stdout.removeprefix("DMLTRAIN_CHECK "))
+    assert good["error"] is None and good["options"]["lr"] == 0.25 and good["distributed"] is False
+    assert good["parameters"] > 1000
+    expected = ("'fast' is not a number", "no resnet of 9 layers", "--help only prints", "unknown option --no")
+    assert all(text in each["error"] for text, each in zip(expected, wrong, strict=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.json"]
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", "[[1]]", "[" * 100_000])
+def test_a_file_that_is_no_list_of_command_lines(tmp_path, content):
+    file = tmp_path / "lines.json"
+    file.write_text(content)
+    with pytest.raises(UserError, match="JSON list of lists"):
+        option_check.line(str(file), options.parse)
+
+
+TEXT = """
+--network --num-layers --gpus --kv-store --num-epochs --lr --lr-factor --lr-step-epochs --initializer --optimizer
+--mom --wd --batch-size --disp-batches --model-prefix --save-period --monitor --load-epoch --top-k --loss --test-io
+--dtype --gc-type --gc-threshold --macrobatch-size --warmup-epochs --warmup-strategy --profile-worker-suffix
+--profile-server-suffix --use-imagenet-data-augmentation --data-train --data-train-idx --data-val --data-val-idx
+--rgb-mean --rgb-std --pad-size --fill-value --image-shape --num-classes --num-examples --data-nthreads --benchmark
+--random-crop --random-mirror --max-random-h --max-random-s --max-random-l --min-random-aspect-ratio
+--max-random-aspect-ratio --max-random-rotate-angle --max-random-shear-ratio --max-random-scale --min-random-scale
+--max-random-area --min-random-area --min-crop-size --max-crop-size --brightness --contrast --saturation --pca-noise
+--random-resized-crop --add_stn
+"""
+FIT_DATA_AND_MNIST = TEXT.split()  # of common/fit.py, common/data.py and train_mnist.py at v1.9.x
+
+
+def test_all_64_options_of_mxnets_programs_are_taken_or_refused_with_a_remark():
+    assert len(set(FIT_DATA_AND_MNIST)) == 64
+    listed = [name for name, program, _ in mxnet.rows() if program in [*mxnet.PROGRAMS][:3]]
+    assert sorted(listed) == sorted(name.replace("_", "-") for name in FIT_DATA_AND_MNIST)
+    dashed = {name.replace("_", "-") for name in FIT_DATA_AND_MNIST}
+    assert dashed <= {*options.FLAGS} | {*refused.REFUSED}
+    assert set(mxnet.REMARKS) <= set(options.FLAGS)
+    for name, _, text in mxnet.rows():
+        assert len(text) > 5, name
+    assert len([name for name, _, text in mxnet.rows() if text.startswith("refused: ")]) == 6
+
+
+DEFAULTS = """
+--kv-store device --num-epochs 100 --lr 0.1 --initializer default --optimizer sgd --mom 0.9 --wd 0.0001 --batch-size 128
+--disp-batches 20 --save-period 1 --monitor 0 --top-k 0 --dtype float32 --gc-type none --macrobatch-size 0
+--warmup-strategy linear
+"""  # of fit.py, but for those that depend on the data set; train_imagenet.py and others have their own
+
+
+def test_defaults_are_mxnets():
+    assert options.parse(DEFAULTS.split()) == options.parse([])

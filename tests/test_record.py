@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dmltrain import record
+from dmltrain.metric import Sums
 from tests.running_job import ROOT
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -259,3 +260,14 @@ def test_a_logger_writes_to_stderr_or_a_given_stream(capsys: pytest.CaptureFixtu
 def test_only_a_value_at_the_very_end_may_be_cut_off() -> None:
     assert [pair.at_end for pair in record.pairs(b"a=1 b=2")] == [False, True]
     assert [pair.at_end for pair in record.pairs(b"a=1 b=2 ")] == [False, False]
+
+
+def test_sums_over_parts_add_up_and_metrics_have_mxnets_names():
+    total = Sums(4, 1, 3, 8.0) + Sums(6, 4, 4, 2.0)
+    assert total == Sums(10, 5, 7, 10.0)
+    assert Sums.of(total.values()) == total
+    sums = Sums(10, 5, 7, 10.0)
+    assert sums.metrics() == {"accuracy": 0.5, "cross-entropy": 1.0}
+    assert list(sums.metrics(top_k=5)) == ["accuracy", "top_k_accuracy_5", "cross-entropy"]
+    assert sums.metrics(top_k=5)["top_k_accuracy_5"] == 0.7
+    assert math.isnan(Sums().metrics()["accuracy"])

@@ -1,6 +1,5 @@
 """The learning rate of each step."""
 
-import importlib.util
 import math
 
 import pytest
@@ -12,14 +11,11 @@ from dmltrain.schedule import POLICIES, Schedule
 STEPS, EPOCHS = 5, 6
 
 
-def test_steps_by_epoch_as_mxnet():
+def test_steps_by_epoch_as_mxnet_and_none_with_a_factor_of_one_or_more():
     rate = Schedule(base=0.1, batches=5, factor=0.1, step_epochs=(2, 3))
     assert [rate(epoch, batch) for epoch, batch in [(0, 0), (1, 4)]] == [0.1, 0.1]
     assert rate(2, 0) == pytest.approx(0.01)
     assert rate(3, 0) == rate(9, 4) == pytest.approx(0.001)
-
-
-def test_a_factor_of_one_or_more_means_no_steps():
     assert Schedule(base=0.1, batches=5, factor=1.5, step_epochs=(1,))(4, 0) == 0.1
 
 
@@ -42,18 +38,16 @@ def rates(line: str, batches: int = STEPS, workers: int = 1) -> list[float]:
 
 def caffe(policy: str, t: int, gamma=0.0, power=0.0, mark=0, end=STEPS * EPOCHS) -> float:
     """The comment on GetLearningRate in sgd_solver.cpp, with base_lr 0.5."""
-    return (
-        0.5
-        * {
-            "fixed": lambda: 1.0,
-            "step": lambda: gamma ** math.floor(t / mark),
-            "exp": lambda: gamma**t,
-            "inv": lambda: (1 + gamma * t) ** (-power),
-            "multistep": lambda: gamma ** ((t >= 7) + (t >= 19)),
-            "poly": lambda: (1 - t / end) ** power,
-            "sigmoid": lambda: 1 / (1 + math.exp(-gamma * (t - mark))),
-        }[policy]()
-    )
+    factors = {
+        "fixed": lambda: 1.0,
+        "step": lambda: gamma ** math.floor(t / mark),
+        "exp": lambda: gamma**t,
+        "inv": lambda: (1 + gamma * t) ** (-power),
+        "multistep": lambda: gamma ** ((t >= 7) + (t >= 19)),
+        "poly": lambda: (1 - t / end) ** power,
+        "sigmoid": lambda: 1 / (1 + math.exp(-gamma * (t - mark))),
+    }
+    return 0.5 * factors[policy]()
 
 
 CAFFE = {
@@ -87,18 +81,17 @@ def test_every_policy_is_tried():
     assert {*CAFFE, "pow"} == set(POLICIES)
 
 
-def test_a_sigmoid_far_from_its_mark_is_a_number():
+def test_a_sigmoid_far_from_its_mark_pow_without_a_factor_below_one_and_the_end_of_the_polynomial():
     assert rates("--lr-policy sigmoid --lr-factor 100 --lr-step-iterations 20")[0] == 0.0
+    assert set(rates("--lr-step-epochs pow2 --lr-factor 1")) == {0.5}
+    found = rates("--lr-policy poly --lr-power 1 --max-iter 13")
+    assert found == pytest.approx([0.5 * (1 - t / 13) for t in range(13)])
 
 
 @pytest.mark.parametrize("spelling", ["pow2", "pow-2", "pow 2"])
-def test_pow_is_mxnets_polynomial(spelling):
+def test_pow_is_mxnets_polynomial(mx, spelling):
     """With the updates that MXNet's optimizers count: the first is number 1."""
-    if importlib.util.find_spec("mxnet") is None:
-        pytest.skip("mxnet is not installed")
-    from dmltrain.backends.mxnet import compat
-
-    scheduler = compat.load().lr_scheduler.PolyScheduler(STEPS * EPOCHS, 0.5, 2.0)
+    scheduler = mx.lr_scheduler.PolyScheduler(STEPS * EPOCHS, 0.5, 2.0)
     given = options.parse(["--lr", "0.5", "--num-epochs", str(EPOCHS), "--lr-step-epochs", spelling])
     schedule = schedule_of(given, plan_of(given, STEPS, 1))
     found = [schedule(epoch, step) for epoch in range(EPOCHS) for step in range(STEPS)]
@@ -106,22 +99,14 @@ def test_pow_is_mxnets_polynomial(spelling):
     assert found[-1] == 0.0
 
 
-def test_pow_without_a_factor_below_one_is_constant_as_in_mxnet():
-    assert set(rates("--lr-step-epochs pow2 --lr-factor 1")) == {0.5}
-
-
-def test_max_iter_ends_the_polynomial():
-    found = rates("--lr-policy poly --lr-power 1 --max-iter 13")
-    assert found == pytest.approx([0.5 * (1 - t / 13) for t in range(13)])
-
-
 # -- large batches ----------------------------------------------------------------------------------------------------
 
 
-def test_only_lbsgd_warms_up_by_default():
+def test_only_lbsgd_warms_up_by_default_and_lars_leaves_the_rate_to_it():
     assert set(rates("")) == {0.5}
     found = rates("--optimizer lbsgd --macrobatch-size 8", batches=10)
     assert found == sorted(found) and 0.5 < found[0] < 0.55 and found[23] < 1.0 and set(found[24:]) == {1.0}
+    assert set(rates("--optimizer lbsgd --macrobatch-size 24 --warmup-strategy lars", batches=9)) == {0.5}
 
 
 def test_lbsgd_rises_from_the_rate_to_that_of_large_batches_as_mxnet():
@@ -134,17 +119,10 @@ def test_lbsgd_rises_from_the_rate_to_that_of_large_batches_as_mxnet():
         assert rates(line, batches=9, workers=2) == pytest.approx(expected, rel=1e-12)
 
 
-def test_lars_leaves_the_rate_to_the_optimizer():
-    assert set(rates("--optimizer lbsgd --macrobatch-size 24 --warmup-strategy lars", batches=9)) == {0.5}
-
-
 @pytest.mark.parametrize("size, group", [(0, 1), (7, 1), (8, 1), (9, 2), (16, 2), (17, 3)])
 def test_a_macrobatch_is_rounded_up_to_batches_of_all_workers(size, group):
     given = options.parse(["--batch-size", "4", "--macrobatch-size", str(size)])
     assert plan_of(given, 10, 2).group == group
-
-
-# -- the plan ---------------------------------------------------------------------------------------------------------
 
 
 def test_positions_of_a_run_that_ends_in_an_epoch():

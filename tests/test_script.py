@@ -35,10 +35,7 @@ TWO_BIT = {"type": "2bit", "threshold": 0.5}
         (of("dist_sync", compression="1bit"), ["compression='1bit'", "no type '1bit'", "none, bf16, fp16, int8, 2bit"]),
         (of("dist_sync", compression=None), ["compression=None", "no type None", "none, bf16, "]),
         (of("dist_sync", compression={"threshold": 0.5}), ["compression={'threshold': 0.5}", "no type None"]),
-        (
-            of("dist_sync", compression={"type": "2bit", "ratio": 0.1}),
-            ["2bit", "no parameter 'ratio'", "'threshold'"],
-        ),
+        (of("dist_sync", compression={"type": "2bit", "ratio": 0.1}), ["2bit", "no parameter 'ratio'", "'threshold'"]),
         (of("dist_sync", compression={"type": "int8", 3: 0, "bits": 4}), ["int8", "no parameter 3", "has none"]),
         (of("dist_sync", compression={"type": "topk", "ratio": "1%"}), ["topk", "ratio is '1%'", "from 1e-09 to 1"]),
         (of("local", compression="int8"), ["compression='int8'", "kvstore='local'", "leave compression out"]),
@@ -134,13 +131,10 @@ def test_rules_that_could_never_change_the_kvstore_are_refused(worker, kind, mor
         dmltrain.distribute(None, None, kind)
 
 
-def test_the_environments_choice_of_where_the_optimizer_runs_counts_too(worker):
+def test_the_environments_choice_of_where_the_optimizer_runs_counts_where_servers_can_run_it(worker, monkeypatch):
     worker(MXNET_UPDATE_ON_KVSTORE="1")
     with pytest.raises(UserError, match="factors=8 does not work with the optimizer on the servers"):
         dmltrain.distribute(None, None, factors=8)
-
-
-def test_it_does_not_count_where_no_server_can_run_it(monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "1")
     with pytest.raises(UserError, match="outer_momentum 2: expected"):  # and nothing about servers
         dmltrain.distribute(None, None, "dist_local", outer_momentum=2)

@@ -41,25 +41,17 @@ def program(folder: Path, name: str) -> str:
 # -- what is missing --------------------------------------------------------------------------------------------------
 
 
-def test_a_package_is_present_if_all_its_programs_are(tmp_path: Path):
+def test_a_package_is_present_if_all_its_programs_are_or_its_library_can_be_loaded(tmp_path: Path):
     package = Package("openssh-client", "tests over SSH", ("ssh", "ssh-keygen"))
     assert lacking([package], program(tmp_path, "ssh")) == [package]
     assert lacking([package], program(tmp_path, "ssh-keygen")) == []
-
-
-def test_a_library_is_present_if_it_can_be_loaded(tmp_path: Path):
     assert lacking([Package("libc6", "everything", library="libc.so.6")], str(tmp_path)) == []
     absent = Package("libabsent", "nothing", library="libabsent.so.1")
     assert lacking([absent], str(tmp_path)) == [absent]
 
 
 @pytest.mark.parametrize(
-    ("version", "machine", "has"),
-    [
-        ((3, 11), "x86_64", True),
-        ((3, 12), "x86_64", False),
-        ((3, 10), "aarch64", False),
-    ],
+    ("version", "machine", "has"), [((3, 11), "x86_64", True), ((3, 12), "x86_64", False), ((3, 10), "aarch64", False)]
 )
 def test_mxnets_libraries_are_required_where_mxnet_has_a_wheel(version: tuple, machine: str, has: bool):
     assert (set(MXNET) <= set(wanted(version, machine))) == has

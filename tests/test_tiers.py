@@ -38,12 +38,9 @@ def test_of_a_dear_matrix_the_first_tier_has_each_of_few_values_and_ci_the_pairs
     assert set(ci) == {*test, *of_tier(usual, "thorough", "exhaustive")} and of_tier(params) == MATRIX
 
 
-def test_cases_that_are_objects_are_one_argument_each():
+def test_cases_that_are_objects_are_one_argument_each_and_two_of_the_same_values_are_refused():
     params = tiered(["a1", "b2"], key=tuple, name=str.upper)
     assert [(each.values, each.id) for each in params] == [(("a1",), "A1"), (("b2",), "B2")]
-
-
-def test_two_cases_with_the_same_values_are_refused():
     with pytest.raises(AssertionError, match="the same values"):
         tiered([("a", "b"), ("a", "b")])
 

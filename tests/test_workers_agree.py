@@ -1,12 +1,12 @@
 """Jobs whose workers have other checkpoints, or other weights: they agree, or end with the name of who differs."""
 
-import importlib.util
 import re
 from functools import partial
 
 import pytest
 
 from dmltrain import fit
+from tests.test_fit import installed
 
 SYNC = ["--kv-store", "dist_sync"]
 PREFIX = ["--model-prefix", "m"]
@@ -27,11 +27,6 @@ def train(start_forked, tmp_path):
         return start_forked("own_folder.py", tmp_path, *words, workers=2, servers=2, backend=backend)
 
     return start
-
-
-def need(backend):
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
 
 
 def spread(tmp_path, name, contents):
@@ -73,7 +68,7 @@ KINDS = [  # backend, kvstore, whether servers run the optimizer, damages
 
 @pytest.mark.parametrize(("backend", "kind", "on_servers", "damages"), KINDS)
 def test_damaged_and_swapped_checkpoints_of_each_worker(train, tmp_path, backend, kind, on_servers, damages):
-    need(backend)
+    installed(backend)
     train = partial(train, backend=backend)
     words = ["--kv-store", kind, *PREFIX, "--update-on-kvstore", on_servers]
     first = train(*words, "--num-epochs", 2)
@@ -104,7 +99,7 @@ def test_damaged_and_swapped_checkpoints_of_each_worker(train, tmp_path, backend
 
 @pytest.mark.thorough
 def test_weights_of_an_old_mxnet_job_reach_a_worker_without_them(train, tmp_path):
-    need("mxnet")
+    installed("mxnet")
     train = partial(train, backend="mxnet")
     words = [*SYNC, *PREFIX]
     train(*words, "--num-epochs", 1).succeed()
@@ -159,7 +154,7 @@ def named(job, first_epoch):
     ],
 )
 def test_a_worker_whose_weights_change_is_named_at_the_epochs_end(start_forked, tmp_path, backend, words):
-    need(backend)
+    installed(backend)
     job = start_forked(
         "faulty_worker.py", tmp_path, backend, *SYNC, *words, *PREFIX, "--num-epochs", 3, backend=backend
     )

@@ -294,8 +294,6 @@ def test_noise_depends_on_seed_array_and_step_alone():
         assert not np.any(first == sgld.noise(*other, 5))
 
 
-# -- arrays that do not learn -----------------------------------------------------------------------------------------
-
 KEPT = Dense("kept", 3, bias=False, weight_rule=Rule(lr_mult=0.0))
 FROZEN = Network("half-frozen", chain(Flatten(), KEPT, Dense("fc", 2)), (1, 2, 2), 2)
 ONE_LAYER = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)

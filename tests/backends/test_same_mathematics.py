@@ -89,8 +89,6 @@ def test_dropout_scales_what_it_keeps(backend):
     assert (found.trained == 0).mean() == pytest.approx(0.25, abs=0.025)  # 5 deviations
 
 
-# -- float32 ----------------------------------------------------------------------------------------------------------
-
 BAR = 1e-4
 BARS = {"caffe-googlenet": 1e-2, "keras-resnet": 1e-3}  # of gradients: with any images something of these is close
 SEEDS = {"lenet": 4, "lenet-stn": 8, "every-layer": 7}  # of the images, with which nothing is close; 3 for the others

@@ -213,12 +213,9 @@ def check_changed(runs, change):
     return check((runs[0], [runs[1][0], replace(runs[1][1], trainer=trainer), runs[1][2]]))
 
 
-def test_the_order_of_arrays_makes_no_difference(runs):
+def test_workers_with_other_arrays_are_named_and_their_order_makes_no_difference(runs):
     assert check_changed(runs, lambda found: found[::-1]) == [None] * WORKERS
     assert runs[1][0].log.lines == []
-
-
-def test_workers_with_other_arrays_are_named(runs):
     [error] = {*check_changed(runs, lambda found: [replace(found[0], name="another"), *found[1:]])}
     assert "epoch 5: worker 1 and worker 0 " in error and "names or shapes" in error
 

@@ -82,9 +82,6 @@ def weights(model):
     return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
 
 
-# -- without a change -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind):
     plain, elastic = network(), network()
@@ -96,9 +93,6 @@ def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind)
     _, committed = run(elastic, ChangingStore(members=2), kind, dealt=8)
     assert torch.equal(weights(plain), weights(elastic))
     assert committed == [[8, 200, 2.0**41]] * STEPS
-
-
-# -- with changes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -314,13 +314,10 @@ def test_a_fused_optimizer_stays_fused():
     assert names.count("aten::_fused_sgd_") == 3 and "aten::_foreach_add_" not in names
 
 
-def test_weights_read_outside_the_forward_are_detected_in_backward():
+def test_weights_read_outside_the_forward_and_gradients_zeroed_while_they_are_sent_are_refused():
     model, _ = deferred()
     with pytest.raises(UserError, match=r"outside the model's forward.*optimizer.settle\(\)"):
         model[1](torch.ones(1, WIDTH)).sum().backward()
-
-
-def test_zeroing_gradients_in_place_while_they_are_sent_is_refused():
     model, _ = deferred()
     model.zero_grad(set_to_none=False)
     with pytest.raises(UserError, match="before their sum had arrived"):

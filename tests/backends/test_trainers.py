@@ -132,10 +132,12 @@ def test_evaluation_counts_losses_and_samples(make, devices):
     assert made.take_sums().values() == (0, 0, 0, 0)
 
 
-def test_evaluation_changes_nothing(make):
-    made = make(RESNET)
+def test_evaluation_and_a_merge_without_samples_change_nothing(make):
+    made = make(RESNET, "--devices cpu:2")
     before = made.digest()
     made.evaluate(*batch(RESNET))
+    assert made.digest() == before
+    made.merge_statistics(lambda name, own: own, 1)
     assert made.digest() == before
 
 
@@ -173,13 +175,6 @@ def test_a_single_device_or_a_network_without_statistics_merges_nothing(make, ne
     made.train_step(*batch(network), 16, 0.05)
     before = made.digest()
     made.merge_statistics(lambda name, own: pytest.fail("there is nothing to merge"), workers)
-    assert made.digest() == before
-
-
-def test_without_samples_statistics_are_unchanged(make):
-    made = make(RESNET, "--devices cpu:2")
-    before = made.digest()
-    made.merge_statistics(lambda name, own: own, 1)
     assert made.digest() == before
 
 

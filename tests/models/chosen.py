@@ -68,9 +68,7 @@ SEVERAL_OUTPUTS = Network(
     "several-outputs",
     chain(
         SpatialTransformer(
-            "stn",
-            chain(Conv("loc", 3, kernel=5, stride=2), Flatten(), Dense("stn_loc", 6)),
-            target=(7, 9),
+            "stn", chain(Conv("loc", 3, kernel=5, stride=2), Flatten(), Dense("stn_loc", 6)), target=(7, 9)
         ),
         Auxiliary("first", chain(Flatten(), Dense("first_fc", 10)), 0.5),
         Conv("conv", 6, kernel=3),

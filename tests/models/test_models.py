@@ -3,7 +3,7 @@
 MXNET_COUNTS are the sums over `list_arguments()` (without the data) of MXNet's symbols, bound in MXNet 1.9.1:
 example/image-classification/symbols/{mlp,lenet,resnet}.py and symbol_inception-bn-28-small.py (of 2015, its poolings
 rounding up).
-Residual networks are compared array by array with MXNet's model zoo in test_model_zoo.py.
+Residual networks are compared array by array with MXNet's model zoo in test_other_definitions.py.
 MXNet also counts the gammas that `fix_gamma` fixes to 1; they are the second number and are no parameters here.
 """
 

@@ -16,8 +16,6 @@ from tests.models.mxnet_graphs import GRAPHS, names_of_a_new_process, table
 from tests.mxnet_files import made
 from tests.mxnet_files.graphs import Written, canonical
 
-# -- MXNet's own networks ---------------------------------------------------------------------------------------------
-
 
 def of_mxnet(folder, file):
     """The network of one of MXNet's own graphs, and what its table says."""
@@ -44,9 +42,6 @@ def test_mxnets_networks_are_rebuilt_and_are_ours(mxnet_networks, graph):
     assert set(names.values()) <= table(mxnet_networks, graph.file)["arguments"].keys()
     multipliers = [[(each.lr_mult, each.wd_mult) for each in which.parameters()] for which in (found, ours)]
     assert multipliers[0] == multipliers[1]
-
-
-# -- MXNet computes the same ------------------------------------------------------------------------------------------
 
 
 def random_arrays(network):
@@ -213,17 +208,13 @@ def test_the_first_node_that_cannot_be_said_is_named(case):
         graph.rebuilt()
 
 
-def test_the_error_names_the_file_the_first_of_several_nodes_and_what_to_do(tmp_path):
+def test_the_error_names_the_file_and_the_first_of_several_nodes_or_that_images_or_classes_do_not_fit(tmp_path):
     path = tmp_path / "m-symbol.json"
     path.write_bytes(Written().node("Crop", "first", "data").node("Deconvolution", "second", "first").content())
     with pytest.raises(UserError) as caught:
         rebuild.read(path, 10, (3, 8, 8))
     for essential in (str(path), "node 'first' (Crop)", "Activation", "dmltrain-launch"):
         assert essential in str(caught.value)
-
-
-def test_images_and_classes_that_do_not_fit_are_an_error_of_their_own(tmp_path):
-    path = tmp_path / "m-symbol.json"
     path.write_bytes(pooled(kernel="(3, 3)").content())
     with pytest.raises(UserError, match="not fit this data set, .*images of 3x2x2 .* 10 classes: node 'pool'"):
         rebuild.read(path, 10, (3, 2, 2))

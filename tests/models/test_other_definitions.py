@@ -1,4 +1,7 @@
-"""Caffe's and Keras' networks, and those with options of their own: counts, shapes, first values, what learns how."""
+"""Networks as others define them: Caffe's and Keras', MXNet's model zoo, and those with options of their own."""
+
+from collections import Counter
+from math import prod
 
 import numpy as np
 import pytest
@@ -84,24 +87,19 @@ def test_alexnets_fillers():
         assert deviation == pytest.approx(0.005 if name in ("fc6_weight", "fc7_weight") else 0.01, rel=0.03), name
 
 
-def test_cifar10_quicks_arrays_are_those_of_its_prototxt():
-    found = {each.name: (each.shape, each.lr_mult, each.wd_mult) for each in usual("caffe-cifar10-quick").parameters()}
+def test_cifar10_quicks_arrays_order_of_layers_and_fillers_are_those_of_its_prototxt():
+    network = usual("caffe-cifar10-quick")
+    found = {each.name: (each.shape, each.lr_mult, each.wd_mult) for each in network.parameters()}
     weights = {"conv1": (32, 3, 5, 5), "conv2": (32, 32, 5, 5), "conv3": (64, 32, 5, 5), "ip1": (64, 1024)}
     weights["ip2"] = (10, 64)
     expected = {f"{name}_weight": (shape, 1.0, 1.0) for name, shape in weights.items()}
     # no decay_mult there, so biases decay
     assert found == expected | {f"{name}_bias": (shape[:1], 2.0, 1.0) for name, shape in weights.items()}
-
-
-def test_cifar10_quicks_order_of_pooling_and_relu():
-    names = [step.layer.name for step in usual("caffe-cifar10-quick").steps if step.layer.name]
+    names = [step.layer.name for step in network.steps if step.layer.name]
     assert names[:9] == ["conv1", "pool1", "relu1", "conv2", "relu2", "pool2", "conv3", "relu3", "pool3"]
-    kinds = [type(step.layer) for step in usual("caffe-cifar10-quick").steps if "pool" in step.layer.name]
+    kinds = [type(step.layer) for step in network.steps if "pool" in step.layer.name]
     assert kinds == [MaxPool, AvgPool, AvgPool]
-
-
-def test_cifar10_quicks_fillers():
-    arrays = initial.first_values(usual("caffe-cifar10-quick"), 0)
+    arrays = initial.first_values(network, 0)
     deviations = {"conv1": 0.0001, "conv2": 0.01, "conv3": 0.01, "ip1": 0.1, "ip2": 0.1}
     for name, deviation in deviations.items():
         assert arrays[f"{name}_weight"].std() == pytest.approx(deviation, rel=0.06), name
@@ -133,20 +131,13 @@ def test_keras_resnet_has_its_depth_and_projects_only_where_shapes_differ(depth,
     assert all(step.layer.bias for step in network.steps if isinstance(step.layer, Conv))
 
 
-def test_only_convolutions_decay_in_keras_resnet():
-    decaying = {each.name for each in usual("keras-resnet").parameters() if each.wd_mult}
-    convolutions = {f"{step.layer.name}_weight" for step in usual("keras-resnet").steps if isinstance(step.layer, Conv)}
-    assert decaying == convolutions
-
-
-def test_keras_resnets_stride_is_that_of_the_first_convolution():
-    layers = [step.layer for step in usual("keras-resnet").steps if isinstance(step.layer, Conv)]
+def test_in_keras_resnet_only_convolutions_decay_the_first_has_the_stride_and_batch_norms_are_keras():
+    network = usual("keras-resnet")
+    layers = [step.layer for step in network.steps if isinstance(step.layer, Conv)]
+    assert {each.name for each in network.parameters() if each.wd_mult} == {f"{each.name}_weight" for each in layers}
     units = [f"stage{number}_unit1_{name}" for number in (2, 3, 4) for name in ("sc", "conv1")]
     assert [each.name for each in layers if each.stride != (1, 1)] == ["conv0", *units]
-
-
-def test_keras_resnets_batch_norms_are_keras():
-    norms = [step.layer for step in usual("keras-resnet").steps if isinstance(step.layer, BatchNorm)]
+    norms = [step.layer for step in network.steps if isinstance(step.layer, BatchNorm)]
     assert {(norm.epsilon, norm.momentum, norm.fixed_scale) for norm in norms} == {(1e-3, 0.99, False)}
 
 
@@ -210,3 +201,40 @@ def test_first_weights_of_networks_with_rules_of_their_own(name, deviation):
     _, first = next(initial.each_first_value(network, 0))
     assert first.std() == pytest.approx(deviation, rel=0.05)
     assert np.abs(first).max() > 3 * deviation or name == "vgg"
+
+
+def shapes(mx, block, image):
+    """Of a zoo network's learned arrays, with how many there are of each."""
+    block.infer_shape(mx.nd.zeros((1, *image)))
+    return Counter(each.shape for each in block.collect_params().values() if each.grad_req != "null")
+
+
+def imagenet(vision, depth):
+    if depth < 200:
+        return vision.get_resnet(2, depth, classes=1000)
+    units = {200: [3, 24, 36, 3], 269: [3, 30, 48, 8]}[depth]
+    return vision.ResNetV2(vision.BottleneckV2, units, [64, 256, 512, 1024, 2048], classes=1000)
+
+
+def cifar(vision, depth):
+    if depth < 164:
+        return vision.ResNetV2(vision.BasicBlockV2, [(depth - 2) // 6] * 3, [16, 16, 32, 64], 10, True)
+    return vision.ResNetV2(vision.BottleneckV2, [(depth - 2) // 9] * 3, [16, 64, 128, 256], 10, True)
+
+
+SHORTCUTS = {18: 64, 34: 64, 50: 0, 101: 0, 152: 0, 200: 0, 269: 0}  # channels of the 1x1 that only our first unit has
+CASES = [((depth, 1000, LARGE), imagenet, shortcut) for depth, shortcut in SHORTCUTS.items()]
+CASES += [((depth,), cifar, 16 if depth < 164 else 0) for depth in (8, 20, 32, 44, 50, 56, 110, 164, 173)]
+
+
+@pytest.mark.parametrize(("arguments", "zoo", "shortcut"), CASES)
+def test_resnets_are_built_as_in_the_model_zoo(mx, arguments, zoo, shortcut):
+    """Arrays agree one by one, with two differences that come from which of MXNet's two definitions is followed: ours
+    are those of example/image-classification/symbols/resnet.py, in which the data's batch norm learns a shift (3
+    numbers; the zoo's learns nothing) and the first unit of the first stage has a 1x1 shortcut even where its input
+    already has the right shape (the zoo's has none there)."""
+    network = models.create("resnet", *arguments)
+    extra = Counter({(3,): 1, **({(shortcut, shortcut, 1, 1): 1} if shortcut else {})})
+    expected = shapes(mx, zoo(mx.gluon.model_zoo.vision, arguments[0]), network.input_shape) + extra
+    assert Counter(each.shape for each in network.parameters()) == expected
+    assert network.num_parameters == sum(prod(shape) * count for shape, count in expected.items())
