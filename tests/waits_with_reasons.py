@@ -53,8 +53,7 @@ REASONS = {
     "programs/elastic_script.py:slow_down.slow": "a program under test, whose steps take as long as asked",
     "programs/phases.py": "a program under test, which waits for a file of the test",
     "test_emulation.py:test_only_steps_that_were_drawn_take_longer": "of a step on a clock of the test, no limit",
-    "test_emulation.py:test_the_batches_of_a_step_share_its_time": "of a step on a clock of the test, no limit",
-    "test_emulation.py:test_a_step_takes_so_long_for_each_sample_of_the_worker": "of a step on a clock of the test, no limit",
+    "test_emulation.py:test_the_batches_of_a_step_share_its_time_and_each_sample_of_the_worker_takes_so_long": "of a step on a clock of the test, no limit",
     "test_fit.py:test_a_lost_server_ends_the_workers_with_75_and_no_traceback": "how soon workers notice a lost server is tested, alone",
     "waiting.py:wait_for": "this is how tests wait",
 }
