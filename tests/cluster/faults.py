@@ -133,14 +133,8 @@ def signal_launcher(trial: Trial) -> None:
 
 STRIKES: dict[str, Callable[[Trial], None]] = {
     **dict.fromkeys(VICTIMS, kill_process),
-    "agent": kill_agent,
-    "session": kill_session,
-    "sshd": kill_sshd,
-    "host": lose_host,
-    "link": cut_link,
+    **{"agent": kill_agent, "session": kill_session, "sshd": kill_sshd, "host": lose_host, "link": cut_link},
     "healing link": cut_and_heal,
     **dict.fromkeys(CUTS, cut_pair),
-    "launcher killed": signal_launcher,
-    "launcher cut off": cut_launcher_off,
-    "Ctrl-C": signal_launcher,
+    **{"launcher killed": signal_launcher, "launcher cut off": cut_launcher_off, "Ctrl-C": signal_launcher},
 }

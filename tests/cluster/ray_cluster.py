@@ -21,16 +21,11 @@ NODES_SECONDS = 180.0  # on a machine that does much else
 COMMAND_SECONDS = 180.0  # `ray job submit` returns when the job has ended
 ATTEMPTS = 5  # to start a node: Ray gives up a raylet that has not started within 30 s
 SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_worker_register_timeout_seconds": "60",
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",
+    **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_initial_delay_ms": "1000"},
+    **{"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "1000"},
+    **{"RAY_health_check_failure_threshold": "3", "RAY_memory_monitor_refresh_ms": "0"},
+    **{"RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"},
+    **{"RAY_worker_register_timeout_seconds": "60", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180"},
 }
 COMMON = ("--object-store-memory=80000000", "--disable-usage-stats", "--include-log-monitor=false")
 ASKS = "import sys, urllib.request as u; [print(u.urlopen(each, timeout=20).read().decode()) for each in sys.argv[1:]]"

@@ -7,13 +7,8 @@ import subprocess
 from tests.cluster.command import ENVIRONMENT
 
 TOOLS = {
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "unshare": "util-linux",
-    "mount": "mount",
-    "ssh": "openssh-client",
-    "ssh-keygen": "openssh-client",
-    "sshd": "openssh-server",
+    **{"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount", "ssh": "openssh-client"},
+    **{"ssh-keygen": "openssh-client", "sshd": "openssh-server"},
 }  # and their Debian packages
 
 

@@ -33,14 +33,8 @@ def status(layout: Layout, name: str) -> Status:
     pid = host.pid_1(layout, name)
     init = processes.read(pid) if pid else None
     state = "dead" if init is None else "frozen" if init.still else "alive"
-    return Status(
-        name,
-        address(name),
-        state,
-        network.link_state(layout, name),
-        sshd.listener(layout, name) is not None,
-        len(guests(layout, name)),
-    )
+    link, listens = network.link_state(layout, name), sshd.listener(layout, name) is not None
+    return Status(name, address(name), state, link, listens, len(guests(layout, name)))
 
 
 def guests(layout: Layout, name: str) -> list[Process]:

@@ -115,11 +115,8 @@ def test_every_host_that_is_down_refuses_or_is_unknown_is_reported(bad: Bad, ssh
     bad.testbed.kill_sshd("h4")
     (bad.folder / "hosts").write_text("h1\nnowhere.invalid\nh2\nh3\nh4\n")
     words = [
-        "nowhere.invalid (hosts:2): ",
-        "correct the name in the hosts file",
-        "h3 (hosts:4): ",
-        "is the host up and on this network?",
-        "h4 (hosts:5): ",
+        *("nowhere.invalid (hosts:2): ", "correct the name in the hosts file"),
+        *("h3 (hosts:4): ", "is the host up and on this network?", "h4 (hosts:5): "),
         "port 22: Connection refused; is sshd running there",
         "never reached: nowhere.invalid, h3, h4",
     ]

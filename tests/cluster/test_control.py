@@ -279,13 +279,8 @@ def test_the_working_directory_is_copied_to_hosts_that_do_not_see_it(testbed: Te
     for name, text in {
         "train.py": "import model, os\nfound = sorted(os.listdir('.'))\n"
         "print(model.NAME, os.getcwd(), found, open('data/a b').read())",
-        "model.py": "NAME = 'net'\n",
-        ".gitignore": "*.ckpt\n/out/\n",
-        "old.ckpt": "x",
-        "out/big": "x",
-        "data/a b": "ñ",
-        "notes.txt": "left out by --sync-exclude",
-        ".git/config": "x",
+        **{"model.py": "NAME = 'net'\n", ".gitignore": "*.ckpt\n/out/\n", "old.ckpt": "x", "out/big": "x"},
+        **{"data/a b": "ñ", "notes.txt": "left out by --sync-exclude", ".git/config": "x"},
     }.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)

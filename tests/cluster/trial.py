@@ -107,19 +107,8 @@ class Trial:
         _, way = WAYS[self.cell.way]
         if self._held and not self.cell.connecting:  # the hosts' silence is to be noticed, not how long h3 is held
             way = (*way, "--connect-timeout", START_SECONDS)
-        fixed = [
-            "-n",
-            3,
-            "-s",
-            3,
-            "-H",
-            self.folder / "hosts",
-            "--quiet",
-            "--log-level",
-            "DEBUG",
-            "--log-dir",
-            self.logs,
-        ]
+        fixed = ["-n", 3, "-s", 3, "-H", self.folder / "hosts", "--log-dir", self.logs]
+        fixed += ["--quiet", "--log-level", "DEBUG"]
         program = [sys.executable, PROGRAM, self.cell.phase, self.folder]
         command = [*FIRST, sys.executable, "-m", "launch.cli", *way, *fixed, *program]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
