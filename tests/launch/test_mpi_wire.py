@@ -28,6 +28,7 @@ from tests.launch.ssh_connect import silent_port
 from tests.launch.test_agent import waits
 from tests.launch.test_mpi_bridge import HELLO, Desk, assert_disconnected, busy_seconds, dial_tls, read_all
 from tests.launch.test_mpi_bridge import desk as desk
+from tests.launch.test_reach import reset
 from tests.scripts import shell_script
 from tests.waiting import wait_for
 
@@ -39,12 +40,6 @@ def next_frame(file) -> bytes:  # what ssl.SSLSocket.makefile returns has no pub
 
 def hello_of(desk: Desk, token: str = "") -> bytes:  # noqa: F811
     return json.dumps({**HELLO, "token": token or desk.token}).encode() + b"\n"
-
-
-def reset(connection: socket.socket) -> None:
-    """Close it as a host does that has restarted."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
 
 
 # -- the launcher's end ----------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from launch.run.action import Send
 from tests.launch.conftest import DEADLINE
 from tests.launch.refusal import refusal
 from tests.launch.test_prepare import Course
+from tests.launch.test_reach import reset
 from tests.readable import readable
 from tests.waiting import wait_for
 
@@ -276,9 +276,7 @@ def test_a_peer_that_breaks_the_connection_is_reported(agents):
     with socket.create_server(("127.0.0.9", 0)) as listener:
         agents[0].begin("p", *listener.getsockname())
         for _ in range(STREAMS):
-            there, _ = listener.accept()
-            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            there.close()  # with a reset
+            reset(listener.accept()[0])
         assert wait_for(agents[0].poll, "the result") == {"peer": "p", "error": UNAUTHENTICATED}
 
 

@@ -63,7 +63,7 @@ def address(agent: Reach) -> list:
 
 
 def reset(connection: socket.socket) -> None:
-    """Close it, and let the other end know that something was lost."""
+    """Close it as a host does that has restarted: the other end knows that something was lost."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
