@@ -57,7 +57,7 @@ def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -
     """Copy worker 0's frozen parameters and its buffers (batch-norm statistics, masks, permutations) to all workers."""
     trained = {parameter for bucket in buckets for parameter in bucket.parameters}
     tensors = [each for each in (*model.parameters(), *model.buffers()) if each not in trained]
-    if store.num_workers == 1:
+    if store.num_workers == 1 or store.is_alone:  # who joins later gets all of it with the state of training
         return
     sizes = np.zeros(store.num_workers)
     sizes[store.rank] = sum(each.numel() * each.element_size() for each in tensors)
