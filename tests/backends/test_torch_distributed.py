@@ -79,16 +79,6 @@ def test_all_start_from_the_first_workers_weights_and_statistics(job):
             assert value.dtype == expected[name].dtype
 
 
-def test_models_whose_buffers_differ_in_size_are_refused(job):
-    def one(store):
-        model = Net(store.rank)
-        model.register_buffer("more", torch.zeros(store.rank))
-        with pytest.raises(UserError, match=r"worker 1 has (\d+) bytes of buffers .*, worker 0 has"):
-            distribute(model, sgd(model), store)
-
-    job.all(one)
-
-
 def test_what_only_the_wrapped_optimizer_has_is_reached_through_it():
     class WithModes(torch.optim.SGD):
         def eval(self):

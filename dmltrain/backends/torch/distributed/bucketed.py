@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
@@ -57,27 +56,20 @@ def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -
     """Copy worker 0's frozen parameters and its buffers (batch-norm statistics, masks, permutations) to all workers."""
     trained = {parameter for bucket in buckets for parameter in bucket.parameters}
     tensors = [each for each in (*model.parameters(), *model.buffers()) if each not in trained]
-    if store.num_workers == 1 or store.is_alone:  # who joins later gets all of it with the state of training
+    if not tensors or store.num_workers == 1:
         return
-    sizes = np.zeros(store.num_workers)
-    sizes[store.rank] = sum(each.numel() * each.element_size() for each in tensors)
-    sizes = store.all_reduce(store.new_name("size of the rest"), sizes)
-    for rank, size in enumerate(sizes):
-        if size != sizes[0]:
-            raise UserError(
-                f"the workers' models differ: worker {rank} has {size:.0f} bytes of buffers and frozen parameters, "
-                f"worker 0 has {sizes[0]:.0f}: build the same model on all workers"
-            )
-    if not sizes[0]:
-        return
-    own = torch.cat([_bytes(each) for each in tensors])
-    store.broadcast(own.numpy(), needed=store.rank != 0)
-    if store.rank != 0:
-        parts = own.split([each.numel() * each.element_size() for each in tensors])
-        with torch.no_grad():
-            for tensor, part in zip(tensors, parts, strict=True):
-                tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))  # a clone is aligned for its type
+    parts = [_numbers(each) for each in tensors]
+    flat = torch.cat(parts)
+    own = flat if store.rank == 0 else torch.zeros_like(flat)  # not flat * 0, which makes nan of infinity
+    shared = torch.from_numpy(store.all_reduce(store.new_name("first buffers"), own.numpy()))
+    with torch.no_grad():
+        for tensor, part in zip(tensors, shared.split([len(each) for each in parts]), strict=True):
+            if not tensor.is_floating_point():
+                part = part.to(torch.uint8).view(tensor.dtype)
+            tensor.copy_(part.reshape(tensor.shape))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor has, in float64: its numbers, or the bytes of those that are not floating-point."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return (flat if tensor.is_floating_point() else flat.view(torch.uint8)).double()
