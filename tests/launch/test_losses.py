@@ -48,9 +48,8 @@ class Job3:
     ):
         """`scheduler`: its host. `more`: of the job."""
         most = {"elastic": elastic, "restart_workers": replaced, "restart_servers": servers_replaced, **more}
-        self.supervisor = kind(
-            Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most), hosts, Limits(**limits)
-        )
+        job = Job("name", "mark", ("true",), 3, servers, "/", placement="pack", **most)
+        self.supervisor = kind(job, hosts, Limits(**limits))
         self.begin(started, scheduler=scheduler)
 
     def begin(self, started: int, *prepared: object, scheduler: str = "a") -> None:
@@ -134,7 +133,7 @@ class Job3:
         return {task: row["lost_after"] for task, row in rows if row["lost_after"] is not None}
 
 
-def job_with_two_servers(**settings) -> Job3:
+def two_servers(**settings) -> Job3:
     """Server 0 (task 1) on a, server 1 (2) on b; workers 0, 1 and 2 (3, 4, 5) on a, b and c."""
     hosts = [HOSTS[0], Host("b", "10.0.0.2", roles=("server", "worker"), slots=1), HOSTS[2]]
     return Job3(started=6, hosts=hosts, servers=2, **settings)
@@ -148,14 +147,11 @@ def job() -> Job3:
     return Job3()
 
 
-@pytest.mark.parametrize(
-    ("code", "fate"),
-    [
-        (3, "exited with code 3"),
-        (-9, "was killed by SIGKILL"),
-        (75, "exited with code 75 (it lost another process of the job)"),
-    ],
-)
+FATES = [(3, "exited with code 3"), (-9, "was killed by SIGKILL")]
+LOST_PEER = (75, "exited with code 75 (it lost another process of the job)")
+
+
+@pytest.mark.parametrize(("code", "fate"), [*FATES, LOST_PEER])
 def test_the_job_goes_on_without_a_worker_that_ends_in_any_way(job, code, fate):
     job.now += 12.25
     assert job.exit(WORKER_1, code) == []
@@ -255,9 +251,8 @@ def test_before_all_have_started_any_loss_ends_the_job():
 def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(job, ended, connect):
     job.now += 9
     assert job.say(Lost("b", "was killed by SIGKILL", ended)) == [connect]
-    assert job.notices == [
-        "the agent on b (pid 20) was killed by SIGKILL; lost: worker 1 (pid 103 on b); 2 workers are left"
-    ]
+    told = "the agent on b (pid 20) was killed by SIGKILL; lost: worker 1 (pid 103 on b); 2 workers are left"
+    assert job.notices == [told]
     given, stop = job.say(Connected("b"))
     assert isinstance(given.command, commands.Job) and stop == STOP[1]
     assert job.say(Ready("b", 21, 4), Stopped("b", ((103, None),)), Ended("b", ()), Lost("b", "exited with 0")) == []
@@ -296,9 +291,9 @@ def test_a_host_with_the_scheduler_or_a_server_ends_the_job(job):
     assert job.supervisor.exit_code == 125 and not job.lost
 
 
-@pytest.mark.parametrize(("code", "fate"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL")])
+@pytest.mark.parametrize(("code", "fate"), FATES)
 def test_the_job_goes_on_without_a_server_while_another_is_left(code, fate):
-    job = job_with_two_servers(replaced=3)
+    job = two_servers(replaced=3)
     assert [job.host(task) for task in range(6)] == ["a", "a", "b", "a", "b", "c"]
     assert job.freeze(2) == []
     assert job.notices == ["server 1 (pid 102 on b) has been stopped (SIGSTOP?) for 5 s"]
@@ -313,7 +308,7 @@ def test_the_job_goes_on_without_a_server_while_another_is_left(code, fate):
 
 
 def test_a_host_with_a_server_and_a_worker_is_lost_with_both():
-    job = job_with_two_servers()
+    job = two_servers()
     assert job.say(Lost("b", "was killed by SIGKILL")) == [Connect("b", RECONNECT_LOST_SECONDS)]
     (notice,) = job.notices
     assert notice.endswith("; lost: server 1 (pid 102 on b), worker 1 (pid 104 on b); 2 workers and 1 server are left")

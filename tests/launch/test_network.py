@@ -59,11 +59,8 @@ def test_the_only_network_of_all_hosts():
         "h2": nics("eno1 192.168.2.4/24", "ib1 10.0.0.2/24"),
         "h3": nics("eth0 192.168.1.5/24", "ib0 10.0.0.3/24"),
     }
-    assert choose([H1, H2, H3], have, reached={"h1": "192.168.1.4", "h2": "192.168.2.4"}) == {
-        "h1": ("10.0.0.1", "ib0"),
-        "h2": ("10.0.0.2", "ib1"),
-        "h3": ("10.0.0.3", "ib0"),
-    }
+    chosen = choose([H1, H2, H3], have, reached={"h1": "192.168.1.4", "h2": "192.168.2.4"})
+    assert chosen == {"h1": ("10.0.0.1", "ib0"), "h2": ("10.0.0.2", "ib1"), "h3": ("10.0.0.3", "ib0")}
 
 
 TWO = pair("eth0 10.0.0.1/24", "eth1 10.1.0.1/24 100000")
@@ -123,9 +120,8 @@ def test_addr_wins_and_the_others_join_its_network():
 
 
 def test_addr_that_no_interface_has_or_is_a_name():
-    said = refusal(
-        choose, [Host("h1", "10.0.0.77", where="hosts:3"), H2], pair("eth0 10.0.0.1/24", "eth1 10.1.0.1/24 down")
-    )
+    told = Host("h1", "10.0.0.77", where="hosts:3")
+    said = refusal(choose, [told, H2], pair("eth0 10.0.0.1/24", "eth1 10.1.0.1/24 down"))
     assert said.startswith("hosts:3: no interface of h1 has addr=10.0.0.77")
     assert "10.0.0.1/24 on eth0" in said and "10.1.0.1/24 on eth1 (unplugged)" in said
     said = refusal(choose, [Host("h1", "h1-ib", where="hosts:1")], {"h1": nics("eth0 10.0.0.1/24")})
@@ -166,9 +162,8 @@ def test_one_machine_under_two_names():
     said = refusal(choose, [H1, H2], {"h1": here, "h2": here}, reached={"h1": "10.0.0.1", "h2": "10.0.0.1"})
     assert "h1 and h2 have the same address, 10.0.0.1/24 on eth0" in said
     assert "slots=" in said and "addr=" in said
-    assert "same address" in refusal(
-        choose, [Host("h1", "127.0.0.1"), Host("h2", "127.0.0.1")], {"h1": here, "h2": here}
-    )
+    loopback = [Host("h1", "127.0.0.1"), Host("h2", "127.0.0.1")]
+    assert "same address" in refusal(choose, loopback, {"h1": here, "h2": here})
 
 
 def test_a_hosts_own_interface_in_the_hosts_file():

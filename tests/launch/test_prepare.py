@@ -86,15 +86,11 @@ def test_the_steps_on_hosts_of_a_network_with_a_copy():
     asked = course.say(Copied("a", "all"), Copied("b", "all"))
     assert asked == [Send(host.name, Probe(request(preparation.job, host))) for host in preparation.hosts.values()]
     assert preparation.waiting == "a, b (checking the host)"
-    assert course.probe() == [
-        Send("a", Bind("10.0.0.1", reach=True, scheduler=0)),
-        Send("b", Bind("10.0.0.2", reach=True, master=0)),
-    ]
+    binds = Bind("10.0.0.1", reach=True, scheduler=0), Bind("10.0.0.2", reach=True, master=0)
+    assert course.probe() == [Send("a", binds[0]), Send("b", binds[1])]
     assert preparation.waiting == "a, b (binding ports)"
-    assert course.bind() == [
-        Send("a", Reach((Peer("b", "10.0.0.2", 9002),))),
-        Send("b", Reach((Peer("a", "10.0.0.1", 9002),))),
-    ]
+    a, b = Peer("a", "10.0.0.1", 9002), Peer("b", "10.0.0.2", 9002)
+    assert course.bind() == [Send("a", Reach((b,))), Send("b", Reach((a,)))]
     assert preparation.waiting == "a, b (connecting to the other hosts)" and not preparation.done
     assert course.reach() == []
     assert preparation.done and (preparation.step, preparation.waiting, preparation.waiting_for) == ("", "", set())
@@ -123,9 +119,8 @@ def test_ports_are_held_where_the_first_processes_of_the_roles_are():
         Send("b", Bind("10.0.0.2", reach=True, master=0)),
         Send("c", Bind("10.0.0.3", reach=True, scheduler=777)),
     ]
-    course.say(
-        Bound("a", {"reach": 1}), Bound("b", {"reach": 1, "master": 2}), Bound("c", {"reach": 1, "scheduler": 777})
-    )
+    ports = {"a": {}, "b": {"master": 2}, "c": {"scheduler": 777}}
+    course.say(*(Bound(name, {"reach": 1, **each}) for name, each in ports.items()))
     assert course.preparation.chosen_ports == Ports(scheduler=777, master=2)
 
 
@@ -146,9 +141,8 @@ def test_unused_ports_are_not_bound(more, bind, bound, ports):
 def test_what_agents_have_found_out_is_in_their_hosts():
     course = Course(LOCAL, "abc", address="127.0.0.1")
     machine = {"boot_id": "b", "cpus": [2, 3], "limits": {"/": 1.5}}
-    course.say(
-        Ready("a", 10, 4, "/usr/bin/python3", machine=machine), Ready("b", 10, 1, "/opt/python"), Ready("c", 10, 2)
-    )
+    assert course.say(Ready("a", 10, 4, "/usr/bin/python3", machine=machine)) == []
+    course.say(Ready("b", 10, 1, "/opt/python"), Ready("c", 10, 2))
     found = [(each.cores, each.python, each.machine) for each in course.preparation.hosts.values()]
     first = (4, "/usr/bin/python3", Machine("b", (2, 3), (("/", 1.5),)))
     assert found == [first, (1, "/opt/python", None), (2, "", None)]

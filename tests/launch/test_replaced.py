@@ -22,17 +22,7 @@ from launch.run.replace import Replacer
 from launch.run.replacements import LIVED_SECONDS, Replacements, Seat
 from tests.launch.conftest import go, said
 from tests.launch.test_changes import LISTED, Changing, started
-from tests.launch.test_losses import (
-    HOSTS,
-    SCHEDULER,
-    SERVER,
-    STOP,
-    WORKER_0,
-    WORKER_1,
-    WORKER_2,
-    Job3,
-    job_with_two_servers,
-)
+from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3, two_servers
 from tests.waiting import wait_for
 
 FIRST = 5  # the number of the first replacement
@@ -292,7 +282,7 @@ def test_nothing_is_started_once_the_job_ends():
 
 
 def test_a_lost_server_is_replaced_on_its_host():
-    job = job_with_two_servers(servers_replaced=2)
+    job = two_servers(servers_replaced=2)
     assert job.exit(2, -9) == []
     (notice,) = job.notices
     assert notice.startswith("server 1 (pid 102 on b) was killed by SIGKILL; 3 workers and 1 server are left; ")
@@ -319,7 +309,7 @@ def test_the_only_server_is_replaced():
 
 
 def test_workers_and_servers_are_counted_by_themselves_until_they_are_used_up():
-    job = job_with_two_servers(servers_replaced=1, replaced=1)
+    job = two_servers(servers_replaced=1, replaced=1)
     job.exit(2, -9)
     job.exit(4, -9)
     expected = [f"; starting the replacement of {role} 1 on b in 1 s, 1 of 1" for role in ("server", "worker")]
@@ -339,7 +329,7 @@ def servers_on_b_and_c() -> Job3:
 
 
 def test_with_its_host_it_goes_to_another_that_takes_servers():
-    job = job_with_two_servers(servers_replaced=1)
+    job = two_servers(servers_replaced=1)
     job.say(Lost("b", "was killed by SIGKILL"))
     assert "server 1 is not replaced until a host comes that has room for it" in job.notices[0], "a has slots=1"
     job = servers_on_b_and_c()
@@ -367,7 +357,7 @@ def test_the_last_server_without_a_host_for_it_ends_the_job():
 
 
 def test_when_a_worker_is_done_no_server_is_replaced():
-    job = job_with_two_servers(servers_replaced=1)
+    job = two_servers(servers_replaced=1)
     job.exit(3, 0)
     job.exit(2, -9)
     assert "starting" not in job.notices[-1]
@@ -517,10 +507,8 @@ def test_a_lost_host_of_the_file_returns_with_watch_hosts():
 
 def test_the_wait_doubles_with_each_try(job):
     waits = [fail(job) for _ in range(9)]
-    first = returning.FIRST_SECONDS
-    assert waits == pytest.approx(
-        [first, *(2.0**n * first - 3.0 for n in range(1, 6)), *3 * [returning.LONGEST_SECONDS - 3.0]]
-    )
+    first, longest = returning.FIRST_SECONDS, returning.LONGEST_SECONDS
+    assert waits == pytest.approx([first, *(2.0**n * first - 3.0 for n in range(1, 6)), *3 * [longest - 3.0]])
     assert come(job) == [("worker-3", "b", 5)]
 
 

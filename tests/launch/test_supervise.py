@@ -78,10 +78,8 @@ STOP = [Send("a", Stop(5.0)), Send("b", Stop(5.0))]
 def test_the_ports_are_known_before_anything_starts(clock):
     assert clock.connect == [Connect("a"), Connect("b")]
     assert [type(each.command) for each in clock.first] == [commands.Job, commands.Job]
-    assert [each.command for each in clock.bind] == [
-        Bind("10.0.0.1", reach=True, scheduler=0, master=0),
-        Bind("10.0.0.2", reach=True),
-    ]
+    binds = [Bind("10.0.0.1", reach=True, scheduler=0, master=0), Bind("10.0.0.2", reach=True)]
+    assert [each.command for each in clock.bind] == binds
     assert clock.reach[0].command == Reach((Peer("b", "10.0.0.2", 9003),))
     assert [each.host for each in clock.start] == ["a", "b"]
     rows = [row for each in clock.start for row in each.command.tasks]
