@@ -318,9 +318,8 @@ def test_a_newcomer_goes_on_from_the_state(samples, each, first, second, begun):
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(0, 3), st.booleans())
 def test_what_a_worker_trains_is_what_its_steps_have(samples, each, clock, begun):
-    dealing = AsyncDealing(samples, each, 2 * each, [0, 1]).after(
-        [1], {0: 0, 1: clock}, [1] if begun else [], clock + 1
-    )
+    before = AsyncDealing(samples, each, 2 * each, [0, 1])
+    dealing = before.after([1], {0: 0, 1: clock}, [1] if begun else [], clock + 1)
     epoch = Epoch(Shared(samples, 2, each, samples), 3, 0)
     part = dealing.part(1, clock, epoch)
     own = [positions for _, positions in dealing.steps_between(1, clock, dealing.end)]
@@ -423,11 +422,8 @@ def test_only_what_a_loss_gave_back_is_dealt_again_and_a_new_member_goes_on_from
 def test_a_part_of_the_rest_is_what_its_rounds_say(shuffle):
     positions = np.array([1, 2, 5, 6, 7, 8, 11, 12, 13, 19, 20, 21])
     dealing, epoch = Dealing.of_rest(22, 4, [0, 3], positions), Epoch(Shared(22, 2, 2, 22, shuffle=shuffle), 3, 0)
-    part, own = dealing.part(3, epoch), []
-    while not dealing.finished:
-        own.append(dealing.positions_of(3))
+    _check_parts(dealing, epoch, epoch.words(0, 22))
+    for expected in ([2, 6], [8, 12], [19, 21]):
+        assert dealing.positions_of(3).tolist() == expected
         dealing.committed([0, 3])
-    assert [each.tolist() for each in own] == [[2, 6], [8, 12], [19, 21]] and part.steps == 3
-    for step, each in enumerate(own):
-        first, stop = part.bounds(step)
-        assert part.order[first:stop].tolist() == epoch.samples_at(each).tolist()
+    assert dealing.finished

@@ -61,14 +61,20 @@ def test_a_missing_index_is_rebuilt_as_mxnet_wrote_it_and_several_files_follow_e
 IMAGES = [b"first", b"second " + recordio.MAGIC * 3, b"", b"fourth", b"fifth"]
 
 
+def written(path: Path, *rows: tuple) -> Path:
+    """A file of these records, each a label, a key and an image; its index beside it."""
+    writer = RecordWriter(path)
+    for row in rows:
+        writer.write(*row)
+    writer.finish()
+    return path
+
+
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
     """Five records, with keys 10 to 14 and labels 0 to 4; the second has two labels and the magic number in it."""
-    writer = RecordWriter(tmp_path / "train.rec")
-    for number, image in enumerate(IMAGES):
-        writer.write([number, 0.5] if number == 1 else number, 10 + number, image)
-    writer.finish()
-    return tmp_path / "train.rec"
+    rows = [([number, 0.5] if number == 1 else number, 10 + number, image) for number, image in enumerate(IMAGES)]
+    return written(tmp_path / "train.rec", *rows)
 
 
 def offsets(path: Path) -> list[int]:
@@ -93,10 +99,7 @@ def test_keys_count_where_the_index_says_nothing_else(records):
     for first in (0, 10**17):
         idx.write_text("".join(f"{first + number}\t{offset}\n" for number, offset in enumerate(offsets(records))))
         assert f"(key {first + 4}, " in open_reader(records).where(4)
-    writer = RecordWriter(records)
-    for key in (3, 3, 2**60):
-        writer.write(0, key, b"image")
-    writer.finish()
+    written(records, *((0, key, b"image") for key in (3, 3, 2**60)))
     idx.unlink()
     assert "record 2 (key 2," in open_reader(records).where(2), "two records have the same number"
 
@@ -197,10 +200,7 @@ def test_an_index_of_another_file(records, mxnet_files):
     for rec, idx in (("sample", "sample-256"), ("sample-256", "sample")):
         refused(mxnet_files / f"{rec}.rec", f"{idx}.idx", "another file", index=mxnet_files / f"{idx}.idx")
     # the content of this record is itself a file of records, so that something lies where the index says
-    outer = records.with_name("outer.rec")
-    writer = RecordWriter(outer)
-    writer.write(0, 0, bytes(8) + records.read_bytes())
-    writer.finish()
+    outer = written(records.with_name("outer.rec"), (0, 0, bytes(8) + records.read_bytes()))
     outer.with_suffix(".idx").write_text(f"0\t0\n1\t{outer.read_bytes().find(recordio.MAGIC, 8)}\n")
     refused(outer, "outer.idx", "another file")
 
@@ -319,14 +319,10 @@ def test_several_threads_read_at_once_and_closed_files_are_closed(records):
 
 
 MAGIC = recordio.MAGIC
-contents = st.lists(
-    st.one_of(st.binary(max_size=9), st.sampled_from([MAGIC, MAGIC * 2, MAGIC[:3], b"\0\0\0" + MAGIC])), max_size=6
-).map(b"".join)
-labels = st.one_of(
-    st.integers(0, 21840),
-    st.floats(width=32, allow_nan=False),
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5),
-)
+pieces = st.one_of(st.binary(max_size=9), st.sampled_from([MAGIC, MAGIC * 2, MAGIC[:3], b"\0\0\0" + MAGIC]))
+contents = st.lists(pieces, max_size=6).map(b"".join)
+floats = st.floats(width=32, allow_nan=False)
+labels = st.one_of(st.integers(0, 21840), floats, st.lists(floats, min_size=1, max_size=5))
 
 
 @given(rows=st.lists(st.tuples(labels, st.integers(0, 2**40), contents), min_size=1, max_size=5))
@@ -351,11 +347,8 @@ def test_files_are_byte_for_byte_those_of_mxnet(tmp_path_factory, rows):
 
 
 def test_numbers_of_numpy_are_one_label(tmp_path):
-    writer = RecordWriter(tmp_path / "a.rec")
-    writer.write(np.float32(3), 0, b"image")
-    writer.write(np.int64(4), 1, b"image")
-    writer.finish()
-    assert [struct.unpack("<I", (tmp_path / "a.rec").read_bytes()[at : at + 4])[0] for at in (8, 48)] == [0, 0]
+    content = written(tmp_path / "a.rec", (np.float32(3), 0, b"image"), (np.int64(4), 1, b"image")).read_bytes()
+    assert [struct.unpack("<I", content[at : at + 4])[0] for at in (8, 48)] == [0, 0]
 
 
 def write(writer, numbers):

@@ -37,9 +37,8 @@ def header(name: str, kind: bytes, size: bytes) -> bytes:
 
 
 def class_tars(form: int = tarfile.USTAR_FORMAT, classes: Mapping[str, list[str]] = CLASSES) -> dict[str, bytes]:
-    return {
-        f"{name}.tar": tar({f"{each}.JPEG": image(each) for each in images}, form) for name, images in classes.items()
-    }
+    inner = {name: {f"{each}.JPEG": image(each) for each in images} for name, images in classes.items()}
+    return {f"{name}.tar": tar(files, form) for name, files in inner.items()}
 
 
 @pytest.fixture
@@ -246,12 +245,8 @@ def test_an_archive_that_is_empty_or_cut_while_it_is_read(train):
 
 # The numbers do not follow the synsets' names; the last two rows are groups of classes.
 SYNSETS = [
-    *(
-        {"ILSVRC2012_ID": number, "WNID": wnid, "num_children": 0}
-        for number, wnid in ((1, "n10"), (2, "n01"), (3, "n02"))
-    ),
-    {"ILSVRC2012_ID": 4, "WNID": "n00", "num_children": 2},
-    {"ILSVRC2012_ID": 5, "WNID": "n05", "num_children": 300},
+    {"ILSVRC2012_ID": number, "WNID": wnid, "num_children": children}
+    for number, wnid, children in ((1, "n10", 0), (2, "n01", 0), (3, "n02", 0), (4, "n00", 2), (5, "n05", 300))
 ]
 TRUTH = [2, 3, 3, 1]
 LABELS = [0, 1, 1, 2]
@@ -315,10 +310,8 @@ def test_labels_come_from_the_devkit_by_meta_mat(validation, packed, beside):
 
 
 def test_the_digest_has_the_labels_and_the_order_in_the_archive_does_not_matter(validation):
-    digests = [
-        open_reader(validation, devkit=put_devkit(validation.parent, truth=truth)).digest()
-        for truth in (b"2\n3\n3\n1\n", b"2 3 3 1", b"2\n3\n1\n1\n")
-    ]
+    kits = (put_devkit(validation.parent, truth=truth) for truth in (b"2\n3\n3\n1\n", b"2 3 3 1", b"2\n3\n1\n1\n"))
+    digests = [open_reader(validation, devkit=kit).digest() for kit in kits]
     assert digests[0] == digests[1] != digests[2]
     put_devkit(validation.parent)
     validation.write_bytes(tar({f"{name}.JPEG": image(name) for name in NAMES[::-1]}))
@@ -410,14 +403,15 @@ def test_cells_several_variables_and_an_empty_field():
         mat_file.read(matlab.file(nested))
 
 
+A_NAME = matlab.element(1, b"a" * 32)
+
+
 @pytest.mark.parametrize(
     "variable",
     [
-        matlab.matrix("m", 2, (1 << 15, 1 << 15), matlab.element(5, b"\x20\0\0\0"), matlab.element(1, b"a" * 32)),
-        matlab.matrix("m", 2, (1, 1), matlab.element(5, b"\0\0\0\0"), matlab.element(1, b"a" * 32)),
-        matlab.matrix(
-            "m", 2, (1, 1), matlab.element(5, b"\x20\0\0\0"), matlab.element(1, b"a" * 32), matlab.element(5, b"")
-        ),
+        matlab.matrix("m", 2, (1 << 15, 1 << 15), matlab.element(5, b"\x20\0\0\0"), A_NAME),
+        matlab.matrix("m", 2, (1, 1), matlab.element(5, b"\0\0\0\0"), A_NAME),
+        matlab.matrix("m", 2, (1, 1), matlab.element(5, b"\x20\0\0\0"), A_NAME, matlab.element(5, b"")),
         matlab.matrix("m", 3, (1, 1), matlab.element(5, b"")),
         matlab.matrix("m", 6, (1, 1), matlab.element(99, b"abcd")),
         matlab.matrix("m", 6, (1, 1)),

@@ -142,9 +142,10 @@ def test_numbers_fit_into_their_column(parse: Callable, tmp_path: Path, written:
 
 def test_csv(run: Path, parse: Callable) -> None:
     log = run.parent / 'a "b", c.log'
-    log.write_text(
+    text = (
         "Epoch[0] Train-accuracy=0.1234567890123\nEpoch[0] Time cost=1000000000.25\nEpoch[1] Train-accuracy=1.2e-05\n"
     )
+    log.write_text(text)
     read = list(csv.DictReader(io.StringIO(parse(log, "--format", "csv").stdout)))
     assert read == [
         {"epoch": "1", "train-accuracy": "0.123456789012", "val-accuracy": "", "time": "1000000000.25"},
@@ -470,9 +471,8 @@ def differences(path: Path, aggregate: str) -> list[tuple]:
         for row in expected["rows"]
         for theirs, ours in KEYS.items()
     ]
-    return [(path.name, *wrong) for wrong in compared if wrong[1] != wrong[2]] + [
-        (path.name, *wrong) for wrong in values if not same(*wrong[2:])
-    ]
+    found = [wrong for wrong in compared if wrong[1] != wrong[2]] + [one for one in values if not same(*one[2:])]
+    return [(path.name, *wrong) for wrong in found]
 
 
 def test_other_values_of_real_logs(logs: Path) -> None:
@@ -503,10 +503,9 @@ def test_caffe(logs: Path) -> None:
     expected = json.loads(path.with_suffix(".expected.json").read_text())
     (run,) = reading.read(str(path.with_suffix(".log")))
     read = table(run)
-    assert [
-        (iteration, row["validation_accuracy"], row["validation_top_k_accuracy_5"], row["validation_loss"])
-        for iteration, row in read.rows.items()
-    ] == [(test["iteration"], test["accuracy"], test["accuracy_top5"], test["loss"]) for test in expected["tests"]]
+    keys = ("validation_accuracy", "validation_top_k_accuracy_5", "validation_loss")
+    tests = [(test["iteration"], test["accuracy"], test["accuracy_top5"], test["loss"]) for test in expected["tests"]]
+    assert [(iteration, *(row[key] for key in keys)) for iteration, row in read.rows.items()] == tests
     losses = dict(expected["train_loss"])
     assert read.rows[170000]["train_loss"] == losses[170000]
     assert read.rows[5000]["train_loss"] == losses[4960]

@@ -22,6 +22,7 @@ Epoch[1] Train-accuracy=0.350000
 Epoch[1] Time cost=11.500
 Epoch[1] Validation-accuracy=0.400000
 """
+TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 3\nE: no\n'
 
 
 def row(train: float | None = None, validation: float | None = None, seconds: float | None = None, **more) -> dict:
@@ -54,16 +55,10 @@ AROUND = {
     "a progress bar before each": each_line(" 50%|#####     | 5/10\r 60%|######    | 6/10\r"),
     "NULs between": PLAIN.replace("\n", "\n\0\0\0\n"),
     "binary noise between": PLAIN.replace("\n", "\n\udcff\udcfe\udc80PK\3\4\n"),
-    "traceback between": PLAIN.replace(
-        "Epoch[1] B", 'Traceback (most recent call last):\n  File "x.py", line 3\nE: no\nEpoch[1] B'
-    ),
+    "traceback between": PLAIN.replace("Epoch[1] B", f"{TRACEBACK}Epoch[1] B"),
     "written to two handlers": "".join(f"INFO:root:{line}\n{line}\n" for line in PLAIN.splitlines()),
-    "a repeated line for each of two workers": "".join(
-        f"Node[{w}] {line}\n" for line in PLAIN.splitlines() for w in (0, 1)
-    ),
-    "Iteration": PLAIN.replace("Epoch[", "Iteration["),
-    "Iter": PLAIN.replace("Epoch[", "Iter["),
-    "Epoch and a blank": PLAIN.replace("Epoch[", "Epoch ["),
+    "each line by two workers": "".join(f"Node[{w}] {line}\n" for line in PLAIN.splitlines() for w in (0, 1)),
+    **{word: PLAIN.replace("Epoch[", f"{word}[") for word in ("Iteration", "Iter", "Epoch ")},
     "blanks around =": PLAIN.replace("=", " = "),
     "Rank": PLAIN.replace("] T", "] Rank[3] T").replace("] V", "] Rank[3] V"),
 }
@@ -83,10 +78,7 @@ def test_text_around_a_record_is_ignored(rows: Callable, name: str, encoding: st
 
 
 WRITTEN = {  # logs, and their rows
-    "percent stays percent": (
-        "Epoch[0] Train-accuracy=43.12%\nEpoch[0] Validation-accuracy=41.00 %\n",
-        {0: row(43.12, 41)},
-    ),
+    "percent": ("Epoch[0] Train-accuracy=43.12%\nEpoch[0] Validation-accuracy=41.00 %\n", {0: row(43.12, 41)}),
     "gluoncv": (
         "Epoch[0] Batch [49]\tSpeed: 1899.5 samples/sec\taccuracy=0.883496\tlr=0.003133\n"
         "[Epoch 0] training: accuracy=0.751063 loss=1.5\n"
@@ -256,10 +248,8 @@ def test_caffe_with_two_test_nets_and_new_iteration_lines(rows: Callable) -> Non
         f"{prefix}Iteration 500, Testing net (#0)\n{prefix}    Test net output #0: accuracy = 0.5\n"
         f"{prefix}    Test net output #1: loss = 1.5 (* 1 = 1.5 loss)\n"
     )
-    assert read == {
-        0: row(None, 0.1, validation_loss=None, train_loss=None),
-        500: row(0.25, 0.5, validation_loss=1.5, train_loss=2.5),
-    }
+    second = row(0.25, 0.5, validation_loss=1.5, train_loss=2.5)
+    assert read == {0: row(None, 0.1, validation_loss=None, train_loss=None), 500: second}
 
 
 # ---- several values, and none ---------------------------------------------------------------------------------------
@@ -270,9 +260,8 @@ def test_workers_without_tags_at_different_epochs(rows: Callable) -> None:
         "Epoch[1] Train-accuracy=0.4\nEpoch[0] Train-accuracy=0.1\nEpoch[1] Train-accuracy=0.6\n"
         "Epoch[0] Train-accuracy=0.3\nEpoch[0] Time cost=5\n"
     )
-    expected = {
-        **{"mean": [pytest.approx(0.2), 0.5], "max": [0.3, 0.6], "last": [0.3, 0.6], "all": [[0.1, 0.3], [0.4, 0.6]]},
-    }
+    most, every = [0.3, 0.6], [[0.1, 0.3], [0.4, 0.6]]
+    expected = {"mean": [pytest.approx(0.2), 0.5], "max": most, "last": most, "all": every}
     for how, values in expected.items():
         assert [row["train_accuracy"] for row in rows(text, how).values()] == values
     assert [row["seconds"] for row in rows(text, "all").values()] == [[5], []]

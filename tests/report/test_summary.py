@@ -1,5 +1,6 @@
 """A run as one row: every column, from logs of dmltrain and of other programs; its points over every axis."""
 
+import contextlib
 import csv
 import io
 import json
@@ -220,8 +221,7 @@ def test_real_logs(logs: Path) -> None:
     assert points(run, "validation_accuracy", "iteration")[-1] == (170000, 0.59202)
     assert points(run, "validation_accuracy", "epoch") == []
     times = [x for x, _ in points(run, "validation_accuracy", "time")]
-    assert len(times) == len(run.epochs)
-    assert times == sorted(times)
+    assert len(times) == len(run.epochs) and times == sorted(times)
     first = log(("I1231 23:59:59.5 27501", "Iteration 0, Testing net (#0)"), prefix="solver.cpp:341] ")
     first += log(("I1231 23:59:59.9 27501", "Test net output #0: accuracy = 0.1"), prefix="solver.cpp:409]     ")
     second = first.replace("I1231 23:59:59", "I0101 00:00:01").replace("Iteration 0", "Iteration 500")
@@ -397,14 +397,9 @@ def test_the_width_is_that_of_the_terminal(runs: Path, columns: int) -> None:
         os.environ.update(COLUMNS=str(columns), PYTHONPATH=str(ROOT))
         os.execv(sys.executable, [sys.executable, "-m", "dmltrain.report.cli", "--summary", str(runs / "run-10")])
     output = b""
-    while True:
-        try:
-            chunk = os.read(terminal, 1 << 16)
-        except OSError:  # the terminal's other end is closed
-            break
-        if not chunk:
-            break
-        output += chunk
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while chunk := os.read(terminal, 1 << 16):
+            output += chunk
     os.close(terminal)
     assert os.waitpid(child, 0)[1] == 0
     table = _table(output.decode())
@@ -417,9 +412,8 @@ def test_the_width_is_that_of_the_terminal(runs: Path, columns: int) -> None:
 
 def test_logs_of_three_formats_and_parts_of_a_file_are_runs_of_their_own(tmp_path: Path, parse: Callable) -> None:
     (tmp_path / "a.log").write_text("Epoch[0] Train-accuracy=0.5\nEpoch[0] Time cost=1.5\n")
-    (tmp_path / "b.log").write_text(
-        "Epoch 1/1\n5/5 [==] - 12s - loss: 0.5 - acc: 0.5\nEpoch 1/1\n5/5 [==] - 11s - loss: 0.4 - acc: 0.7\n"
-    )
+    part = "Epoch 1/1\n5/5 [==] - {}s - loss: 0.5 - acc: 0.5\n"
+    (tmp_path / "b.log").write_text(part.format(12) + part.format(11))
     (tmp_path / "c.log").write_text(
         "I0102 03:04:05.6 1 solver.cpp:330] Iteration 100, Testing net (#0)\n"
         "I0102 03:04:05.7 1 solver.cpp:397]     Test net output #0: accuracy = 0.25\n"
