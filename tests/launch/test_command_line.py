@@ -265,10 +265,17 @@ def test_a_user_error_has_code_2_and_one_line_that_names_it(tmp_path, monkeypatc
     assert not os.listdir(), "nothing was begun"
 
 
-def test_the_program_prints_a_user_error_without_a_traceback(launcher):
-    result = launcher.run("-n", 0, "true")
-    assert result.code == 2 and not launcher.launched[-1].logs.exists()
-    assert result.err.startswith("dmltrain-launch: error: -n is 0") and result.err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        ("main", "-n 0 true", "dmltrain-launch: error: -n is 0"),
+        ("job_main", "ps nonsuch", "dmltrain-job: error: no job 'nonsuch' in logs/"),
+    ],
+)
+def test_a_program_prints_a_user_error_in_one_line_with_its_name(tmp_path, program, words, said):
+    done = run(program, *words.split(), cwd=tmp_path, code=2)
+    assert done.stdout == "" and done.stderr.startswith(said) and done.stderr.count("\n") == 1
+    assert not os.listdir(tmp_path)
 
 
 def test_a_program_that_cannot_be_started_is_named(launcher):
@@ -287,16 +294,6 @@ def test_help_and_version_import_nothing_heavy(launcher):
 
 
 # -- the log folder --------------------------------------------------------------------------------------------------
-
-
-def test_a_log_folder_that_cannot_be_made_or_is_of_something_else_is_named(launcher):
-    precious = launcher.folder / "logs" / "worker-0.log"
-    precious.parent.mkdir()
-    precious.write_text("precious")
-    for logs, said in (("logs", "has worker-0.log but no job.json"), ("logs/worker-0.log/logs", "Not a directory")):
-        result = launcher.run("-n", 1, "-s", 0, "true", logs=logs)
-        assert result.code == 2 and f"{launcher.folder / logs}" in result.err and said in result.err
-    assert precious.read_text() == "precious"
 
 
 def test_two_jobs_do_not_share_a_log_folder(launcher):
@@ -361,9 +358,6 @@ FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 NOW = 1_800_000_000.0
 
 
-# -- the command line ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "argv"),
     [
@@ -396,12 +390,6 @@ def test_a_verb_is_an_option_of_the_launcher(words, argv):
 )
 def test_wrong_arguments_are_refused(words, message):
     assert message in refusal(parse_job, words.split())
-
-
-def test_a_user_error_is_one_line_with_the_programs_name(tmp_path):
-    done = run("job_main", "ps", "nonsuch", cwd=tmp_path, code=2)
-    assert done.stdout == "" and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("dmltrain-job: error: no job 'nonsuch' in logs/")
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

@@ -147,11 +147,7 @@ def test_a_mount_point_with_a_space(kernel):
 def test_what_cannot_be_read_is_no_limit(kernel, text):
     kernel.says("0::/\nnonsense\n1:\n", "short line\n" + V2.format(top="/") + "1 2 - \n")
     kernel.v2("", text)
-    assert kernel.limits == {}
-
-
-def test_without_proc(tmp_path):
-    assert limits(str(tmp_path)) == {}
+    assert kernel.limits == limits(f"{kernel.root}/none") == {}, "nor is there one without /proc"
 
 
 # -- the real thing ------------------------------------------------------------------------------------------------

@@ -262,10 +262,7 @@ def test_how_a_pod_has_ended():
 @pytest.mark.parametrize(
     ("code", "reason", "fate"),
     [
-        (None, "", "was deleted"),
-        (137, "Error", "was deleted"),
-        (143, "Error", "was deleted"),
-        (0, "Completed", "was deleted"),
+        *((*each, "was deleted") for each in ((None, ""), (137, "Error"), (143, "Error"), (0, "Completed"))),
         (137, "OOMKilled", "exited with 137 (OOMKilled)"),
         (3, "Error", "exited with 3"),
     ],
@@ -281,10 +278,8 @@ def test_a_pod_that_its_deletion_has_ended_was_deleted(code: int | None, reason:
 
 
 def test_the_newest_refusal_counts():
-    events = [
-        {"reason": "FailedCreate", "lastTimestamp": f"2026-11-25T10:00:0{second}Z", "message": f"quota {second}"}
-        for second in (1, 3, 2)
-    ]
+    failed = {"reason": "FailedCreate"}
+    events = [{**failed, "lastTimestamp": f"2026-11-25T10:00:0{n}Z", "message": f"quota {n}"} for n in (1, 3, 2)]
     assert status.refused([*events, {"reason": "Scheduled", "lastTimestamp": "2027"}]) == "quota 3"
     assert status.refused([]) == ""
 

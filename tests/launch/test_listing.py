@@ -78,9 +78,8 @@ def test_states_agents_and_orphans(mark):
 
 def test_what_descends_from_an_agent_alone_has_no_role_and_a_rank_is_a_number(mark):
     script = "env -i sleep 600 & echo $!; wait"
-    agent = subprocess.Popen(
-        ["sh", "-c", script], env=dict(os.environ, DMLTRAIN_AGENT=mark), stdout=subprocess.PIPE, start_new_session=True
-    )
+    pipe = {"stdout": subprocess.PIPE, "start_new_session": True}
+    agent = subprocess.Popen(["sh", "-c", script], env=dict(os.environ, DMLTRAIN_AGENT=mark), **pipe)
     helper = int(line(agent)[0])
     odd = subprocess.Popen(["sleep", "600"], env=dict(os.environ, DMLTRAIN_JOB=mark, DMLC_ROLE="r", DMLC_TASK_ID="-"))
     expected = {agent.pid: ("agent", None), helper: ("", None), odd.pid: ("r", None)}
@@ -152,8 +151,5 @@ def test_the_table():
     ]
     cut = processes.table(hosts, (), 60)
     assert {len(line) for line in cut[1:-1]} == {60} and all(line.endswith("...") for line in cut[1:-1])
-
-
-def test_an_empty_table():
     assert processes.table({"h1": []}) == ["0 processes on 1 host"]
     assert processes.table({"h1": [row(1)]})[-1] == "1 process on 1 host"

@@ -42,11 +42,15 @@ def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):
     assert new.killed
 
 
-def test_a_folder_of_another_program_is_refused(tmp_path):
-    (tmp_path / "worker-0.log").write_text("theirs")
-    with pytest.raises(LaunchError, match="worker-0.log but no job.json"):
-        LogFolder(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
+def test_a_folder_that_is_of_another_program_or_cannot_be_made_is_named(tmp_path):
+    precious = tmp_path / "worker-0.log"
+    precious.write_text("precious")
+    wrong = {tmp_path: "has worker-0.log but no job.json", precious / "logs": "Not a directory"}
+    for logs, said in wrong.items():
+        with pytest.raises(LaunchError, match=f"{logs}.*{said}") as caught:
+            LogFolder(logs)
+        assert caught.value.code == 2
+    assert [*tmp_path.iterdir()] == [precious] and precious.read_text() == "precious"
 
 
 def test_readers_always_see_a_complete_record(tmp_path):

@@ -52,6 +52,7 @@ def test_the_request_describes_the_processes(job):
     assert "DMLC_ROLE" in asked["unset"]
 
 
+NO_RUN = {"workdir": "/no/run"}
 NO_FOLDER = {"path": "/work", "exists": True, "writable": False}
 NO_SCRIPT = {"path": "train.py", "exists": True, "readable": False}
 
@@ -59,14 +60,7 @@ NO_SCRIPT = {"path": "train.py", "exists": True, "readable": False}
 @pytest.mark.parametrize(
     ("host", "argv", "changes", "code", "text", "fix"),
     [
-        (
-            {"workdir": "/no/run"},
-            "train.py",
-            {},
-            127,
-            "working directory /no/run does not exist",
-            "--sync-dst-dir DIR|workdir=",
-        ),
+        (NO_RUN, "train.py", {}, 127, "working directory /no/run does not exist", "--sync-dst-dir DIR|workdir="),
         ({}, "train.py", {"workdir": NO_FOLDER}, 0, "checkpoints", ""),
         ({}, "other.py", {}, 127, "script other.py not found (working directory {folder})", "copy it there"),
         ({}, "train.py", {"script": NO_SCRIPT}, 126, "train.py", "chmod +r train.py"),
@@ -237,9 +231,7 @@ def test_paths_that_fail_are_named_with_their_cure():
         ("import common\nimport sys\nsys.path.insert(0, '..')\nimport hidden", ["common"]),
         ("import sys\ndef find():\n    sys.path.append('..')\nfind()\nimport hidden", []),
         ("from sys import path\npath.append('..')\nimport hidden", []),
-        ("#!/bin/sh\nexec train", []),
-        ("import a\0b", []),
-        ("", []),
+        *((source, []) for source in ("#!/bin/sh\nexec train", "import a\0b", "")),
     ],
 )
 def test_needs_are_what_every_run_imports_first(source, expected):

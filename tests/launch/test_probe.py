@@ -291,10 +291,9 @@ def test_children_that_hang_are_given_up_and_killed(tmp_path):
 
 def test_gpus_are_those_that_nvidia_smi_lists(tmp_path):
     listing = executable(tmp_path / "nvidia-smi", f"cat <<'END'\n{LISTING}END")
-    assert look(listing=(listing, "-L"), workdir=str(tmp_path))["gpus"] == [
-        {"index": 0, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-1f2e"},
-        {"index": 1, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-aa00"},
-    ]
+    first, second = look(listing=(listing, "-L"), workdir=str(tmp_path))["gpus"]
+    assert first == {"index": 0, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-1f2e"}
+    assert second == {**first, "index": 1, "uuid": "GPU-aa00"}
 
 
 def test_gpus_are_those_of_the_driver_without_nvidia_smi_and_what_it_does_not_say_is_empty(tmp_path):
@@ -307,12 +306,8 @@ def test_gpus_are_those_of_the_driver_without_nvidia_smi_and_what_it_does_not_sa
     (folder / "a").mkdir()
     (folder / "a/information").write_bytes(b"Model: \t \xff\nBus: 0000:1\n")
     (folder / "b/information").mkdir(parents=True)
-    assert gpus_of_driver(str(folder)) == [
-        {"index": 0, "name": "NVIDIA A40", "uuid": "GPU-a"},
-        {"index": 1, "name": "NVIDIA A40", "uuid": "GPU-b"},
-        {"index": 2, "name": "\ufffd", "uuid": ""},
-        {"index": 4, "name": "", "uuid": "GPU-c"},
-    ]
+    found = [(each["index"], each["name"], each["uuid"]) for each in gpus_of_driver(str(folder))]
+    assert found == [(0, "NVIDIA A40", "GPU-a"), (1, "NVIDIA A40", "GPU-b"), (2, "\ufffd", ""), (4, "", "GPU-c")]
 
 
 def test_the_drivers_gpus_are_where_the_kernel_has_them():

@@ -23,8 +23,8 @@ from tests.readable import readable
 from tests.waiting import wait_for
 
 TOKEN = "train-0123"
-
 LONG = 600.0  # s; for what does not take long
+TRIED = 0.5  # s; a peer that is not itself is tried again until the time is over
 
 
 @pytest.fixture
@@ -221,9 +221,6 @@ def test_another_host_or_another_job_is_not_taken_for_the_peer(agents):
 def test_a_host_without_a_way_there_is_reported_at_once(agents):
     agents[0].begin([["far", "255.255.255.255", 5000]])  # which no TCP connection can be made to
     assert agents[0].poll() == {"far": {"error": NO_ROUTE}}
-
-
-TRIED = 0.5  # s; a peer that is not itself is tried again until the time is over
 
 
 def test_a_connection_that_is_broken_off_is_not_the_peer(agents, other_program):

@@ -10,10 +10,8 @@ from launch.cli import job
 from launch.command_line.job_options import parse_job
 from launch.commands.processes import lost
 from launch.control.message import ADD, SET
-from launch.job.options import Options
 from launch.job.rule import parse_rule
 from launch.job.settings import STAYS, Settings, parse
-from launch.run import report
 from launch.run.action import Reply, Send
 from launch.run.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
 from launch.run.plain import NOT_ELASTIC, PlainSupervisor
@@ -44,10 +42,6 @@ def replied(number, code, text):
     return Reply(number, code, ((text, None),))
 
 
-def changes(job) -> list:
-    return report.record(job.supervisor, "0", Options(), 0.0, None)["kvstore_changes"]
-
-
 def next_scheduler(job: Changing) -> None:
     job.say(Bound("a", {"scheduler": 9100}), Started("a", len(job.supervisor.processes) - 1, 4712))
 
@@ -61,9 +55,9 @@ def test_the_change_goes_to_the_scheduler_and_its_words_are_the_answer():
     assert job.say(Told(1, MADE, "kv_store=dist_ssp staleness=4", "after step 147")) == [replied(0, 0, text)]
     assert job.notices == [f"{text}; asked for by dmltrain job set"]
     change = {"after": 5.0, "now": "kv_store=dist_ssp staleness=4", "by": "dmltrain job set", "where": "after step 147"}
-    assert changes(job) == [change]
+    assert job.record["kvstore_changes"] == [change]
     line = "changed: kv_store=dist_ssp staleness=4 after step 147, 5 s after the start; asked for by dmltrain job set"
-    assert lost(report.record(job.supervisor, "0", Options(), 0.0, None)) == [line]
+    assert lost(job.record) == [line]
     job.finish(2, 3, 4)
     assert job.last_line.endswith("; changed: kv_store=dist_ssp staleness=4 after step 147")
 
@@ -72,7 +66,7 @@ def test_a_refusal_is_the_answer_and_the_next_change_can_come():
     job = Setting()
     job.ask("staleness=2")
     assert job.say(Told(1, ASKED), Told(1, REFUSED, "why not")) == [replied(0, 2, "why not")]
-    assert job.notices == [] and changes(job) == []
+    assert job.notices == [] and job.record["kvstore_changes"] == []
     assert job.ask("kv_store=dist_async", 1) == [sent(2, "dist_async")]
 
 

@@ -65,8 +65,8 @@ def test_it_is_started_again_on_its_host_and_all_are_told_where(job):
     assert row["pid"] == 205 and [each["pid"] for each in row["earlier"]] == [100]
     for task in (WORKER_0, WORKER_1, WORKER_2, 1, NEXT):
         job.exit(task, 0)
-    job.end()
-    assert job.supervisor.exit_code == 0 and job.failure == []
+    job.end(0)
+    assert job.failure == []
     assert job.last_line == "0 processes left on 3 hosts; lost: scheduler 0 after 8 s (replaced on a)"
 
 

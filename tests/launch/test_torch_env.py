@@ -70,38 +70,17 @@ def test_servers_that_would_be_idle(launcher, source, servers, warned):
     assert (IDLE in done.err) == warned, done.err
 
 
-DMLTRAIN, DDP, NEITHER = Script(uses_dmltrain=True), Script(uses_torch_distributed=True), Script()
+DMLTRAIN = ["import dmltrain", "import dmltrain.kvstore as kv", "from dmltrain import rank", "import os, dmltrain"]
+DMLTRAIN += ["if True:\n    import dmltrain", "import sys; sys.path.insert(0, '..')\nfrom dmltrain.fit import fit"]
+DDP = ["import torch.distributed as dist", "from torch import distributed", "from torch.distributed import init"]
+DDP += ["from torch.distributed.elastic import x", "import torch\ntorch.distributed.init_process_group('gloo')"]
+NEITHER = ["", "import torch", "import dmltrainer", "from . import dmltrain", "from .dmltrain import x", "dmltrain = 3"]
+NEITHER += ["'import dmltrain'", "# import dmltrain", "import torch.distributions", "no python at all", "\0"]
 
 
-@pytest.mark.parametrize(
-    ("source", "uses"),
-    [
-        ("import dmltrain", DMLTRAIN),
-        ("import dmltrain.kvstore as kv", DMLTRAIN),
-        ("from dmltrain import rank", DMLTRAIN),
-        ("import os, dmltrain", DMLTRAIN),
-        ("if True:\n    import dmltrain", DMLTRAIN),
-        ("import sys; sys.path.insert(0, '..')\nfrom dmltrain.fit import fit", DMLTRAIN),
-        ("import torch.distributed as dist", DDP),
-        ("from torch import distributed", DDP),
-        ("from torch.distributed import init", DDP),
-        ("from torch.distributed.elastic import x", DDP),
-        ("import torch\ntorch.distributed.init_process_group('gloo')", DDP),
-        ("", NEITHER),
-        ("import torch", NEITHER),
-        ("import dmltrainer", NEITHER),
-        ("from . import dmltrain", NEITHER),
-        ("from .dmltrain import x", NEITHER),
-        ("'import dmltrain'", NEITHER),
-        ("# import dmltrain", NEITHER),
-        ("import torch.distributions", NEITHER),
-        ("no python at all", NEITHER),
-        ("dmltrain = 3", NEITHER),
-        ("\0", NEITHER),
-    ],
-)
-def test_what_a_script_uses(source, uses):
-    assert of_source(source) == uses
+@pytest.mark.parametrize("source", [*DMLTRAIN, *DDP, *NEITHER])
+def test_what_a_script_uses(source):
+    assert of_source(source) == Script(uses_dmltrain=source in DMLTRAIN, uses_torch_distributed=source in DDP)
 
 
 @pytest.mark.parametrize(

@@ -95,14 +95,9 @@ class Service:
         command = component["launch_command"].replace("${COMPONENT_ID}", str(index))
         script = folder / "launch_container.sh"
         script.write_text(f'#!/bin/bash\nexec /bin/bash -c "{command} 1>{folder}/stdout.txt 2>{folder}/stderr.txt"\n')
-        environment = os.environ | component.get("configuration", {}).get("env", {})
-        return subprocess.Popen(
-            self.place(component["name"], index, script),
-            cwd=folder,
-            env={**environment, "CONTAINER_ID": f"container_{name}"},
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )
+        argv, own = self.place(component["name"], index, script), {"CONTAINER_ID": f"container_{name}"}
+        environment = os.environ | component.get("configuration", {}).get("env", {}) | own
+        return subprocess.Popen(argv, cwd=folder, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
     def _wait(self) -> None:
         """With the dominant component's containers the service ends."""
