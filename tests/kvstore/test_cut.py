@@ -22,17 +22,7 @@ from dmltrain.kvstore.transport.cut import Sample, Stall
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch, host_names
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import (
-    Abort,
-    Barrier,
-    Bye,
-    Enter,
-    Flushed,
-    Heartbeat,
-    LinkEnd,
-    LinkLost,
-    Release,
-)
+from dmltrain.kvstore.transport.message import Abort, Barrier, Enter, Flushed, Heartbeat, LinkEnd, LinkLost, Release
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import NEVER, begun
@@ -281,9 +271,8 @@ class Scheduler:
 
     def __init__(self, answers, on_message):
         self._listening, self._answers, self.heard = socket.create_server(("127.0.0.1", 0)), answers, []
-        self.environment = Environment(
-            job="job", key=b"key", num_workers=1, root_port=self._listening.getsockname()[1], lost_seconds=LOST_SECONDS
-        )
+        common = {"job": "job", "key": b"key", "num_workers": 1, "lost_seconds": LOST_SECONDS}
+        self.environment = Environment(**common, root_port=self._listening.getsockname()[1])
         own = replace(self.environment, role="scheduler", heartbeat_seconds=0.1)
         threading.Thread(target=accept_loop, args=(self._listening, own, "scheduler", self._serve), daemon=True).start()
         own = replace(self.environment, heartbeat_seconds=0.1)
@@ -354,7 +343,7 @@ def test_who_was_suspended_and_is_removed_does_not_act_for_all(scheduler):
 
 def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
     """A reported link is no failure: the process goes on without it, and what the scheduler says later counts."""
-    served = scheduler({Bye: [message.Shutdown()]})
+    served = scheduler({message.Bye: [message.Shutdown()]})
     ready = message.Ready({"data": "9c1f"}, (ENTER.view,))
     served.control.report(LOST)
     served.control.ready(ready)
@@ -363,7 +352,7 @@ def test_what_a_member_reports_is_what_the_scheduler_hears(scheduler):
     served.control.bye(done=12)
     assert served.control.shutdown.wait(SECONDS)
     heard = [each for each in served.heard if not isinstance(each, (message.Register, Heartbeat))]
-    assert heard == [LOST, ready, message.Admit(3), message.HasState(3), Bye(done=12)]
+    assert heard == [LOST, ready, message.Admit(3), message.HasState(3), message.Bye(done=12)]
     served.control.link_lost(LOST, seconds=SECONDS)
     assert served.control.failure == "", "it has finished"
 

@@ -26,8 +26,6 @@ from tests.waiting import SECONDS
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
 PULL, DONE = Header(Kind.PULL), Header(Kind.DONE)
-
-
 WAYS = {"tcp": tcp, "unix": socket.socketpair}
 LISTENERS = {"tcp": data_listener, "unix": memory_listener}
 CALLERS = {"tcp": CALLER, "unix": Caller.new("job", b"key", "worker", 3, "server 0", MEMORY)}
@@ -306,29 +304,23 @@ def test_links_have_the_limit_of_the_handshake_until_they_are_settled_and_none_a
     assert bytes(16) not in time_limits(mine), "what is almost over is not none"
 
 
-def test_a_caller_times_out_without_an_answer(monkeypatch):
-    monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
-    calling, listening = tcp()
-    with listening, pytest.raises(Closed, match="silent for 0.2 s"):
-        link.greet(calling, CALLER)
-    assert calling.fileno() == -1, "closed"
-
-
-def test_a_caller_gives_up_in_time_even_if_a_byte_now_and_then_arrives(monkeypatch):
+@pytest.mark.parametrize("answer", [b"", Header(Kind.CHALLENGE, 9).pack()], ids=["none", "a byte now and then"])
+def test_a_caller_gives_up_in_time(monkeypatch, answer):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.3)
     calling, listening = tcp()
     sent = []
 
     def drip():
         with contextlib.suppress(OSError):
-            for byte in Header(Kind.CHALLENGE, 9).pack():
+            for byte in answer:
                 listening.sendall(bytes([byte]))
                 sent.append(byte)
                 time.sleep(0.05)
 
     dripping = begun(drip)
-    with pytest.raises(Closed, match="during the handshake"):
+    with pytest.raises(Closed, match="silent for 0.3 s during the handshake"):
         link.greet(calling, CALLER)
+    assert calling.fileno() == -1, "closed"
     dripping.result(SECONDS)
     assert len(sent) < wire.HEADER_SIZE
     listening.close()
