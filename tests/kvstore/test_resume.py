@@ -18,9 +18,8 @@ from dmltrain.kvstore.view import Lost, View, barrier_of
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
-START = say.Start(
-    (say.ServerAddress("10.0.0.9", 9, "", "s", "hs"),), tuple(say.WorkerAddress("", f"i{w}", f"h{w}") for w in range(3))
-)
+WORKERS = tuple(say.WorkerAddress("", f"i{worker}", f"h{worker}") for worker in range(3))
+START = say.Start((say.ServerAddress("10.0.0.9", 9, "", "s", "hs"),), WORKERS)
 FIRST = View(1, 0, ((0,), (1,), (2,)), (0,))
 SECOND = FIRST.without([2], 7, (Lost(2, "end"),))
 SERVER = ("server", 0)
@@ -100,11 +99,8 @@ def test_who_waits_in_an_ops_barrier_completes_it_without_the_server_and_others_
 def waiting(now=1.0):
     """The two members that are left wait for a third; the scheduler before told only the server."""
     found = core(elastic=3, wait_for_hosts=60.0)
-    for node, told in (
-        (SERVER, say.Enter(SECOND, holds=True)),
-        (MEMBERS[0], say.Enter(FIRST)),
-        (MEMBERS[1], say.Enter(FIRST)),
-    ):
+    for node in BUT_2:
+        told = say.Enter(SECOND, holds=True) if node == SERVER else say.Enter(FIRST)
         actions = found.handle(node, replace(rejoin(node), entered=(told,)), now)
     assert sent(actions, say.Enter) == dict.fromkeys(MEMBERS[:2], say.Enter(SECOND, holds=True))
     return found
@@ -423,11 +419,9 @@ def test_lost_links_are_reported_again_while_they_concern_the_view():
     """A worker's own also when it has joined since."""
     server_0 = say.LinkEnd("server", 0, "s", "b")
     lost = [say.LinkLost(say.LinkEnd("worker", member, "h", "a"), server_0, "", True) for member in range(3)]
-    for role, node, said, again in (
-        ("server", SERVER, [*lost, say.Abort("disk full")], [lost[0], say.Abort("disk full")]),
-        ("worker", MEMBERS[1], [lost[1]], [lost[1]]),
-    ):
-        found = following(role)
+    full = say.Abort("disk full")
+    for node, said, again in ((SERVER, [*lost, full], [lost[0], full]), (MEMBERS[1], [lost[1]], [lost[1]])):
+        found = following(node[0])
         for each in said:
             found.say(each)
         found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
