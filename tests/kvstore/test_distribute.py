@@ -130,10 +130,8 @@ def test_a_scripts_staleness_bounds_its_steps_and_its_residual_keeps_what_is_bel
 
     job = joined_by_script("dist_ssp", servers=1, staleness=1.0, make_step=make_step)
     others, model, found = begun(lambda: other(job.stores[0])), Slope(), []
-    optimizer = dmltrain.distribute(
-        *(model, torch.optim.SGD(model.parameters(), lr=1.0), "dist_ssp"),
-        **{"staleness": 1, "compression": compression, "transport": "tcp"},
-    )
+    inner, options = torch.optim.SGD(model.parameters(), lr=1.0), {"staleness": 1, "transport": "tcp"}
+    optimizer = dmltrain.distribute(model, inner, "dist_ssp", compression=compression, **options)
     for _ in range(2):
         optimizer.settle()
         found.append(model.weight.tolist())

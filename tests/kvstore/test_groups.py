@@ -403,10 +403,8 @@ def test_a_value_of_one_slice_ends_the_wait_for_its_group():
     """Of the first of two pulls at this clock; other values were not asked for."""
     link_groups, slices = link_groups_of(), slices_of(2)
     group = link_groups.find(slices, (0, 2))
-    landings = [
-        GroupLanding(group, 5, handle, 1.5, [np.zeros(4, np.float32), np.ones(4, np.float32)])
-        for handle in ("first", "second")
-    ]
+    targets = {handle: [np.zeros(4, np.float32), np.ones(4, np.float32)] for handle in ("first", "second")}
+    landings = [GroupLanding(group, 5, handle, 1.5, arrays) for handle, arrays in targets.items()]
     for landing in landings:
         link_groups.expect(landing)
     for wrong in ((2, 0, 5), (0, 0, 6), (1, 0, 5), (0, 1, 5)):

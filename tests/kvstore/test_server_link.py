@@ -369,10 +369,8 @@ def test_a_relay_that_loses_its_server_reports_it_even_after_its_own_worker_fini
     environments = [replace(ENVIRONMENT, index=rank) for rank in range(2)]
     shares = [Sharing(environment, sums=True) for environment in environments]
     start_message = start([(host.identity(), sharing.socket_name) for sharing in shares], [server])
-    first, second = (
-        Routes(environment, start_message, sharing, lost.put, pytest.fail)
-        for environment, sharing in zip(environments, shares, strict=True)
-    )
+    pairs = zip(environments, shares, strict=True)
+    first, second = (Routes(its, start_message, sharing, lost.put, pytest.fail) for its, sharing in pairs)
     leaving = begun(first.relay.leave, over)
     first.relay.links[0].link.cut()
     found = lost.get(timeout=SECONDS)
@@ -444,10 +442,8 @@ def workers():
     links = DataLinks("server", own, {}, Watch(8.0), lost.put)
     Service("server 0", own, core, None, pytest.fail, pytest.fail).accept(listening, links)
     shares = [Sharing(replace(OF_THREE, index=rank), sums=True) for rank in range(3)]
-    start_message = start(
-        [(name, sharing.socket_name) for name, sharing in zip(HOSTS, shares, strict=True)],
-        [(*listening.getsockname(), "", "the server's")],
-    )
+    names = [(name, sharing.socket_name) for name, sharing in zip(HOSTS, shares, strict=True)]
+    start_message = start(names, [(*listening.getsockname(), "", "the server's")])
     made = [Worker(rank, start_message, sharing) for rank, sharing in enumerate(shares)]
     made[0].lost = lost  # by the server
     yield made
@@ -458,10 +454,8 @@ def workers():
 
 def round_of(workers, ready_for):
     """All push their number and wait for the sum. Returns the times of each."""
-    handles = [
-        worker.pushpull(np.full(SIZE, rank + 1.0, np.float32), ago)
-        for rank, (worker, ago) in enumerate(zip(workers, ready_for, strict=True))
-    ]
+    pushes = enumerate(zip(workers, ready_for, strict=True), 1)
+    handles = [worker.pushpull(np.full(SIZE, number, np.float32), ago) for number, (worker, ago) in pushes]
     for handle in handles:
         handle.wait()
     return [handle.trip for handle in handles]

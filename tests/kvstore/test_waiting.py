@@ -149,8 +149,7 @@ def test_the_relays_traffic_uses_the_hosts_network_card():
 
     store = SimpleNamespace(rank=0, num_workers=2, all_reduce=lambda name, array: array, barrier=lambda: None)
     relay, upstream = link(shared=V, own_arena=1), {0: link(bytes_sent=V, bytes_received=V / 2)}
-    bound = Bound(
-        store, [link(bytes_sent=10)], relay, upstream, ["a", "a", "b"], lambda links, meet: [B], lambda: MEMORY
-    )
+    servers, hosts = [link(bytes_sent=10)], ["a", "a", "b"]
+    bound = Bound(store, servers, relay, upstream, hosts, lambda links, meet: [B], lambda: MEMORY)
     found = bound.carried()
     assert (found.sent.tolist(), found.received.tolist(), found.shared) == ([V + 10], [V / 2], V)
