@@ -18,9 +18,8 @@ LOAD = "from dmltrain.backends.mxnet import compat\ncompat.load()"
 # what an installed .pth does, in whichever interpreter runs the tests
 WITH_PTH = f"import site\nexec(open({str(PTH)!r}).read())\n"
 
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("mxnet") is None, reason="mxnet is not installed: pip install 'dmltrain[mxnet]'"
-)
+without_mxnet = importlib.util.find_spec("mxnet") is None
+installed = pytest.mark.skipif(without_mxnet, reason="mxnet is not installed: pip install 'dmltrain[mxnet]'")
 pythons = pytest.mark.skipif(
     sys.version_info[:2] not in mxnet_compat.PYTHONS,
     reason="MXNet runs on Python 3.10 and 3.11, and so this is refused before anything else",
@@ -110,6 +109,7 @@ def test_another_python(version):
         mxnet_compat.check_python(version)
 
 
+ABSENT = "raise ModuleNotFoundError(\"No module named 'mxnet'\", name='mxnet')"
 LIBRARY = "import ctypes\nctypes.CDLL({!r})"
 
 
@@ -117,15 +117,9 @@ LIBRARY = "import ctypes\nctypes.CDLL({!r})"
 @pytest.mark.parametrize(
     ("text", "cure"),
     [
-        (
-            "raise ModuleNotFoundError(\"No module named 'mxnet'\", name='mxnet')",
-            "pip install 'dmltrain[mxnet]' (CPU) or 'dmltrain[mxnet-cu112]'",
-        ),
+        (ABSENT, "pip install 'dmltrain[mxnet]' (CPU) or 'dmltrain[mxnet-cu112]'"),
         ("__version__ = '2.0.0b1'", "needs MXNet 1.9, but 2.0.0b1"),
-        (
-            LIBRARY.format("libcudart.so.11.0"),
-            "libcudart.so.11.0 was not found: put CUDA 11.2's libraries on LD_LIBRARY_PATH",
-        ),
+        (LIBRARY.format("libcudart.so.11.0"), "libcudart.so.11.0 was not found: put CUDA 11.2's libraries on LD_"),
         (LIBRARY.format("libcudnn.so.8"), "CUDA 11.2, but libcudnn.so.8"),
         (LIBRARY.format("libfantasy.so.1"), "libfantasy.so.1: cannot open shared object file"),
     ],

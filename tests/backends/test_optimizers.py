@@ -74,14 +74,12 @@ def torch_steps(module, optimizer, steps=ALL_STEPS):
 def of_mxnet(name: str, line="", **more):
     """An object of MXNet's class for each array, because some of its classes mix the state of several."""
     row, chosen = optimizers.BY_NAME[name].mxnet, settings(name, line, **more)
-    words = dict(row.arguments(chosen))
+    words = {"learning_rate": RATES[0], "wd": DECAY, **row.arguments(chosen)}
     if words.pop("layerwise", False):
         words["warmup_strategy"] = "lars"
     made = {}
     for each in NETWORK.parameters():
-        made[each.name] = getattr(mx.optimizer, row.name)(
-            learning_rate=RATES[0], wd=DECAY, param_idx2name={0: each.name}, **words
-        )
+        made[each.name] = getattr(mx.optimizer, row.name)(param_idx2name={0: each.name}, **words)
         decays = name != "lars" or each.kind == "weight"  # LARS.set_wd_mult
         made[each.name].set_wd_mult({0: each.wd_mult if decays else 0.0})
         made[each.name].set_lr_mult({0: each.lr_mult})
@@ -340,11 +338,8 @@ def test_a_state_continues_bit_for_bit(name):
 
 
 def test_the_usual_groups_come_first_as_in_files_of_04():
-    _, optimizer = torch_side("sgd")
-    found = [
-        (group.get("lr_mult", 1.0), round(group["weight_decay"] / DECAY, 9), len(group["params"]))
-        for group in optimizer.param_groups
-    ]
+    groups = torch_side("sgd")[1].param_groups
+    found = [(each.get("lr_mult", 1.0), round(each["weight_decay"] / DECAY, 9), len(each["params"])) for each in groups]
     assert found == [(1.0, 1.0, 1), (1.0, 0.0, 2), (1.0, 0.25, 1), (0.5, 1.0, 1), (2.0, 3.0, 1)]
 
 
@@ -361,9 +356,8 @@ def test_a_state_of_04_continues(name):
     kind, options = OF_04[name]
     made = torch_trainer.TorchTrainer(ONE_LAYER, settings(name), kvstore.create("local"))
     module = made._modules[0]
-    groups = [
-        {"params": [each], "weight_decay": decay} for each, decay in zip(module.parameters(), (DECAY, 0.0), strict=True)
-    ]
+    decays = zip(module.parameters(), (DECAY, 0.0), strict=True)
+    groups = [{"params": [each], "weight_decay": decay} for each, decay in decays]
     old = getattr(torch.optim, kind)(groups, lr=RATES[0], **options)
     for each in module.parameters():
         each.grad = torch.ones_like(each)

@@ -127,9 +127,8 @@ def test_convolutions_keep_channels_last_between_layers():
 
 
 SIDE = Auxiliary("side", chain(Flatten(), Dense("side_fc", 3)))
-WITH_SIDE = Network(
-    "side", chain(Conv("c", 4), SIDE, BatchNorm("b"), Dropout(rate=0.5), Flatten(), Dense("d", 3)), (2, 3, 3), 3
-)
+BODY = chain(Conv("c", 4), SIDE, BatchNorm("b"), Dropout(rate=0.5), Flatten(), Dense("d", 3))
+WITH_SIDE = Network("side", BODY, (2, 3, 3), 3)
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])

@@ -39,8 +39,7 @@ def weights(model):
 
 def train(model, optimizer, steps=3, rate=0.05):
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate / (step + 1)
+        set_rate(optimizer, rate / (step + 1))
         backward(model, optimizer, step)
         optimizer.step()
     return weights(model)
@@ -58,8 +57,7 @@ def plainly(kind, factors):
     model = model_of()
     optimizer = OPTIMIZERS[kind](model.parameters())
     for step in range(3):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.05 / (step + 1)
+        set_rate(optimizer, 0.05 / (step + 1))
         backward(model, optimizer, step)
         gradients = [parameter.grad.clone() for parameter in model.parameters()]
         for factor in factors:

@@ -115,6 +115,18 @@ def test_both_backends_make_the_same_steps():
 # -- metrics and statistics -------------------------------------------------------------------------------------------
 
 
+def softmax(logits):
+    chances = np.exp(logits - logits.max(1, keepdims=True))
+    return chances / chances.sum(1, keepdims=True)
+
+
+def sums(logits, labels, top_k):
+    """Samples, right ones, those among the first `top_k`, and the cross-entropy."""
+    places, losses = (-logits).argsort(1), -np.log(softmax(logits)[range(len(labels)), labels])
+    right, near = places[:, 0] == labels, places[:, :top_k] == labels[:, None]
+    return len(labels), right.sum(), near.sum(), losses.sum()
+
+
 @pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
 def test_evaluation_counts_losses_and_samples(make, devices):
     made = make(line=f"--top-k 3 --devices {devices}")
@@ -123,12 +135,9 @@ def test_evaluation_counts_losses_and_samples(make, devices):
     for name in ("fc1", "fc2", "fc3"):
         logits = np.maximum(logits, 0) if name != "fc1" else logits
         logits = logits @ w[f"{name}_weight"].T + w[f"{name}_bias"]
-    losses = np.log(np.exp(logits).sum(1)) - logits[range(31), labels]
-    places = (-logits).argsort(1)
-    right, near = (places[:, 0] == labels).sum(), (places[:, :3] == labels[:, None]).sum()
     for part in (slice(0, 16), slice(16, 31)):
         made.evaluate(images[part], labels[part])
-    assert made.take_sums().values() == pytest.approx((31, right, near, losses.sum()), rel=1e-5)
+    assert made.take_sums().values() == pytest.approx(sums(logits, labels, 3), rel=1e-5)
     assert made.take_sums().values() == (0, 0, 0, 0)
 
 
@@ -235,11 +244,6 @@ def eight(count=8):
     return batch(auxiliary(), count)
 
 
-def softmax(logits):
-    chances = np.exp(logits - logits.max(1, keepdims=True))
-    return chances / chances.sum(1, keepdims=True)
-
-
 def gradients(w, images, labels, counts):
     """By hand: the gradient of the mean of main + sum of count * auxiliary cross-entropies."""
     x = images.reshape(len(images), -1).astype(np.float64)
@@ -274,10 +278,7 @@ def test_metrics_are_of_the_main_output(make):
     images, labels = eight()
     w = arrays(trainer)
     inner = np.tanh(images.reshape(8, -1) @ w["stem_weight"].T + w["stem_bias"])
-    chances = softmax(inner @ w["fc_weight"].T + w["fc_bias"])
-    places = (-chances).argsort(1)
-    top = (places[:, :2] == labels[:, None]).sum()
-    expected = (8, (places[:, 0] == labels).sum(), top, -np.log(chances[range(8), labels]).sum())
+    expected = sums(inner @ w["fc_weight"].T + w["fc_bias"], labels, 2)
     trainer.train_step(images, labels, total=8, learning_rate=0.0)
     assert trainer.take_sums().values() == pytest.approx(expected, rel=1e-5)
     trainer.evaluate(images, labels)

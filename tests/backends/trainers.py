@@ -8,9 +8,7 @@ from dmltrain.options import parse
 
 MLP = models.create("mlp", None, 10, (1, 8, 8))
 RESNET = models.create("resnet", 8, 10, (3, 16, 16))  # with batch norm
-SMALL = Network(
-    "small", chain(Conv("conv0", 4, kernel=3), BatchNorm("bn0"), Flatten(), Dense("fc0", 10)), (3, 8, 8), 10
-)
+SMALL = Network("tiny", chain(Conv("conv0", 4, kernel=3), BatchNorm("bn0"), Flatten(), Dense("fc0", 10)), (3, 8, 8), 10)
 
 
 def torch_trainer(network=MLP, line="", store=None, state=None):
