@@ -200,9 +200,8 @@ def change(job, row):
     """Let those come who come, and those go on who are stopped. Returns the names of the processes that have ended and
     were replaced."""
     for number, kvstore in enumerate(row.asks, 1):
-        job.wait_for_line(
-            *(("scheduler-0", f"change {number - 1} from view") if number > 1 else ("worker-0", "View 1"))
-        )
+        before = ("scheduler-0", f"change {number - 1} from view") if number > 1 else ("worker-0", "View 1")
+        job.wait_for_line(*before)
         ask(job, number, *kvstore.split())
     if not row.come_after:
         for rank in row.come:
@@ -287,9 +286,8 @@ def check_what_is_said(job, row):
     if not row.codes and happens & {"leave"} and happens <= {"leave", "until/after/invite/1"}:
         said += [each for name in row.victims("leave") for each in of_departure(job, name)]
     for name, pattern in said:
-        assert re.search(pattern, job.outputs() if name == "any" else job.output(name)), (
-            f"{name} does not say {pattern!r}\n{job.outputs()}"
-        )
+        output = job.outputs() if name == "any" else job.output(name)
+        assert re.search(pattern, output), f"{name} does not say {pattern!r}\n{job.outputs()}"
     for text in row.silent:
         assert text not in job.outputs()
 
@@ -335,12 +333,8 @@ def replace_servers(job, numbers):
 def wait_for_view_without(job, number, times):
     """A view has begun after this server was lost so many times, or none can."""
     text = rf"(server {number} on [^\n]* was lost.*?){{{times}}}(\n[^\n]* view \d|no server is left)"
-    wait_for(
-        lambda: (
-            re.search(text, job.output("scheduler-0"), re.DOTALL) or job.processes["scheduler-0"].poll() is not None
-        ),
-        job.outputs,
-    )
+    over = job.processes["scheduler-0"].poll
+    wait_for(lambda: re.search(text, job.output("scheduler-0"), re.DOTALL) or over() is not None, job.outputs)
 
 
 def replace_schedulers(job, times):

@@ -151,9 +151,7 @@ JOBS = {
     "each of the others at another moment of the change": Row(
         f"{KILL},2:after:freeze:1:kill,0:after:announce:2:kill,3:after:enter:3:kill", workers=5
     ),
-    "a leader learns of the first two views at once": Row(
-        "1:before:pushpull:1:kill,0:after:arm:1:until/after/announce/2"
-    ),
+    "a leader learns of two views at once": Row("1:before:pushpull:1:kill,0:after:arm:1:until/after/announce/2"),
     "a leader learns of the second and third view at once": Row(
         "1:before:train_step:4:kill,2:after:enter:2:kill,0:after:train_step:3:until/after/announce/3", workers=4
     ),
@@ -167,9 +165,7 @@ JOBS = {
         says=[f"worker-{member}: RuntimeError: this worker's own mistake" for member in (2, 3)],
         silent=[STATISTICS],  # mlp has none
     ),
-    "statistics of batch norm": Row(
-        "1:after:pushpull:7:kill", options=RESNET, workers=2, says=[f"worker-0: {STATISTICS}"]
-    ),
+    "batch statistics": Row("1:after:pushpull:7:kill", options=RESNET, workers=2, says=[f"worker-0: {STATISTICS}"]),
     "tls": Row("1:after:pushpull:8:kill", way="tls"),
     # A round that is aborted leaves nothing in residuals: the replay, where it is not aborted, has the same weights,
     # and residuals in its checkpoints.
@@ -204,9 +200,7 @@ JOBS = {
     "a lost server's state was copied after each step": Row(
         "1:before:evaluate:1:server/1", "on servers", options=EACH_STEP, silent=[STATE], replayed=True
     ),
-    "a server before all know that the step is made": Row(
-        "1:before:complete:5:server/1", "on servers", options=EACH_STEP
-    ),
+    "a server before all know of the step": Row("1:before:complete:5:server/1", "on servers", options=EACH_STEP),
     # The first copy is made after the first step, the next one is not due.
     "a server long after its last copy": Row(
         "1:before:evaluate:1:server/1",
@@ -232,9 +226,7 @@ JOBS = {
     "bf16 has nothing to hand over": Row(
         HANDS_OVER, way="bf16", silent=["takes over the residuals"], views={"hands_over": []}
     ),
-    "the leader leaves with residuals, with steps of their own": Row(
-        f"0:after:push:8:leave,{HEARD}", "dist_ssp", "int8"
-    ),
+    "the leader leaves with residuals, dist_ssp": Row(f"0:after:push:8:leave,{HEARD}", "dist_ssp", "int8"),
     "all but the last leave": Row(
         "0:after:pushpull:7:leave,1:before:complete:4:leave,2:after:pushpull:2:leave,"
         "3:before:train_step:14:until/after/announce/2",
@@ -382,9 +374,7 @@ JOBS = {
     "the scheduler after the first view": Row("0:after:arm:1:scheduler"),
     "the scheduler in the last op": Row("2:before:complete:24:scheduler"),
     "the scheduler when a worker has left the servers": Row("1:before:bye:1:scheduler"),
-    "the scheduler when a worker has the next view": Row(
-        f"{KILL},0:before:announce:2:scheduler", env="HEARTBEAT_TIMEOUT=3"
-    ),
+    "the scheduler when one has a view": Row(f"{KILL},0:before:announce:2:scheduler", env="HEARTBEAT_TIMEOUT=3"),
     "the scheduler when all may have the next view": Row(
         f"{KILL},2:after:enter:2:scheduler", env="HEARTBEAT_TIMEOUT=3", workers=4
     ),
