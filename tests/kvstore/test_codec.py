@@ -370,10 +370,8 @@ TWO_BITS = codec.make({"type": "2bit", "threshold": 1.0})
 
 
 def slices(*lengths):
-    made = [
-        WorkerSlice(Slice(0, index, 0, length, 0), np.dtype(np.float32), TWO_BITS, None)
-        for index, length in enumerate(lengths)
-    ]
+    ranges = [Slice(0, index, 0, length, 0) for index, length in enumerate(lengths)]
+    made = [WorkerSlice(each, np.dtype(np.float32), TWO_BITS, None) for each in ranges]
     for number, slice_ in enumerate(made):
         slice_.residual[:] = np.arange(slice_.range.length) + 10 * number
     return made
@@ -404,9 +402,8 @@ def test_each_slice_gets_the_sum_of_its_workers():
 def test_residuals_of_another_model_are_refused(sizes):
     """NumPy would read the beginning of a longer residual, and stop in the middle of a shorter one."""
     own = slices(3, 3)
-    with pytest.raises(
-        UserError, match="belong to another model or another compression: continue with the same --network and --gc"
-    ):
+    said = "belong to another model or another compression: continue with the same --network and --gc"
+    with pytest.raises(UserError, match=said):
         residual.spread(own, [np.ones(size, np.float32) for size in sizes], lambda slice_: range(len(sizes)))
     assert [slice_.residual.tolist() for slice_ in own] == [slice_.residual.tolist() for slice_ in slices(3, 3)]
 

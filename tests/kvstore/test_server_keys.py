@@ -48,9 +48,7 @@ def test_a_mean_is_the_sum_times_one_over_the_workers_bit_for_bit(workers, size,
         buffer = core.buffer(worker, 0, 0, each.nbytes, DTYPES.index(dtype))
         buffer.array[:] = each
         replies += run(core, core.push(worker, 0, 0, 1, -1.0, buffer))
-    expected = gradients[0].copy()
-    for each in gradients[1:]:
-        expected += each
+    expected = reduce(add, gradients)
     assert len(replies) == workers
     for reply in replies:
         assert reply.buffer.array.tobytes() == (expected * np.dtype(dtype).type(1 / workers)).tobytes()
@@ -402,9 +400,8 @@ def test_a_relay_pushes_for_its_whole_host_with_the_same_bits(relays, backwards)
     numbers = [number for number, _ in pushes]
     for number in numbers:
         server.pull(number, 0, 0, 1)
-    replies = [
-        reply for number, data in (pushes[::-1] if backwards else pushes) for reply in push(server, number, 0, 1, data)
-    ]
+    in_order = pushes[::-1] if backwards else pushes
+    replies = [reply for number, data in in_order for reply in push(server, number, 0, 1, data)]
     assert sorted(reply.worker for reply in replies) == sorted(numbers)
     assert replies[0].buffer.array.tobytes() == by_host(values).tobytes()
 

@@ -227,9 +227,8 @@ def entries_on(servers):
     def direct(slices):
         return [Way(servers[slice_.range.server], slice_) for slice_ in slices]
 
-    routes = SimpleNamespace(
-        servers=servers, num_servers=len(servers), host=None, direct=direct, of_weight=direct, summed=lambda server: 1
-    )
+    routes = SimpleNamespace(servers=servers, num_servers=len(servers), host=None, direct=direct, of_weight=direct)
+    routes.summed = lambda server: 1
     return Entries(routes, 2, "dist_sync", 0.0, 1.0)
 
 

@@ -680,12 +680,8 @@ def test_a_loss_during_the_handing_over_makes_it_begin_again_unless_it_was_made(
 
 
 def test_who_hands_over_joins_in_a_replay_until_the_next_view():
-    told = (
-        View(1, 0, ((0, 1, 2),), (0,)),
-        View(2, 5, ((0, 1, 2),), (0,), hands_over=(1,)),
-        View(3, 6, ((0, 2),), (0,)),
-    )
-    core = armed(replay=told)
+    first, last = View(1, 0, ((0, 1, 2),), (0,)), View(3, 6, ((0, 2),), (0,))
+    core = armed(replay=(first, View(2, 5, ((0, 1, 2),), (0,), hands_over=(1,)), last))
     assert (views(flushed(core, dict.fromkeys(range(3), 5), turn=0))).until == 6
     assert views(flushed(core, dict.fromkeys(range(3), 6), view=2, turn=0)).members == (0, 2)
 
