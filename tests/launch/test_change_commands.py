@@ -173,10 +173,8 @@ def test_a_worker_that_is_added_takes_its_part_of_the_samples_and_one_that_is_re
     program = forked(ROOT / "examples/train_digits.py", *WORDS.split(), "--audit", "audit")
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", *program)
     wait_for(lambda: b"View 1" in launched.log("worker-1"), "the first view")
-    assert job(["add", str(launched.logs), "1"]) == 0
-    assert capsys.readouterr().out == "worker 2 on localhost has joined the job in view 2\n"
-    assert job(["remove", str(launched.logs), "worker:1"]) == 0
-    assert capsys.readouterr().out == "worker 1 has left the job\n"
+    assert asks(capsys, "add", launched.logs, 1) == (0, "worker 2 on localhost has joined the job in view 2\n")
+    assert asks(capsys, "remove", launched.logs, "worker:1") == (0, "worker 1 has left the job\n")
     result = launched.ends()
     last = result.err.splitlines()[-1]
     assert "; joined: worker 2 on localhost after " in last and "; left: worker 1 after " in last and "lost" not in last
@@ -207,8 +205,7 @@ def test_a_worker_that_is_added_makes_its_first_step_within_5_s_of_its_own_start
     launched = launcher.start("-n", 2, "-s", 1, "--elastic", ROOT / "examples/train_digits.py", *STEADY.split())
     wait_for(lambda: b"View 1" in launched.log("worker-1"), "the first view")
     asked = time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert job(["add", str(launched.logs), "1"]) == 0
-    assert capsys.readouterr().out == "worker 2 on localhost has joined the job in view 2\n"
+    assert asks(capsys, "add", launched.logs, 1) == (0, "worker 2 on localhost has joined the job in view 2\n")
     wait_for(lambda: when(launched.log("worker-2"), rb"Epoch\[0\] Batch "), "its first step")
     (pid,) = (each["pid"] for each in launched.record["processes"] if (each["role"], each["rank"]) == ("worker", 2))
     found, log = process(pid), launched.log("worker-2")

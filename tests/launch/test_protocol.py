@@ -125,6 +125,8 @@ def test_json_without_end_is_a_protocol_error():
 
 
 START = b'{"do": "start", "unset": [], "tasks": [{"task": %s, "argv": [], "environment": %s, "workdir": ""}]}'
+TASK = "a process to start is"
+PATH = 'expected an object of {"ms": number} or {"error": text}'
 
 
 @pytest.mark.parametrize(
@@ -151,20 +153,14 @@ START = b'{"do": "start", "unset": [], "tasks": [{"task": %s, "argv": [], "envir
         (b'{"do": "bind", "address": "a", "scheduler": null, "reach": null}', "is 'null'; expected true or false"),
         (b'{"do": "start", "unset": 3, "tasks": []}', "'unset' of message 'start' is '3'; expected a list of text"),
         (b'{"do": "start", "unset": [3], "tasks": []}', "'unset' of message 'start' is '[3]'; expected a list of text"),
-        (
-            START % (b"1", b'{"A": 1}'),
-            "'environment' of a process to start is '{\"A\": 1}'; expected an object of text",
-        ),
-        (START % (b"65536", b"{}"), "field 'task' of a process to start is '65536'; expected the number of a task"),
+        (START % (b"1", b'{"A": 1}'), f"'environment' of {TASK} '{{\"A\": 1}}'; expected an object of text"),
+        (START % (b"65536", b"{}"), f"field 'task' of {TASK} '65536'; expected the number of a task"),
         (b'{"do": "start", "unset": [], "tasks": [1]}', "'tasks' of message 'start' is '[1]'; expected a list of a"),
         (b'{"do": "entries", "entries": [[0, "f", "a", 0, 0.5, 0, ""]], "last": true}', "expected a list of [number, "),
         (b'{"do": "stop", "host": "h", "grace": 1}', "unknown field 'host'; its fields are: grace, dump"),
         (b'{"event": "ready", "pid": 0.5, "cores": 1}', "'pid' of message 'ready' is '0.5'; expected a whole number"),
         (b'{"event": "bound", "ports": {"reach": 70000}}', "'{\"reach\": 70000}'; expected an object of a port, 0 to"),
-        (
-            b'{"event": "reached", "peers": {"a": {"ms": "1"}}}',
-            'of message \'reached\' is \'{"a": {"ms": "1"}}\'; expected an object of {"ms": number} or {"error": text}',
-        ),
+        (b'{"event": "reached", "peers": {"a": {"ms": "1"}}}', 'reached\' is \'{"a": {"ms": "1"}}\'; ' + PATH),
         (b'{"event": "reached", "peers": {"a": {"error": 1}}}', "expected an object of"),
         (b'{"event": "reached", "peers": {"a": {"ms": 1, "error": ""}}}', "expected an object of"),
         (b'{"event": "reached", "peers": {"a": {"ns": 1}}}', "expected an object of"),
