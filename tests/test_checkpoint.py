@@ -35,10 +35,8 @@ def test_the_newest_of_a_backend_and_the_others_are_named(tmp_path):
         checkpoint.last(prefix, (".pt",))
     (tmp_path / "m-0001.pt").write_bytes(archive())
     assert checkpoint.last(prefix, (".pt",)) == ((1, 0), ())
-    with pytest.raises(
-        UserError,
-        match="no checkpoint .*m-0004.npz; present in .*: m-0003.npz, m-0005.params; of --backend torch: m-0001.pt$",
-    ):
+    present = "m-0003.npz, m-0005.params; of --backend torch: m-0001.pt"
+    with pytest.raises(UserError, match=f"no checkpoint .*m-0004.npz; present in .*: {present}$"):
         checkpoint.read(tmp_path / "m-0004.npz")
 
 

@@ -213,13 +213,9 @@ def test_worker_0_chooses_between_its_own_file_and_another_programs(job, tmp_pat
 
 def test_an_iteration_is_found_in_its_epoch_or_at_its_end(job, tmp_path, log):
     prefixes = [f"{tmp_path}/{rank}/m" for rank in range(WORKERS)]
-    for iteration, name, epoch in (
-        ("24", "m-0002_iter_24.pt", 2),
-        ("20", "m-0002.pt", 2),
-        ("7", "m-0000_iter_7.pt", 0),
-    ):
+    for number, name, epoch in (("24", "m-0002_iter_24.pt", 2), ("20", "m-0002.pt", 2), ("7", "m-0000_iter_7.pt", 0)):
         place(tmp_path, [CONTENT] * WORKERS, name)
-        words = [["--model-prefix", prefix, "--load-iteration", iteration] for prefix in prefixes]
+        words = [["--model-prefix", prefix, "--load-iteration", number] for prefix in prefixes]
         assert chosen(job, log, *words) == [(epoch, f"{tmp_path}/{rank}/{name}") for rank in range(WORKERS)]
     last = [["--model-prefix", prefix, "--load-epoch", "last"] for prefix in prefixes]
     assert chosen(job, log, *last) == [(2, f"{prefix}-0002_iter_24.pt") for prefix in prefixes]

@@ -92,10 +92,8 @@ def test_parameters(layer, shape, expected):
 
 
 def test_batch_norm_statistics_are_auxiliary():
-    assert BatchNorm("b").auxiliary(IMAGE) == (
-        Parameter("b_moving_mean", (3,), "moving_mean"),
-        Parameter("b_moving_var", (3,), "moving_var"),
-    )
+    kinds = ("moving_mean", "moving_var")
+    assert BatchNorm("b").auxiliary(IMAGE) == tuple(Parameter(f"b_{kind}", (3,), kind) for kind in kinds)
 
 
 def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
@@ -157,6 +155,9 @@ def test_values_are_checked_at_construction(make, message):
         make()
 
 
+HALVED = Conv("c", 8, kernel=3, stride=2, pad=1)
+
+
 @pytest.mark.parametrize(
     ("layer", "shape", "message"),
     [
@@ -170,14 +171,9 @@ def test_values_are_checked_at_construction(make, message):
         (GlobalAvgPool("g"), (5,), "GlobalAvgPool 'g': input 5 is not an image"),
         (LocalResponseNorm("l"), (5,), "LocalResponseNorm 'l': input 5 is not an image"),
         (Dense("d", 10), IMAGE, "Dense 'd': input 3x28x28 is not flat; put a Flatten before it"),
+        (add(Conv("c", 8), chain(), name="sum"), IMAGE, "'sum': branches have different shapes: 8x28x28, 3x28x28 from"),
         (
-            add(Conv("c", 8), chain(), name="sum"),
-            IMAGE,
-            "Add 'sum': branches have different shapes: 8x28x28, 3x28x28 from input 3x28x28",
-        ),
-        (
-            concat(Conv("c", 8, kernel=3, stride=2, pad=1), MaxPool(kernel=3, stride=2), name="both"),
-            IMAGE,
+            *(concat(HALVED, MaxPool(kernel=3, stride=2), name="both"), IMAGE),
             "Concat 'both': branches differ in more than channels: 8x14x14, 3x13x13 from input 3x28x28",
         ),
         (chain(Flatten(), chain(Relu(), Conv("deep", 8))), IMAGE, "Conv 'deep': input 2352 is not an image"),
@@ -189,21 +185,16 @@ def test_a_layer_that_does_not_fit_is_named_with_the_shapes(layer, shape, messag
         layer.output_shape(shape)
 
 
+WITH_SIDE = chain(Flatten(), Auxiliary("a", Dense("side", 3)), Dense("fc", 4))
+
+
 @pytest.mark.parametrize(
     ("root", "classes", "message"),
     [
-        (
-            chain(Flatten(), Dense("d", 4), Dense("d", 4)),
-            4,
-            "network n: two layers share the parameter name d_weight, d_bias",
-        ),
+        (chain(Flatten(), Dense("d", 4), Dense("d", 4)), 4, "two layers share the parameter name d_weight, d_bias"),
         (chain(Flatten(), Dense("d", 4)), 3, r"network n: output is 4, expected \(3,\), one logit per class"),
         (chain(), 1, "network n: output is 1x2x2, expected"),
-        (
-            chain(Flatten(), Auxiliary("a", Dense("side", 3)), Dense("fc", 4)),
-            4,
-            r"network n: output of Auxiliary 'a' is 3, expected \(4,\), one logit",
-        ),
+        (WITH_SIDE, 4, r"network n: output of Auxiliary 'a' is 3, expected \(4,\), one logit"),
     ],
 )
 def test_a_network_has_names_of_its_own_and_one_logit_per_class(root, classes, message):

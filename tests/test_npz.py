@@ -71,9 +71,8 @@ def directory(content, size=None, offset=None):
 
 
 ONE = saved(a=np.arange(5.0))
-LARGE_END = (
-    ONE[:-22] + struct.pack("<4s8x", b"PK\6\6") + bytes(28) + struct.pack("<QQ", *struct.unpack("<II", ONE[-10:-2]))
-)
+LARGE_PLACE = struct.pack("<QQ", *struct.unpack("<II", ONE[-10:-2]))
+LARGE_END = ONE[:-22] + struct.pack("<4s8x", b"PK\6\6") + bytes(28) + LARGE_PLACE
 LARGE_LOCATOR = struct.pack("<4s4xQ4x", b"PK\6\7", len(ONE) - 22)
 BAD = {
     "compressed": (saved(np.savez_compressed, a=np.zeros(1 << 20)), "'a.npy' in it is compressed"),
@@ -156,9 +155,7 @@ def test_an_end_with_large_numbers_is_read():
 def test_the_state_of_another_program_is_named(tmp_path):
     path = tmp_path / "states"
     path.write_bytes(BAD["compressed"][0])
-    with pytest.raises(
-        UserError, match=f"{path} is not an optimizer's state: 'a.npy' in it is compressed; .*; load a "
-    ):
+    with pytest.raises(UserError, match=f"{path} is not an optimizer's state: 'a.npy' in it is compressed; .*; load "):
         state_file.read_arrays(str(path))
 
 

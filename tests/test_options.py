@@ -16,13 +16,8 @@ from dmltrain.options.network import OWN
 
 ROOT = Path(__file__).parents[1]
 CIFAR10 = {
-    "network": "resnet",
-    "num_layers": 110,
-    "num_epochs": 300,
-    "batch_size": 128,
-    "lr_step_epochs": "200,250",
-    "image_shape": "3,28,28",
-    "dataset": "cifar10",
+    **{"network": "resnet", "num_layers": 110, "num_epochs": 300, "batch_size": 128, "lr_step_epochs": "200,250"},
+    **{"image_shape": "3,28,28", "dataset": "cifar10"},
 }
 
 
@@ -180,20 +175,11 @@ def test_devices(text, names):
         ("--kv-store dist_local --outer-lr 0", ["--outer-lr", "'0'", "above 0"]),
         ("--kv-store dist_local --outer-momentum 1", ["--outer-momentum 1", "below 1"]),
         ("--kv-store dist_local --staleness 3", ["--staleness", "dist_ssp", "this is dist_local"]),
-        (
-            "--kv-store dist_local --update-on-kvstore 1",
-            ["--update-on-kvstore 1", "each worker's own", "leave --update"],
-        ),
+        ("--kv-store dist_local --update-on-kvstore 1", ["--update-on-kvstore 1", "each worker's own", "leave --"]),
         ("--kv-store dist_local --gc-type 2bit --gc-threshold 0.5", ["--gc-threshold 0.5", "differences of weights"]),
-        (
-            "--kv-store dist_local --factors auto",
-            ["--factors auto", "--kv-store dist_local: use --kv-store dist_sync,"],
-        ),
+        ("--kv-store dist_local --factors auto", ["--factors auto", "--kv-store dist_local: use --kv-store dist_sync"]),
         ("--kv-store dist_local --optimizer dcasgd", ["--optimizer dcasgd", "dist_local has none"]),
-        (
-            "--kv-store dist_local --backend mxnet",
-            ["dist_local", "local or dist_sync or dist_async", "--backend torch"],
-        ),
+        ("--kv-store dist_local --backend mxnet", ["dist_local", "local or dist_sync or dist_async", "backend torch"]),
         ("--load-epoch 3 --load-iteration 30 --model-prefix m", ["--load-epoch", "--load-iteration", "one of them"]),
         ("--snapshot 30", ["--snapshot", "--model-prefix"]),
         ("--snapshot-on-signal 5", ["--snapshot-on-signal", "--model-prefix"]),

@@ -181,10 +181,8 @@ def test_a_batch_line_is_read_back(metrics: dict[str, float]) -> None:
 
 def as_mxnet_reads(lines: list[str], metric: str = "accuracy") -> dict[int, list[float]]:
     """{epoch: [train, validation, time]} by the patterns of MXNet's tools/parse_log.py: means over workers."""
-    patterns = [
-        re.compile(r".*Epoch\[(\d+)\] " + what + r".*=([.\d]+)")
-        for what in (f"Train-{metric}", f"Validation-{metric}", "Time")
-    ]
+    names = (f"Train-{metric}", f"Validation-{metric}", "Time")
+    patterns = [re.compile(rf".*Epoch\[(\d+)\] {name}.*=([.\d]+)") for name in names]
     sums: dict[int, list[list[float]]] = {}
     for line in lines:
         matches = [(place, found) for place, pattern in enumerate(patterns) if (found := pattern.match(line))]
@@ -220,13 +218,9 @@ def test_mxnets_own_reader_reads_our_lines() -> None:
 
 def test_mxnets_own_reader_reads_our_small_numbers() -> None:
     """Where it takes 1.2e-05 for 1.2; so no exponent is ever in our lines."""
-    old = as_mxnet_reads(
-        ["Epoch[0] Train-accuracy=1.2e-05", "Epoch[0] Validation-accuracy=0.5", "Epoch[0] Time cost=1.0"]
-    )
-    assert old[0][0] == 1.2
-    ours = as_mxnet_reads(
-        [record.value(0, name, 1.2e-05) for name in ("Train-accuracy", "Validation-accuracy", "Time cost")]
-    )
+    names = ("Train-accuracy", "Validation-accuracy", "Time cost")
+    assert as_mxnet_reads([f"Epoch[0] {name}=1.2e-05" for name in names]) == {0: [1.2] * 3}
+    ours = as_mxnet_reads([record.value(0, name, 1.2e-05) for name in names])
     assert ours[0] == pytest.approx([1.2e-05] * 3)
 
 
