@@ -167,12 +167,8 @@ def messages() -> list[bytes]:
     return [bytes([each.kind]) + message.encode(each)[wire.HEADER_SIZE :] for each in EXAMPLES]
 
 
-CONTROL = Fuzzed(
-    lambda data: message.decode(data[0] if data else 0, data[1:]),
-    messages,
-    (FrameError,),
-    (*WORDS, *(f'"{op}"'.encode() for op in BY_OP), *map(bytes, ([kind] for kind in BY_KIND))),
-)
+OPERATIONS = (*WORDS, *(f'"{op}"'.encode() for op in BY_OP), *map(bytes, ([kind] for kind in BY_KIND)))
+CONTROL = Fuzzed(lambda data: message.decode(data[0] if data else 0, data[1:]), messages, (FrameError,), OPERATIONS)
 
 
 def restore(data: bytes) -> None:
@@ -183,9 +179,8 @@ def states() -> list[bytes]:
     return [optimizer_state.pack(each.slices()) for each in (made_core(), stepping_core())]
 
 
-STATES = Fuzzed(
-    restore, states, (Rejected,), (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"<f4", b"|O", b"(3,)", b"True"), (bytes, repacked)
-)
+PIECES = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"<f4", b"|O", b"(3,)", b"True")
+STATES = Fuzzed(restore, states, (Rejected,), PIECES, (bytes, repacked))
 
 
 @pytest.mark.parametrize("part", parts())

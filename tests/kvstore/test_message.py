@@ -264,8 +264,6 @@ GOLDEN = bytes.fromhex(
     "0000000000100040 3e800000 3f000000"  # at 1 MiB + 64, waited 0.25 s, worked 0.5 s
     "fffffffe"  # priority -2
 )
-
-
 ABOVE_ALL = max(codec.make({"type": kind}).number for kind in codec.TYPES if kind != "none") + 1
 
 
