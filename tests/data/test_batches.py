@@ -65,9 +65,8 @@ def test_batches_have_the_type_and_size_that_the_network_expects(split, workers,
 
 def test_epochs_differ_and_each_is_repeatable(split):
     batches = train(split, 0, 1, 8, 0)
-    first, same, again, other = map(
-        pixels_by_sample, (batches, batches, train(split, 0, 1, 8, 0), train(split, 0, 1, 8, 1))
-    )
+    epochs = (batches, batches, train(split, 0, 1, 8, 0), train(split, 0, 1, 8, 1))
+    first, same, again, other = map(pixels_by_sample, epochs)
     assert list(first) == list(same) == list(again) != list(other)
     assert all(np.array_equal(first[sample], again[sample]) for sample in first)
     assert any(not np.array_equal(first[sample], other[sample]) for sample in first)
@@ -267,12 +266,11 @@ def slow(image, augmentation, top, left, mirror):
     return result
 
 
+SIZES = [(8, 8, 7, 7, 2), (6, 9, 6, 9, 0), (5, 5, 7, 7, 1), (6, 6, 3, 5, 3)]
+
+
 @settings(deadline=None, max_examples=examples(25))
-@given(
-    st.sampled_from([(8, 8, 7, 7, 2), (6, 9, 6, 9, 0), (5, 5, 7, 7, 1), (6, 6, 3, 5, 3)]),
-    st.booleans(),
-    st.integers(0, 1000),
-)
+@given(st.sampled_from(SIZES), st.booleans(), st.integers(0, 1000))
 def test_equals_the_slow_reference(sizes, mirror, seed):
     height, width, crop_height, crop_width, pad = sizes
     images = np.random.default_rng(seed).integers(0, 256, (10, 3, height, width), dtype=np.uint8)
@@ -292,8 +290,7 @@ def test_every_crop_position_and_both_mirrorings_are_equally_likely():
         assert offsets.min() == 0 and offsets.max() == 12
         assert np.abs(np.bincount(offsets) - 10_000).max() < 500  # 5 standard deviations
     assert abs(draws.mirror.mean() - 0.5) < 0.01
-    assert abs(np.corrcoef(draws.top, draws.left)[0, 1]) < 0.02
-    assert abs(np.corrcoef(draws.top, draws.mirror)[0, 1]) < 0.02
+    assert all(abs(np.corrcoef(draws.top, other)[0, 1]) < 0.02 for other in (draws.left, draws.mirror))
 
 
 def test_draws_depend_on_seed_epoch_and_position_only_and_some_are_not_random():
@@ -327,9 +324,8 @@ def test_the_published_profile_of_inception_v3_on_cifar_10():
     """Pixels repeated 9 times; 5 zeros before and 6 after them."""
     made = enlarged(dataset(32, 32), 9, (3, 299, 299))
     images, labels = made.validation.evaluation(np.array([4, 1]))
-    expected = np.pad(
-        dataset(32, 32).train.images[[4, 1]].repeat(9, axis=2).repeat(9, axis=3), ((0, 0), (0, 0), (5, 6), (5, 6))
-    )
+    repeated = dataset(32, 32).train.images[[4, 1]].repeat(9, axis=2).repeat(9, axis=3)
+    expected = np.pad(repeated, ((0, 0), (0, 0), (5, 6), (5, 6)))
     assert np.array_equal(images, expected) and labels.tolist() == [4, 1]
     assert made.image_shape == (3, 299, 299) and len(made.train) == 6
 

@@ -18,9 +18,8 @@ from dmltrain.data.readers import open_reader
 SHAPE = (3, 224, 224)
 RESIZED_CROP = ImageAugmentation(random_resized_crop=True, min_random_area=0.08, random_mirror=True)
 COLOURS = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "pca_noise": 0.1}
-EVERYTHING = ImageAugmentation(
-    resize=256, **augmentation_level(3), **COLOURS, pad_size=4, min_random_scale=0.9, max_random_scale=1.1
-)
+SCALES = {"min_random_scale": 0.9, "max_random_scale": 1.1}
+EVERYTHING = ImageAugmentation(resize=256, **augmentation_level(3), **COLOURS, pad_size=4, **SCALES)
 
 
 def smooth(height, width, channels=3):
@@ -114,10 +113,9 @@ def mxnets_steps(geometry, pixels, fill):
     if geometry.resized != geometry.source:
         pixels = cv2.resize(pixels, geometry.resized[::-1])
     if geometry.affine is not None:
-        pixels = cv2.warpAffine(
-            pixels, geometry.affine[:2], geometry.canvas[::-1], borderValue=(fill, fill, fill), flags=cv2.INTER_LINEAR
-        )
-    pixels = cv2.copyMakeBorder(pixels, *[geometry.pad] * 4, cv2.BORDER_CONSTANT, value=(fill, fill, fill))
+        size = geometry.canvas[::-1]
+        pixels = cv2.warpAffine(pixels, geometry.affine[:2], size, borderValue=(fill,) * 3, flags=cv2.INTER_LINEAR)
+    pixels = cv2.copyMakeBorder(pixels, *[geometry.pad] * 4, cv2.BORDER_CONSTANT, value=(fill,) * 3)
     top, left, height, width = geometry.region
     pixels = cv2.resize(pixels[top : top + height, left : left + width], geometry.scaled[::-1])
     top, left = geometry.crop

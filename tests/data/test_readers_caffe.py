@@ -43,10 +43,7 @@ def encoded(image: bytes, label: int) -> bytes:
 
 BGR = np.random.default_rng(3).integers(0, 256, (6, 3, 5, 4), dtype=np.uint8)
 KEYS = [b"%08d_n01/image %d.JPEG" % (number, number) for number in range(6)]  # convert_imageset
-ROWS = {
-    key: encoded(b"JPEG %d" % number, number) if number % 2 else raw(BGR[number], number)
-    for number, key in enumerate(KEYS)
-}
+ROWS = {key: encoded(b"JPEG %d" % n, n) if n % 2 else raw(BGR[n], n) for n, key in enumerate(KEYS)}
 
 
 def make_lmdb(path: Path, rows: dict[bytes, bytes]) -> Path:

@@ -58,25 +58,20 @@ def test_verify_lists_labels_out_of_range_and_those_that_are_no_whole_numbers(ru
     assert done.code == 1 and wrong == ["nan", "inf", "1.5", "-1"]
 
 
-def test_index_stays_if_a_new_one_cannot_be_written_or_the_file_is_damaged(run, packed, tmp_path):
-    (tmp_path / "x.rec").write_bytes(packed.read_bytes())
-    (tmp_path / "x.idx").write_text("7\t0\n")
-    program = shlex.join([sys.executable, "-m", "dmltrain.data_command.cli", "index", str(tmp_path / "x.rec")])
+def test_index_stays_if_a_new_one_cannot_be_written_or_the_file_is_damaged_or_is_made_again(run, packed, tmp_path):
+    rec, idx = tmp_path / "x.rec", tmp_path / "x.idx"
+    rec.write_bytes(b"x" + packed.read_bytes())
+    idx.write_text("7\t0\n")
+    refused(run("index", rec), "magic number")
+    assert idx.read_text() == "7\t0\n"
+    rec.write_bytes(packed.read_bytes())
+    program = shlex.join([sys.executable, "-m", "dmltrain.data_command.cli", "index", str(rec)])
     done = subprocess.run(["bash", "-c", f"ulimit -f 0; {program}"], capture_output=True, text=True)
     assert done.returncode == 2 and "File too large" in done.stderr and "records" not in done.stderr
-    assert (tmp_path / "x.idx").read_text() == "7\t0\n"
-    (tmp_path / "x.rec").write_bytes(b"x" + packed.read_bytes())
-    refused(run("index", tmp_path / "x.rec"), "magic number")
-    assert (tmp_path / "x.idx").read_text() == "7\t0\n"
-
-
-def test_index_makes_the_same_index_again(run, packed, tmp_path):
-    (tmp_path / "x.rec").write_bytes(packed.read_bytes())
-    (tmp_path / "x.idx").write_text("7\t0\n")
-    done = run("index", tmp_path / "x.rec")
+    assert idx.read_text() == "7\t0\n"
+    done = run("index", rec)
     assert done.code == 0 and "15 records" in done.err
-    assert (tmp_path / "x.idx").read_bytes() == packed.with_suffix(".idx").read_bytes()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert idx.read_bytes() == packed.with_suffix(".idx").read_bytes() and len(list(tmp_path.iterdir())) == 2
 
 
 def test_show_draws_the_batch(run, packed, tmp_path):
@@ -149,18 +144,15 @@ def test_what_is_measured_and_that_progress_is_a_line_every_ten_seconds(capsys):
         now[0] = seconds
         lines(done)
     lines.end()
-    assert capsys.readouterr().out.splitlines() == [
-        "pack x: 340 of 1000 images, 20 images/s, 33 s left",
-        "pack x: 400 of 1000 images, 20 images/s",
-    ]
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["pack x: 340 of 1000 images, 20 images/s, 33 s left", "pack x: 400 of 1000 images, 20 images/s"]
     assert [duration(seconds) for seconds in (89, 600, 9000)] == ["89 s", "10 min", "2.5 h"]
 
 
 def test_the_program(tmp_path):
     def program(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "dmltrain.data_command.cli", *words], capture_output=True, text=True, cwd=tmp_path
-        )
+        command = [sys.executable, "-m", "dmltrain.data_command.cli", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     shown = program("--help")
     assert shown.returncode == 0 and all(f"\n  {verb} " in shown.stdout for verb in VERBS)

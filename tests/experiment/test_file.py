@@ -105,62 +105,56 @@ def test_ids_are_safe_names_and_differ():
     assert found == ids(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("opitons: {}", "2: opitons: unknown section, did you mean options?; valid: title"),
-        ("title: [1]", "2: title: expected text"),
-        ("options: 3", "2: options: expected a mapping"),
-        ("options:\n  lr: [1, 2]", "3: options.lr: expected one value"),
-        ("options:\n  num-epoch: 2", "3: options.num-epoch: train.py has no option --num-epoch, did you"),
-        ("options:\n  num_epochs: 2\n  num-epochs: 3", "4: options.num-epochs: given twice, also as num_"),
-        ("options:\n  lr: 1\n  lr: 2", "4: options.lr: given twice"),
-        ("options: {lr: 'x{bad}'}", "2: options.lr: {bad}: no variable bad; the variables are cell"),
-        ("grid:\n  lr: []", "3: grid.lr: the list is empty"),
-        ("grid: []", "2: grid: the list is empty"),
-        ("grid:\n  lr: [1, 2, 1]", "3: grid.lr: 1 is given twice"),
-        ("grid:\n  lr: [[1]]", "3: grid.lr[0]: expected one value"),
-        ("grid:\n  depth: [1]", "3: grid.depth: the variable depth has no effect: train.py has no option"),
-        ("grid:\n  zip: {lr: [1], wd: [1, 2]}", "3: grid.zip: zipped lists need the same length: lr has 1"),
-        ("grid: {lr: 1, zip: {lr: 1}}", "2: grid.zip: the variable lr is in this grid twice"),
-        ("grid: {cell: 1}", "2: grid.cell: expected the name of a variable"),
-        ("grid: {lr: wd, wd: 2 * mom, mom: lr}", "these variables need each other: lr -> wd -> mom -> lr"),
-        ("grid: {lr: 1 / (wd - 1), wd: 1}", "2: grid.lr: 1 / (wd - 1): division by zero"),
-        ("grid: [{lr: 1}, {wd: lr}]", "2: grid[1].wd: lr needs the variable lr, which this grid does not"),
-        ("grid: [{lr: 1}, {wd: 2}]\noptions: {mom: lr / 2}", "3: options.mom: lr / 2 needs the variable"),
-        ("where: lr >", "2: where: 'lr >' is no expression"),
-        ("where: lr > 1", "2: where: lr is no variable: the variables are none"),
-        ("grid: {lr: 1}\nwhere: lr > 1", "3: where: none of 1 combinations has lr > 1"),
-        ("grid: {lr: 1}\nwhere: lr > 'a'", "3: where: lr > 'a': '>' not supported"),
-        ("seeds: [0, 0]", "2: seeds[1]: 0 is given twice"),
-        ("seeds: -1", "2: seeds[0]: expected a number"),
-        ("seeds: 1\ngrid: {seed: [1]}", "2: seeds: the grid has a variable seed"),
-        ("time-limit: 0", "2: time-limit: expected seconds above 0"),
-        ("launch: {worker: 2}", "2: launch.worker: unknown name, did you mean workers?"),
-        ("launch: {workers: two}", "2: launch.workers: two: expected a number of at least 1"),
-        ("launch: {args: '-v'}", "2: launch.args: expected a list of words"),
-        ("grid: {workers: [0]}", "expected a number of at least 1"),
-        ("small: 1", "2: small: expected sections"),
-        ("small: {columns: 1}", "2: small.columns: unknown section of small"),
-        ("small: {options: {lr: [1]}}", "2: small.options.lr: expected one value"),
-        ("plots: 3", "2: plots: expected a list"),
-        ("transpose: 3", "2: transpose: expected true or false"),
-        ("grid: {" + ", ".join(f"v{n}: [1, 2, 3, 4]" for n in range(40)) + "}", "combinations: expected at most"),
-        ("a: &a [b, *a]", "more than"),
-        (r'launch: {args: ["\0"]}', "2: invalid YAML: a text with NUL"),
-        (r'options: {lr: "\uD800"}', "2: invalid YAML: a text with NUL or half a character"),
-        ("grid: {" + ", ".join(f"v{n}: v{n + 1}" for n in range(101)) + "}", "101 variables: expected at most"),
-    ],
-)
-def test_mistakes_after_the_line_of_the_program(text, expected):
-    with pytest.raises(UserError, match="^x.yaml") as error:
-        made(PROGRAM + text)
-    assert expected in str(error.value)
+AFTER_THE_PROGRAM = [
+    ("opitons: {}", "2: opitons: unknown section, did you mean options?; valid: title"),
+    ("title: [1]", "2: title: expected text"),
+    ("options: 3", "2: options: expected a mapping"),
+    ("options:\n  lr: [1, 2]", "3: options.lr: expected one value"),
+    ("options:\n  num-epoch: 2", "3: options.num-epoch: train.py has no option --num-epoch, did you"),
+    ("options:\n  num_epochs: 2\n  num-epochs: 3", "4: options.num-epochs: given twice, also as num_"),
+    ("options:\n  lr: 1\n  lr: 2", "4: options.lr: given twice"),
+    ("options: {lr: 'x{bad}'}", "2: options.lr: {bad}: no variable bad; the variables are cell"),
+    ("grid:\n  lr: []", "3: grid.lr: the list is empty"),
+    ("grid: []", "2: grid: the list is empty"),
+    ("grid:\n  lr: [1, 2, 1]", "3: grid.lr: 1 is given twice"),
+    ("grid:\n  lr: [[1]]", "3: grid.lr[0]: expected one value"),
+    ("grid:\n  depth: [1]", "3: grid.depth: the variable depth has no effect: train.py has no option"),
+    ("grid:\n  zip: {lr: [1], wd: [1, 2]}", "3: grid.zip: zipped lists need the same length: lr has 1"),
+    ("grid: {lr: 1, zip: {lr: 1}}", "2: grid.zip: the variable lr is in this grid twice"),
+    ("grid: {cell: 1}", "2: grid.cell: expected the name of a variable"),
+    ("grid: {lr: wd, wd: 2 * mom, mom: lr}", "these variables need each other: lr -> wd -> mom -> lr"),
+    ("grid: {lr: 1 / (wd - 1), wd: 1}", "2: grid.lr: 1 / (wd - 1): division by zero"),
+    ("grid: [{lr: 1}, {wd: lr}]", "2: grid[1].wd: lr needs the variable lr, which this grid does not"),
+    ("grid: [{lr: 1}, {wd: 2}]\noptions: {mom: lr / 2}", "3: options.mom: lr / 2 needs the variable"),
+    ("where: lr >", "2: where: 'lr >' is no expression"),
+    ("where: lr > 1", "2: where: lr is no variable: the variables are none"),
+    ("grid: {lr: 1}\nwhere: lr > 1", "3: where: none of 1 combinations has lr > 1"),
+    ("grid: {lr: 1}\nwhere: lr > 'a'", "3: where: lr > 'a': '>' not supported"),
+    ("seeds: [0, 0]", "2: seeds[1]: 0 is given twice"),
+    ("seeds: -1", "2: seeds[0]: expected a number"),
+    ("seeds: 1\ngrid: {seed: [1]}", "2: seeds: the grid has a variable seed"),
+    ("time-limit: 0", "2: time-limit: expected seconds above 0"),
+    ("launch: {worker: 2}", "2: launch.worker: unknown name, did you mean workers?"),
+    ("launch: {workers: two}", "2: launch.workers: two: expected a number of at least 1"),
+    ("launch: {args: '-v'}", "2: launch.args: expected a list of words"),
+    ("grid: {workers: [0]}", "expected a number of at least 1"),
+    ("small: 1", "2: small: expected sections"),
+    ("small: {columns: 1}", "2: small.columns: unknown section of small"),
+    ("small: {options: {lr: [1]}}", "2: small.options.lr: expected one value"),
+    ("plots: 3", "2: plots: expected a list"),
+    ("transpose: 3", "2: transpose: expected true or false"),
+    ("grid: {" + ", ".join(f"v{n}: [1, 2, 3, 4]" for n in range(40)) + "}", "combinations: expected at most"),
+    ("a: &a [b, *a]", "more than"),
+    (r'launch: {args: ["\0"]}', "2: invalid YAML: a text with NUL"),
+    (r'options: {lr: "\uD800"}', "2: invalid YAML: a text with NUL or half a character"),
+    ("grid: {" + ", ".join(f"v{n}: v{n + 1}" for n in range(101)) + "}", "101 variables: expected at most"),
+]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        *((PROGRAM + text, expected) for text, expected in AFTER_THE_PROGRAM),
         *(("", "1: expected sections such as"), ("- 1", "1: expected sections such as")),
         ("title: x", "1: program: missing"),
         (
@@ -177,7 +171,7 @@ def test_mistakes_after_the_line_of_the_program(text, expected):
         ("a: " + "x" * 200_000, "x.yaml is larger than 128 KiB"),
     ],
 )
-def test_mistakes_in_the_whole_file(text, expected):
+def test_mistakes(text, expected):
     with pytest.raises(UserError, match="^x.yaml") as error:
         made(text)
     assert expected in str(error.value)

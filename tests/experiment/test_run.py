@@ -183,9 +183,8 @@ def test_real_training_its_tables_and_their_remaking(place):
     rows = json.loads((folder / "results.json").read_text())["rows"]
     assert [(row["seeds"], row["status"], row["settings"]) for row in rows] == [(1, "done", {})]
     before = {path: path.read_bytes() for path in folder.glob("*.*")}
-    assert {path.name for path in before} >= {
-        *("experiment.json", "results.json", "table.md", "table.csv", "table.tex", "report.html")
-    }
+    names = {"experiment.json", "results.json", "table.md", "table.csv", "table.tex", "report.html"}
+    assert {path.name for path in before} >= names
     place.run("x.yaml", "--remake")
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == before
     assert place.run("x.yaml", "--forecast").stdout == "all cells are done\n"

@@ -1,6 +1,7 @@
 """dmltrain-parse --follow: rows as epochs end, reading only what was appended."""
 
 import fcntl
+import functools
 import io
 import json
 import os
@@ -26,15 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def epoch(number: int, rank: int = 0) -> str:
     stamp = f"2026-11-20 12:00:{number:02d},123 Node[{rank}] Epoch[{number}]"
-    values = (
-        f"Train-accuracy=0.{number + 1}5{rank}000",
-        "Time cost=1.500",
-        f"Validation-accuracy=0.{number + 1}00000",
-        "Speed=17",
-    )
-    return f"{stamp} Batch [0]\tSpeed: 17.50 samples/sec\taccuracy=0.125000\n" + "".join(
-        f"{stamp} {value}\n" for value in values
-    )
+    values = [f"Train-accuracy=0.{number + 1}5{rank}000", "Time cost=1.500", f"Validation-accuracy=0.{number + 1}00000"]
+    lines = "".join(f"{stamp} {value}\n" for value in [*values, "Speed=17"])
+    return f"{stamp} Batch [0]\tSpeed: 17.50 samples/sec\taccuracy=0.125000\n{lines}"
 
 
 def row(number: int, train: str) -> str:
@@ -80,17 +75,14 @@ def followed(path: Path, steps: list[Callable[[], object]], *options: str) -> tu
     """Follow `path`; each step happens while the program sleeps. Returns the writes, messages and faults."""
     writes: list[str] = []
     said: list[str] = []
-    left = iter(steps)
-    now = [0.0]
+    left, now = iter(steps), [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
         next(left, lambda: None)()
 
     given = arguments([str(path), "--follow", *options])
-    done = follow(
-        given, lambda text: writes.append(text) or [], lambda kind, text: said.append(text), lambda: now[0], sleep
-    )
+    done = follow(given, lambda one: writes.append(one) or [], lambda _, one: said.append(one), lambda: now[0], sleep)
     return writes, [*said, *done.notes], done.faults
 
 
@@ -189,9 +181,8 @@ def test_rows_appear_as_epochs_end(job: Job) -> None:
         job.append(epoch(2)[:-9])  # the launcher writes the last lines after it says that the job has ended
         job.unlock()
 
-    steps = [
-        *(lambda: job.append(epoch(0)), lambda: job.append(epoch(1)[:90]), lambda: job.append(epoch(1)[90:]), at_once),
-    ]
+    texts = (epoch(0), epoch(1)[:90], epoch(1)[90:])
+    steps = [*(functools.partial(job.append, text) for text in texts), at_once]
     writes, notes, faults = followed(job.folder, steps)
     assert writes == [HEADING + row(0, "0.150000"), row(1, "0.250000"), row(2, "0.350000")]
     assert (notes, faults) == ([], [])

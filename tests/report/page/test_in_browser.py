@@ -109,13 +109,10 @@ def test_bars_have_each_workers_seconds(seen, two):
     assert list(bars) == ["compute", "own host", "wire", "server", "straggler"]
     mean = sum(values["wire"][0] for values in worker.epochs.values()) / len(worker.epochs)
     assert bars["wire"][2] == pytest.approx(mean, rel=1e-6)
-    assert seen.value("[...document.querySelectorAll('#parts-by-epoch-0 option')].map(o => o.text)") == [
-        *("mean of all workers", "worker-0", "worker-1", "worker-2")
-    ]
-    seen.value(
-        "(s => { s.value = '3'; s.dispatchEvent(new Event('change')); })"
-        "(document.querySelector('#parts-by-epoch-0 select'))"
-    )
+    names = ["mean of all workers", "worker-0", "worker-1", "worker-2"]
+    assert seen.value("[...document.querySelectorAll('#parts-by-epoch-0 option')].map(o => o.text)") == names
+    select = "document.querySelector('#parts-by-epoch-0 select')"
+    seen.value(f"(s => {{ s.value = '3'; s.dispatchEvent(new Event('change')); }})({select})")
     bars = {each["name"]: each["data"] for each in series(seen, "parts-by-epoch-0")}
     assert bars["compute"] == pytest.approx([values["compute"][0] for values in worker.epochs.values()], rel=1e-6)
 
@@ -186,10 +183,8 @@ def test_text_of_charts_and_tables_can_be_selected_and_links_lead_to_logs(seen, 
 
 
 def brightness(page: Page, selector: str, style: str) -> int:
-    red, green, blue = page.value(
-        f"getComputedStyle(document.querySelector({selector!r})).{style}.match(/\\d+/g).slice(0, 3).map(Number)"
-    )
-    return red + green + blue
+    colour = f"getComputedStyle(document.querySelector({selector!r})).{style}"
+    return sum(page.value(f"{colour}.match(/\\d+/g).slice(0, 3).map(Number)"))
 
 
 def ink(page: Page) -> str:
@@ -226,9 +221,8 @@ def test_it_can_be_read_without_eyes(seen):
     assert seen.value("document.querySelectorAll('h1').length") == 1
     levels = seen.value("[...document.querySelectorAll('h1, h2, h3')].map(h => +h.tagName[1])")
     assert levels[0] == 1 and all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
-    assert seen.value(
-        "[...document.querySelectorAll('main table:not(.hover table)')].every(t => t.caption.textContent)"
-    )
+    tables = "[...document.querySelectorAll('main table:not(.hover table)')]"
+    assert seen.value(f"{tables}.every(t => t.caption.textContent)")
     labels = seen.value("[...document.querySelectorAll('.chart')].map(e => e.getAttribute('aria-label'))")
     assert all(labels) and any("run-0 validation from 0.11729 to 0.28837" in label for label in labels)
     assert seen.value("document.documentElement.lang") == "en"
