@@ -34,9 +34,8 @@ class RunningJob:
         return [json.loads(line) for line in self.output(f"worker-{worker}").splitlines() if line.startswith("{")]
 
     def outputs(self) -> str:
-        return "\n".join(
-            f"--- {name} (exit {process.poll()})\n{self.output(name)}" for name, process in self.processes.items()
-        )
+        codes = {name: process.poll() for name, process in self.processes.items()}
+        return "\n".join(f"--- {name} (exit {code})\n{self.output(name)}" for name, code in codes.items())
 
     def begin(self, command, workers=2, servers=1, env=None, key=b"6b6579", place=None) -> None:
         """Start all processes of this command, in a new folder; see `start_job`."""

@@ -59,9 +59,7 @@ class Thread:
         self.waited += seconds
         self.now += seconds
 
-    def step(
-        self, number: int, forward: float, backward: float, wait: float = 0.0, batches: int = 1, samples: int = 0
-    ) -> float:
+    def step(self, number: int, forward: float, backward: float, wait: float = 0.0, batches=1, samples=0) -> float:
         """The seconds that the step has taken, without waits."""
         began, waited = self.now, self.waited
         self.pace.step(number, batches, samples)
@@ -227,10 +225,8 @@ def test_who_waits_for_an_average_says_for_whom(tmp_path):
     words = ["--network", "mlp", "--num-examples", 300, "--batch-size", 15, "--num-epochs", 2, "--emulate-step", 0.05]
     words += ["--kv-store", "dist_local", "--local-steps", 4, "--slow-worker", "1:5"]
     logs = finished(tmp_path / "job", 2, 1, *words)
-    spent = [
-        re.findall(r"Communication: .*compute=(\S+) own-host=\S+ wire=\S+ server=\S+ straggler=(\S+)", log.text)
-        for log in logs
-    ]
+    parts = r"Communication: .*compute=(\S+) own-host=\S+ wire=\S+ server=\S+ straggler=(\S+)"
+    spent = [re.findall(parts, log.text) for log in logs]
     assert all(float(straggler) > 1.2 and float(compute) < 1.2 for compute, straggler in spent[0]), spent
     assert all(float(straggler) < 0.7 and float(compute) > 2.2 for compute, straggler in spent[1]), spent
 

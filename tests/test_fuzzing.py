@@ -35,12 +35,7 @@ DEAF = Fuzzed(lambda data: None, lambda: GOLDEN, (ValueError,))
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [
-        ("FAULTY", "KeyError"),
-        ("HUNGRY", "MiB; it ended with: ValueError"),
-        ("SLOW", "_Hang"),
-        ("DEAF", "no input was refused"),
-    ],
+    [("FAULTY", "KeyError"), ("HUNGRY", "MiB; .*: ValueError"), ("SLOW", "_Hang"), ("DEAF", "no input was refused")],
 )
 def test_a_fault_is_found(name: str, fault: str) -> None:
     with pytest.raises(AssertionError, match=fault):
