@@ -25,7 +25,6 @@ from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0", wire="tls")
-
 TLS_HANDSHAKE = b"\x16"  # the first byte of such a record that is not encrypted
 
 
@@ -56,11 +55,9 @@ def meet(certificates, closed_at_the_end):
                 sock.close()
                 return error
 
-        ends = [
-            begun(run, calling, lambda: link.greet(calling, CALLER, certificate=certificates[caller])),
-            begun(run, accepting, lambda: answer(accepting, tls_listener, certificates[listener])),
-        ]
-        return [each.result(SECONDS) for each in ends]
+        mine = begun(run, calling, lambda: link.greet(calling, CALLER, certificate=certificates[caller]))
+        theirs = begun(run, accepting, lambda: answer(accepting, tls_listener, certificates[listener]))
+        return [mine.result(SECONDS), theirs.result(SECONDS)]
 
     return connect
 

@@ -132,13 +132,9 @@ class Job:
 
     def read_by(self, rank):
         """How many values this worker reads in the servers' memory."""
-        return sum(
-            len(replies)
-            for server in self.servers
-            for (worker, *_), values in server.service._answers._unread._replies.items()
-            for replies in values.values()
-            if worker == rank
-        )
+        unread = [server.service._answers._unread._replies for server in self.servers]
+        its = [values for each in unread for (worker, *_), values in each.items() if worker == rank]
+        return sum(len(replies) for values in its for replies in values.values())
 
     def close(self):
         for each in (*self.workers, *self.servers):
