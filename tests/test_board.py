@@ -72,17 +72,13 @@ def test_the_workers_of_a_job(tmp_path):
     words = [*WORDS, "--kv-store", "dist_sync", "--num-epochs", 2, "--test-interval", 4]
     logs = finished(tmp_path / "job", 2, 1, *words, "--tensorboard", tmp_path / "board")
     assert {each.name for each in (tmp_path / "board").iterdir()} == {"worker-0", "worker-1"}
+    named = {f"Train-{each}": f"train/{each}" for each in ("accuracy", "cross-entropy")}
+    named |= {each: f"run/{each.lower()}" for each in ("Speed", "Learning-rate", "Sent")}
     for node, log in enumerate(logs):
         steps = scalars(tmp_path / f"board/worker-{node}")
         epochs = scalars(tmp_path / f"board/worker-{node}/epochs")
         for found, places, prefix in ((steps, [10, 20], ""), (epochs, [1, 2], "epoch-")):
-            for name, tag in (
-                ("Train-accuracy", "train/accuracy"),
-                ("Train-cross-entropy", "train/cross-entropy"),
-                ("Speed", "run/speed"),
-                ("Learning-rate", "run/learning-rate"),
-                ("Sent", "run/sent"),
-            ):
+            for name, tag in named.items():
                 agrees(found[prefix + tag], places, values(log, name, node))
             agrees(found[prefix + "run/seconds"], places, values(log, "Time cost", node), 5e-4)
             agrees(found[prefix + "usage/cpu"], places, [each["cpu"] for each in line(log, "Usage", node)], 5e-4)
@@ -152,9 +148,7 @@ def test_a_missing_package_is_an_error_before_anything_else(tmp_path):
     )
     code, text = ran(tmp_path, program)
     assert code == 2
-    expected = (
-        "train: error: --tensorboard needs the package tensorboard, .*: pip install 'dmltrain\\[tensorboard\\]'\n"
-    )
+    expected = r"train: error: --tensorboard needs the package tensorboard, .*: pip install 'dmltrain\[tensorboard\]'\n"
     assert re.fullmatch(expected, text), text
 
 

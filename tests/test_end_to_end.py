@@ -138,10 +138,7 @@ def test_a_stopped_worker_ends_the_job_within_ten_seconds(launcher):  # noqa: F8
 
 
 CHECKPOINT = ROOT / "tests/golden/torch/m-0001.pt"
-ITS_RUN = (
-    "--dataset digits --network mlp --image-shape 1,2,2 --num-examples 300 --batch-size 25 --seed 3 --lr 0.05 "
-    "--kv-store local"
-)
+ITS_RUN = "--dataset digits --network mlp --image-shape 1,2,2 --num-examples 300 --batch-size 25 --seed 3 --lr 0.05"
 KILLED_ONCE = """
 if [ $DMLTRAIN_RESTART = 0 ]; then head -c 1000 m-0001.pt > m-0002.pt; kill -9 $$; fi
 exec "$@"
@@ -151,7 +148,7 @@ exec "$@"
 def test_a_restarted_job_goes_on_after_the_newest_whole_checkpoint(launcher, tmp_path):  # noqa: F811
     """The first attempt is killed after its second checkpoint, of which the end is lost, as after a power cut."""
     shutil.copy(CHECKPOINT, tmp_path / "m-0001.pt")
-    program = ["python", DIGITS, *ITS_RUN.split()]
+    program = ["python", DIGITS, *ITS_RUN.split(), "--kv-store", "local"]
     options = ["--num-epochs", 2, "--model-prefix", tmp_path / "m", "--load-epoch", "last"]
     words = ["-n", 1, "-s", 0, "--max-restarts", 1]
     done = launcher.run(*words, "sh", "-c", KILLED_ONCE, "sh", *program, *options)

@@ -44,9 +44,8 @@ class Log:
 
     def results(self, node: int = 0) -> list[tuple[str, ...]]:
         """All that two equal runs have in common: metrics with their epochs and batches, and the last digest."""
-        found = re.findall(
-            rf"Node\[{node}\] (Epoch\[\d+\]) (Train-\S+|Validation-\S+|Batch \[\d+\])(?:.*?\t(acc.*))?", self.text
-        )
+        name = r"(Train-\S+|Validation-\S+|Batch \[\d+\])"
+        found = re.findall(rf"Node\[{node}\] (Epoch\[\d+\]) {name}(?:.*?\t(acc.*))?", self.text)
         return [*found, (self.digest(node),)]
 
 
@@ -96,21 +95,9 @@ def test_the_first_lines_have_everything_needed_to_repeat_the_run(train, backend
     text = train("--num-epochs", 1, "--seed", 7).text
     head = text[: text.index("Training epochs")]
     for essential in (
-        "dmltrain 0.",
-        "mlp: 17226 parameters",
-        "input 1x8x8",
-        "10 classes",
-        "float32",
-        "1437 training",
-        "360 validation",
-        "1 x cpu, 1 workers, local",
-        "Batch 32 per worker",
-        "seed 7",
-        f"{backend} ",
-        f"update_on_kvstore={int(backend == 'mxnet')},",
-        "threads",
-        "GiB memory",
-        "num_epochs=1",
+        *("dmltrain 0.", "mlp: 17226 parameters", "input 1x8x8", "10 classes", "float32", "1437 training"),
+        *("360 validation", "1 x cpu, 1 workers, local", "Batch 32 per worker", "seed 7", f"{backend} "),
+        *(f"update_on_kvstore={int(backend == 'mxnet')},", "threads", "GiB memory", "num_epochs=1"),
         socket.gethostname(),
     ):
         assert essential in head, essential
@@ -228,9 +215,8 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
     """The graph, too, names the network: for either backend, and without MXNet for PyTorch."""
     words = ["--model-prefix", tmp_path / "m", "--num-epochs", 2]
     before = run(*words, *RESNET, "--save-format", "params")
-    assert {each.name for each in tmp_path.iterdir()} == {
-        *("m-0001.pt", "m-0002.pt", "m-symbol.json", "m-0001.params", "m-0002.params")
-    }
+    names = {"m-0001.pt", "m-0002.pt", "m-symbol.json", "m-0001.params", "m-0002.params"}
+    assert {each.name for each in tmp_path.iterdir()} == names
     saved(tmp_path / "m", 2).unlink()
     graph = ["--network", tmp_path / "m-symbol.json", "--batch-size", "64"]
     for backend in ("torch", "mxnet"):

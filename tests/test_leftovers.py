@@ -81,9 +81,8 @@ def test_private_folders_of_jobs_that_are_over_are_removed(dead, sleeping):
     process = subprocess.Popen(["sleep", "1000"], env={**os.environ, "DMLTRAIN_JOB": running})
     wait_for(lambda: f"DMLTRAIN_JOB={running}" in leftovers.environments()[process.pid], "its environment")
     marks = {f"ssh-{dead}-12": False, f"ssh-{os.getpid()}-12": True, "train-12ab": True, "train-34cd": False}
-    folders = {
-        Path(tempfile.mkdtemp(prefix=f"dmltrain-{mark}.")): stays for mark, stays in {**marks, running: True}.items()
-    }
+    marks[running] = True
+    folders = {Path(tempfile.mkdtemp(prefix=f"dmltrain-{mark}.")): stays for mark, stays in marks.items()}
     old = next(folder for folder in folders if "34cd" in folder.name)
     os.utime(old, (0, 0))
     try:
