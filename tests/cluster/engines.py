@@ -197,9 +197,7 @@ def try_fault(engine: Engine, name: str, fault: Fault) -> None:
         done = job.wait()
         ended = time.monotonic() - struck
         wait_for(lambda: not ours(engine.testbed), "the end of the launcher")
-        wait_for(
-            lambda: not [each for each in engine.records() if not (lost and engine.keeps(each))], "records", LONGEST
-        )
+        wait_for(lambda: all(lost and engine.keeps(each) for each in engine.records()), "records", LONGEST)
         if lost:
             engine.restore(lost)
             lost = ""
@@ -226,9 +224,8 @@ FAILS = "import os; os._exit(7 * int(os.environ['DMLC_TASK_ID'] == '1'))"
 def table(logs: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What dmltrain-parse prints for a job, as CSV without times."""
     capsys.readouterr()
-    assert not parse(
-        [str(logs), "--format", "csv", "--metric-names", "accuracy", "cross_entropy", "--aggregate", "all"]
-    )
+    words = ["--format", "csv", "--metric-names", "accuracy", "cross_entropy", "--aggregate", "all"]
+    assert not parse([str(logs), *words])
     rows = [line.split(",") for line in capsys.readouterr().out.splitlines()]
     return [",".join(row[: rows[0].index("time")]) for row in rows]
 

@@ -69,9 +69,8 @@ class Launched:
         self.began = time.monotonic()
         argv = [*before, sys.executable, "-m", "launch.cli", *map(str, arguments)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = testbed.start(
-                LOGIN, argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            self.process = testbed.start(LOGIN, argv, cwd=folder, env=environment, **streams)
 
     @property
     def record(self) -> dict:
@@ -96,10 +95,7 @@ class Launched:
         def printed() -> bool:
             missing = [name for name in names if word not in self.log(name)]
             if missing and self.process.poll() is not None:
-                pytest.fail(
-                    f"{missing} never printed {word}; the launcher exited with {self.process.returncode}, "
-                    f"having said {self.err}"
-                )
+                pytest.fail(f"{missing} never printed {word}; the launcher exited with {self.process.returncode}")
             return not missing
 
         try:

@@ -29,12 +29,8 @@ def make_switch(layout: Layout) -> None:
     if layout.switch not in namespaces():
         run("ip", "netns", "add", layout.switch)
     if BRIDGE not in ports(layout):
-        ip(
-            layout.switch,
-            "link set lo up",
-            f"link add {BRIDGE} {BRIDGE_TYPE}",
-            f"link set {BRIDGE} addrgenmode none up",
-        )
+        made = (f"link add {BRIDGE} {BRIDGE_TYPE}", f"link set {BRIDGE} addrgenmode none up")
+        ip(layout.switch, "link set lo up", *made)
 
 
 def plug_in(layout: Layout, host: str) -> None:

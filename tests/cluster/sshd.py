@@ -32,9 +32,8 @@ def start(layout: Layout, name: str) -> None:
     if listener(layout, name) is None:
         (layout.own(name) / "sshd.pid").unlink(missing_ok=True)
         command = host.command(layout, name, ssh_files.start_command(layout, name))
-        done = subprocess.run(
-            command, cwd="/", env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run(command, cwd="/", env=ENVIRONMENT, check=False, **streams)
         if done.returncode:
             raise TestbedError(f"sshd on {name}: {done.stderr}")
         wait(lambda: listener(layout, name), lambda: f"sshd listens on {name}")

@@ -178,12 +178,9 @@ def test_a_step_that_is_cancelled(engine: Engine):
 def test_a_step_that_has_all_cpus_is_named_with_the_fix(slurm: Slurm, tmp_path: Path):
     front = allocated(slurm, tmp_path)
     words = " ".join(map(str, ("--launcher", "slurm", "--slurm-args=--immediate=1", "-n", 1, "-s", 0, "true")))
-    script = front.script(
-        f"#!/bin/sh\nsrun --mem=0 -N2 sleep 60 &\nsleep 2\n{sys.executable} -m launch.cli {words}\n", "busy.sh"
-    )
-    ran = slurm.testbed.run(
-        LOGIN, ["salloc", "--quiet", "--nodes=2", "sh", str(script)], cwd=tmp_path, env=front.environment
-    )
+    lines = f"#!/bin/sh\nsrun --mem=0 -N2 sleep 60 &\nsleep 2\n{sys.executable} -m launch.cli {words}\n"
+    command = ["salloc", "--quiet", "--nodes=2", "sh", str(front.script(lines, "busy.sh"))]
+    ran = slurm.testbed.run(LOGIN, command, cwd=tmp_path, env=front.environment)
     assert ran.returncode == 2, ran.stderr
     assert "Requested nodes are busy" in ran.stderr and "srun --overlap" in ran.stderr
 
@@ -195,9 +192,8 @@ def test_an_elastic_job_goes_on_without_a_node_and_takes_another_one_of_its_allo
     code, out = front.change(job, "add", "h4,h5")
     view = "[34]"  # worker 2 may get SIGTERM while its node dies, and leave the job in view 3
     assert code == 2 and re.search(f"worker 3 on h4 has joined the job in view {view}\n", out), out
-    assert (
-        "h5 was not added: " in out and f"only the nodes of its allocation: scontrol show job {slurm.number(1)}" in out
-    ), out
+    only = f"only the nodes of its allocation: scontrol show job {slurm.number(1)}"
+    assert "h5 was not added: " in out and only in out, out
     engines.ends_well(front, job)
     wait_gone(slurm)
 
@@ -208,11 +204,9 @@ def test_servers_run_on_a_component_of_their_own(slurm: Slurm, tmp_path: Path):
     front = Front(slurm.testbed, tmp_path, ["salloc", "--quiet", "--nodes=2", "--gres=gpu:1", ":", "--nodes=1"])
     job = front.start(*SLURM, "-n", 2, "-s", 2, front.script(engines.PROGRAM))
     job.wait_for_words("up", "worker-0", "worker-1", "server-0", "server-1")
-    workers, servers = (
-        {each["host"] for each in job.record["processes"] if (each["role"] == "worker") == wanted}
-        for wanted in (True, False)
-    )
-    (server,) = servers
+    processes = job.record["processes"]
+    workers = {each["host"] for each in processes if each["role"] == "worker"}
+    (server,) = {each["host"] for each in processes if each["role"] != "worker"}
     assert len(workers) == 2 and server not in workers
     listed = Front(slurm.testbed, tmp_path).ask("--ps", job.logs, "--connect-timeout", 60)
     assert listed.code == 0 and "8 processes on 3 hosts" in listed.out, listed
@@ -329,10 +323,8 @@ if not first.exists():
     assert front.run(*SLURM, "--submit", "--slurm-args=--requeue", "-n", 2, "-s", 0, front.script(program)).code == 0
     wait_for(lambda: all(Path(f"{first}{rank}").exists() for rank in (0, 1)), "the first run")
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
-    assert slurm.on(LOGIN, ["squeue", "-h", "-o", "%i %T"]).split("\n")[:2] == [
-        f"{slurm.number(1)} PENDING",
-        f"{slurm.number(2)} RUNNING",
-    ]
+    states = slurm.on(LOGIN, ["squeue", "-h", "-o", "%i %T"]).split("\n")[:2]
+    assert states == [f"{slurm.number(1)} PENDING", f"{slurm.number(2)} RUNNING"]
     wait_gone(slurm)
     let_it_run_again(slurm)
     wait_for(lambda: (tmp_path / "logs/previous-1/job.json").exists(), "the second run")
@@ -392,10 +384,8 @@ def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_
     slurm.on(LOGIN, ["salloc", "--quiet", "--no-shell", "--nodes=5", "--exclusive", "--partition=urgent"])
     said = (tmp_path / "said").read_text()
     assert re.search(r"the agent on h\d got a notice: asked to leave: worker [01] ", said), said
-    wait_for(
-        lambda: slurm.on(LOGIN, ["squeue", "-h", f"--jobs={slurm.number(1)}", "-o", "%T"]).strip() == "PENDING",
-        "its requeue",
-    )
+    asks = ["squeue", "-h", f"--jobs={slurm.number(1)}", "-o", "%T"]
+    wait_for(lambda: slurm.on(LOGIN, asks).strip() == "PENDING", "its requeue")
     first = json.loads((tmp_path / "logs/job.json").read_text())
     assert first["exit_code"] == 75 and list(tmp_path.glob("m-*.pt")), first
     let_it_run_again(slurm)
