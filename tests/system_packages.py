@@ -108,12 +108,8 @@ def is_debian(release: Path = Path("/etc/os-release")) -> bool:
         lines = release.read_text().splitlines()
     except OSError:
         return False
-    words = [
-        word
-        for line in lines
-        if line.startswith(("ID=", "ID_LIKE="))
-        for word in line.partition("=")[2].strip("\"'").split()
-    ]
+    values = [line.partition("=")[2].strip("\"'") for line in lines if line.startswith(("ID=", "ID_LIKE="))]
+    words = [word for value in values for word in value.split()]
     return bool({"debian", "ubuntu"} & set(words)) and shutil.which("apt-get", path=PATH) is not None
 
 

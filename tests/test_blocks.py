@@ -23,11 +23,8 @@ MEMBERS = {"leader": range(DEATHS), "other": range(DEATHS, 0, -1)}  # who dies
 
 def walk(moment, members, first):
     """Faults: in epoch n the n-th of these members dies, at this moment of op `first` + n of the epoch's end."""
-    return ",".join(
-        f"{member}:{place}:{epoch}.{first + epoch}:kill"
-        for epoch, member in enumerate(MEMBERS[members])
-        for place in MOMENTS[moment]
-    )
+    deaths = [(epoch, member, place) for epoch, member in enumerate(MEMBERS[members]) for place in MOMENTS[moment]]
+    return ",".join(f"{member}:{place}:{epoch}.{first + epoch}:kill" for epoch, member, place in deaths)
 
 
 def walks(last, in_ci):

@@ -52,12 +52,8 @@ def readings() -> set[str]:
         functions = [(each.lineno, each.end_lineno, each.name) for each in nodes if isinstance(each, ast.FunctionDef)]
         for node in nodes:
             named = isinstance(node, ast.Attribute) and node.attr in READS and ends_with(node.value, MODULES)
-            taken = (
-                isinstance(node, ast.ImportFrom)
-                and node.module == "time"
-                and {each.name for each in node.names} & READS
-            )
-            if named or taken:
+            of_time = isinstance(node, ast.ImportFrom) and node.module == "time"
+            if named or (of_time and {each.name for each in node.names} & READS):
                 inside = [name for first, last, name in functions if first <= node.lineno <= (last or 0)]
                 found.add(f"{path.relative_to(ROOT)} {inside[-1] if inside else ''}")
     return found

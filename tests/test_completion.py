@@ -148,10 +148,8 @@ def asked(shell: str, script: Path, folder: Path, lines: list[list[str]]) -> lis
         for words in lines
     )
     if shell == "zsh":
-        text = (
-            f"autoload -U compinit; compinit -u -D; source {script}; [[ -n $_comps[dmltrain] ]] || exit 9\n"
-            f"() {{ emulate -L ksh\n{ask}\n}}"
-        )
+        known = "[[ -n $_comps[dmltrain] ]] || exit 9"
+        text = f"autoload -U compinit; compinit -u -D; source {script}; {known}\n() {{ emulate -L ksh\n{ask}\n}}"
         command = ["zsh", "-f", "-c", text]
     else:
         known = "complete -p dmltrain dmltrain-job >/dev/null || exit 9"
@@ -182,12 +180,8 @@ def test_all_options_of_the_tables_are_known(found):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("auto|on|off", "auto on off"),
-        ("{mean,max}", "mean max"),
-        ("FILE", ""),
-        ("NAME [NAME ...]", ""),
-        ("K[=V]", ""),
-        ("A:2,B:4", ""),
+        *(("auto|on|off", "auto on off"), ("{mean,max}", "mean max")),
+        *((value, "") for value in ("FILE", "NAME [NAME ...]", "K[=V]", "A:2,B:4")),
     ],
 )
 def test_choices_of_a_value(value, words):

@@ -53,9 +53,7 @@ def test_auxiliary_classifiers_get_new_last_layers_too():
 
 def test_a_network_without_a_dense_layer_at_its_end_needs_a_name():
     network = Network("n", chain(Conv("c", 3), GlobalAvgPool("pool"), Flatten("flat")), (1, 8, 8), 3)
-    with pytest.raises(
-        UserError, match="network n ends with Flatten 'flat', not .* --layer-before-fullc, one of c, pool"
-    ):
+    with pytest.raises(UserError, match="n ends with Flatten 'flat', not .* --layer-before-fullc, one of c, pool"):
         fine_tuning.build(parse([]), network, 5)
     found = fine_tuning.build(parse(["--layer-before-fullc", "pool", "--pretrained-model", "m"]), network, 5)
     assert [each.shape for each in found.network.parameters()] == [(3, 1, 1, 1), (3,), (5, 3), (5,)]

@@ -336,10 +336,8 @@ def test_each_worker_names_its_own_file_or_folder_of_images_by_its_number(files,
     found = together([words] * 2)
     assert [len(dataset.train) for dataset, _, _ in found] == [24, 10]
     assert [len(dataset.validation) for dataset, _, _ in found] == [24, 10]
-    assert [loading.place(given, rank) for rank, (_, _, given) in enumerate(found)] == [
-        f" in {tmp_path}/0.rec",
-        f" in {tmp_path}/1.rec",
-    ]
+    places = [loading.place(given, rank) for rank, (_, _, given) in enumerate(found)]
+    assert places == [f" in {tmp_path}/{rank}.rec" for rank in range(2)]
     for rank in range(2):
         (tmp_path / f"images-{rank}").mkdir()
         (tmp_path / f"images-{rank}" / "a.jpg").write_bytes(open_reader(files / "a.rec").read(0).image)

@@ -113,9 +113,8 @@ def workers_of(monkeypatch, rank, workers, samples, batch):
     state = made()
     monkeypatch.setattr(states.State, "workers_at_start", workers)
     loader = dmltrain.loader(numbers(samples), batch)
-    monkeypatch.setattr(
-        states.State, "_plain_rounds", lambda self: PlainRounds(Dealing(samples, batch * workers, range(workers)), rank)
-    )
+    dealing = Dealing(samples, batch * workers, range(workers))
+    monkeypatch.setattr(states.State, "_plain_rounds", lambda self: PlainRounds(dealing, rank))
     found = []
     for _ in state.epochs(1):
         for batch_ in loader:

@@ -17,13 +17,10 @@ def images(order: str) -> np.ndarray:
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
+ILSVRC12 = (123.68, 116.779, 103.939), (58.393, 57.12, 57.375)
 NORMALISATIONS = pytest.mark.parametrize(
     "normalisation",
-    [
-        Normalisation(),
-        Normalisation((123.68, 116.779, 103.939), (58.393, 57.12, 57.375)),
-        Normalisation(MEAN_IMAGE, (1.0,)),
-    ],
+    [Normalisation(), Normalisation(*ILSVRC12), Normalisation(MEAN_IMAGE, (1.0,))],
     ids=["one number", "channels", "mean image"],
 )
 

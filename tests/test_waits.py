@@ -31,9 +31,8 @@ def waits(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, int, str]]:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name == "sleep":
                 yield scope, node.lineno, "sleeps"
-            yield from (
-                (scope, node.lineno, f"has a limit of {each:g} s") for each in limits(node, name) if each < SHORTEST
-            )
+            short = [each for each in limits(node, name) if each < SHORTEST]
+            yield from ((scope, node.lineno, f"has a limit of {each:g} s") for each in short)
         yield from waits(node, inner)
 
 
@@ -49,9 +48,7 @@ def found() -> list[tuple[str, str]]:
 
 def test_each_wait_is_for_a_condition():
     wrong = [said for place, said in found() if place not in REASONS]
-    assert not wrong, "use tests.waiting.wait_for, or give the reason in tests/waits_with_reasons.py:\n" + "\n".join(
-        wrong
-    )
+    assert not wrong, "\n".join(["use tests.waiting.wait_for, or say why not in waits_with_reasons.py:", *wrong])
 
 
 def test_each_reason_is_needed():

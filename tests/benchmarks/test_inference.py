@@ -25,10 +25,8 @@ def test_each_network_and_batch_has_a_figure():
 
 
 def test_the_table_has_a_column_for_each_batch():
-    cells = [
-        {"network": "lenet", "batch_size": size, "backend": "torch", "images_per_second": 10.0 * size}
-        for size in (1, 32)
-    ]
+    lenet = {"network": "lenet", "backend": "torch"}
+    cells = [lenet | {"batch_size": size, "images_per_second": 10.0 * size} for size in (1, 32)]
     shown = benchmark_module("inference").table({"cells": cells})
     assert shown.splitlines()[0] == "| network | backend | batch 1 | batch 32 |"
     assert shown.splitlines()[2] == "| lenet | torch | 10.0 | 320.0 |"

@@ -17,10 +17,8 @@ def test_steps_with_compute_are_held_against_steps_without():
 
 def test_exposed_is_what_a_step_takes_beyond_its_compute_in_communications():
     overlap = benchmark_module("overlap")
-    team = SimpleNamespace(
-        blocks=[SimpleNamespace(seconds=seconds, other_cores=0.0) for seconds in (2.0, 2.3, 2.0, 2.7, 1.0, 2.1)]
-    )
-    result = overlap.report(team, 2.0, {})
+    blocks = [SimpleNamespace(seconds=each, other_cores=0.0) for each in (2.0, 2.3, 2.0, 2.7, 1.0, 2.1)]
+    result = overlap.report(SimpleNamespace(blocks=blocks), 2.0, {})
     assert result["exposed_share_of_each_turn"] == pytest.approx([0.15, 0.35, 0.1])
     assert result["exposed_share"] == pytest.approx(0.15)
 
