@@ -31,7 +31,7 @@ REASONS = {
     "kvstore/test_cut.py:test_the_time_until_the_scheduler_starts_is_no_silence": "the scheduler starts after more than the silence that loses a process",
     "kvstore/test_jobs.py:test_a_load_waits_for_the_pulls_of_slower_workers": "that a load waits shows only in that it does not end",
     "kvstore/test_jobs.py:trained": "pushes arrive in another order after pauses of random length",
-    "kvstore/test_link.py:test_a_caller_gives_up_in_time_even_if_a_byte_now_and_then_arrives.drip": "a byte comes now and then, for longer than the limit",
+    "kvstore/test_link.py:test_a_caller_gives_up_in_time.drip": "a byte comes now and then, for longer than the limit",
     "kvstore/test_listener.py:test_a_unauthenticated_peer_that_sends_a_byte_now_and_then_is_cut_off": "a byte comes now and then, for longer than the limit",
     "kvstore/test_outbox.py:waiting_for_room": "that it waits shows only in that it does not end",
     "kvstore/test_shared_memory.py:test_a_listener_whose_queue_is_full_is_waited_for": "that a caller waits can only be seen for a while; a busy machine sees less",
