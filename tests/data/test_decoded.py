@@ -82,9 +82,8 @@ def test_pixels_are_the_same_for_any_number_of_workers_and_threads(records, shuf
 def test_validation_pixels_do_not_depend_on_threads_and_seeds(records):
     split = decoded(open_reader(records))
     one, two = (list(EvalBatches(split, np.arange(COUNT), 16, threads=threads)) for threads in (1, 3))
-    assert all(
-        np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels) for a, b in zip(one, two, strict=True)
-    )
+    for a, b in zip(one, two, strict=True):
+        assert np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels)
     assert np.concatenate([batch.labels for batch in one]).tolist() == [number % CLASSES for number in range(COUNT)]
     assert one[0].images.shape == (16, *SHAPE) and one[0].images.transpose(0, 2, 3, 1).flags.c_contiguous
     split = decoded(open_reader(records), count=10)

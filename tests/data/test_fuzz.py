@@ -151,12 +151,8 @@ def read_index(data: bytes) -> None:
 
 
 HEADS = tuple(recordio.HEAD.pack(recordio.MAGIC_NUMBER, flag << 29 | 8) for flag in range(4))
-RECORDS = Fuzzed(
-    reading("mutated.rec", index=NOWHERE),
-    lambda: [records()],
-    (UserError,),
-    (recordio.MAGIC, *HEADS, b"\xff\xff\xff\x1f"),
-)
+RECORD_WORDS = (recordio.MAGIC, *HEADS, b"\xff\xff\xff\x1f")
+RECORDS = Fuzzed(reading("mutated.rec", index=NOWHERE), lambda: [records()], (UserError,), RECORD_WORDS)
 INDEX = Fuzzed(read_index, lambda: [index()], (UserError,), (b"\t", b"\n", b"\r\n", b"-", b"0\t0\n", b"9" * 18))
 
 
@@ -169,9 +165,8 @@ def image_list() -> bytes:
     return "0\t1\ta.jpg\n1\t2.5\t3\tä b.png\n\n2\t0\ta.jpg\n".encode()
 
 
-LIST = Fuzzed(
-    reading("mutated.lst"), lambda: [image_list()], (UserError,), (b"\t", b"\n", b"..", b"/", b"nan", b"1e999", b"\0")
-)
+LIST_WORDS = (b"\t", b"\n", b"..", b"/", b"nan", b"1e999", b"\0")
+LIST = Fuzzed(reading("mutated.lst"), lambda: [image_list()], (UserError,), LIST_WORDS)
 
 
 # -- archives of images -----------------------------------------------------------------------------------------------

@@ -69,9 +69,8 @@ def test_long_epochs_are_cut_out_of_passes_that_are_epochs_themselves(count, sam
     parts = Shared(count, 1, 7, samples) if samples >= count else Shared(count, 1, 7, count)
     row = [pair for epoch in range(3) for step in seen(parts, 1, epoch=epoch).values() for pair in step]
     plain = Shared(count, 1, 7, count)
-    passes = [
-        pair for epoch in range(-(-len(row) // count)) for step in seen(plain, 1, epoch=epoch).values() for pair in step
-    ]
+    epochs = range(-(-len(row) // count))
+    passes = [pair for epoch in epochs for step in seen(plain, 1, epoch=epoch).values() for pair in step]
     assert row == passes[: len(row)]
 
 

@@ -50,10 +50,8 @@ def test_names_in_utf_8_and_in_no_encoding_hidden_files_and_others(tmp_path):
     assert contents(reader) == [(0, "Katze & Hund/Bild äöü 1.jpg"), (1, "猫/写真.png"), (2, "bytes")]
     assert reader.class_names[1] == "猫"
     assert "record 0 (Katze & Hund/Bild äöü 1.jpg)" in reader.where(0)
-    folder = make(
-        tmp_path / "more", "n01/a.jpg", "n01/._a.jpg", "n01/.hidden/b.jpg", ".git/c.jpg", "n01/boxes.txt", "n01/x.xml"
-    )
-    make(folder, "README", ".d.jpg")
+    folder = make(tmp_path / "more", "n01/a.jpg", "n01/._a.jpg", "n01/.hidden/b.jpg", ".git/c.jpg", ".d.jpg")
+    make(folder, "README", "n01/boxes.txt", "n01/x.xml")
     warnings = []
     assert contents(open_reader(folder, warn=warnings.append)) == [(0, "n01/a.jpg")]
     assert len(warnings) == 1 and "2 files without the name of an image are not read (n01/" in warnings[0]

@@ -45,9 +45,8 @@ def images(tmp_path_factory) -> Path:
 def packed(images, tmp_path_factory) -> Path:
     """The images in RecordIO, in their order."""
     folder = tmp_path_factory.mktemp("packed")
-    assert (
-        command("pack", folder / "x", images, "--recursive", "--no-shuffle", "--pass-through", "--no-verify").code == 0
-    )
+    done = command("pack", folder / "x", images, "--recursive", "--no-shuffle", "--pass-through", "--no-verify")
+    assert done.code == 0
     return folder / "x.rec"
 
 

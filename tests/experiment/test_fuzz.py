@@ -92,12 +92,11 @@ def read_sections(data: bytes) -> object:
     return presentation(made.experiment(data.decode("utf-8", "replace")))
 
 
-PRESENTATION = Fuzzed(
-    read_sections,
-    lambda: [f"{HEAD_OF_SECTIONS}{section}".encode() for section in SECTIONS],
-    (UserError,),
-    WORDS_OF_SECTIONS,
-)
+def sections() -> list[bytes]:
+    return [f"{HEAD_OF_SECTIONS}{section}".encode() for section in SECTIONS]
+
+
+PRESENTATION = Fuzzed(read_sections, sections, (UserError,), WORDS_OF_SECTIONS)
 
 
 @pytest.mark.parametrize("part", parts())

@@ -30,10 +30,8 @@ print(len(run.epochs), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - befo
 def batch_lines(epochs: int, batches: int) -> bytes:
     def epoch_lines(epoch: int) -> bytes:
         stamp = b"2026-11-20 12:00:00,123 Node[0] "
-        lines = [
-            stamp + b"Epoch[%d] Batch [%d]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500\n" % (epoch, batch)
-            for batch in range(batches)
-        ]
+        line = stamp + b"Epoch[%d] Batch [%d]\tSpeed: 1733.12 samples/sec\taccuracy=0.312500\n"
+        lines = [line % (epoch, batch) for batch in range(batches)]
         return b"".join(lines) + stamp + b"Epoch[%d] Train-accuracy=0.431200\n" % epoch
 
     return b"".join(map(epoch_lines, range(epochs)))
@@ -53,9 +51,8 @@ def test_memory_is_bounded(tmp_path: Path, log: str) -> None:
     with large.open("wb") as file:
         while file.tell() < 24 * MIB:
             file.write(piece)
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(small), str(large)], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", PEAK, str(small), str(large)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     epochs, grown = map(int, done.stdout.split())
     assert epochs == {"many lines": 10, "one line": 10, "no line": 0, "a coloured line": 1}[log]
     assert grown < 12 * 1024  # KiB

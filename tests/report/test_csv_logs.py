@@ -93,19 +93,16 @@ def test_runs_that_append_to_a_file_are_separate_runs() -> None:
 def test_lightning(rows: Callable) -> None:
     read = rows(LIGHTNING)
     keys = ("train_loss", "validation_accuracy", "learning_rate", "step", "test_accuracy")
-    assert {epoch: some(row, *keys) for epoch, row in read.items()} == {
-        0: (1.21, 0.5521, 0.1, 390, None),
-        1: (0.9, 0.61, 0.05, 781, 0.6),
-    }
+    expected = {0: (1.21, 0.5521, 0.1, 390, None), 1: (0.9, 0.61, 0.05, 781, 0.6)}
+    assert {epoch: some(row, *keys) for epoch, row in read.items()} == expected
     read = rows("step,epoch,loss_step\n0,0,3\n1,0,2\n2,1,1\n3,,0.5\n")  # without values of epochs: of the last step
     assert {epoch: row["train_loss"] for epoch, row in read.items()} == {0: 2, 1: 0.5}
 
 
 def any_csv(draw: random.Random) -> bytes:
     """A log at random: regular, or with ragged lines, quotes, blank lines and the header again."""
-    header = draw.choice(
-        [["epoch", "loss", "val_acc"], ["epoch", "step", "loss_step", "acc"], ["Wall time", "Step", "Value"]]
-    )
+    headers = [["epoch", "loss", "val_acc"], ["epoch", "step", "loss_step", "acc"], ["Wall time", "Step", "Value"]]
+    header = draw.choice(headers)
     separator, end = draw.choice(",;\t"), draw.choice(["\n", "\r\n", "\r"])
     odd, missing = draw.choice([0, 0, 0.05]), draw.choice([0, 0.3])
     lines = [separator.join(header)]

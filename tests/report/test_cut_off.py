@@ -41,10 +41,8 @@ CAFFE = "".join(
     f"I0605 03:34:07.4 27501 solver.cpp:237] Iteration {step}240, loss = {step}.86874\n"
     for step in range(1, 5)
 )
-FLOATS = "".join(
-    f"Epoch[{epoch}] Train-accuracy={value!r}\n"
-    for epoch, value in enumerate([0.25, 0.3125, 1 / 3, 2 / 7, 1e-05, 3.25e-05])
-)
+VALUES = [0.25, 0.3125, 1 / 3, 2 / 7, 1e-05, 3.25e-05]
+FLOATS = "".join(f"Epoch[{epoch}] Train-accuracy={value!r}\n" for epoch, value in enumerate(VALUES))
 
 
 def numbers(log: bytes) -> set[tuple[int, str, float]]:

@@ -82,9 +82,7 @@ def tables() -> list[bytes]:
     return [log.encode() for log in (*csv, test_csv_logs.TENSORBOARD, *own)]
 
 
-CSV_PARTS = (
-    *(b"epoch", b"step", b"loss", b"val_", b"acc", b",", b";", b"\t", b'"', b"\n", b"\r\n", b"0,0.5\n", b",,", b"_"),
-)
+CSV_PARTS = tuple(b'epoch step loss val_ acc , ; " ,, _'.split(b" ")) + (b"\t", b"\n", b"\r\n", b"0,0.5\n")
 TABLES = Fuzzed(show_one, tables, (), CSV_PARTS)
 
 

@@ -19,10 +19,8 @@ def glog(*lines: str) -> str:
 
 def of_display(iteration: int, loss: float, time: float, between: str = "loss: ") -> tuple[str, str]:
     """As Solve prints it, for thread 0 of worker 0."""
-    return (
-        f"Iteration {iteration}, {between}{loss:g}, time: {time:g}",
-        f"    Train net output #0: loss = {loss:g} (* 1 = {loss:g} loss)",
-    )
+    output = f"    Train net output #0: loss = {loss:g} (* 1 = {loss:g} loss)"
+    return f"Iteration {iteration}, {between}{loss:g}, time: {time:g}", output
 
 
 def of_test(iteration: int, accuracy: float, loss: float, net: int = 0) -> tuple[str, str, str]:
@@ -60,10 +58,8 @@ def rows(text: str) -> dict:
     """Iteration -> the values of KEYS."""
     ((found,), _) = reading.scan(io.BytesIO(text.encode()))
     epochs = table(merge("x.log", [("x.log", found)])).rows
-    return {
-        iteration: tuple({**row, "elapsed": found.elapsed.get(iteration)}.get(key) for key in KEYS)
-        for iteration, row in epochs.items()
-    }
+    read = {iteration: {**row, "elapsed": found.elapsed.get(iteration)} for iteration, row in epochs.items()}
+    return {iteration: tuple(row.get(key) for key in KEYS) for iteration, row in read.items()}
 
 
 @pytest.mark.parametrize("between", ["loss: ", "loss = ", "model version: 17, loss: "])
@@ -100,9 +96,8 @@ def outputs(names: list[str], lines: list[tuple[float, ...]]) -> str:
     return "\n".join([header, *("".join(f"{cell:g}," for cell in line) for line in lines), "", ""])
 
 
-TRAIN = outputs(
-    ["loss"], [(0, 0.5, 2.5, 2.5), (100, 141.8, 1.64, 1.64), (200, 280.1, 1.44, 1.44), (400, 560, 1.125, 1.125)]
-)
+LOSSES = [(0, 0.5, 2.5, 2.5), (100, 141.8, 1.64, 1.64), (200, 280.1, 1.44, 1.44), (400, 560, 1.125, 1.125)]
+TRAIN = outputs(["loss"], LOSSES)
 TEST = outputs(["accuracy", "loss"], [(0, 0.25, 0, 0.1, 2.25), (200, 279.5, 0, 0.45, 1.5), (400, 561, 0, 0.5521, 1.25)])
 SECOND = outputs(["accuracy", "loss"], [(0, 0.25, 0, 0.9, 0.1)])
 

@@ -70,9 +70,8 @@ def test_what_failed_has_settings_and_no_values():
 
 def test_headings():
     given = ["devices", "lr-rule", "seconds_per_epoch", {"accuracy": {"value": "last_accuracy", "percent": True}}]
-    assert [column.heading for column in columns([*given, "speed_up"], NAMES)] == [
-        *("devices", "lr-rule", "s/epoch", "accuracy (%)", "speed-up")
-    ]
+    headings = [column.heading for column in columns([*given, "speed_up"], NAMES)]
+    assert headings == ["devices", "lr-rule", "s/epoch", "accuracy (%)", "speed-up"]
     assert [column.measured for column in columns(given, NAMES)] == [False, False, True, True]
 
 

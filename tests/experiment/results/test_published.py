@@ -135,9 +135,8 @@ def test_published_rows_stand_beside_the_rows_of_the_same_settings(tmp_path):
 
 
 def test_published_results_can_have_a_table_of_their_own(tmp_path):
-    found = tables(
-        made.outcome_of(tmp_path, FILE.replace("  - title: Report\n", "  - title: Report\n    place: table\n"))
-    )
+    text = FILE.replace("  - title: Report\n", "  - title: Report\n    place: table\n")
+    found = tables(made.outcome_of(tmp_path, text))
     assert len(found.main.lines) == 6 and found.main.headings[0].text == "devices"
     (table,) = found.beside
     assert [heading.text for heading in table.headings] == ["devices", "kv-store", ACCURACY, "s/epoch"]

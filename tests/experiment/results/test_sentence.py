@@ -96,10 +96,8 @@ def test_the_caption_of_cells_that_were_measured_once(tmp_path):
 
 
 def test_the_caption_of_several_seeds_emulated_computing_and_a_speed_up(tmp_path):
-    text = (
-        FILE
-        + "seeds: [0, 1]\noptions: {emulate-step: 0.05, stragglers: 0.05 * devices}\ncolumns: [devices, speed_up]\n"
-    )
+    text = f"{FILE}seeds: [0, 1]\ncolumns: [devices, speed_up]\n"
+    text += "options: {emulate-step: 0.05, stragglers: 0.05 * devices}\n"
     caption = made.outcome_of(tmp_path, text).caption
     assert caption[0].startswith("6 cells: 3 settings with the seeds 0, 1; mean ± sample standard deviation")
     assert "Computing was emulated: each step takes at least 0.05 s (--emulate-step)." in caption
@@ -124,9 +122,10 @@ def test_the_only_epoch_of_a_run_is_not_left_out(tmp_path):
 
 
 def test_machines_that_differ_have_a_column(tmp_path):
-    found = made.outcome_of(
-        tmp_path, FILE, lambda settings: made.epochs({}, machine=f"CPU {settings['devices']}, 2 cores")
-    )
+    def log(settings):
+        return made.epochs({}, machine=f"CPU {settings['devices']}, 2 cores")
+
+    found = made.outcome_of(tmp_path, FILE, log)
     assert found.columns[-1].name == "machine"
     assert found.lines[2].values["machine"].mean == "CPU 4, 2 cores"
     assert not any("Machine:" in sentence for sentence in found.caption)

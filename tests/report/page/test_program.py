@@ -104,11 +104,8 @@ def test_a_restart_is_a_run_of_its_own_and_in_the_timeline(tmp_path, report):
 
 def test_changes_of_the_kvstore_are_in_the_timeline(tmp_path, report):
     now = "kv_store=dist_ssp staleness=4"
-    changes = [
-        {"after": 61.0, "where": "after step 147", "now": now, "by": "me"},
-        {"now": 3, "where": 5},
-        {"now": "kv_store=a"},
-    ]
+    first = {"after": 61.0, "where": "after step 147", "now": now, "by": "me"}
+    changes = [first, {"now": 3, "where": 5}, {"now": "kv_store=a"}]
     page = report(written.run(tmp_path / "demo", kvstore_changes=changes))
     _, words = timeline_of(page)
     assert f"after 1 min 01 s {now} on all workers after step 147; asked for by me kv_store=a on all workers" in words
