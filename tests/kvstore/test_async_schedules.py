@@ -256,12 +256,8 @@ class Job:
         """A worker is lost, or one comes between two steps of another, but not while they make rounds."""
         self.faults -= 1
         free = [rank for rank in range(RANKS) if rank not in self.workers]
-        joins = (
-            free
-            and not self.together
-            and self.random.random() < 0.4
-            and not any(each.told for each in self.workers.values())
-        )
+        sharing = any(each.told for each in self.workers.values())
+        joins = free and not self.together and self.random.random() < 0.4 and not sharing
         if joins and any(each.dealing and not each.rests for each in self.workers.values()):
             rank = self.random.choice(free)
             self.workers[rank] = Worker(rank, True)
@@ -310,9 +306,8 @@ class Job:
     @property
     def all_told(self):
         """Whether all have entered the newest view, and servers have read what they hold."""
-        return all(each.told and each.view == self.view for each in self.workers.values()) and all(
-            server.view == self.view and not any(server.frames.values()) for server in self.servers
-        )
+        read = all(each.view == self.view and not any(each.frames.values()) for each in self.servers)
+        return read and all(each.told and each.view == self.view for each in self.workers.values())
 
     def share(self):
         table = told.table_of(RANKS)

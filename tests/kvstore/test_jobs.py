@@ -34,9 +34,8 @@ def trained(store=None, pauses=0):
     from dmltrain.backends.torch.distributed import distribute
 
     rank, workers = (store.rank, store.num_workers) if store else (0, 1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(20, 700), torch.nn.ReLU(), torch.nn.Linear(700, 600), torch.nn.ReLU(), torch.nn.Linear(600, 10)
-    )
+    linear, relu = torch.nn.Linear, torch.nn.ReLU
+    model = torch.nn.Sequential(linear(20, 700), relu(), linear(700, 600), relu(), linear(600, 10))
     start, data, chance = torch.Generator().manual_seed(rank), np.random.default_rng(7), random.Random(rank)
     for each in model.parameters():
         each.data = torch.randn(each.shape, generator=start) * 0.05
@@ -140,9 +139,8 @@ def two_hosts():
     if problem := requirements.missing():
         pytest.skip(f"no hosts: {problem}")
     wait = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
-    holders = [
-        subprocess.Popen(["unshare", "--net", *wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
-    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    holders = [subprocess.Popen(["unshare", "--net", *wait], **pipes) for _ in range(2)]
     try:
         for holder in holders:
             holder.stdout.readline()  # it is in its namespace
@@ -330,8 +328,6 @@ for clock in range(1, 31):
 store.barrier()
 store.close()
 """
-
-
 ALONE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]  # a network of its own
 
 
@@ -341,14 +337,8 @@ def test_a_job_starts_and_trains_among_unauthenticated_peers(tmp_path):
     began = time.monotonic()
     peers = [sys.executable, str(ROOT / "tests/kvstore/programs/unauthenticated_peers.py"), "300", "new"]
     launcher = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2", "--log-dir", "logs"]
-    job = subprocess.run(
-        [*ALONE, *peers, *launcher, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    command = [*ALONE, "env", f"PYTHONPATH={ROOT}", *peers, *launcher, "program.py"]
+    job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
     took = time.monotonic() - began
     assert job.returncode == 0, job.stdout + job.stderr
     assert json.loads(job.stdout.splitlines()[-1])["opened"] > 100, "there were unauthenticated peers"
@@ -361,14 +351,12 @@ def test_a_job_starts_and_trains_among_unauthenticated_peers(tmp_path):
 def test_the_first_ones_have_a_line_each_and_the_others_are_counted():
     unauthenticated = Unauthenticated("server 0")
     lines = [unauthenticated.report(f"10.0.0.{each}:1", "it is silent", 100.0) for each in range(LINES + 1000)]
-    assert lines[:LINES] == [
-        f"server 0: cut off an unauthenticated peer from 10.0.0.{each}:1: it is silent" for each in range(LINES)
-    ]
+    said = "server 0: cut off an unauthenticated peer from 10.0.0.{}:1: it is silent"
+    assert lines[:LINES] == [said.format(each) for each in range(LINES)]
     assert not any(lines[LINES:])
     assert unauthenticated.later(100.0 + PERIOD_SECONDS - 0.1) == ""
-    assert unauthenticated.later(100.0 + PERIOD_SECONDS) == (
-        "server 0: cut off 1,000 more unauthenticated peers in 10 s, the last from 10.0.0.1004:1: it is silent"
-    )
+    said = "server 0: cut off 1,000 more unauthenticated peers in 10 s, the last from 10.0.0.1004:1: it is silent"
+    assert unauthenticated.later(100.0 + PERIOD_SECONDS) == said
     assert unauthenticated.later(200.0) == ""
 
 
@@ -388,7 +376,6 @@ def test_a_later_unauthenticated_peer_has_a_line_again_and_those_before_the_end_
 def test_a_flood_without_end_has_one_line_in_each_period():
     unauthenticated, lines = Unauthenticated("s"), 0
     for millisecond in range(100_000):
-        lines += bool(unauthenticated.report("h", "r", millisecond / 1000)) + bool(
-            unauthenticated.later(millisecond / 1000)
-        )
+        now = millisecond / 1000
+        lines += bool(unauthenticated.report("h", "r", now)) + bool(unauthenticated.later(now))
     assert lines <= LINES + 100 / PERIOD_SECONDS

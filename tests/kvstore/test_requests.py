@@ -322,11 +322,7 @@ SIZES = "worker 0 sent 4 bytes of float32 for key 0 slice 0, expected 16 bytes"
         (False, Header(Kind.PUSH, 4, clock=1), SIZES),
         (False, Header(Kind.INIT, 4), SIZES),
         (False, Header(Kind.PULL, key=7), "key 7 slice 0 was not declared"),
-        (
-            False,
-            Header(Kind.PUSH, 16, clock=1, flags=Flag.SHARED),
-            "a payload in shared memory, but this link shares none",
-        ),
+        (False, Header(Kind.PUSH, 16, clock=1, flags=Flag.SHARED), "shared memory, but this link shares none"),
         (False, Header(Kind.PROBE, wire.MAX_PROBE + 1), "control frame of 1048577 bytes, the limit is 1048576"),
         (False, Header(Kind.RELEASE, wire.MAX_CONTROL + 1), "control frame of 8388609 bytes, the limit is 8388608"),
         (False, Header(Kind.RELEASE, 16), "a release of key 0 slice 0 at an offset that was not sent"),
@@ -382,8 +378,6 @@ server = Server()
 server.peer().send(Kind.PROBE)
 print(server.peer().answer()[0].kind == Kind.PROBE)
 """
-
-
 ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job", key=b"key")
 
 

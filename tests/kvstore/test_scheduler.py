@@ -47,10 +47,7 @@ def test_when_all_have_registered_every_process_gets_all_addresses_and_the_jobs_
         role, index = node
         own = say.Register(f"10.0.0.{index}", 9 + index, f"h{index}", f"{role} {index}", f"host {index}")
         actions = core.handle(node, own, 0.0)
-    servers = tuple(
-        say.ServerAddress(f"10.0.0.{index}", 9 + index, f"server {index}", f"host {index}", f"h{index}")
-        for index in (0, 1)
-    )
+    servers = tuple(say.ServerAddress(f"10.0.0.{n}", 9 + n, f"server {n}", f"host {n}", f"h{n}") for n in (0, 1))
     workers = tuple(say.WorkerAddress(f"worker {index}", f"host {index}", f"h{index}") for index in (0, 1))
     assert actions[0] == Send(ALL, say.Start(servers, workers, {"probe": True}))
 

@@ -286,9 +286,7 @@ def test_an_invalid_bound_is_explained(name, given, message):
         ("dist_local", True, False, True, False, False, False),
     ],
 )
-def test_where_the_optimizer_runs_and_what_workers_do_together(
-    name, on_workers, on_servers, sums, together, factors, elastic
-):
+def test_where_the_optimizer_runs_and_what_is_common(name, on_workers, on_servers, sums, together, factors, elastic):
     kind = types.find(name)
     assert kind.steps_on_servers(False) is kind.needs_server_optimizer is not on_workers
     assert kind.steps_on_servers(True) is on_servers
@@ -318,10 +316,8 @@ def test_averages_have_defaults_of_which_each_can_be_changed():
     ],
 )
 def test_averages_that_cannot_be_are_explained(name, option, value, expected):
-    of_another_type = f"{option} is an option of kvstore dist_local; this is {name}"
-    with pytest.raises(
-        UserError, match=re.escape(f"{option} {value}: expected {expected}" if expected else of_another_type)
-    ):
+    said = f"{value}: expected {expected}" if expected else f"is an option of kvstore dist_local; this is {name}"
+    with pytest.raises(UserError, match=re.escape(f"{option} {said}")):
         types.find(name).averaging(**{option: value})
 
 

@@ -33,9 +33,8 @@ def listeners() -> set:
             if state == "0A" and local.startswith("0100007F"):
                 found.add(("127.0.0.1", int(local.rpartition(":")[2], 16)))
     with open("/proc/net/unix") as lines:
-        found |= {
-            "\0" + line.split()[7][1:] for line in lines if "@dmltrain-" in line and line.split()[3] == "00010000"
-        }
+        named = (line.split() for line in lines if "@dmltrain-" in line)
+        found |= {"\0" + words[7][1:] for words in named if words[3] == "00010000"}
     return found
 
 
