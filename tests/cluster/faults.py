@@ -47,11 +47,8 @@ def kill_agent(trial: Trial) -> None:
 def kill_session(trial: Trial) -> None:
     trial.agent()
     listener = sshd.listener(trial.bed.layout, trial.cell.host)
-    sessions = [
-        each
-        for each in host.everything(trial.bed.layout, trial.cell.host)
-        if sshd.is_sshd(each) and each.pid != listener.pid
-    ]
+    everything = host.everything(trial.bed.layout, trial.cell.host)
+    sessions = [each for each in everything if sshd.is_sshd(each) and each.pid != listener.pid]
     trial.struck = time.monotonic()
     for each in sessions:
         send(each.pid, signal.SIGKILL)

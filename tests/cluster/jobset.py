@@ -151,9 +151,8 @@ def _is_ready(job: Any) -> bool:
 
 
 def _has(job: Any, kind: str) -> bool:
-    return any(
-        each["type"] == kind and each["status"] == "True" for each in job.get("status", {}).get("conditions", ())
-    )
+    conditions = job.get("status", {}).get("conditions", ())
+    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
 
 
 def _job(found: Any, row: Any, name: str, index: int) -> Any:

@@ -206,9 +206,8 @@ class Pod:
             self.over = self.printed.wait(1.0) or True
             code = code if code >= 0 else 128 - code
             state = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
-            self._tell(
-                "Failed" if code else "Succeeded", {"terminated": {**state, "startedAt": self.started_at}}, False
-            )
+            state["startedAt"] = self.started_at
+            self._tell("Failed" if code else "Succeeded", {"terminated": state}, False)
         if "deletionTimestamp" in self.found["metadata"]:
             self._delete()
 

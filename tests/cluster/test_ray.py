@@ -154,9 +154,8 @@ def inside(*words: object) -> list[object]:
 
 def test_a_submitted_job_is_found_followed_and_ended(ray: RayCluster, front: Front):
     words = inside("--submit", "-n", 2, "-s", 0, front.script(engines.PROGRAM).name)
-    said = engines.Submitted(
-        r"is Ray's job program\S+, at http://127.0.0.1:8265", r"^Ray's job program\S+ is RUNNING.*\n$"
-    )
+    where = r"is Ray's job program\S+, at http://127.0.0.1:8265"
+    said = engines.Submitted(where, r"^Ray's job program\S+ is RUNNING.*\n$")
     engines.is_found_followed_and_ended(front, words, said)
     assert ray.submitted() == []
 

@@ -229,6 +229,5 @@ class Trial:
         lines = self.said.read_text(errors="replace").splitlines()
         self.outcome.words = "\n".join(line for line in lines if not line.startswith("dmltrain-launch: debug: "))
         self.outcome.log_lines = {path.stem: path.read_text(errors="replace") for path in self.logs.glob("*-?.log")}
-        self.outcome.agents = {
-            path.stem.removeprefix("agent-"): path.read_text() for path in self.logs.glob("agent-*.log")
-        }
+        agents = self.logs.glob("agent-*.log")
+        self.outcome.agents = {path.stem.removeprefix("agent-"): path.read_text() for path in agents}
