@@ -7,21 +7,14 @@ from dmltrain.kvstore.transport.message import Declare, Key, ServerAddress, Star
 
 def start(workers, servers):
     """A Start of workers (host_id, socket_name) and servers (host, port, socket_name, host_id)."""
-    return Start(
-        tuple(ServerAddress(*each) for each in servers),
-        tuple(WorkerAddress(socket_name, host_id) for host_id, socket_name in workers),
-    )
+    addresses = tuple(WorkerAddress(socket_name, host_id) for host_id, socket_name in workers)
+    return Start(tuple(ServerAddress(*each) for each in servers), addresses)
 
 
 def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):
-    return Declare(
-        kind,
-        staleness,
-        tuple(
-            Key(k, f"k{k}", dtype, weight, compression or {"type": "none"}, ((0, size),))
-            for k, size in enumerate(sizes)
-        ),
-    )
+    coding = compression or {"type": "none"}
+    keys = [Key(k, f"k{k}", dtype, weight, coding, ((0, size),)) for k, size in enumerate(sizes)]
+    return Declare(kind, staleness, tuple(keys))
 
 
 def plain_sgd(spec, key, value):

@@ -45,14 +45,11 @@ class Schedule:
         self.sizes = [its.choice([0, 1, 3, 5]) for _ in range(its.randint(2, 4))]
         self.types = [its.choice(["float32", "float32", "float64"]) for _ in self.sizes]
         mean, self.steps = its.random() < 0.3, its.random() < 0.3
-        keys = tuple(
-            Key(number, f"k{number}", dtype, True, NONE, ((0, size),), mean)
-            for number, (size, dtype) in enumerate(zip(self.sizes, self.types, strict=True))
-        )
+        pairs = enumerate(zip(self.sizes, self.types, strict=True))
+        keys = tuple(Key(n, f"k{n}", dtype, True, NONE, ((0, size),), mean) for n, (size, dtype) in pairs)
         every = range(self.workers)
-        hosts = its.choice(
-            [[(worker,) for worker in every], [tuple(every)], [tuple(every[::2]), tuple(every[1::2])][: self.workers]]
-        )
+        alone, two = [(worker,) for worker in every], [tuple(every[::2]), tuple(every[1::2])]
+        hosts = its.choice([alone, [tuple(every)], two[: self.workers]])
         self.core, self.twin = (ServerCore(self.workers, make_step=plain_sgd, allocate=Arena()) for _ in range(2))
         for core in (self.core, self.twin):
             core.on_hosts(hosts)
@@ -188,9 +185,8 @@ class Schedule:
     def expect(self, worker, key, pulls):
         clock = self.clocks[worker][key]
         value = np.random.default_rng([worker, key, clock]).standard_normal(self.sizes[key])
-        buffer = self.twin.buffer(
-            worker, key, 0, value.size * np.dtype(self.types[key]).itemsize, int(self.types[key] == "float64")
-        )
+        dtype = np.dtype(self.types[key])
+        buffer = self.twin.buffer(worker, key, 0, value.size * dtype.itemsize, int(dtype == np.float64))
         buffer.array[:] = value
         actions = self.twin.push(worker, key, 0, clock, 0.5, buffer)
         self.note(actions + (self.twin.pull(worker, key, 0, clock, 0.0, worker) if pulls else []))

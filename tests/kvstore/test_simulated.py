@@ -146,10 +146,8 @@ def small(seed):
     """Of all the kinds above."""
     kinds = (job_of, loses_schedulers, replaces_servers, replaces_servers_and_scheduler, with_steps_on_servers)
     job, chance = kinds[seed % len(kinds)](seed), random.Random(f"small {seed}")
-    job = replace(
-        job, workers=min(job.workers, 3), servers=min(job.servers, 2), epochs=1, span=chance.choice([150, 300])
-    )
-    job = replace(job, samples=chance.choice([3, 5, 8]))
+    job = replace(job, workers=min(job.workers, 3), servers=min(job.servers, 2), epochs=1)
+    job = replace(job, span=chance.choice([150, 300]), samples=chance.choice([3, 5, 8]))
     return with_parts_of_each(job, job.each) if job.each else job
 
 

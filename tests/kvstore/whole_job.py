@@ -86,19 +86,9 @@ class WholeJob:
     `outside`, which join by themselves. `ended()` waits for scheduler and servers and gives why they say the job was
     lost."""
 
-    def __init__(
-        self,
-        kind="dist_sync",
-        workers=2,
-        servers=2,
-        far=0,
-        staleness=0.0,
-        each=None,
-        far_server=FarServer,
-        make_step=PlainStep,
-        outside=0,
-        **options,
-    ):
+    def __init__(self, kind="dist_sync", workers=2, servers=2, far=0, staleness=0.0, each=None, **options):
+        make_step, outside = options.pop("make_step", PlainStep), options.pop("outside", 0)
+        far_server = options.pop("far_server", FarServer)
         listening = socket.create_server(("127.0.0.1", 0))
         common = {"num_workers": workers, "num_servers": servers, "root_port": listening.getsockname()[1]}
         common |= {"job": "job", "key": b"key", "lost_seconds": 60.0, "wait_seconds": SECONDS, "probe": False}

@@ -125,9 +125,8 @@ class Server(Process):
     def send(self, reply):
         content = reply.buffer.array.copy()
         shared = self.world.job.shared
-        value = Value(
-            self.view, reply.key, reply.clock, reply.buffer.array if shared else content, content, None, self.number
-        )
+        sent = reply.buffer.array if shared else content
+        value = Value(self.view, reply.key, reply.clock, sent, content, None, self.number)
         if shared:
             value.reply = reply
             self.lent.setdefault(reply.worker, []).append(reply)

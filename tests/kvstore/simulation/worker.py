@@ -75,9 +75,8 @@ class Worker(Process):
             stay = set(message.view.servers).difference(message.view.joined_servers)
             if "retired links" not in self.world.mutations:
                 self.links = {number: life for number, life in self.links.items() if number in stay}
-            self.progress.announce(
-                message.view, message.returns, message.holds, message.ends, message.new_servers, message.departed
-            )
+            more = (message.returns, message.holds, message.ends, message.new_servers, message.departed)
+            self.progress.announce(message.view, *more)
         elif isinstance(message, say.Invite):
             self.progress.invite()
         elif isinstance(message, say.Shutdown):
@@ -147,9 +146,8 @@ class Worker(Process):
         """From where this worker is to the end."""
         while self.epoch < self.job.epochs:
             if self.dealing is None:
-                self.dealing = Dealing(
-                    self.job.samples, self.job.batch, self.view.members, self.view.shares, self.job.each
-                )
+                job, view = self.job, self.view
+                self.dealing = Dealing(job.samples, job.batch, view.members, view.shares, job.each)
             while not self.dealing.finished:
                 yield from self.round(self.dealing, self.epoch)
             self.dealing = None

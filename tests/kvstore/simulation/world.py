@@ -197,10 +197,8 @@ class World(Faults, Invariants):
                 stayed = set(view.servers).difference(view.joined_servers)
                 require(stayed <= set(before.servers), "servers that were not in the view before have joined")
                 require(not stayed & {each.number for each in view.lost_servers}, "lost servers do not stay")
-            require(
-                not view.shares or sum(view.shares) == (self.job.each * len(view.members) or self.job.batch),
-                "shares are those of a whole round",
-            )
+            batch = self.job.each * len(view.members) or self.job.batch
+            require(not view.shares or sum(view.shares) == batch, "shares are those of a whole round")
             for lost in view.lost:
                 require(not lost.failed or lost.member in self.failed, "who was killed has not failed by itself")
             self.lacking = (self.lacking | set(view.joined) | set(view.behind)) & set(view.members)
