@@ -209,7 +209,7 @@ def test_a_worker_that_pushes_in_shared_memory_and_does_not_read_is_not_read_eit
 
 
 def test_who_releases_nothing_gets_copies_and_memory_does_not_grow(serve):
-    """Nor does who pulls one value again and again: test_unread.py."""
+    """Nor does who pulls one value again and again: test_shared_memory.py."""
     server = serve(sizes=(4,), shared=True)
     first, second = server.peer(0), server.peer(1)
     used, places = [], []
