@@ -63,6 +63,7 @@ def test_cells_that_are_no_numbers_are_left_out(rows: Callable) -> None:
         3: (None, 0.5),
     }
     assert "train_note" not in read[0]
+    assert list(rows("epoch,accuracy\n0,0.5\n1000000000,0.75\n")) == [0], "so large a number is a time"
 
 
 def test_unknown_columns_become_metrics_and_our_own_tables_can_be_read(parse: Callable, tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ def test_epochs_that_count(tmp_path: Path, text: str, epochs: int, first: float,
     assert (row["seconds_per_epoch"], row["total_seconds"]) == (each, total)
 
 
+def test_the_best_of_epochs_that_are_counted_from_1(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("epoch,val_accuracy\n1,0.5\n2,0.7\n3,0.6\n")
+    assert summary(reading.read(str(tmp_path / "x.csv"))[0])["best_epoch"] == 2
+
+
 def test_runs_of_other_programs(logs: Path) -> None:
     def of(name: str, part: int = 0) -> dict:
         return summary(reading.read(str(logs / f"{name}.log"))[part])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report_page
-from dmltrain.report.page import cli, document
+from dmltrain.report.page import cli, document, html
 from dmltrain.report.statistic import difference
 from tests.report.page import written
 from tests.report.page.written import run
@@ -192,6 +192,10 @@ def test_a_page_of_absurd_numbers(tmp_path: Path, report, number: str) -> None:
 def test_no_difference_between_absurd_numbers() -> None:
     assert difference([1e308, 1e308], [1.0, 2.0]) is None
     assert difference([1e100, 2e100], [1.0, 2.0]) is None
+
+
+def test_text_that_html_may_not_have_is_shown_as_a_question_mark():
+    assert html.text("a\0b\x1b<\n") == "a?b?&lt;\n"
 
 
 @pytest.mark.alone
