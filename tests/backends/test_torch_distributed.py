@@ -85,8 +85,13 @@ def test_what_only_the_wrapped_optimizer_has_is_reached_through_it():
             return "evaluates"
 
     model = nn.Linear(2, 2)
-    wrapped = distribute(model, WithModes(model.parameters(), lr=0.1), create("local"))
+    wrapped = distribute(model, WithModes(model.parameters(), lr=0.1, fused=True), create("local"))
     assert wrapped.eval() == "evaluates" and not hasattr(wrapped, "train")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = model.bias.detach().clone()
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(wrapped)
+    torch.testing.assert_close(before - model.bias, torch.full((2,), 0.1))  # the gradient is 1, without the scale
 
 
 FASTER = [{"foreach": True}, {"fused": True}, {"foreach": True, "nesterov": True, "momentum": 0.9}]

@@ -58,7 +58,7 @@ LOOK_SECONDS = 1.0  # between checks whether the agent has ended
 # Without a heartbeat of the launcher, which sends one a second. Longer than a short network outage.
 SILENT_SECONDS = 6.0
 DAEMONS = ("orted", "prted", "hydra_pmi_proxy")  # of Open MPI up to 4, from 5, and MPICH
-POLL_SECONDS = 0.05  # the same after it has closed its output, because then it ends soon; and to what it has left
+POLL_SECONDS = 0.05  # the same after it has closed its output, because then it ends soon, and after it has ended
 # These only free a lost connection: the heartbeats of launcher and agent detect the loss earlier. A connection must
 # survive an outage of 5 s.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT = 5, 3, 3, 12_000  # s, s, probes, ms

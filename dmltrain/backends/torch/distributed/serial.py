@@ -53,8 +53,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.inner.defaults
 
     def __getattr__(self, name: str) -> Any:
-        """What only the wrapped optimizer has, such as `train()` and `eval()` of schedule-free ones."""
-        if name == "inner":  # not there yet
+        """What only the wrapped optimizer has, such as `train()` and `eval()` of schedule-free ones. Private names are
+        not passed on: one of them tells GradScaler that a fused optimizer unscales gradients, and GradScaler would give
+        the scale to this object, which ignores it."""
+        if name.startswith("_") or name == "inner":  # the latter is not there yet while the object is made
             raise AttributeError(name)
         return getattr(self.inner, name)
 
