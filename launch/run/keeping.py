@@ -185,6 +185,7 @@ class KeepingSession(Session):
     def _put(self, event: AgentEvent) -> None:
         stream = self._streams[event.host]
         if stream.is_new((stream.number, 0)):
+            stream.end()  # before the main thread can confirm it: no heartbeat follows the last event
             self._put_any(Numbered(event, event.host, (stream.number, 0), stream))
 
     def _end_frame(self, host: str, stream: Stream) -> None:

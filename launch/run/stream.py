@@ -39,8 +39,8 @@ class Stream:
         return True
 
     def end(self) -> bool:
-        """The frame's output is in the log, and its events are passed on. Whether it is the last one of those that were
-        there."""
+        """The frame's output is in the log, and its events are passed on, or counted as waiting. Whether it is the last
+        one of those that were there."""
         with self._lock:
             self._done = self.number
         return self._done == self.last

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,13 @@ from launch.channels import frames
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
 from launch.job.job import Job
+from launch.run import journal
 from launch.run.connection import Connection
 from launch.run.event import Lost
+from launch.run.keeping import KeepingSession, Numbered
 from launch.run.limit import Limits
 from launch.run.session import EVENTS_AT_ONCE, Session
+from launch.run.stream import Stream
 from launch.run.supervise import Supervisor
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.output import Output, Silent
@@ -568,15 +571,21 @@ def test_an_answer_that_does_not_fit_into_a_message_is_refused():
     os.close(there)
 
 
-def test_events_that_nobody_takes_are_few(tmp_path):
+def waiting_session(tmp_path: Path, kind: type[Session] = Session) -> tuple[Session, Callable[[], None]]:
+    """One that does not run, and how an event of its host comes to it."""
     host = Host("here", "127.0.0.1")
-    supervisor = Supervisor(Job("flood", "flood", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
-    session = Session(supervisor, OneHost(), None, lambda: None)
+    supervisor = Supervisor(Job("waits", "waits", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
+    session = kind(supervisor, OneHost(), None, lambda: None)
     payload = protocol.encode_event(Measured("", "h2", 5, 5))
+    return session, lambda: session._take("here", protocol.EVENT, protocol.NO_TASK, payload)
+
+
+def test_events_that_nobody_takes_are_few(tmp_path):
+    session, take = waiting_session(tmp_path)
 
     def flood() -> None:
         for _ in range(EVENTS_AT_ONCE + 1):
-            session._take("here", protocol.EVENT, protocol.NO_TASK, payload)
+            take()
 
     reader = threading.Thread(target=flood)
     reader.start()
@@ -585,6 +594,23 @@ def test_events_that_nobody_takes_are_few(tmp_path):
     session.closing = True
     reader.join(SECONDS)
     assert not reader.is_alive()
+
+
+def test_an_event_that_is_written_at_once_is_confirmed(tmp_path):
+    class Quick(KeepingSession):
+        """Its main thread is quicker than the thread that reads."""
+
+        def _put_any(self, item: Numbered) -> None:
+            item.stream.wrote(item.number)
+            confirmed.append(item.stream.kept)
+
+    session, take = waiting_session(tmp_path, Quick)
+    session.keep(journal.Kept(tmp_path), lambda task: 0)
+    session._streams["here"] = Stream()
+    confirmed: list[int] = []
+    take()
+    take()
+    assert confirmed == [1, 2]
 
 
 class OneHost:

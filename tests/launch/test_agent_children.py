@@ -363,6 +363,7 @@ class Launcher:
         self.step()
         if kind == EVENT:
             if self.stream.is_new((number, 0)):
+                self.stream.end()
                 self.queue.append(((number, 0), payload))
         elif number > self.kept.frame(task):
             log = self.disk["logs"].setdefault(task, bytearray())
