@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import control_groups, leftovers, owners
-from tests.flaky.changed import changed_tests
+from tests.flaky.changed import COMMITS, changed_tests
 from tests.flaky.conditions import Conditions
 from tests.running_job import ROOT
 from tests.waiting import wait_for
@@ -164,3 +164,10 @@ def test_changed_files(tmp_path):
     git("commit -am more")
     git("update-ref refs/remotes/origin/main HEAD")
     assert changed_tests(tmp_path) == ["test_old.py"]  # nothing is new on the branch, so since the tag
+    git("tag -d v1 v2")
+    assert changed_tests(tmp_path) == ["test_branch.py", "test_old.py", "test_tagged.py"]
+    for _ in range(COMMITS - 1):
+        git("commit --allow-empty -m nothing")
+    assert changed_tests(tmp_path) == ["test_old.py"]
+    git("commit --allow-empty -m nothing")
+    assert changed_tests(tmp_path) == []
