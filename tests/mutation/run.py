@@ -94,7 +94,7 @@ class Session:
     def __init__(self, chosen: list[Candidate], jobs: int) -> None:
         self._left = list(reversed(chosen))
         self._jobs = jobs
-        self._limits: dict[tuple[str, ...], float] = {}
+        self._seconds: dict[str, float] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self.stopped_by = 0  # the signal that did
@@ -119,24 +119,26 @@ class Session:
         self._stopped.set()
 
     def _measure(self, copy: Path) -> None:
-        """How long each choice of tests takes without a mutant. Raises SystemExit where they fail then already."""
-        for tests in dict.fromkeys(each.tests for each in self._left):
-            if not tests:
-                raise SystemExit("no tests are near; name some with --tests")
-            outcome, printed, took = trial.run(copy, list(tests), 600.0, self._stopped)
+        """How long each test file takes without a mutant. Raises SystemExit where one fails then already."""
+        for test in dict.fromkeys(test for each in self._left for test in each.tests):
+            outcome, printed, took = trial.run(copy, [test], 600.0, self._stopped)
             if self._stopped.is_set():
                 return
             if outcome != "passed":
-                raise SystemExit(f"without any mutant, {' '.join(tests)}: {outcome}\n{printed}")
-            self._limits[tests] = 15.0 + 4.0 * took
-            print(f"{took:6.1f} s without a mutant: {' '.join(tests)}", flush=True)
+                raise SystemExit(f"without any mutant, {test}: {outcome}\n{printed}")
+            self._seconds[test] = took
+            print(f"{took:6.1f} s without a mutant: {test}", flush=True)
+
+    def _limit(self, candidate: Candidate) -> float:
+        """Seconds that its tests may take."""
+        return 15.0 + 4.0 * sum(self._seconds[test] for test in candidate.tests)
 
     def _work(self, copy: Path) -> None:
         while (candidate := self._next()) is not None:
             target = copy / candidate.module
             original = target.read_text(encoding="utf-8")
             target.write_text(candidate.mutant.source, encoding="utf-8")
-            outcome, _, took = trial.run(copy, list(candidate.tests), self._limits[candidate.tests], self._stopped)
+            outcome, _, took = trial.run(copy, list(candidate.tests), self._limit(candidate), self._stopped)
             target.write_text(original, encoding="utf-8")
             with self._lock:
                 self.results.append((candidate, outcome))

@@ -67,6 +67,7 @@ def _pytest(folder: str, tests: list[str], log: str) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
+    multiprocessing.set_start_method(None, force=True)  # the usual one, of processes that tests start
     os.environ |= {"PYTHONPATH": folder, "TMPDIR": f"{folder}/tmp", "OMP_NUM_THREADS": "1"}
     sys.path.insert(0, folder)
     import pytest
