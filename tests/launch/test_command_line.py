@@ -95,7 +95,7 @@ def test_quiet_keeps_the_logs(launcher):
 def test_logs_have_every_byte_and_the_terminal_has_tagged_lines(launcher):
     """Long lines in bounded pieces."""
     writes = ((1, b"first\n\xff\xfe not text\r\n"), (2, b"to stderr\n"), (1, b"no newline at the end"))
-    long = "import sys; sys.stdout.write('x' * 10_000_000 + '\\n'); sys.stdout.flush()\n"
+    long = "with open(1, 'wb', closefd=False) as file: file.write(b'x' * 10_000_000 + b'\\n')\n"  # whole, unlike print
     result = launcher.run("-n", 1, "-s", 0, launcher.script(f"{long}import os\nfor each in {writes}: os.write(*each)"))
     assert launcher.log("worker-0") == b"x" * 10_000_000 + b"\n" + b"".join(text for _, text in writes)
     *pieces, first, second, third, fourth = result.out.splitlines(keepends=True)
