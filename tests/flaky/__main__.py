@@ -32,7 +32,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("files", nargs="*", metavar="FILE", help="test files, or nodes such as FILE::test_name")
     parser.add_argument("--changed", action="store_true", help="the test files that have changed (the default)")
     parser.add_argument("--times", type=int, default=5, help="how often each file runs (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="no run starts after so long (default: no limit)")
+    parser.add_argument("--seconds", type=float, help="no test starts after so long (default: no limit)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of all chances")
     parser.add_argument("-x", "--exitfirst", action="store_true", help="no run starts after one that failed")
     cores = len(os.sched_getaffinity(0))
@@ -76,8 +76,8 @@ def repeated(files: list[str], given: argparse.Namespace, stack: ExitStack) -> i
     failed = made = 0
     while made < len(runs) and time.monotonic() < end and not (failed and given.exitfirst):
         made += 1
-        failed += run(runs[made - 1], given.marks, conditions, f"seed {given.seed}, run {made}")
-    late = f", as {given.seconds:g} s are over" if time.monotonic() > end else ""
+        failed += run(runs[made - 1], given.marks, conditions, f"seed {given.seed}, run {made}", end)
+    late = f", the last one perhaps in part, as {given.seconds:g} s are over" if time.monotonic() > end else ""
     print(f"{made} of {len(runs)} runs made{late}; {failed} failed (seed {given.seed})")
     return 1 if failed else 0
 

@@ -14,9 +14,10 @@ NOTHING_TO_RUN = 5  # pytest's exit code
 PATIENCE = 60.0  # s that an interrupted pytest has to end what it has started
 
 
-def run(file: str, marks: str, conditions: Conditions, name: str) -> bool:
-    """Whether it failed; then the report is printed."""
+def run(file: str, marks: str, conditions: Conditions, name: str, end_at: float) -> bool:
+    """Whether it failed; then the report is printed. No test starts after `end_at`."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.flaky.plugin", "--flaky", str(conditions.folder)]
+    command += ["--flaky-end", str(end_at)]
     log = conditions.folder / "pytest.log"
     conditions.begin()
     began = time.monotonic()

@@ -58,6 +58,15 @@ import subprocess
 def test_stays():
     subprocess.run(["sleep", "1000"])
 """
+TAKES_LONG = """
+import time
+
+def test_first():
+    time.sleep(3)
+
+def test_second():
+    raise AssertionError
+"""
 SENDS = """
 import os, socket, sys, time
 a, b = socket.socketpair()
@@ -102,6 +111,14 @@ def test_a_test_that_expects_what_nothing_guarantees_fails(write, text):
     assert re.search(r"seed 1, run \d: .*test_it.py failed", said) and "FAILED" in said
     assert re.search(r"Load: \d", said)
     assert re.search(r"\d s, for [01]\.\d+ s: \d+ .*python", said), said
+
+
+def test_no_test_starts_after_the_time_is_over(write):
+    process = flaky(write(TAKES_LONG), "--busy", "0", "--times", "2", "--seconds", "2")
+    said, _ = process.communicate()
+    assert (
+        process.returncode == 0 and "1 of 2 runs made, the last one perhaps in part, as 2 s are over; 0 failed" in said
+    ), said
 
 
 @freezes
