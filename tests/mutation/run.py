@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -91,8 +91,9 @@ def candidates(wanted: dict[str, Collection[int] | None], tests: list[str]) -> l
 class Session:
     """Trials side by side, each in a copy of the project of its own."""
 
-    def __init__(self, chosen: list[Candidate], jobs: int) -> None:
+    def __init__(self, chosen: list[Candidate], jobs: int, longest: float) -> None:
         self._left = list(reversed(chosen))
+        self._longest = longest  # seconds that one test file may take
         self._jobs = jobs
         self._seconds: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -119,15 +120,20 @@ class Session:
         self._stopped.set()
 
     def _measure(self, copy: Path) -> None:
-        """How long each test file takes without a mutant. Raises SystemExit where one fails then already."""
+        """How long each test file takes without a mutant; those that take too long are left out. Raises SystemExit
+        where one fails, or where none is left for a mutant."""
         for test in dict.fromkeys(test for each in self._left for test in each.tests):
-            outcome, printed, took = trial.run(copy, [test], 600.0, self._stopped)
+            outcome, printed, took = trial.run(copy, [test], self._longest, self._stopped)
             if self._stopped.is_set():
                 return
-            if outcome != "passed":
+            if outcome in ("failed", "broken"):
                 raise SystemExit(f"without any mutant, {test}: {outcome}\n{printed}")
-            self._seconds[test] = took
-            print(f"{took:6.1f} s without a mutant: {test}", flush=True)
+            if outcome == "passed":
+                self._seconds[test] = took
+            print(f"{took:6.1f} s without a mutant: {test}{', left out' * (outcome != 'passed')}", flush=True)
+        self._left = [replace(each, tests=tuple(filter(self._seconds.get, each.tests))) for each in self._left]
+        if lonely := {each.module for each in self._left if not each.tests}:
+            raise SystemExit(f"no tests are near {', '.join(lonely)}; name some with --tests, or give a --longest")
 
     def _limit(self, candidate: Candidate) -> float:
         """Seconds that its tests may take."""
@@ -180,6 +186,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trials side by side (default: the cores)")
     parser.add_argument("--tests", nargs="+", default=[], help="these tests instead of the nearest")
+    parser.add_argument("--longest", type=float, default=60.0, help="leave out test files that take more seconds (60)")
     parser.add_argument("--at-least", type=float, default=90.0, help="the score, in %%, below which this fails (90)")
     parser.add_argument("--list", action="store_true", help="print mutants and tests, and try none")
     return parser.parse_args(words)
@@ -221,7 +228,7 @@ def main() -> None:
         return print("nothing to mutate")
     if IN_NAMESPACE not in os.environ:
         sys.exit(in_a_namespace())
-    session = Session(chosen, arguments.jobs)
+    session = Session(chosen, arguments.jobs, arguments.longest)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, session.stop)
     session.run()
