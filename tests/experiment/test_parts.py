@@ -4,22 +4,24 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dmltrain.errors import UserError
-from dmltrain.experiment import cli, forecast, launch
+from dmltrain.experiment import cli, devices, forecast, launch, text
 from dmltrain.experiment.cell import Cell, cells
 from dmltrain.experiment.difference import different
 from dmltrain.experiment.file import parse
 from dmltrain.experiment.hosts import Hosts, names_hosts
 from dmltrain.experiment.launch import reason
-from dmltrain.experiment.program import launcher, uses_dmltrain
+from dmltrain.experiment.program import Program, launcher, uses_dmltrain
 from dmltrain.experiment.result import DONE, PENDING, Result
 from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import DiskFull, Store, disk, identity, state
 from dmltrain.experiment.text import duration
+from tests.scripts import shell_script
 
 EXPERIMENT = parse(b"program: t.py\ngrid: {lr: [0.1, 0.2], devices: [1, 2]}\nseeds: [0, 1]", Path("x.yaml"))
 CELLS = cells(EXPERIMENT, None).all
@@ -176,6 +178,28 @@ def test_forecasts():
     assert forecast.estimate(CELLS[1], done, {}, lambda cell: {"seconds_per_step": 0.01}).seconds is None
     assert forecast.estimate(CELLS[1], done, answer, lambda cell: "no torch").basis == "no torch"
     assert [duration(seconds) for seconds in (4.24, 200, 7500)] == ["4.2 s", "3 min 20 s", "2 h 5 min"]
+    shown = text.forecast(["a"], [forecast.Estimate(60, "x")], 2)
+    assert shown == ["cell  time       from", "a     1 min 0 s  x", "1 cells: about 30.0 s, 2 at once"]
+
+
+def test_steps_are_measured_once_for_cells_whose_steps_are_the_same(tmp_path):
+    program = tmp_path / "t.py"
+    program.write_text("""import sys\nprint("once", file=open(__file__ + ".ran", "a"))
+print('DMLTRAIN_MEASURE {"seconds_per_step": 0.5}') if sys.argv[1:] else sys.exit("why")\n""")
+    said = {each.words: {"options": {"lr": index, "network": "mlp"}} for index, each in enumerate(CELLS)}
+    measure = forecast.Measurer(Program(str(program)), said)
+    assert measure(CELLS[0]) == {"seconds_per_step": 0.5} == measure(CELLS[1])
+    assert (tmp_path / "t.py.ran").read_text() == "once\n"
+    bare = replace(CELLS[0], options={})
+    assert measure(bare) == f"{program} does not measure its steps"
+    assert forecast.measure(str(program), bare) == "a step could not be measured: why"
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, 2), (1, None)])
+def test_gpus_are_those_that_nvidia_smi_lists(tmp_path, monkeypatch, code, found):
+    shell_script(tmp_path / "nvidia-smi", f"echo GPU 0: H200; echo; echo GPU 1: H200; exit {code}")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert devices.gpus() == found
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_refusals_have_a_reason_and_a_fix(row):
 
 
 def test_clusters_of_other_launchers():
-    assert "Mesos" in unsupported_cluster("mesos") and "-H" in unsupported_cluster("mesos")
+    assert "from Mesos; give" in unsupported_cluster("mesos") and "-H" in unsupported_cluster("mesos")
     assert unsupported_cluster("local") == ""
     assert parse(["-n", "1", "true"], {"DMLC_SUBMIT_CLUSTER": "local"}).launcher_name == "local"
     with pytest.raises(LaunchError, match="DMLC_SUBMIT_CLUSTER mesos: expected local"):
@@ -249,6 +249,7 @@ def test_the_documentation_has_a_row_for_each():
     assert rows["--local-num-attempt"] == "is --max-restarts"
     assert rows["--worker-memory 4g"].startswith("memory limit per worker")
     assert rows["--yarn-app-dir DIR"].startswith("refused: for dmlc's own program for YARN")
+    assert rows["--kube-server-image IMAGE"].endswith("--image IMAGE")
     assert rows["--cluster mesos"].startswith("refused: ")
 
 
