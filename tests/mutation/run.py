@@ -214,6 +214,8 @@ def main() -> None:
     arguments = options()
     if not arguments.modules and not arguments.changed:
         raise SystemExit("name modules, or --changed COMMIT")
+    if IN_NAMESPACE not in os.environ and not arguments.list:
+        sys.exit(in_a_namespace())
     wanted: dict[str, Collection[int] | None] = dict.fromkeys(modules(arguments.modules))
     wanted |= changed(arguments.changed) if arguments.changed else {}
     chosen = candidates(wanted, arguments.tests)
@@ -226,8 +228,6 @@ def main() -> None:
         return
     if not chosen:
         return print("nothing to mutate")
-    if IN_NAMESPACE not in os.environ:
-        sys.exit(in_a_namespace())
     session = Session(chosen, arguments.jobs, arguments.longest)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, session.stop)
