@@ -74,6 +74,13 @@ def test_numpy_arrays_and_one_value_a_device(start_forked):
         assert job.results(worker) == [{"first": [0.0, 1.0, 2.0, 3.0], "sum": [3.0] * 4}]
 
 
+def test_a_pull_has_the_value_before_a_later_push_however_late_it_runs(start_forked):
+    """In MXNet it has the value after that push."""
+    job = start_forked(PROGRAM, "overtaken", workers=1, backend="mxnet")
+    job.succeed()
+    assert job.results(0) == [{"before": [[-1.0, -1.0]], "after": [[-2.0, -2.0]]}]
+
+
 @pytest.mark.thorough
 def test_optimizer_states_on_the_servers_are_saved_and_loaded(start_forked, tmp_path):
     last = {}

@@ -56,6 +56,26 @@ def test_the_store_of_mxnets_own_tests(run, launcher):
 
 
 @pytest.mark.thorough
+def test_two_bits_as_mxnets_nightly_tests_check_them(run, launcher):
+    """With each pull awaited before the next push, which those tests forget."""
+    bound = {"MXNET_KVSTORE_BIGARRAY_BOUND": "1000"}
+    result = run("mxnet_compression.py", "--wait", settings=bound, workers=3, servers=2)
+    assert result.code == 0, result
+    for index in range(3):
+        assert f"worker {index}: all equal" in launcher.log(f"worker-{index}").decode()
+
+
+@pytest.mark.thorough
+def test_the_documentations_late_pull_is_late(run, launcher, tmp_path):
+    (program,) = re.findall(r"^```python\n(# late_pull\.py.*?)^```", (ROOT / "docs/mxnet.md").read_text(), re.M | re.S)
+    (tmp_path / "late_pull.py").write_text(program)
+    result = run(str(tmp_path / "late_pull.py"), workers=1)
+    assert result.code == 0, result
+    found = launcher.log("worker-0").decode()
+    assert "after the second push: 2.0" in found and "before the second push: 2.0 where 1.0 is due" in found, found
+
+
+@pytest.mark.thorough
 def test_a_gluon_trainer(run, launcher):
     result = run("mxnet_gluon.py")
     assert result.code == 0, result

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -94,6 +95,40 @@ def states(kind, path, mode):
             weights.write_text(str(values[-1][0][0]))
         store.barrier()
     tell(last=[step(store, mx, store.rank + number) for number in (2, 3)])
+    store.close()
+
+
+def overtaken():
+    """A pull that goes on only when this thread waits for it, or after the next push and pull."""
+    store, mx = opened("dist_sync", first=0.0)
+    go_on, wait_to_read = threading.Event(), mx.nd.NDArray.wait_to_read
+
+    class Hold(mx.operator.CustomOp):
+        def forward(self, *_, **__):
+            go_on.wait()
+
+    @mx.operator.register("hold")
+    class _HoldProp(mx.operator.CustomOpProp):
+        def create_operator(self, *_):
+            return Hold()
+
+    def wait(array):
+        if threading.current_thread() is threading.main_thread():  # others watch the time
+            go_on.set()
+        wait_to_read(array)
+
+    store.set_optimizer({"name": "sgd", "lr": 1.0})
+    first, before, after = (mx.nd.ones(SHAPES["small"]) for _ in range(3))
+    store.push("small", first)
+    mx.nd.waitall()
+    mx.nd.Custom(first, op_type="hold")  # MXNet pulls into what was pushed before it copies that
+    mx.nd.NDArray.wait_to_read = wait
+    store.pull("small", before)
+    store.push("small", mx.nd.ones(SHAPES["small"]))
+    store.pull("small", after)
+    found = extremes([after])
+    go_on.set()
+    tell(before=extremes([before]), after=found)
     store.close()
 
 
@@ -187,5 +222,5 @@ def wrong(what):
 
 
 if __name__ == "__main__":
-    modes = (steps, norms, numpy_values, states, endless, done, idle, mistakes, wrong)
+    modes = (steps, norms, numpy_values, states, overtaken, endless, done, idle, mistakes, wrong)
     {each.__name__: each for each in modes}[sys.argv[1]](*sys.argv[2:])

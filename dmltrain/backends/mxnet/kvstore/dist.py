@@ -28,12 +28,12 @@ from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import ps_lite as mxnet_ps
 from dmltrain.backends.mxnet.compat import exit as mxnet_exit
-from dmltrain.backends.mxnet.kvstore.base import MXNetStore
+from dmltrain.backends.mxnet.kvstore.base import MXNetStore, arrays_of
 from dmltrain.backends.mxnet.kvstore.deadline import Wait
 from dmltrain.backends.mxnet.server import command as mxnet_command
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, stuck
-from dmltrain.kvstore.base import Key, Keys, check_rate
+from dmltrain.kvstore.base import Key, Keys, check_rate, keys_and_values
 from dmltrain.kvstore.worker.store import DistKVStore
 
 COMPRESSED = 16  # compression factor of 2bit: 32 bits of a float32 become 2
@@ -59,6 +59,7 @@ class MXNetKVStore(MXNetStore):
         self._rate: float | None = None
         self._stepping = False
         self._compression = 1
+        self._last_pulled: dict[Key, Any] = {}  # since the key's last push
         self._sent = self._received = 0
         self._closed = False
         self._wait = Wait(environment.wait_seconds, self._overdue)
@@ -84,11 +85,17 @@ class MXNetKVStore(MXNetStore):
         self.barrier()
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
+        """Waits for the last pull of the key, as far as the gradient does not: MXNet would not order them, and the pull
+        could get the value after this push."""
         if not self._together and not self._stepping:
             raise UserError(
                 f"kvstore {self.type} runs the optimizer on the servers: call set_optimizer first (MXNet's servers "
                 "would abort)"
             )
+        for name, item in zip(*keys_and_values(key, value), strict=True):
+            pulled = self._last_pulled.pop(name, None)
+            if pulled is not None and not any(each is pulled for each in arrays_of(item)):
+                pulled.wait_to_read()
         super().push(key, value, priority, rate)
 
     def _pushed(self, key: Key) -> None:
@@ -96,6 +103,7 @@ class MXNetKVStore(MXNetStore):
 
     def _pulled(self, key: Key, value: Any) -> None:
         self._received += 4 * math.prod(self._shapes[key])
+        self._last_pulled[key] = value
         self._wait.watch(key, value)
 
     def _overdue(self, key: Key, seconds: float) -> None:
