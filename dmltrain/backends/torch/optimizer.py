@@ -104,7 +104,8 @@ def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
         for name, value in state.items():
             if isinstance(value, torch.Tensor):
                 like = parameter if value.shape == parameter.shape else value
-                state[name] = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
+                laid_out = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False)
+                state[name] = laid_out.copy_(value)
 
 
 def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
