@@ -140,6 +140,23 @@ def test_what_is_offered(tmp_path, scripts, shell):
         assert offered == expected, words
 
 
+HOSTILE = ["r1-$(id>ran)", "r2-`id>ran`", "r3-;id>ran", "r4-a b", "r5-\x1b[2J", "r6-two\nlines", "r7-plain", "r8-*"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_jobs_name_is_offered_quoted_and_nothing_in_it_runs(tmp_path, scripts, shell):
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} on this machine")
+    for name in HOSTILE:
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        (tmp_path / "logs" / name / "job.json").write_text("{}")
+    [offered] = asked(shell, scripts[shell], tmp_path, [["dmltrain", "job", "ps", ""]])
+    assert not (tmp_path / "ran").exists()
+    said = subprocess.run([shell, "-c", f"printf '%s\\0' {' '.join(offered)}"], cwd=tmp_path, capture_output=True)
+    assert said.stdout.decode().split("\0")[:-1] == HOSTILE
+    assert not (tmp_path / "ran").exists() and all(each.isprintable() for each in offered)
+
+
 def asked(shell: str, script: Path, folder: Path, lines: list[list[str]]) -> list[list[str]]:
     """What one shell offers for the last word of each line."""
     ask = "".join(

@@ -2,6 +2,8 @@
 
 The options of a verb are read from its --help. An option is a line with two spaces, names, a value, at least two
 spaces and a meaning. Below `verbs:`, the first word of each line is a verb of that program.
+
+Names of folders can be anybody's: they are offered quoted, and never reach `compgen -W`, which expands its words.
 """
 
 from __future__ import annotations
@@ -159,11 +161,14 @@ _dmltrain() {
     esac
 }
 _dmltrain_jobs() {
-    local record jobs=
+    local record name quoted
     for record in logs/*/job.json; do
-        if [[ -f $record ]]; then record=${record%/job.json} jobs="$jobs ${record##*/}"; fi
+        if [[ -f $record ]]; then
+            name=${record%/job.json}
+            printf -v quoted %q "${name##*/}"
+            if [[ $quoted == "$1"* ]]; then COMPREPLY+=("$quoted"); fi
+        fi
     done
-    COMPREPLY=($(compgen -W "$jobs" -- "$1"))
 }
 complete -o default -F _dmltrain @PROGRAMS@
 """
