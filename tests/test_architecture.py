@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {"torch", "mxnet"}
 MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed may import anything
     "errors": set(),
+    "launcher": {"errors"},
     "whole_file": set(),
     "bounded": set(),
     "npz": {"arrays"},
@@ -29,8 +30,8 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
     "random_bits": {"arrays", "errors"},
     "optimizers": set(),
     "data": {"arrays", "normalisation", "random_bits", "errors", "whole_file"},
-    "data_command": {"arrays", "data", "errors", "kvstore", "loading", "options", "whole_file"},
-    "experiment": {"env", "errors", "options", "report", "whole_file"},
+    "data_command": {"arrays", "data", "errors", "kvstore", "launcher", "loading", "options", "whole_file"},
+    "experiment": {"env", "errors", "launcher", "options", "report", "whole_file"},
     "initial": {"arrays", "layers", "random_bits", "errors"},
     "kvstore": {  # backends: only its __init__, with `create`
         *("arrays", "backends", "bounded", "env", "errors", "npz", "whole_file")
@@ -47,8 +48,9 @@ LEVELS = {  # folder -> its modules and folders from the bottom up: each imports
         *("types", "kind", "base", "codec", "rules", "transport", "scheduler", "server", "worker", "local", "__init__"),
     ),
     "launch": (  # its __init__, which has LaunchError alone, is below all
-        *("__init__", "secret certificate whole_file agent", "job", "channels control preflight sync terminal"),
-        *("clusters", "command_line", "run", "forecast ending", "commands", "cli"),
+        *("__init__", "secret certificate whole_file own_program agent", "job"),
+        *("channels control preflight sync terminal", "clusters", "command_line", "run", "forecast ending"),
+        *("commands", "cli"),
     ),
 }
 

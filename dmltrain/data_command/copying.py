@@ -10,7 +10,6 @@ import hashlib
 import json
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.errors import UserError
+from dmltrain.launcher import launcher
 
 RANK = "{rank}"
 OTHER = "it arrived with other bytes than it has here"
@@ -69,17 +69,12 @@ def _index(copy: Copy) -> Copy:
 
 
 def _plan(placing: Sequence[str], workers: int) -> list[dict[str, Any]]:
-    command = (*_launcher(), "--plan", "--launcher", "ssh", "-n", str(workers), *placing, "true")
+    command = (launcher(), "--plan", "--launcher", "ssh", "-n", str(workers), *placing, "true")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{shlex.join(placing)}: {done.stderr.strip().removeprefix('dmltrain-launch: ')}")
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
-
-
-def _launcher() -> tuple[str, ...]:
-    beside = Path(sys.argv[0]).with_name("dmltrain-launch")
-    return (str(beside),) if beside.exists() else (sys.executable, "-m", "launch.cli")
 
 
 def copy(each: Copy) -> None:

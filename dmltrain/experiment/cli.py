@@ -29,6 +29,7 @@ from dmltrain.experiment.result import DONE, ERROR, Result
 from dmltrain.experiment.run import Reports, Runner, Setting, to_run
 from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import Store
+from dmltrain.launcher import LAUNCHER, launcher
 
 SHARE = 10  # the results are written while cells run, for at most a tenth of the time
 
@@ -87,7 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
         experiment,
         Store(Path(from_here(folder))),
         found.path,
-        program.launcher(),
+        launcher(),
         Where(arguments.hostfile, arguments.launcher, tuple(arguments.rest)),
         arguments.at_once,
     )
@@ -123,7 +124,7 @@ def _dry_run(work: Work) -> int:
         print(f"{work.cells.merged} combinations have the values of another cell and are left out")
     for number, cell in enumerate(work.chosen, 1):
         words = work.setting.command(cell, work.setting.words(cell))
-        print(f"\n{number}  {cell.id}\n    {shlex.join([program.LAUNCHER, *words[1:]])}")
+        print(f"\n{number}  {cell.id}\n    {shlex.join([LAUNCHER, *words[1:]])}")
     return 0
 
 

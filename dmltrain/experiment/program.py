@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import stat
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmltrain.errors import UserError
 from dmltrain.experiment.definition import Experiment
 
-LAUNCHER = "dmltrain-launch"
 CHECKED = ("dmltrain.fit", "dmltrain.score")  # whose programs have the options of `dmltrain.options`
 CHECK = "DMLTRAIN_CHECK"
 
@@ -66,12 +62,3 @@ def from_here(path: Path) -> str:
     """A path as a command in the working directory has it: relative if it lies below, else absolute."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.startswith("..") else relative
-
-
-def launcher() -> str:
-    """dmltrain-launch beside this Python, else on the path. UserError if it is not installed."""
-    beside = Path(sys.executable).parent / LAUNCHER
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(LAUNCHER)
-    if not found:
-        raise UserError(f"{LAUNCHER} is neither beside {sys.executable} nor on the path: install dmltrain there")
-    return found

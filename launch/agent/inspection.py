@@ -12,21 +12,26 @@ from typing import Any
 MARK = "dmltrain-inspection "  # begins the line of the answer; a sitecustomize may print other lines
 SOURCE = (
     r'''
-import glob, json, os, re, sys
+import sys
+sys.path = [each for each in sys.path if each]  # the current folder has no say in what is imported here
+import glob, json, os, re
 request = json.loads(sys.argv[1])
 folder = request["folder"]
-if not getattr(sys.flags, "safe_path", False):
-    sys.path[0] = folder  # as when the script itself runs
 try:
     from importlib.util import find_spec
 except ImportError:
     find_spec = None
 
 def spec_of(name):
+    own = list(sys.path)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)  # as when the script itself runs
     try:
         return find_spec(name)
     except Exception:
         return None
+    finally:
+        sys.path = own
 
 def folder_of(spec):
     """The folder that holds the package or module."""

@@ -33,6 +33,7 @@ from launch.clusters.in_ray.placement import Request, described, resources
 from launch.clusters.in_ray.queue import Queue as Queue
 from launch.job.host import Host
 from launch.job.options import Options
+from launch.own_program import own_program
 
 CLIENT = "ray://"
 DRY_SECONDS = 5.0  # a dry run does not wait for room
@@ -117,7 +118,7 @@ class Driver:
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH", "")])])
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the driver
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "launch.clusters.in_ray.driver"],
+            own_program(sys.executable, "launch.clusters.in_ray.driver"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

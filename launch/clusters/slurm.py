@@ -38,6 +38,7 @@ from launch.job.hosts.allocation import allocation
 from launch.job.hosts.selection import select
 from launch.job.options import Options
 from launch.job.role import SCHEDULER, SERVER, WORKER
+from launch.own_program import own_program
 
 STEP = (
     "--ntasks-per-node=1",
@@ -292,7 +293,7 @@ def sbatch(job: Inside) -> tuple[tuple[str, ...], str]:
     if options.slurm_server_args and not servers:
         raise LaunchError("--slurm-server-args needs servers, and this job has none: remove it, or -s 0")
     second = [":", f"--job-name={job.name}", f"--nodes={servers}", *options.slurm_server_args]
-    launcher = [sys.executable, "-m", "launch.cli", "--job", job.name, "--log-dir", str(job.path), *job.argv]
+    launcher = [*own_program(sys.executable, "launch.cli"), "--job", job.name, "--log-dir", str(job.path), *job.argv]
     script = f"#!/bin/sh\nexport {SUBMITTED}=1\nexec {shlex.join(launcher)}\n"
     first = ("sbatch", "--parsable", *own, *options.slurm_args)
     return (*first, *(second if options.slurm_server_args else ())), script

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from launch.own_program import own_program
+
 TABLE_SECONDS = 60.0
 LINE_BYTES = 1 << 16
 
@@ -21,7 +23,8 @@ def print_epochs(folder: Path, job_folder: str) -> None:
             trains = any(b"Epoch[" in line for line in iter(lambda: log.readline(LINE_BYTES), b""))
         if trains:
             sys.stdout.flush()
-            done = subprocess.run([sys.executable, "-m", "dmltrain.report.cli", str(folder)], timeout=TABLE_SECONDS)
+            command = [*own_program(sys.executable, "dmltrain.report.cli"), str(folder)]
+            done = subprocess.run(command, timeout=TABLE_SECONDS)
             if done.returncode == 0:
                 page = shlex.join(["dmltrain", "report", job_folder, "-o", f"{job_folder}/report.html"])
                 print(f"report: {page}", flush=True)

@@ -16,11 +16,12 @@ from dmltrain.experiment.difference import different
 from dmltrain.experiment.file import parse
 from dmltrain.experiment.hosts import Hosts, names_hosts
 from dmltrain.experiment.launch import reason
-from dmltrain.experiment.program import Program, launcher, uses_dmltrain
+from dmltrain.experiment.program import Program, uses_dmltrain
 from dmltrain.experiment.result import DONE, PENDING, Result
 from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import DiskFull, Store, disk, identity, state
 from dmltrain.experiment.text import duration
+from dmltrain.launcher import launcher
 from tests.scripts import shell_script
 
 EXPERIMENT = parse(b"program: t.py\ngrid: {lr: [0.1, 0.2], devices: [1, 2]}\nseeds: [0, 1]", Path("x.yaml"))

@@ -1,6 +1,6 @@
 """The program beside the launcher that talks to Ray: it holds the job's place there, and starts bridges in it.
 
-    python -m launch.clusters.in_ray.driver
+    launch.clusters.in_ray.driver
 
 It is a process of its own because Ray ends a driver that loses its cluster, and prints what it likes. As Ray's driver
 it owns the placement group and the actors: Ray removes them when it ends, however it ends.

@@ -1,6 +1,6 @@
 """Runs the launcher on Ray's head, as the command of a job of Ray, and prints its output so that Ray can carry it.
 
-    python -m launch.clusters.in_ray.inside WORD...
+    launch.clusters.in_ray.inside WORD...
 
 Ray reads what a job prints as UTF-8 and as lines; programs may print anything. So the output is escaped: `decoded` is
 the inverse. Its first line is BEGIN, as Ray has printed lines of its own before. It ignores SIGTERM: `ray job stop`
@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+
+from launch.own_program import own_program
 
 BEGIN = "dmltrain-begin"
 ESCAPE = re.compile(rb"\\([\\r]|x[0-9a-f]{2})")
@@ -50,7 +52,7 @@ def output_of(lines: Iterable[bytes]) -> Iterator[bytes]:
 def main(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(BEGIN, flush=True)
-    argv = [sys.executable, "-m", "launch.cli", *words]
+    argv = [*own_program(sys.executable, "launch.cli"), *words]
     popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=_heed_signals)
     assert popen.stdout
     for line in popen.stdout:

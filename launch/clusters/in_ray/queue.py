@@ -22,6 +22,7 @@ from launch.clusters.in_ray import inside
 from launch.clusters.in_ray.environment import AUTO, runtime_env
 from launch.clusters.in_ray.jobs import DASHBOARD, Absent, Client, Found
 from launch.clusters.queue import FOLLOWED, SUBMITTED, Inside, Submitted, passed_on, waited_too_long
+from launch.own_program import own_program
 from launch.terminal.log_folder import LOGS
 
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -52,7 +53,7 @@ def entrypoint(job: Inside) -> str:
     own = passed_on(job.options, os.environ, "Ray shows the command of a job in its dashboard")
     own |= {SUBMITTED: FOLLOWED, "PYTHONUNBUFFERED": "1"}
     settings = [f"{name}={value}" for name, value in own.items()]
-    command = ["exec", "env", *settings, "python", "-m", inside.__name__, "--launcher-inside", "yes"]
+    command = ["exec", "env", *settings, *own_program("python", inside.__name__), "--launcher-inside", "yes"]
     return shlex.join([*command, "--job", job.name, *job.words])
 
 

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from launch.channels.bridges.bridge import VARIABLE
 from launch.channels.exit_text import exit_text
 from launch.clusters.queue import FOLLOWED, SUBMITTED
+from launch.own_program import own_program
 
 OUTPUT, SETTINGS = "launcher.out", "bridge.json"
 END = "dmltrain-exit"  # and the launcher's exit code: the last line of OUTPUT
@@ -36,7 +37,7 @@ def launcher(folder: str, workdir: str, hosts: str, gpus: str, *words: str) -> i
     told = json.dumps({"folder": folder, "hosts": int(hosts), "gpus": int(gpus)})
     environment = {**os.environ, SUBMITTED: FOLLOWED, INSIDE: told, "PYTHONUNBUFFERED": "1"}
     logs = os.path.join(os.getcwd(), "logs")
-    argv = [sys.executable, "-m", "launch.cli", "--log-dir", logs, *words]
+    argv = [*own_program(sys.executable, "launch.cli"), "--log-dir", logs, *words]
     with open(os.path.join(folder, OUTPUT), "ab") as output:
         try:
             code = subprocess.run(argv, stdout=output, stderr=output, cwd=workdir, env=environment).returncode

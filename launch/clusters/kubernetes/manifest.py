@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -35,6 +36,7 @@ from launch.clusters.kubernetes import code
 from launch.clusters.queue import FOLLOWED, NOT_PASSED_ON, SUBMITTED
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
+from launch.own_program import own_program
 from launch.secret import is_secret
 
 Object = dict[str, Any]
@@ -42,6 +44,7 @@ HOSTS_VARIABLE = "DMLTRAIN_KUBERNETES"  # of the launcher's pod: the Job for its
 POD_VARIABLE = "DMLTRAIN_POD"  # the pod's name
 LABEL, PART = "dmltrain/job", "dmltrain/part"
 LAUNCHER, HOSTS = "launcher", "hosts"
+LAUNCH = own_program("python3", "launch.cli")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # of each Job of a JobSet
 API_OF = {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}
@@ -226,7 +229,7 @@ def launcher_job(job: Described) -> Object:
     container = {
         "name": LAUNCHER,
         "image": job.options.image,
-        "command": ["python3", "-m", "launch.cli"],
+        "command": LAUNCH,
         "args": ["--job", job.name, "--log-dir", f"{POD_LOGS}/{job.name}", *job.words],
         "env": [
             {"name": SUBMITTED, "value": FOLLOWED},
@@ -241,7 +244,7 @@ def launcher_job(job: Described) -> Object:
     if job.files:
         spec["volumes"] = [{"name": "code", "configMap": {"name": f"{job.name}-code"}}]
         container["volumeMounts"] = [{"name": "code", "mountPath": code.MOUNTED}]
-        container["command"] = ["/bin/sh", "-c", f'{code.UNPACK} && exec python3 -m launch.cli "$@"', LAUNCHER]
+        container["command"] = ["/bin/sh", "-c", f'{code.UNPACK} && exec {shlex.join(LAUNCH)} "$@"', LAUNCHER]
     template = _merged(job.template, {"metadata": {"labels": labels(job, LAUNCHER)}, "spec": spec}, ("resources",))
     jobs_spec = {"parallelism": 1, "backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS, "template": template}
     return _object(job, "Job", API_OF["Job"], spec=jobs_spec)

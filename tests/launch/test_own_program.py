@@ -1,0 +1,90 @@
+"""Programs that this project starts for itself import nothing from the folder in which a command is given."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.agent import inspection
+from launch.own_program import own_program
+
+ROOT = Path(__file__).parents[2]
+PYTHON_OPTION = re.compile(r"""["' ](-[mc])(?=["' ])""")
+STARTS = {  # file -> options of Python or of a shell in it: all that could import from the current folder
+    "dmltrain/data_command/copying.py": ["-c"],  # of wc
+    "dmltrain/report/reading.py": ["-c"],  # of gzip, xz and others
+    "launch/agent/inspection.py": ["-c"],  # removes the folder, and is tested below
+    "launch/channels/__init__.py": ["-c", "-c"],  # -I, and of a shell
+    "launch/channels/bridges/bridge.py": ["-c"],  # of a shell
+    "launch/channels/bridges/engine.py": ["-c", "-c"],  # of a shell, and -I
+    "launch/channels/ssh/line.py": ["-c"],  # of a shell
+    "launch/clusters/in_ray/keeper.py": ["-c"],  # -I
+    "launch/clusters/in_yarn/container.py": ["-c"],  # -I
+    "launch/clusters/in_yarn/service.py": ["-m"],  # in a folder that YARN makes for the container alone
+    "launch/clusters/kubernetes/manifest.py": ["-c", "-c"],  # of a shell
+    "launch/own_program.py": ["-c"],
+}
+HOSTILE = "import os; open(os.environ['RAN'], 'a').write(__name__ + '\\n')\n"
+
+
+@pytest.fixture
+def hostile(tmp_path) -> Path:
+    """A folder with a module in the place of each one of Python's and of this project."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    for name in {*sys.stdlib_module_names, "launch", "dmltrain", "numpy", "yaml", "rich"} - set(
+        sys.builtin_module_names
+    ):
+        (folder / f"{name}.py").write_text(HOSTILE)
+    return folder
+
+
+def run_in(folder: Path, command: list[str]) -> tuple[subprocess.CompletedProcess[str], str]:
+    """What ran, and the modules of the folder that it imported."""
+    ran = folder.parent / "ran"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "RAN": str(ran)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    return done, ran.read_text() if ran.exists() else ""
+
+
+def test_all_starts_are_known():
+    found = {}
+    for package in ("launch", "dmltrain"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            text = re.sub(r'^""".*?"""|#.*?$', "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+            lines = [line for line in text.splitlines() if "pip install" not in line]
+            if options := PYTHON_OPTION.findall("\n".join(lines)):
+                found[str(path.relative_to(ROOT))] = options
+    assert found == STARTS
+
+
+@pytest.mark.parametrize(
+    ("module", "argument"),
+    [
+        ("launch.cli", "--version"),
+        ("dmltrain.report.cli", "--help"),
+        ("launch.clusters.in_ray.inside", "--version"),
+        ("launch.clusters.in_ray.driver", ""),
+    ],
+)
+def test_a_program_of_this_project_imports_nothing_from_the_current_folder(hostile, module, argument):
+    done, ran = run_in(hostile, [*own_program(sys.executable, module), argument])
+    assert not ran
+    assert done.returncode == 0 or module.endswith("driver"), done.stderr  # which has no request here
+
+
+def test_the_folder_would_be_imported_from_without_that(hostile):
+    assert "argparse" in run_in(hostile, [sys.executable, "-c", "import argparse"])[1]
+
+
+def test_the_inspection_of_a_hosts_python_imports_nothing_from_the_working_directory(hostile):
+    request = {"workdir": str(hostile), "script": None, "packages": ["numpy"], "needs": ["yaml"]}
+    done, ran = run_in(hostile, inspection.command(sys.executable, request))
+    assert not ran
+    answer = inspection.answer(done.stdout.encode())
+    assert answer and answer["local"] == ["yaml"], "it looks there as the script would"
+    assert answer["packages"]["numpy"], "it is described as what the script would import"
