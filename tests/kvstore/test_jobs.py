@@ -127,6 +127,8 @@ def test_killing_everything_leaves_nothing(start_forked):
     job = start_forked("endless.py", "dist_sync")
     job.wait_for_line("worker-0", "ready")
     for process in job.processes.values():
+        process.send_signal(signal.SIGSTOP)  # else one may end because another is lost
+    for process in job.processes.values():
         process.kill()
     assert set(job.wait().values()) == {-signal.SIGKILL}
     assert set(shared.iterdir()) <= before
