@@ -16,6 +16,7 @@ lines in log files, also of older versions. It imports the standard library only
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -123,10 +124,19 @@ NUMBER = rb"(?:[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?|
 # What may follow a number. Anything else (a letter, a second point, a comma and a digit) means that it is not a number:
 # a missing value is better than a wrong one. `#011` is syslog's tab; a backslash starts the `\n` of a log in JSON.
 END = rb"(?=[\s;()\]}|<%\"'`\\]|#0\d\d|,(?!\d)|\.(?=\s|$)|s(?:ec(?:ond)?s?)?\b|$)"
+_MICROSOFT = rb"[-+]?1\.#(?:IND|QNAN|SNAN|INF)\d{0,8}|-?nan\([a-z]{1,8}\)"  # how its C library writes nan and infinity
+VALUE = rb"(?:" + NUMBER + rb"|" + _MICROSOFT + rb")"  # of `number`
+# A name in a place of its own is any text up to the value. Among other text it is a word, which may have brackets, or
+# what stands between a tab or `Train-` and the `=`.
+NAME = rb"[^\s=:,(\[](?:[^\r\n=(\[]|\([^()\r\n=]{0,40}\)|\[[^\[\]\r\n=]{0,40}\]){0,200}?"
+_BRACKETS = rb"\([^()\s=]{0,40}\)|\[[^\[\]\s=]{0,40}\]|\{[^{}\s=]{0,40}\}"
+_WORD = rb"(?:\d{1,4}[-_]?)?[A-Za-z\x80-\xff](?:[\w@.+/%#&*^~$!?\x80-\xff-]|" + _BRACKETS + rb"){0,80}(?: cost)?"
+_PHRASE = rb"(?:(?<=\t)[A-Za-z]|(?:Train|Validation|Test)-)[^\t\r\n=:,;\"]{1,100}(?==)"
 PAIR = re.compile(
-    rb"(?<![\w@.+/-])([A-Za-z][\w@.+/-]{0,80}(?: cost)?)[ \t]{0,4}[=:][ \t]{0,4}"
-    rb"(?:(" + NUMBER + rb")" + END + rb")?"
+    rb"(?<![\w@.+/#\x80-\xff-])(" + _PHRASE + rb"|" + _WORD + rb")[ \t]{0,4}[=:][ \t]{0,4}"
+    rb"(?:(" + VALUE + rb")" + END + rb")?"
 )
+_ITEM = re.compile(rb"\s*(" + NAME + rb")[ \t]*[=:][ \t]*(" + VALUE + rb")" + END)
 
 
 class Pair(NamedTuple):
@@ -142,14 +152,32 @@ class Pair(NamedTuple):
 def pairs(text: bytes, section: str = "") -> list[Pair]:
     """Every `name=value` and `name: value` of `text`; `validation:` or `usage:` alone starts a section."""
     pairs = []
-    for name, number in PAIR.findall(text):
-        if number:
-            pairs.append(Pair(_key(name, section), float(number), name, number, False))
+    for name, value in PAIR.findall(text):
+        if value:
+            pairs.append(Pair(_key(name, section), number(value), name, value, False))
         else:
-            section = _SECTIONS.get(name.decode("ascii").lower(), section)
+            section = _SECTIONS.get(name.decode("utf-8", "replace").lower(), section)
+    return _ended(pairs, text)
+
+
+def listed(text: bytes, between: bytes, section: str = "") -> list[Pair]:
+    """Every pair of a list with `between` its parts, so that a name is any text up to its value."""
+    found = map(_ITEM.match, text.split(between))
+    return _ended([Pair(_key(one[1], section), number(one[2]), one[1], one[2], False) for one in found if one], text)
+
+
+def _ended(pairs: list[Pair], text: bytes) -> list[Pair]:
+    """The pairs of `text`, of which the last may end with it."""
     if pairs and text.endswith(pairs[-1].text):
         pairs[-1] = Pair(*pairs[-1][:4], True)
     return pairs
+
+
+def number(text: bytes) -> float:
+    """What VALUE finds."""
+    if b"#" in text or b"(" in text:
+        return math.copysign(math.inf if b"INF" in text else math.nan, -1.0 if text.startswith(b"-") else 1.0)
+    return float(text)
 
 
 _SPLITS = {
@@ -200,7 +228,7 @@ def key(name: str, section: str = "") -> str:
 
 @lru_cache(4096)
 def _key(name: bytes, section: str) -> str:
-    return key(name.decode("ascii"), section)
+    return key(name.decode("utf-8", "replace"), section)
 
 
 _ACCURACY = re.compile(r"(?:sparse_|categorical_|binary_)*acc(?:uracy)?|prec@1")
@@ -209,7 +237,7 @@ _TOP = re.compile(r"(?:acc(?:uracy)?|prec)?[-_@/]?top[-_]?(\d+)(?:[-_]acc(?:urac
 
 def metric(name: str) -> str:
     """The report's name of a metric: `acc-top1` -> accuracy, `acc-top5` -> top_k_accuracy_5, `a-b` -> a_b."""
-    name = name.lower()
+    name = name.lower().strip("% ")
     top = _TOP.fullmatch(name)
     if _ACCURACY.fullmatch(name) or (top and int(top[1] or top[2] or top[3]) == 1):
         return "accuracy"
@@ -217,4 +245,4 @@ def metric(name: str) -> str:
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", name).strip("_")
+    return re.sub(r"[\W_]+", "_", name).strip("_")

@@ -133,6 +133,7 @@ def test_keys(section: str, key: str, name: str) -> None:
 READ = {
     **{"0.5": 0.5, ".5": 0.5, "5.": 5, "0": 0, "-3": -3, "0.859832935560859": 0.859832935560859},
     **{"1.2e-05": 1.2e-05, "1E+3": 1000, "1E-3": 0.001, "1e999": math.inf, "-inf": -math.inf},
+    **{"-1.#IND": math.nan, "1.#QNAN": math.nan, "-nan(ind)": math.nan, "1.#INF": math.inf, "-1.#INF00": -math.inf},
     **{"nan": math.nan, "-nan": math.nan, "NaN": math.nan, "43.12%": 43.12, "12.5s": 12.5, "12.5 sec": 12.5},
     **{"0.5, b": 0.5, "0.5,b=1": 0.5, "0.5)": 0.5, '0.5\\n"': 0.5, "0.5#011b": 0.5, "0.5.": 0.5},
 }
@@ -144,12 +145,44 @@ def test_numbers_are_read(text: str, value: float) -> None:
     assert found == value or (math.isnan(found) and math.isnan(value))
 
 
-NO_NUMBERS = "abc 0.5.6 0,4312 12:30:45 1.#QNAN 0x1F 1_000 0.5Epoch 2026-11-20 - e5 12ms 1.2.3 0.29INFO:root"
+NO_NUMBERS = "abc 0.5.6 0,4312 12:30:45 1.#QN 0x1F 1_000 0.5Epoch 2026-11-20 - e5 12ms 1.2.3 0.29INFO:root"
 
 
 @pytest.mark.parametrize("text", ["", *NO_NUMBERS.split()])
 def test_text_that_is_not_a_number_is_ignored(text: str) -> None:
     assert record.pairs(f"a={text}".encode()) == []
+
+
+ODD_NAMES = {  # any text up to the value -> its key
+    **{"mAP@.5": "map_5", "mAP@[.5:.95]": "map_5_95", "F1(macro)": "f1_macro", "5-shot": "5_shot", "acc%": "accuracy"},
+    **{"factorized_top_k/top_1_categorical_accuracy": "factorized_top_k_top_1_categorical_accuracy"},
+    **{"top-3-accuracy": "top_k_accuracy_3", "Genauigkeit_für_Größe": "genauigkeit_für_größe", "准确率": "准确率"},
+}
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("between", [" ", "\t", ", "])  # `0.5,5-shot` may be a number with a decimal comma
+@pytest.mark.parametrize("sign", ["=", ": "])
+def test_a_metric_may_have_any_name_and_nothing_after_it_is_lost(name: str, between: str, sign: str) -> None:
+    text = between.join(f"{each}{sign}0.25" for each in ("loss", name, "last"))
+    found = [(pair.key, pair.value) for pair in record.pairs(text.encode(), "train")]
+    key = f"train_{ODD_NAMES[name]}"
+    assert found == [("train_loss", 0.25), (key, 0.25), ("train_last", 0.25)]
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, "mAP@.5:.95", "my own metric", "a-b - c"])
+def test_in_a_list_a_name_may_have_blanks_and_colons(name: str) -> None:
+    text = f"loss: 0.25 | no value | {name}: 0.5 | val_{name}: nan(ind) | last=1"
+    keys = [pair.key for pair in record.listed(text.encode(), b" | ", "train")]
+    key = record.key(name, "train").removeprefix("train_")
+    assert keys == ["train_loss", f"train_{key}", f"validation_{key}", "train_last"]
+
+
+def test_blanks_in_a_name_that_mxnet_prints() -> None:
+    pairs = record.pairs(b"Train-my metric=0.5 Train-x=0.25\tmy other=1\tTime cost=1.5")
+    assert {pair.key: pair.value for pair in pairs} == {
+        **{"train_my_metric": 0.5, "train_x": 0.25, "my_other": 1, "seconds": 1.5}
+    }
 
 
 NAMES = st.sampled_from(

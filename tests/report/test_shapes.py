@@ -1,5 +1,6 @@
 """Log formats: text around a record, and the records of other programs and versions."""
 
+import io
 import itertools
 import math
 import random
@@ -225,6 +226,51 @@ def test_keras(rows: Callable, version: str) -> None:
     assert rows(f"Epoch 1/1\n{bar}")[1] == row(0.5, 0.4, 9, train_loss=0.7)
 
 
+OF_2015 = "".join(f"Epoch {epoch}\n6400/6400 [====] - 4{epoch}s - loss: 1.5 - acc: 0.{epoch}\n" for epoch in range(3))
+
+
+def test_keras_of_2015_counts_from_zero(rows: Callable) -> None:
+    found, _ = reading.scan(io.BytesIO(OF_2015.encode()))
+    assert [(one.first, list(one.epochs)) for one in found] == [(0, [0, 1, 2])]
+    assert rows(OF_2015)[2] == row(0.2, None, 42, train_loss=1.5)
+
+
+EVALUATIONS = {  # after the last epoch, or in the middle of it as a callback writes them
+    "other steps": "{n}/157 {bar} 2s{speed} - acc: 0.9 - loss: 0.9\n",
+    "as many steps": "{n}/32 {bar} 2s{speed} - acc: 0.9 - loss: 0.9\n",
+    "predict": "{n}/157 {bar} 2s 9ms/step\n",
+    "without metrics": "{n}/32 {bar} 2s 9ms/step - loss: 0.9\n",
+}
+VERSIONS = {"2": ("[====] -", ""), "2 with speed": ("[====] -", " 3ms/step"), "3": ("━━━━━━━━", " 3ms/step")}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("end", ["\n", "\r", "\b\b\b"])
+def test_bars_of_evaluate_and_predict_are_no_epochs(rows: Callable, name: str, version: str, end: str) -> None:
+    bar, speed = VERSIONS[version]
+    steps = EVALUATIONS[name].split("/")[1].split()[0]
+    measured = EVALUATIONS[name].format(n=steps, bar=bar, speed=speed)
+    growing = f"1/32 {bar} 9s{speed} - acc: 0.1 - loss: 1.5{end}32/32 {bar} 7s{speed} - acc: 0.4 - loss: 0.75{end}"
+    epoch = f"{growing}32/32 {bar} 8s{speed} - acc: 0.5 - loss: 0.7 - val_acc: 0.4\n"
+    expected = row(0.5, 0.4, 8, train_loss=0.7)
+    assert rows(f"Epoch 1/2\n{epoch}{measured}Epoch 2/2\n{epoch}{measured}{measured}") == {1: expected, 2: expected}
+    if steps != "32":  # Keras' own bar is drawn after those of callbacks
+        assert rows(f"Epoch 1/1\n1/32 {bar} 9s{speed} - loss: 1.5\n{measured}{epoch}") == {1: expected}
+
+
+@pytest.mark.parametrize("name", ["top-3-accuracy", "factorized_top_k/top_1", "mAP@.5:.95", "my own metric", "Maß"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_metric_of_keras_may_have_any_name(rows: Callable, name: str, version: str) -> None:
+    bar, speed = VERSIONS[version]
+    read = rows(
+        f"Epoch 1/1\n5/5 {bar} 9s{speed} - {name}: 0.25 - ages: [1. 2.] - loss: 0.7 - val_{name}: 0.5 - val_loss: 0.8\n"
+    )[1]
+    key = record.metric(name)
+    expected = {f"train_{key}": 0.25, f"validation_{key}": 0.5, "train_loss": 0.7, "validation_loss": 0.8}
+    assert read == row(None, None, 9, **expected)
+
+
 BARS = ["31/32 [===>.] - 9s", "31/32 9s 3ms/step", "\x1b[1m31/32\x1b[0m \x1b[32m━━━━\x1b[0m \x1b[1m9s\x1b[0m 3ms/step"]
 
 
@@ -250,6 +296,35 @@ def test_caffe_with_two_test_nets_and_new_iteration_lines(rows: Callable) -> Non
     )
     second = row(0.25, 0.5, validation_loss=1.5, train_loss=2.5)
     assert read == {0: row(None, 0.1, validation_loss=None, train_loss=None), 500: second}
+
+
+@pytest.mark.parametrize("name", ["top-3-accuracy", "mAP@[.5:.95]", "my own metric"])
+@pytest.mark.parametrize("program", ["Caffe", "PMLS", "MXNet", "estimator"])
+def test_a_metric_may_have_any_name_in_each_format(rows: Callable, program: str, name: str) -> None:
+    glog = "I0605 03:34:07.498641 27501 solver.cpp:341] "
+    test = f"{glog}Iteration 5, Testing net (#0)\n{glog}    Test net output #0: {name} = 0.5\n"
+    text = {
+        "Caffe": f"{test}{glog}    Test net output #1: last = 0.25\n",
+        "PMLS": f"{glog}Iteration 5, loss: 1.5, time: 2\n{test}{glog}    Test net output #1: last = 0.25\n",
+        "MXNet": f"Epoch[5] Validation-{name}=0.5\nEpoch[5] Validation-last=0.25\n",
+        "estimator": f"[Epoch 0] Finished in 0.500s, validation {name}: 0.5, validation last: 0.25\n"
+        "[Epoch 5] Finished in 0.500s\n",
+    }[program]
+    read = rows(text)[5]
+    assert (read[f"validation_{record.metric(name)}"], read["validation_last"]) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("text", ["-1.#IND", "nan", "-nan(ind)", "1.#QNAN"])
+def test_no_stale_value_stands_for_one_that_is_no_number(rows: Callable, text: str) -> None:
+    glog = "I0605 03:34:07.498641 27501 solver.cpp:341] "
+    lines = "".join(
+        f"{glog}Iteration {step}, loss = {loss}\n{glog}Iteration {step}, Testing net (#0)\n"
+        f"{glog}    Test net output #0: accuracy = {loss}\n"
+        for step, loss in ((100, "0.5"), (200, text))
+    )
+    read = rows(lines)
+    assert read[100] == row(None, 0.5, train_loss=0.5)
+    assert math.isnan(read[200]["train_loss"]) and math.isnan(read[200]["validation_accuracy"])
 
 
 # ---- several values, and none ---------------------------------------------------------------------------------------

@@ -21,12 +21,12 @@ from dmltrain.report.stamp import Clock
 
 MARK = b"solver.cpp:"
 SAID = rb"solver\.cpp:\d{1,6}\] {0,20}(?:\[[^\]\r\n]{0,20}\] {0,20})?"  # before each line; NVIDIA's Caffe names a GPU
-_NAMED = rb" net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = (" + record.NUMBER + rb")" + record.END
+_NAMED = rb" net output #\d{1,4}: (" + record.NAME + rb") = (" + record.VALUE + rb")" + record.END
 _ITERATION = SAID + rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
 # Each pattern begins with a literal, for which re searches many times faster than for an alternative.
 _TESTING = re.compile(_ITERATION + rb"Testing net \(#(\d{1,4})\)")
 _TEST = re.compile(SAID + rb"Test" + _NAMED)
-_LOSS = re.compile(_ITERATION + rb"loss = (" + record.NUMBER + rb")" + record.END)
+_LOSS = re.compile(_ITERATION + rb"loss = (" + record.VALUE + rb")" + record.END)
 _TRAIN = re.compile(SAID + rb"Train" + _NAMED)
 
 
@@ -78,13 +78,17 @@ class Caffe:
     def _read(self, block: Block, start: int, end: int) -> None:
         """The values that are printed between two places. Of each name the last one counts."""
         for name, value in _lines(_TEST, block, start, end):
-            self._testing[record.key(name.decode("ascii"), "validation")] = array("d", (float(value),))
+            self._testing[record.key(name.decode("utf-8", "replace"), "validation")] = array(
+                "d", (record.number(value),)
+            )
         losses = _lines(_LOSS, block, start, end)
         if losses:
-            self._train["train_loss"] = float(losses[-1][1])  # a mean over iterations, unlike the net's own output
+            self._train["train_loss"] = record.number(
+                losses[-1][1]
+            )  # a mean over iterations, unlike the net's own output
         for name, value in dict(_lines(_TRAIN, block, start, end)).items():
             if name != b"loss":
-                self._train[record.key(name.decode("ascii"), "train")] = float(value)
+                self._train[record.key(name.decode("utf-8", "replace"), "train")] = record.number(value)
 
 
 def _lines(pattern: re.Pattern[bytes], block: Block, start: int, end: int) -> list[tuple[bytes, bytes]]:

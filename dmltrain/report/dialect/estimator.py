@@ -37,7 +37,7 @@ class Estimator:
             if found.start() >= block.limit:
                 break
             metrics = (found[3] or b"").replace(b"training ", b"training-").replace(b"validation ", b"validation-")
-            pairs = [pair for pair in record.pairs(metrics) if block.whole or not pair.at_end]
+            pairs = [pair for pair in record.listed(metrics, b", ") if block.whole or not pair.at_end]
             if metrics.startswith(b"validation-"):
                 self._validation = pairs
             else:

@@ -180,7 +180,7 @@ class MXNet:
         others = [len(other) for other in re.findall(metric + rb"=\d{1,9}\.(\d{1,40})(?=\s)", self._last)]
         complete = form is not _OF_R and set(others) == {decimals} and (len(others) > 1 or decimals >= 6)
         if not complete:
-            self._notes.append(f"the last line is truncated; its {pair.name.decode('ascii')} is ignored")
+            self._notes.append(f"the last line is truncated; its {pair.name.decode('utf-8', 'replace')} is ignored")
         return complete
 
     def _repeats(self) -> Iterator[str]:

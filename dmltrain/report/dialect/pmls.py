@@ -36,7 +36,7 @@ Numbers = dict[str, float]
 
 _MODEL = rb"(?:model version: -?\d{1,12}, )?"  # of later versions
 _LOSS = _MODEL + rb"loss(?::| =) "
-_NUMBER = rb"(" + record.NUMBER + rb")"
+_NUMBER = rb"(" + record.VALUE + rb")"
 _EVENT = re.compile(
     SAID
     + rb"(?:Iteration (\d{1,9}), (?:"
@@ -50,7 +50,9 @@ _EVENT = re.compile(
     + rb")|Test loss: "
     + _NUMBER
     + record.END
-    + rb"|(Test|Train) net output #\d{1,4}: ([A-Za-z][\w@./+-]{0,80}) = "
+    + rb"|(Test|Train) net output #\d{1,4}: ("
+    + record.NAME
+    + rb") = "
     + _NUMBER
     + record.END
     + rb")"
@@ -59,12 +61,12 @@ _FIRST = re.compile(  # what is displayed first; with a time by PMLS-Caffe
     SAID
     + rb"Iteration \d{1,9}(?:, "
     + _LOSS
-    + record.NUMBER
+    + record.VALUE
     + rb"(, time: )"
-    + record.NUMBER
+    + record.VALUE
     + record.END
     + rb"|(?: \([^)\r\n]{0,80}\))?, loss = "
-    + record.NUMBER
+    + record.VALUE
     + record.END
     + rb")"
 )
@@ -135,15 +137,15 @@ class _Log:
         value: bytes | None,
     ) -> None:
         if iteration and loss and time:
-            self._display(int(iteration), {"train_loss": float(loss), "elapsed": float(time)})
+            self._display(int(iteration), {"train_loss": record.number(loss), "elapsed": record.number(time)})
         elif iteration and net:
             self._begin_test(int(iteration), int(net))
         elif test_loss:
-            self._test["validation_loss"] = float(test_loss)
+            self._test["validation_loss"] = record.number(test_loss)
         elif split == b"Test" and name and value:
-            self._test[record.key(name.decode("ascii"), "validation")] = float(value)
+            self._test[record.key(name.decode("utf-8", "replace"), "validation")] = record.number(value)
         elif name and value and name != b"loss":
-            self._displayed[record.key(name.decode("ascii"), "train")] = float(value)
+            self._displayed[record.key(name.decode("utf-8", "replace"), "train")] = record.number(value)
 
     def _display(self, iteration: int, values: Numbers) -> None:
         self._displayed = values

@@ -274,4 +274,4 @@ def is_metric(name: str) -> bool:
 
 def plain(name: str) -> str:
     """A name in small letters, digits and _."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return re.sub(r"[\W_]+", "_", name.lower()).strip("_")
