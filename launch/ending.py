@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from launch import LaunchError, as_utf8
+from launch.agent.text import safe_lines
 from launch.run.limit import FAULT_CODE
+
+FILE = "dmltrain-file"  # begins the line of a file that comes with a job's output
 
 
 def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
@@ -35,7 +39,9 @@ def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | N
 
 def say(line: str) -> None:
     """Print one line to standard error, in one piece: another thread prints the output of processes. Ignore a closed
-    terminal or pipe."""
+    terminal or pipe. What others have written in it neither controls the terminal nor passes for a file (see
+    `launch.commands.follow`)."""
+    line = re.sub(rf"(?m)^(?={FILE})", " ", safe_lines(line))
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()

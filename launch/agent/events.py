@@ -1,17 +1,20 @@
 """The events that an agent sends to the launcher, as values; `launch.agent.protocol` encodes, decodes and checks them.
 
-The `host` of an event is not sent: the launcher knows which host each connection belongs to.
+The `host` of an event is not sent: the launcher knows which host each connection belongs to. A Text, and each text in
+Facts, arrives as one printable line, whatever the agent has sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any, Dict, NamedTuple  # noqa: UP035  dict[...] is Python 3.9's
 
 from launch.agent.commands import Count, Number, Port
 from launch.agent.value import Value, value
 
+Text = str  # one printable line
+Facts = Dict[str, Any]  # noqa: UP006  whose texts are such lines
 Share = float  # 0 to 1
 Amount = float  # 0 or more
 
@@ -36,9 +39,9 @@ class Ready(Event):
 
     pid: Count
     cores: Count
-    python: str = ""
-    reached: str = ""  # the address of the host that SSH connected to
-    machine: dict[str, Any] = field(default_factory=dict)  # see `launch.agent.cores`
+    python: Text = ""
+    reached: Text = ""  # the address of the host that SSH connected to
+    machine: Facts = field(default_factory=dict)  # see `launch.agent.cores`
 
 
 @value(frozen=True)
@@ -87,14 +90,14 @@ class Synced(Event):
     files: Count
     bytes: Count
     changed: tuple[Count, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
 
 
 @value(frozen=True)
 class Probed(Event):
     """The facts about the host, see `launch.agent.probe`. The launcher adds `skew`: the host's clock minus its own."""
 
-    facts: dict[str, Any]
+    facts: Facts
     skew: float = 0.0  # s
 
 
@@ -119,7 +122,7 @@ class Measured(Event):
     peer: str
     out: Count = 0
     back: Count = 0
-    error: str = ""
+    error: Text = ""
 
 
 @value(frozen=True)
@@ -169,7 +172,7 @@ class Ended(Event):
 class Refused(Event):
     """The host cannot do what was requested; `code` is the launcher's exit code."""
 
-    message: str
+    message: Text
     code: int
 
 
@@ -177,7 +180,7 @@ class Refused(Event):
 class Listing(Event):
     """The processes of a job on the host, see `launch.agent.listing`."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[Facts, ...]
 
 
 @value(frozen=True)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
 from launch.agent.events import EVENTS, Event, Exited, Frozen, Noticed, Started, Stopped, StoppedProcess
+from launch.agent.text import one_line, one_line_each
 
 GREETING, VERSION = b"\0dmltrain-agent ", 5  # a login script's output may precede it
 HELLO = b"%b%d\n" % (GREETING, VERSION)
@@ -135,7 +136,10 @@ def _decode(text: bytes | bytearray, tag: str, table: Mapping[str, Callable[...,
     name = message.pop(tag, None) if isinstance(message, dict) else None
     if not isinstance(name, str) or name not in table:
         raise ProtocolError(f"{_shown(text)} is not a message; expected {tag!r} to be one of {', '.join(table)}")
-    return _object(table[name], message, f"message {name!r}", known)
+    try:
+        return _object(table[name], message, f"message {name!r}", known)
+    except RecursionError:
+        raise ProtocolError(f"{_shown(text)} is nested too deeply; expected a message of a few levels") from None
 
 
 def _whole(text: str) -> int:
@@ -252,15 +256,15 @@ def _path(value: Any) -> Any:
     (name,) = DICT(value)
     if name not in PATH:
         raise ValueError
-    READERS[PATH[name]].read(value[name])
-    return value
+    return {name: READERS[PATH[name]].read(value[name])}
 
 
-PATH = {"ms": "float", "error": "str"}
+PATH = {"ms": "float", "error": "Text"}
 LIST, DICT = _exactly(list), _exactly(dict)
 WIDEST = 1 << 63
 READERS = {
     "str": Reader("text", _exactly(str)),
+    "Text": Reader("text", lambda value: one_line(_exactly(str)(value))),
     "bool": Reader("true or false", _exactly(bool)),
     "int": Reader("a whole number", _number(-WIDEST, WIDEST, int)),
     "float": Reader("a number", _number(-1e15, 1e15, int, float)),
@@ -271,13 +275,14 @@ READERS = {
     "Port": Reader("a port, 0 to 65535", _number(0, 65535, int)),
     "Number": Reader("the number of a task, 0 to 65535", _number(0, 65535, int)),
     "dict[str, Any]": Reader("an object", DICT),
+    "Facts": Reader("an object", lambda value: one_line_each(DICT(value))),
 }
 for _name in ("str", "Port", "Number", "Share", "Amount"):
     READERS[f"{_name} | None"] = _optional(READERS[_name])
 for _kind in (Peer, Entry, StoppedProcess):
     READERS[_kind.__name__] = _row(_kind)
 READERS["Spawn"] = Reader("a process", lambda value: _object(Spawn, DICT(value), "a process to start", {}))
-for _name in ("str", "Count", "Number", "Peer", "Entry", "StoppedProcess", "Spawn", "dict[str, Any]"):
+for _name in ("str", "Text", "Count", "Number", "Peer", "Entry", "StoppedProcess", "Spawn", "dict[str, Any]", "Facts"):
     READERS[f"tuple[{_name}, ...]"] = _many(READERS[_name])
 READERS["dict[str, str]"], READERS["dict[str, Port]"] = _by_name(READERS["str"]), _by_name(READERS["Port"])
 READERS["dict[str, dict[str, Any]]"] = _by_name(Reader('{"ms": number} or {"error": text}', _path))

@@ -1,6 +1,7 @@
 """Follow a job whose launcher runs inside of a cluster: its output is shown here, and becomes the logs of the job.
 
-That launcher prints the lines of its processes with tags, and at its end each of FILES as one line of base64.
+That launcher prints the lines of its processes with tags, and at its end each of FILES as one line of base64. Of the
+record only what cannot lead this machine elsewhere is kept: see `_own`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import json
 import os
 import re
 import sys
@@ -19,15 +21,17 @@ from launch import LaunchError, whole_file
 from launch.clusters.queue import Followed, Inside
 from launch.commands.log_choice import Source, chosen
 from launch.commands.submit import held, known_by, mark_ended, put
+from launch.ending import FILE
 from launch.job.options import Options
 from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.run.session import catching
-from launch.terminal.log_folder import RECORD, LogFolder, unwritable
+from launch.terminal.log_folder import QUEUED, RECORD, LogFolder, unwritable
 from launch.terminal.output import write_all
-from launch.terminal.record import MODE
+from launch.terminal.record import MODE, read_own_record
 
 FILES = (RECORD, "usage.csv")
-FILE_LINE = re.compile(rb"dmltrain-file ([a-z.]+) ([A-Za-z0-9+/=]*)")
+FILE_LINE = re.compile(rb"%s ([a-z.]+) ([A-Za-z0-9+/=]*)" % FILE.encode())
+WHERE_HOSTS_ARE = ("name", "address", "hostname")
 TAGGED = re.compile(rb"\[(%s|%s|%s)-(\d+)\] " % (SCHEDULER.encode(), SERVER.encode(), WORKER.encode()))
 Write = Callable[[bytes], None]
 Say = Callable[[str], None]
@@ -183,9 +187,34 @@ def _log(folder: LogFolder, name: str) -> Iterator[Write]:
 def _keep(folder: LogFolder, name: str, text: bytes) -> None:
     if name in FILES:
         try:
-            whole_file.write(folder.path / name, base64.b64decode(text, validate=True), MODE)
+            content = base64.b64decode(text, validate=True)
+            if name == RECORD:
+                content = _own(folder.path, content)
+            whole_file.write(folder.path / name, content, MODE)
         except (OSError, binascii.Error) as error:
             raise LaunchError(f"cannot write {folder.path / name}: {error}") from None
+
+
+def _own(folder: Path, content: bytes) -> bytes:
+    """The record that has come with the job's output. It is that of the engine that has got the job from here, and how
+    hosts are reached is for this machine's user to say: `dmltrain job` runs what a record names. LaunchError."""
+    try:
+        record, queued = json.loads(content), read_own_record(folder / QUEUED)
+    except (ValueError, RecursionError, FileNotFoundError):
+        record, queued = None, {}
+    if not isinstance(record, dict) or record.get("launcher") != queued.get("launcher"):
+        engine = queued.get("launcher", "any engine")
+        raise LaunchError(
+            f"the job's output has a {RECORD} that is not the record of a job of {engine}: something in it passes for "
+            "its launcher, so do not trust what the job has printed"
+        )
+    hosts = record.get("hosts")
+    rows = [each for each in hosts if isinstance(each, dict)] if isinstance(hosts, list) else []
+    kept = [{name: row[name] for name in WHERE_HOSTS_ARE if name in row} for row in rows]
+    started_on = record.get("launched_from")
+    launched_from = {"host": started_on.get("host", "")} if isinstance(started_on, dict) else {}
+    changed = {"hosts": kept, "reached_by": {}, "control": "", "launched_from": launched_from}
+    return (json.dumps({**record, **changed}, indent=2) + "\n").encode()
 
 
 def print_files(folder: Path) -> None:
@@ -193,4 +222,4 @@ def print_files(folder: Path) -> None:
     for name in FILES:
         with contextlib.suppress(FileNotFoundError):
             text = base64.b64encode((folder / name).read_bytes()).decode()
-            print(f"dmltrain-file {name} {text}", flush=True)
+            print(f"{FILE} {name} {text}", flush=True)

@@ -32,6 +32,7 @@ from launch.agent.protocol import (
     encode_event,
     filler,
 )
+from launch.agent.text import one_line, safe_lines
 from launch.agent.value import Value, value
 from launch.channels import ChannelError, frames
 from tests.tiers import examples
@@ -39,11 +40,14 @@ from tests.tiers import examples
 ROOT = Path(__file__).parents[2]
 WHOLE, AMOUNT, TEXT = st.integers(0, 65535), st.floats(0, 1e6), st.text()
 BIG = st.integers(-(1 << 40), 1 << 60)
+LINE = TEXT.map(one_line)
 TEXTS, STRINGS = st.lists(TEXT).map(tuple), st.dictionaries(TEXT, TEXT)
 PEER = st.builds(Peer, TEXT, TEXT, WHOLE)
 SPAWN = st.builds(Spawn, WHOLE, TEXTS, STRINGS, TEXT, TEXT, st.booleans(), WHOLE, st.booleans())
 VALUES = {  # of the fields, by their types
     "str": TEXT,
+    "Text": LINE,
+    "Facts": st.dictionaries(LINE, st.none() | LINE | WHOLE | st.lists(LINE)),
     "bool": st.booleans(),
     "int": st.integers(-(1 << 62), 1 << 62),
     "float": st.floats(-1e6, 1e6),
@@ -55,6 +59,8 @@ VALUES = {  # of the fields, by their types
     "Number": WHOLE,
     "Peer": PEER,
     "tuple[str, ...]": TEXTS,
+    "tuple[Text, ...]": st.lists(LINE).map(tuple),
+    "tuple[Facts, ...]": st.lists(st.dictionaries(LINE, LINE)).map(tuple),
     "tuple[Count, ...]": st.lists(WHOLE).map(tuple),
     "tuple[Number, ...]": st.lists(WHOLE).map(tuple),
     "tuple[Peer, ...]": st.lists(PEER).map(tuple),
@@ -64,8 +70,7 @@ VALUES = {  # of the fields, by their types
     "dict[str, str]": STRINGS,
     "dict[str, Port]": st.dictionaries(TEXT, WHOLE),
     "dict[str, Any]": st.dictionaries(TEXT, st.none() | TEXT | WHOLE),
-    "dict[str, dict[str, Any]]": st.dictionaries(TEXT, st.builds(dict, ms=AMOUNT) | st.builds(dict, error=TEXT)),
-    "tuple[dict[str, Any], ...]": st.lists(STRINGS).map(tuple),
+    "dict[str, dict[str, Any]]": st.dictionaries(TEXT, st.builds(dict, ms=AMOUNT) | st.builds(dict, error=LINE)),
 }
 VALUES |= {f"{each} | None": st.none() | VALUES[each] for each in ("str", "Share", "Amount", "Port")}
 JSON = st.recursive(
@@ -101,6 +106,44 @@ def test_an_event_comes_as_it_was_sent_and_its_host_is_the_connections(event):
     found = decode_event(encode_event(event), "h7")
     assert (type(found), found.host) == (type(event), "h7")
     assert {**vars(found), "host": event.host} == vars(event)
+
+
+UNSAFE = ("\n", "\r", "\x1b[2J", "\x07", "\x9b2J", "\u2028", "\u202e", "\x7f", "\0")
+
+
+@pytest.mark.parametrize("unsafe", UNSAFE)
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        ({"event": "refused", "code": 2}, "message"),
+        ({"event": "measured", "peer": "h"}, "error"),
+        ({"event": "synced", "files": 1, "bytes": 1, "changed": []}, "notes"),
+        ({"event": "probed"}, "facts"),
+        ({"event": "listing"}, "rows"),
+        ({"event": "reached"}, "peers"),
+    ],
+)
+def test_a_text_of_an_agent_is_one_printable_line(event, field, unsafe):
+    text = f"a{unsafe}dmltrain-file job.json e30="
+    sent = {"notes": [text], "facts": {text: [text]}, "rows": [{"a": {"b": text}}], "peers": {"h": {"error": text}}}
+    found = decode_event(json.dumps({**event, field: sent.get(field, text)}).encode(), "h")
+    assert one_line(text).isprintable() and one_line(text) != text
+    assert json.dumps(vars(found)[field]) == json.dumps(sent.get(field, text)).replace(
+        json.dumps(text)[1:-1], json.dumps(one_line(text))[1:-1]
+    )
+
+
+def test_an_event_nested_too_deeply_is_a_protocol_error():
+    for levels in (100, 900, 5000, 50_000):
+        text = b'{"event": "probed", "facts": {"a": %s%s}}' % (b"[" * levels, b"]" * levels)
+        try:
+            decode_event(text, "h")
+        except ProtocolError as error:
+            assert "expected" in str(error)
+
+
+def test_lines_of_the_launchers_own_stay():
+    assert safe_lines("one\n\ttwo\x1b[2J\r") == "one\n\ttwo\\x1b[2J\\r"
 
 
 @settings(max_examples=examples(30))  # they take long to make
