@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dmltrain.report.block import Block
-from dmltrain.report.dialect.rows import Epochs, is_metric, key, plain
+from dmltrain.report.dialect.rows import Epochs, is_metric, key, own_seconds, plain
 from dmltrain.report.run import Found
 
 
@@ -22,14 +22,17 @@ class CSVLogger:
     programs: ClassVar[tuple[str, ...]] = ("Keras' CSVLogger",)
 
     def __init__(self) -> None:
-        self._epochs = Epochs(_accept, lambda name, header: key(name), again=True)
+        self._epochs = Epochs(_accept, lambda name, header: key(name))
 
     def feed(self, block: Block) -> bool:
         return self._epochs.feed(block)
 
     def found(self) -> list[Found]:
         notes = self._epochs.notes()
-        return [Found(run, first=1 if min(run) == 1 else 0, notes=notes) for run in self._epochs.values()]
+        return [
+            Found(run, first=1 if min(run) == 1 else 0, notes=notes, elapsed=own_seconds(run))
+            for run in self._epochs.values()
+        ]
 
 
 def _accept(header: list[str]) -> bool:

@@ -7,17 +7,16 @@
 
 An epoch has the last number of each column. Of `loss_step` and `loss_epoch` the second is the epoch's. A row without an
 epoch (LearningRateMonitor writes them) belongs to the next one. What `trainer.test` measured after the last epoch
-belongs to it.
+belongs to it; what `trainer.validate` did is no epoch's.
 """
 
 from __future__ import annotations
 
-from array import array
 from typing import ClassVar
 
 from dmltrain.report.block import Block
-from dmltrain.report.dialect.rows import Epochs, is_metric, key, plain
-from dmltrain.report.run import Found, Values
+from dmltrain.report.dialect.rows import Epochs, is_metric, key, own_seconds, plain
+from dmltrain.report.run import Found
 
 
 class Lightning:
@@ -32,7 +31,8 @@ class Lightning:
         return self._epochs.feed(block)
 
     def found(self) -> list[Found]:
-        return [Found(_with_test(run), notes=self._epochs.notes()) for run in self._epochs.values()]
+        notes = self._epochs.notes()
+        return [Found(run, notes=notes, elapsed=own_seconds(run)) for run in self._epochs.values()]
 
 
 def _accept(header: list[str]) -> bool:
@@ -47,13 +47,3 @@ def _name(name: str, header: list[str]) -> str:
         base = name.removesuffix("_step")
         return "" if f"{base}_epoch" in header or base in header else key(base)
     return key(name.removesuffix("_epoch"))
-
-
-def _with_test(run: dict[int, Values]) -> dict[int, Values]:
-    """The epochs, with the test's values in the last one that was trained."""
-    *epochs, last = sorted(run)
-    if epochs and all(name == "step" or name.startswith("test_") for name in run[last]):
-        tested = {name: numbers for name, numbers in run[last].items() if name != "step"}
-        run = {epoch: values for epoch, values in run.items() if epoch != last}
-        run[epochs[-1]] = {**run[epochs[-1]], **{name: array("d", numbers) for name, numbers in tested.items()}}
-    return run

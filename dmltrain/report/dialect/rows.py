@@ -3,8 +3,9 @@
     epoch,accuracy,loss,val_accuracy
     0,0.4676,1.4524,0.5589
 
-Cells are separated by commas, semicolons or tabs, and may be quoted. Only the first line of a file can be the header.
-A row that has more or fewer cells than the header is left out.
+Cells are separated by commas, semicolons or tabs, and may be quoted. The first line of a file has to be a header; a
+later one is that of the rows which follow it. A row that has more or fewer cells than its header is left out, and a
+note has its line.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import csv
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import lt
+from typing import NamedTuple
 
 from dmltrain import record
 from dmltrain.report.block import LONGEST_LINE, Block
@@ -23,36 +25,106 @@ from dmltrain.report.run import Values
 Cells = Sequence[bytes]  # of a row or of a column
 
 _MOST_COLUMNS = 1000
+_CLOCK = 1e8  # seconds; a larger time is that of the clock
+_LEAST_OF_FIRST = 0.2  # seconds of an epoch, of those of the first with its start-up, where times are cumulative
+_MOST_NAMED = 5  # lines in a note
 _MARK = b"\xef\xbb\xbf"  # a byte order mark in UTF-8
 _MOST_EPOCHS = 10**9  # a larger number is a time
 _EPOCH = re.compile(rb"\s*\+?(\d{1,18})(?:\.0*)?\s*")
 _SPLITS = "train|training|val|valid|validation|eval|test|testing"
 _SPLIT_LAST = re.compile(rf"(.+)_({_SPLITS})")
+_BESIDE = re.compile(  # keys of columns that are measured in a test, too
+    r"train_(?:.*_)?(?:time|elapsed|duration|seconds|lr|learning_rate|momentum|weight_decay|memory|mem|step|hp_metric)"
+    r"(?:_.*)?"
+)
 _METRIC = re.compile(
     rf"(?:{_SPLITS})_.+|(?:.*_)?(?:loss|acc|accuracy|auc|error|f1|mae|mape|mse|perplexity|precision|recall|rmse|top\d+)"
 )
 
 
-class Rows:
-    """The rows of a file whose header `accept` takes. header: its names; () before it was read, or if it is none."""
+class Part(NamedTuple):
+    """Rows with one header: its names, and the columns in its order, all of one length. begins: the header stands above
+    these rows, and not in an earlier part."""
 
-    def __init__(self, accept: Callable[[list[str]], bool]) -> None:
+    header: tuple[str, ...]
+    columns: list[Cells]
+    begins: bool
+
+
+class Rows:
+    """The rows of a file whose header `accept` takes. header: its names; () before it was read, or if it is none.
+
+    mark: letters that every header has, so that most blocks need no search for another one.
+    """
+
+    def __init__(self, accept: Callable[[list[str]], bool], mark: bytes) -> None:
         self.header: tuple[str, ...] = ()
         self.cut = ""  # the name of the column whose last cell may be truncated
         self._accept = accept
+        self._mark = mark
         self._started = False
         self._separator = ","
+        self._line = 0  # lines before the block
+        self._unfit: list[int] = []  # lines that fit no header
+        self._unfit_count = 0
 
-    def read(self, block: Block) -> list[Cells]:
-        """The columns of the next block, in the order of the header, all of one length; [] without a row."""
-        data = block.data
-        if not self._started and data.strip(b"\r\n"):
-            self._started, data = True, self._begin(data)
-        if not self.header or block.limit < len(data):  # no line of a CSV is longer than a block
+    def read(self, block: Block) -> list[Part]:
+        """The rows of the next block; [] without any."""
+        if not self._started and block.data.strip(b"\r\n"):
+            self._started = True
+            return self._parts(block, block.data.removeprefix(_MARK)) if self._begins(block) else []
+        if not self.header or block.limit < len(block.data):  # no line of a CSV is longer than a block
             return []
-        if not block.whole or b'"' in data:
-            return self._by_row(data, block.whole)
-        return self._at_once(data) or self._by_row(data, True)
+        if block.holds(self._mark):
+            return self._parts(block, block.data)
+        return [Part(self.header, columns, False)] if (columns := self._columns(block.data, block.whole)) else []
+
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for readers of the table."""
+        notes = []
+        if self._unfit:
+            more = f" and {self._unfit_count - len(self._unfit)} more" if self._unfit_count > len(self._unfit) else ""
+            lines = ", ".join(map(str, self._unfit))
+            notes.append(
+                f"rows with more or fewer cells than their header are left out: line{'s' * (self._unfit_count > 1)} "
+                f"{lines}{more}"
+            )
+        if self.cut:
+            notes.append(f"the last line is truncated; its {self.cut} is ignored")
+        return tuple(notes)
+
+    def _begins(self, block: Block) -> bool:
+        """Whether the first line is a header; it decides what separates cells."""
+        line = block.data.removeprefix(_MARK).lstrip(b"\r\n")[:LONGEST_LINE].splitlines()[0:1]
+        for self._separator in (",", ";", "\t"):
+            if line and self._names(line[0]):
+                return block.limit == len(block.data)
+        return False
+
+    def _parts(self, block: Block, data: bytes) -> list[Part]:
+        """The rows of a block that may have headers."""
+        parts, start, begins = [], 0, False
+        lines = data.splitlines(keepends=True)
+        for place, line in enumerate(lines):
+            names = self._names(line.strip(b"\r\n")) if self._mark in line else ()
+            if names:
+                if columns := self._columns(b"".join(lines[start:place]), True):
+                    parts.append(Part(self.header, columns, begins))
+                self.header, start, begins = names, place + 1, True
+                self._line += 1
+        columns = self._columns(b"".join(lines[start:]), block.whole)
+        return [*parts, Part(self.header, columns, begins)] if columns or begins else parts
+
+    def _names(self, line: bytes) -> tuple[str, ...]:
+        """The names of a header; () if the line is none."""
+        names = [name.decode("utf-8", "replace").strip() for name in self._cells(line)]
+        return tuple(names) if 1 < len(names) <= _MOST_COLUMNS and self._accept(names) else ()
+
+    def _columns(self, data: bytes, whole: bool) -> list[Cells]:
+        columns = self._at_once(data) if whole and b'"' not in data else []
+        columns = columns or self._by_row(data, whole)
+        self._line += data.count(b"\n") or data.count(b"\r")
+        return columns
 
     def _at_once(self, data: bytes) -> list[Cells]:
         """The columns of whole lines without quotes, by one split of all; [] unless each line has every cell."""
@@ -71,19 +143,13 @@ class Rows:
         """The columns of any lines, without those of more or fewer cells. whole: the last line has its end."""
         lines = data.splitlines()
         last = [] if whole or not lines else [self._whole_cells(self._cells(lines.pop()))]
-        rows = [row for row in (*map(self._cells, lines), *last) if len(row) == len(self.header)]
-        return list(zip(*rows, strict=True))
-
-    def _begin(self, data: bytes) -> bytes:
-        """Read the header; return what follows it."""
-        data = data.removeprefix(_MARK).lstrip(b"\r\n")
-        line = data[:LONGEST_LINE].splitlines()[:1]
-        for self._separator in (",", ";", "\t"):
-            names = [name.decode("utf-8", "replace").strip() for name in self._cells(line[0])] if line else []
-            if 1 < len(names) <= _MOST_COLUMNS and self._accept(names):
-                self.header = tuple(names)
-                return data[len(line[0]) :]
-        return b""
+        rows = list(map(self._cells, lines))
+        for place, row in enumerate(rows):
+            if len(row) != len(self.header) and any(row):
+                self._unfit_count += 1
+                if len(self._unfit) < _MOST_NAMED:
+                    self._unfit.append(self._line + place + 1)
+        return list(zip(*(row for row in (*rows, *last) if len(row) == len(self.header)), strict=True))
 
     def _cells(self, line: bytes) -> Cells:
         if b'"' not in line:
@@ -106,54 +172,52 @@ class Rows:
 class Epochs:
     """The numbers of a CSV with a column `epoch`: of each epoch and column the last one.
 
-    name: the report's key of a column, or "" to leave it out. again: whether a file can have several runs, each of
-    which begins with the first epoch.
+    name: the report's key of a column, or "" to leave it out. A file can have several runs, each of which begins with
+    the first epoch. Where a later one comes again, the run went on from there: what followed it before is left out.
     """
 
-    def __init__(
-        self, accept: Callable[[list[str]], bool], name: Callable[[str, list[str]], str], again: bool = False
-    ) -> None:
+    def __init__(self, accept: Callable[[list[str]], bool], name: Callable[[str, list[str]], str]) -> None:
         self.runs: list[dict[int, Values]] = []
         self.repeated: list[int] = []  # epochs that came back
-        self.rows = Rows(accept)
+        self.rows = Rows(accept, b"poch")
         self._name = name
-        self._again = again
+        self._said: set[tuple[int, int]] = set()  # run and epoch whose training values are no numbers
         self._columns: list[tuple[int, str]] = []  # place, key
         self._epoch_column = 0
         self._last = -1
         self._waiting: Cells = ()  # the last cells of rows without an epoch, which belong to the next one
 
     def feed(self, block: Block) -> bool:
-        columns = self.rows.read(block)
-        if not self.rows.header:
-            return False
-        if not self._columns:
-            self._begin(list(self.rows.header))
-        if columns:
-            if self._waiting:
+        for part in self.rows.read(block):
+            columns = part.columns
+            if part.begins:
+                self._begin(list(part.header))
+            if columns and self._waiting:
                 columns = [(cell, *column) for cell, column in zip(self._waiting, columns, strict=True)]
-            if block.holds(b"_") or not self._take_ascending(columns):
+            if columns and (block.holds(b"_") or not self._take_ascending(columns)):
                 self._take_any(columns)
-        return True
+        return bool(self.rows.header)
 
     def values(self) -> list[dict[int, Values]]:
-        """The runs with numbers, after the last block."""
+        """The runs with numbers, after the last block, without what was tested or validated after them."""
         found = [{epoch: values for epoch, values in run.items() if values} for run in self.runs]
         if self._waiting and self.runs and self._last in found[-1]:
             found[-1][self._last] = {
                 **found[-1][self._last],
                 **self._numbers([(cell,) for cell in self._waiting], 0, 1),
             }
-        return [run for run in found if run]
+        said = [{epoch for part, epoch in self._said if part == number} for number in range(len(found))]
+        return [_without_tests(run, names) for run, names in zip(found, said, strict=True) if run]
 
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the table."""
-        notes = []
-        if self.repeated:
-            notes.append(f"epoch {self.repeated[0]} appears again later, as after a restart: its last row is shown")
-        if self.rows.cut:
-            notes.append(f"the last line is truncated; its {self.rows.cut} is ignored")
-        return tuple(notes)
+        again = (
+            f"epoch {self.repeated[0]} appears again later, as after a restart: its last rows are shown, and what "
+            "followed it before is left out"
+            if self.repeated
+            else ""
+        )
+        return (*filter(None, [again]), *self.rows.notes())
 
     def _begin(self, header: list[str]) -> None:
         self._epoch_column = next(place for place, name in enumerate(header) if plain(name) == "epoch")
@@ -163,6 +227,7 @@ class Epochs:
             if key:
                 named.setdefault(key, place)  # the first column of a name
         self._columns = [(place, key) for key, place in named.items()]
+        self._waiting = ()
 
     def _take_ascending(self, columns: list[Cells]) -> bool:
         """Take rows that are one epoch each and have only numbers, which is many times faster."""
@@ -201,15 +266,27 @@ class Epochs:
         self._waiting = tuple(_last(column[whole:]) for column in columns) if whole < rows else ()
 
     def _keep(self, epoch: int, columns: Sequence[Cells], start: int, end: int) -> None:
+        numbers = self._numbers(columns, start, end)
         if epoch < self._last and self.runs and epoch in self.runs[-1]:
-            if self._again and epoch == next(iter(self.runs[-1])):
-                self.runs.append({})
-            else:
-                self.repeated.append(epoch)
+            if not any(map(trains, numbers)) and any(map(trains, self.runs[-1][epoch])):
+                return  # a test or validation of another program, which counts its own epochs
+            self._again(epoch)
         if not self.runs:
             self.runs.append({})
         self._last = epoch
-        self.runs[-1].setdefault(epoch, {}).update(self._numbers(columns, start, end))
+        self.runs[-1].setdefault(epoch, {}).update(numbers)
+        if not any(map(trains, numbers)) and any(
+            trains(key) and any(columns[place][start:end]) for place, key in self._columns
+        ):
+            self._said.add((len(self.runs) - 1, epoch))
+
+    def _again(self, epoch: int) -> None:
+        """Begin a new run, or the last one again at this epoch."""
+        if epoch == next(iter(self.runs[-1])):
+            self.runs.append({})
+        else:
+            self.repeated.append(epoch)
+            self.runs[-1] = {each: values for each, values in self.runs[-1].items() if each < epoch}
 
     def _numbers(self, columns: Sequence[Cells], start: int, end: int) -> Values:
         """The last number of each column in some rows."""
@@ -219,6 +296,54 @@ class Epochs:
             if cell and (number := as_number(cell)) is not None:
                 values[key] = array("d", (number,))
         return values
+
+
+def trains(key: str) -> bool:
+    """Whether a key is that of a metric which only training has."""
+    return key.startswith("train_") and not _BESIDE.fullmatch(key)
+
+
+def _without_tests(run: dict[int, Values], said: set[int]) -> dict[int, Values]:
+    """The epochs of a run whose program went on to test or validate: rows after the last epoch that trained are no
+    epochs. The last epoch has what was called a test. said: epochs with training values that are no numbers."""
+    trained = said | {epoch for epoch, values in run.items() if any(map(trains, values))}
+    epochs, tests = sorted(run), dict[str, "array[float]"]()
+    while len(epochs) > 1 and epochs[-1] not in trained and _is_beside(run, epochs, bool(trained)):
+        tests = {key: numbers for key, numbers in run[epochs.pop()].items() if key.startswith("test_")} | tests
+    kept = {epoch: values for epoch, values in run.items() if epoch <= epochs[-1]}
+    kept[epochs[-1]] = {**kept[epochs[-1]], **tests}
+    return kept
+
+
+def _is_beside(run: dict[int, Values], epochs: Sequence[int], trained: bool) -> bool:
+    """Whether the last of these epochs, which has no training values, was no epoch. trained: others have some."""
+    steps = [run[epoch]["step"][0] for epoch in epochs if "step" in run[epoch]]
+    if len(steps) == len(epochs):
+        typical = (steps[-2] - steps[0]) / (len(steps) - 2) if len(steps) > 2 else steps[0]
+        return steps[-1] - steps[-2] <= typical / 2 if typical > 0 else trained
+    return trained or all(map(_of_test, run[epochs[-1]]))
+
+
+def own_seconds(run: dict[int, Values]) -> dict[int, float]:
+    """Make seconds since the start, or of the clock, those of each epoch; returns epoch -> seconds since the start."""
+    times = [run[epoch]["seconds"][0] for epoch in sorted(run) if "seconds" in run[epoch]]
+    if len(times) < 2 or len(times) < len(run) or not all(map(lt, times, times[1:])):
+        return {}
+    clock = times[0] > _CLOCK
+    if not clock and (times[-1] - times[0]) / (len(times) - 1) < times[0] * _LEAST_OF_FIRST:
+        return {}
+    start = times[0] if clock else 0.0
+    elapsed = {epoch: round(time - start, 6) for epoch, time in zip(sorted(run), times, strict=True)}
+    for before, epoch in pairwise((None, *elapsed)):
+        seconds = elapsed[epoch] - (elapsed[before] if before is not None else 0.0)
+        run[epoch] = {key: numbers for key, numbers in run[epoch].items() if key != "seconds"}
+        if before is not None or not clock:
+            run[epoch]["seconds"] = array("d", (round(seconds, 6),))
+    return elapsed
+
+
+def _of_test(key: str) -> bool:
+    return key.startswith("test_") or not key.startswith(("train_", "validation_")) or bool(_BESIDE.fullmatch(key))
 
 
 def _fill(epochs: list[bytes]) -> int:

@@ -4,7 +4,8 @@
     1700000000.123,0,0.4676
 
 Only the file's name says which metric: run-validation-tag-epoch_accuracy.csv. Steps of a tag `epoch_...` (Keras) are
-epochs from 0; other steps are iterations. Together in a folder, the files of a run are one table.
+epochs from 0; other steps are iterations. Steps that begin again are a run of their own. Together in a folder, the
+files of a run are one table.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from operator import lt
 from pathlib import PurePath
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from dmltrain import record
 from dmltrain.report.block import Block
@@ -30,29 +32,61 @@ class TensorBoard:
     programs: ClassVar[tuple[str, ...]] = ("TensorBoard (CSV)",)
 
     def __init__(self) -> None:
-        self._rows = Rows(lambda header: [plain(name) for name in header] == ["wall_time", "step", "value"])
-        self._numbers: dict[int, float] = {}  # by step
-        self._times: dict[int, float] = {}  # s, by step
+        self._rows = Rows(lambda header: [plain(name) for name in header] == ["wall_time", "step", "value"], b"tep")
+        self._attempts: list[_Attempt] = []
         self._file = ""
 
     def feed(self, block: Block) -> bool:
         self._file = block.name
-        columns = self._rows.read(block)
-        if columns:
+        for part in self._rows.read(block):
             try:
-                self._take(columns, plain=not block.holds(b"_"))
+                self._take(part.columns, plain=not block.holds(b"_"))
             except ValueError:
-                for row in zip(*columns, strict=True):
+                for row in zip(*part.columns, strict=True):
                     self._take_row(row)
         return bool(self._rows.header)
 
     def found(self) -> list[Found]:
-        if not self._numbers:
-            return []
         metric, by_epoch = _metric(PurePath(self._file).name)
-        steps = sorted(self._numbers)
-        numbers = array("d", map(self._numbers.__getitem__, steps))
-        times = array("d", map(self._times.__getitem__, steps))
+        nameless = "the file's name does not say what its values are: expected run-RUN-tag-NAME.csv"
+        notes = (*self._rows.notes(), *((nameless,) if metric == "value" else ()))
+        return [attempt.found(metric, by_epoch, notes) for attempt in self._attempts]
+
+    def _take(self, columns: list[Cells], plain: bool) -> None:
+        """Take columns of numbers, several times faster than row by row. ValueError if some are none."""
+        times, steps, numbers = columns
+        places = list(map(int, steps))
+        if not plain or not all(map(lt, places, places[1:])) or places[0] < 0 or places[-1] >= _MOST_STEPS:
+            raise ValueError("a step is out of range or order")
+        values, seconds = list(map(float, numbers)), list(map(float, times))
+        attempt = self._attempt(places[0])
+        attempt.numbers.update(zip(places, values, strict=True))
+        attempt.times.update(zip(places, seconds, strict=True))
+
+    def _take_row(self, cells: Cells) -> None:
+        time, step, number = as_number(cells[0]), as_epoch(cells[1]), as_number(cells[2])
+        if step is not None and number is not None:
+            attempt = self._attempt(step)
+            attempt.numbers[step] = number
+            attempt.times[step] = math.nan if time is None else time
+
+    def _attempt(self, step: int) -> _Attempt:
+        """That of a row: steps that begin again are a second start."""
+        if not self._attempts or step < next(reversed(self._attempts[-1].numbers), -1):
+            self._attempts.append(_Attempt({}, {}))
+        return self._attempts[-1]
+
+
+class _Attempt(NamedTuple):
+    """Numbers and times (s) of one start, by step."""
+
+    numbers: dict[int, float]
+    times: dict[int, float]
+
+    def found(self, metric: str, by_epoch: bool, notes: tuple[str, ...]) -> Found:
+        steps = sorted(self.numbers)
+        numbers = array("d", map(self.numbers.__getitem__, steps))
+        times = array("d", map(self.times.__getitem__, steps))
         seconds = array("d", [round(time - before, 6) for before, time in zip(times, times[1:], strict=False)])
         epochs: dict[int, Values] = {
             step: {metric: numbers[place : place + 1]}
@@ -60,28 +94,10 @@ class TensorBoard:
             else {metric: numbers[place : place + 1], "seconds": seconds[place - 1 : place]}
             for place, step in enumerate(steps)
         }
-        nameless = "the file's name does not say what its values are: expected run-RUN-tag-NAME.csv"
-        notes = (nameless,) if metric == "value" else ()
         elapsed = {
             step: round(time - times[0], 6) for step, time in zip(steps, times, strict=True) if time - times[0] >= 0
         }
-        return [Found(epochs, first=0 if by_epoch else None, notes=notes, elapsed=elapsed)]
-
-    def _take(self, columns: list[Cells], plain: bool) -> None:
-        """Take columns of numbers, several times faster than row by row. ValueError if some are none."""
-        times, steps, numbers = columns
-        places = list(map(int, steps))
-        if not plain or min(places) < 0 or max(places) >= _MOST_STEPS:
-            raise ValueError("a step is out of range")
-        values, seconds = list(map(float, numbers)), list(map(float, times))
-        self._numbers.update(zip(places, values, strict=True))
-        self._times.update(zip(places, seconds, strict=True))
-
-    def _take_row(self, cells: Cells) -> None:
-        time, step, number = as_number(cells[0]), as_epoch(cells[1]), as_number(cells[2])
-        if step is not None and number is not None:
-            self._numbers[step] = number
-            self._times[step] = math.nan if time is None else time
+        return Found(epochs, first=0 if by_epoch else None, notes=notes, elapsed=elapsed)
 
 
 def _metric(file: str) -> tuple[str, bool]:
