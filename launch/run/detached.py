@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from launch.agent.commands import Command, Kept
+from launch.agent.commands import Command
 from launch.agent.events import Ended, Resumed
 from launch.control.message import ATTACH
 from launch.run import journal
@@ -179,10 +179,6 @@ class DetachedSession(KeepingSession):
         self._sent.setdefault(host, []).append(command)
         if host not in self._away:
             super()._send(host, command)
-
-    def _confirm(self, host: str) -> None:
-        if host in self.connections and host in self._streams:
-            self.connections[host].send(Kept(self._streams[host].kept))
 
     def _close(self) -> None:
         if self.supervisor.over:

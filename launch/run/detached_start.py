@@ -10,12 +10,16 @@ from pathlib import Path
 
 from launch import NAME, version
 from launch.clusters import Cluster
+from launch.job.host import Host
+from launch.job.job import Job
+from launch.job.options import Options
 from launch.run import journal, report
 from launch.run.action import Continue
 from launch.run.detached import DetachedSession
 from launch.run.journal import Beginning, Journal, Story
 from launch.run.limit import FAULT_CODE
 from launch.run.repeated import Repeated
+from launch.run.room import Room
 from launch.run.session import Session
 from launch.run.start import Start
 from launch.run.supervise import Supervisor
@@ -35,13 +39,26 @@ class DetachedStart(Start):
     foreground = False
     _left = False
 
+    def __init__(
+        self,
+        options: Options,
+        job: Job,
+        cluster: Cluster,
+        path: Path,
+        say: Callable[[str], None],
+        listed: Sequence[Host] = (),
+        folder: LogFolder | None = None,
+    ):
+        super().__init__(options, job, cluster, path, say, listed, folder)
+        self.room = self.folder.room = Room(self.say)
+
     def make_output(self, names: Sequence[str]) -> Output:
         shown = self.options if self.foreground else replace(self.options, quiet=True)
         return Output(self.folder, names, make_display(shown, names))
 
     def prepare(self, session: Session, output: Output) -> None:
         assert isinstance(session, DetachedSession)
-        session.keep(journal.Kept(self.folder.path), output.size)
+        session.keep(journal.Kept(self.folder.path, self.room), output.size)
         session.foreground = self.foreground
         self._write(session, output)
 
@@ -56,9 +73,10 @@ class DetachedStart(Start):
         )
         hosts, listed = tuple(self.cluster.hosts), tuple(self.listed)
         beginning = Beginning(options, self.job, hosts, listed, str(self.path), self.began)
-        session.write_to(Journal(self.folder.path, version()), beginning)
+        session.write_to(Journal(self.folder.path, version(), room=self.room), beginning)
 
     def told(self) -> None:
+        self.room.wait()
         if self.started:
             started, self.started = self.started, None
             self.to_background(started)
@@ -66,6 +84,7 @@ class DetachedStart(Start):
     def leave(self, supervisor: Supervisor, session: Session) -> int:
         assert isinstance(session, DetachedSession)
         self._left = True
+        self.room.give_up()  # another launcher may write to the logs from now on
         self._record(supervisor)
         self.say(f"{NAME}: {session.why}; the job goes on without this launcher: dmltrain job attach {self.path}")
         return FAULT_CODE
@@ -81,6 +100,7 @@ class DetachedStart(Start):
         """A terminal that closes does not end the job."""
         if number == signal.SIGHUP:
             return self.to_background()
+        self.room.give_up()
         super()._interrupt(number)
 
     def to_background(self, started: Callable[[str], None] | None = None) -> None:
@@ -108,6 +128,7 @@ class AttachedStart(DetachedStart):
         super().__init__(began.options, began.job, cluster, Path(folder.shown), say, began.listed, folder)
         self.began = began.began
         self.first_request = (story.lease + 1) * REQUESTS
+        self.room.wait()
 
     def _supervisor(self) -> Supervisor:
         self._repeated = Repeated(super()._supervisor(), self._story)
@@ -134,8 +155,8 @@ class AttachedStart(DetachedStart):
             names.setdefault(process.task.name, []).append(number)
         for tasks in names.values():
             for task in tasks:
-                output.cut(task, kept.size(tasks))
-        session.go_on(Journal(self.folder.path, version(), self._length), self._repeated, self._story.lease)
+                output.expect_again(task, kept.size(tasks))
+        session.go_on(Journal(self.folder.path, version(), self._length, self.room), self._repeated, self._story.lease)
 
 
 def into_background(folder: Path) -> None:

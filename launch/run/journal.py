@@ -30,6 +30,7 @@ from launch.job.job import Job
 from launch.job.options import Options
 from launch.run.event import Event
 from launch.run.stream import Number
+from launch.terminal.log_folder import Again, never
 
 FORMAT = 1
 JOURNAL, KEPT = "launcher.journal", "launcher.kept"
@@ -78,9 +79,10 @@ class Story:
 class Journal:
     """Appends to the journal in `folder`. LaunchError if it cannot be written."""
 
-    def __init__(self, folder: Path, dmltrain: str, size: int | None = None):
-        """`size`: of what is there already and counts; None for a new one. `dmltrain`: its version."""
-        self._path, self._dmltrain = folder / JOURNAL, dmltrain
+    def __init__(self, folder: Path, dmltrain: str, size: int | None = None, room: Again = never):
+        """`size`: of what is there already and counts; None for a new one. `dmltrain`: its version. `room(error)`:
+        whether to try again what could not be written."""
+        self._path, self._dmltrain, self._room = folder / JOURNAL, dmltrain, room
         self._lock = threading.Lock()
         flags = WRITE | os.O_APPEND | (os.O_EXCL if size is None else os.O_NOFOLLOW)
         try:
@@ -107,9 +109,17 @@ class Journal:
         try:
             with self._lock:
                 while view:
-                    view = view[os.write(self._descriptor, view) :]
+                    view = view[self._written(view) :]
         except OSError as error:
             raise _unwritable(self._path, error) from None
+
+    def _written(self, view: memoryview) -> int:
+        while True:
+            try:
+                return os.write(self._descriptor, view)
+            except OSError as error:
+                if not self._room(error):
+                    raise
 
 
 def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
@@ -199,8 +209,8 @@ class _Reader(pickle.Unpickler):
 class Kept:
     """`launcher.kept` in `folder`: for each process, by its number, the last frame that is in its log."""
 
-    def __init__(self, folder: Path):
-        self._path = folder / KEPT
+    def __init__(self, folder: Path, room: Again = never):
+        self._path, self._room = folder / KEPT, room
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -219,10 +229,13 @@ class Kept:
     def put(self, task: int, frame: int, size: int) -> None:
         """`frame` is in the log, which has `size` bytes now."""
         self._rows[task] = frame, size
-        try:
-            os.pwrite(self._descriptor, ROW.pack(frame, size), task * ROW.size)
-        except OSError as error:
-            raise _unwritable(self._path, error) from None
+        while True:
+            try:
+                os.pwrite(self._descriptor, ROW.pack(frame, size), task * ROW.size)
+                return
+            except OSError as error:
+                if not self._room(error):
+                    raise _unwritable(self._path, error) from None
 
 
 def remove(folder: Path) -> None:

@@ -25,6 +25,7 @@ from launch.run.stream import Number, Stream
 
 AGAIN_SECONDS = 60.0  # to reach an agent again whose connection was lost
 PAUSE_SECONDS = 1.0
+CONFIRMED_BYTES = 2 << 20  # of output, after which the agent is told at once what is kept: it waits with the next
 CUT_OFF = "no host of the job can be reached any more"
 
 
@@ -63,6 +64,7 @@ class KeepingSession(Session):
         self._silent: set[str] = set()  # those of them that have not answered
         self._gone: set[str] = set()  # hosts whose agent has ended, and left something
         self._fates: dict[str, Lost] = {}  # how the connections of hosts ended that are made again
+        self._unconfirmed: dict[str, int] = {}  # by host: bytes of output since it was told
         self.why = ""
 
     def _next_lease(self) -> int:
@@ -145,15 +147,24 @@ class KeepingSession(Session):
         stream = self._streams[host]
         number = stream.begin()
         if number > self.kept.frame(task):
-            self._keep(task, payload)
             try:
+                self.output.write(task, payload)
                 self.kept.put(task, number, self._size(task))
             except LaunchError as error:
+                stream.stop()
                 self.events.put(OutputFailed(str(error)))
+            self._unconfirmed[host] = self._unconfirmed.get(host, 0) + len(payload)
         for place, event in enumerate(self._said(task, payload)):
             if stream.is_new((number, place)):
                 self._put_any(Numbered(event, host, (number, place), stream))
         self._end_frame(host, stream)
+        if self._unconfirmed.get(host, 0) >= CONFIRMED_BYTES and host not in self._away:
+            self._unconfirmed[host] = 0
+            self._confirm(host)
+
+    def _confirm(self, host: str) -> None:
+        if host in self.connections and host in self._streams:
+            self.connections[host].send(Kept(self._streams[host].kept))
 
     def _take_event(self, host: str, event: AgentEvent) -> None:
         if isinstance(event, Alive):

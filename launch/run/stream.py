@@ -16,6 +16,7 @@ class Stream:
         self.last = 0  # of the frames that were there when this launcher attached
         self.number = self._done = 0  # the frame that has come last
         self._waiting = 0
+        self._stopped = False
         self._lock = threading.Lock()
 
     def resume(self, first: int, last: int) -> None:
@@ -42,8 +43,14 @@ class Stream:
         """The frame's output is in the log, and its events are passed on, or counted as waiting. Whether it is the last
         one of those that were there."""
         with self._lock:
-            self._done = self.number
+            if not self._stopped:
+                self._done = self.number
         return self._done == self.last
+
+    def stop(self) -> None:
+        """What has come last is not in the log, so neither it nor what follows counts as kept."""
+        with self._lock:
+            self._stopped = True
 
     def wrote(self, number: Number) -> None:
         """This event is in the journal."""

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,17 @@ OURS = re.compile(
     r"|launcher\.(log|journal|kept)"
 )
 
+Again = Callable[[OSError], bool]  # whether to try again what could not be written
+
+
+def never(error: OSError) -> bool:
+    return False
+
 
 class LogFolder:
     """Creates and locks `path`; LaunchError if it is not writable or in use. `again`: the job in it goes on."""
+
+    room: Again = staticmethod(never)
 
     def __init__(self, path: str | Path, again: bool = False):
         self.shown, self.path, self._again = str(path), Path(path).absolute(), again
@@ -76,10 +84,12 @@ class LogFolder:
     def open_log(self, name: str) -> int:
         """Create a log file. Returns its descriptor."""
         path = self.path / f"{name}.log"
-        try:
-            return self.create(path.name)
-        except OSError as error:
-            raise unwritable(path, error) from None
+        while True:
+            try:
+                return self.create(path.name)
+            except OSError as error:
+                if not self.room(error):
+                    raise unwritable(path, error) from None
 
     def create(self, name: str) -> int:
         """Create a file that is only appended to; if the job goes on, it may be there. The descriptor; OSError."""
@@ -90,10 +100,17 @@ class LogFolder:
         """Replace job.json atomically."""
         path = self.path / RECORD
         text = json.dumps(record, indent=2) + "\n"
-        try:
-            whole_file.write(path, text.encode(), MODE)
-        except OSError as error:
-            raise unwritable(path, error) from None
+        while True:
+            try:
+                return whole_file.write(path, text.encode(), MODE)
+            except OSError as error:
+                if not self.room(error):
+                    raise unwritable(path, error) from None
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there may be room later."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def unwritable(path: Path, error: OSError) -> LaunchError:

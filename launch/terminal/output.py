@@ -59,6 +59,7 @@ class Output:
         self._folder, self._names, self._queue = folder, names, DisplayQueue(display, len(names))
         self._files: list[int | None] = [folder.open_log(name) for name in names]
         self._tails = [b""] * len(names)
+        self._again: dict[int, int] = {}  # descriptor -> where in the log output may be that is sent again
         self._pending = [b""] * len(names)  # the beginning of an incomplete line
         self._shown_as = list(range(len(names)))  # the task whose place on the display it has
 
@@ -93,15 +94,31 @@ class Output:
         descriptor = self._files[task]
         return 0 if descriptor is None else os.fstat(descriptor).st_size
 
-    def cut(self, task: int, size: int) -> None:
-        """Of a job that goes on: what comes after the first `size` bytes of this log is sent again. LaunchError."""
+    def expect_again(self, task: int, size: int) -> None:
+        """Of a job that goes on: what comes after the first `size` bytes of this log may be sent again. As far as it is
+        the same it is not written twice; nothing that is in a log is removed. LaunchError."""
         descriptor = self._files[task]
         if descriptor is not None:
             try:
-                os.ftruncate(descriptor, min(size, self.size(task)))
+                self._again[descriptor] = min(size, self.size(task))
                 self._tails[task] = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
             except OSError as error:
                 raise unwritable(self._folder.path / f"{self._names[task]}.log", error) from None
+
+    def _there(self, descriptor: int | None, data: bytes) -> int:
+        """How many of the first bytes of `data` are in the log already."""
+        if descriptor is None or descriptor not in self._again:
+            return 0
+        at = self._again[descriptor]
+        found = os.pread(descriptor, len(data), at)
+        same = next(
+            (index for index, pair in enumerate(zip(found, data, strict=False)) if pair[0] != pair[1]), len(found)
+        )
+        if same == len(data):
+            self._again[descriptor] = at + same
+        else:
+            del self._again[descriptor]
+        return same
 
     def hurry(self) -> None:
         """The job is ending: `write` no longer blocks."""
@@ -109,13 +126,21 @@ class Output:
 
     def _keep(self, task: int, data: bytes) -> None:
         descriptor = self._files[task]
-        view = memoryview(data)
         try:
+            view = memoryview(data)[self._there(descriptor, data) :]
             while view and descriptor is not None:
-                view = view[os.write(descriptor, view) :]
+                view = view[self._written(descriptor, view) :]
         except OSError as error:
             self._files[task] = None  # report the error once
             raise unwritable(self._folder.path / f"{self._names[task]}.log", error) from None
+
+    def _written(self, descriptor: int, view: memoryview) -> int:
+        while True:
+            try:
+                return os.write(descriptor, view)
+            except OSError as error:
+                if not self._folder.room(error):
+                    raise
 
     def _show(self, task: int, data: bytes) -> None:
         lines, newline, rest = (self._pending[task] + data).rpartition(b"\n")
