@@ -44,7 +44,7 @@ from tables.ddp import report, table
 from tables.hosts import Traffic
 
 NETWORKS = "mlp:25:100,mlp:100:100,resnet-20"
-USUAL = "ddp,dmltrain,dmltrain-defer"
+USUAL = "ddp,dmltrain,dmltrain-early,dmltrain-defer"
 
 
 @dataclass

@@ -51,6 +51,8 @@ def distribute(
     batch: str = "constant",
     server_snapshot: float | None = None,
     defer: bool = False,
+    step_early: bool = False,
+    broadcast_buffers: bool = False,
 ) -> DistributedOptimizer:
     """Wrap `optimizer` so that the workers of a job train one model; with dist_sync each `step()` uses the mean of all
     workers' gradients.
@@ -89,12 +91,21 @@ def distribute(
     All models of a process share one kvstore, so each call must make the same choices, but for `factors`,
     `local_steps`, `outer_lr` and `outer_momentum`.
 
-    With `defer`, `step()` returns at once, and the next `model(x)` waits for each weight just before it reads it. The
-    results are the same. Code that reads weights otherwise than by `model(x)` or `model.state_dict()` must then call
-    `optimizer.settle()` first.
+    When the outermost `backward()` returns, each `p.grad` is the mean over the workers (dist_sync, the optimizer on the
+    workers), and `step()` is the optimizer's own: a script may do what it does in one process
+    (docs/what-a-script-may-do.md). With the optimizer on the servers `step()` sends gradients and receives weights.
 
-    Raises UserError for values that are wrong or exclude one another, weights that are neither float32 nor float64, and
-    an optimizer that servers do not have where they run it; JobLost.
+    - `step_early`: send gradients during `backward()`, and step each part of the model as soon as its sum has arrived.
+      Nothing may read or change gradients between `backward()` and `step()`; some of what does is an error.
+    - `broadcast_buffers`: give all workers worker 0's buffers in each step (dist_sync), as DDP does.
+
+    With `defer`, which implies `step_early` as `factors` and elastic jobs do, `step()` returns at once, and the next
+    `model(x)` waits for each weight just before it reads it. The results are the same. Code that reads weights
+    otherwise than by `model(x)` or `model.state_dict()` must then call `optimizer.settle()` first.
+    A later call for the same model replaces the earlier one.
+
+    Raises UserError for values that are wrong or exclude one another, models that differ between workers, weights that
+    cannot be sent, and an optimizer that servers do not have where they run it; JobLost.
     """
     environment = _worker()
     from dmltrain import script
@@ -124,6 +135,8 @@ def distribute(
         script.store(asked, environment),
         update_on_kvstore=asked.on_servers(environment),
         defer=defer,
+        step_early=step_early,
+        broadcast_buffers=broadcast_buffers,
         factors=factors,
         averaging=of_model.averaging(kvstore),
     )

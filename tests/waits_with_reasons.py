@@ -1,6 +1,7 @@
 """Where tests sleep or have a limit below 60 s, and why that is right there (tests/test_waits.py)."""
 
 REASONS = {
+    "backends/everyday/run.py:Run.pause": "a worker is late at random, and any order of the workers is right",
     "backends/programs/mxnet_store.py:endless": "the program takes its steps at this pace until it is ended",
     "backends/programs/mxnet_store.py:idle": "the program pulls at this pace until it is ended",
     "benchmarks/test_ddp.py:test_the_same_steps_straggle_in_each_system_and_one_host_freezes_in_time.sleeps": "it sleeps for no time: sleep is replaced",

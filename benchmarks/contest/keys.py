@@ -41,7 +41,8 @@ class Keys(torch.nn.Module):
 
 def main(folder: Path, epochs: int, steps: int) -> None:
     model = Keys()
-    optimizer = dmltrain.distribute(model, torch.optim.SGD(model.parameters(), lr=2.0**-10, momentum=MOMENTUM))
+    inner = torch.optim.SGD(model.parameters(), lr=2.0**-10, momentum=MOMENTUM)
+    optimizer = dmltrain.distribute(model, inner, step_early=True)
     state = dmltrain.State(model=model, optimizer=optimizer)
     data = torch.utils.data.TensorDataset(torch.zeros(steps * dmltrain.num_workers()))
     loader = dmltrain.loader(data, batch_size=1, seed=1)

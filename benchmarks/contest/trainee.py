@@ -88,7 +88,9 @@ class Dmltrain:
             self.store.set_gradient_compression(parameters(system.codec, self.store.num_workers))
         self.model = module
         factors = batch if system.factors else 0
-        self.distributed = distribute(module, sgd(module), self.store, defer=system.defer, factors=factors)
+        self.distributed = distribute(
+            module, sgd(module), self.store, step_early=system.early, defer=system.defer, factors=factors
+        )
         for choice in self.distributed.choices if self.rank == 0 else ():
             print(choice, file=sys.stderr)
         self.optimizer = self.distributed

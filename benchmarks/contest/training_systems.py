@@ -10,13 +10,14 @@ STALENESS = 10  # of dist_ssp, in steps
 @dataclass(frozen=True)
 class System:
     """A way to train with several workers. `codec`: what gradients are sent as. `lossy`: its weights are not those of
-    plain gradients, bit for bit. `defer`: of dmltrain.distribute; `factors`: dense layers may send sufficient
-    factors. `links`: servers behind slow links hold less. `apart`: servers are on hosts of their own. `kvstore`: the
-    type of dmltrain's."""
+    plain gradients, bit for bit. `early` and `defer`: of dmltrain.distribute; `factors`: dense layers may send
+    sufficient factors. `links`: servers behind slow links hold less. `apart`: servers are on hosts of their own.
+    `kvstore`: the type of dmltrain's."""
 
     label: str
     servers: bool
     codec: str = "none"
+    early: bool = False
     defer: bool = False
     factors: bool = False
     links: bool = False
@@ -43,12 +44,13 @@ SYSTEMS = {
     "ddp-bf16": System("DDP, bf16 hook", False, "bf16"),
     "ddp-powersgd": System("DDP, PowerSGD of rank 1", False, "powersgd"),
     "dmltrain": System("dmltrain", True),
+    "dmltrain-early": System("dmltrain, steps early", True, early=True),
     "dmltrain-defer": System("dmltrain, deferred", True, defer=True),
-    "dmltrain-bf16": System("dmltrain, bf16", True, "bf16", True),
-    "dmltrain-int8": System("dmltrain, int8", True, "int8", True),
+    "dmltrain-bf16": System("dmltrain, bf16", True, "bf16", defer=True),
+    "dmltrain-int8": System("dmltrain, int8", True, "int8", defer=True),
     "dmltrain-links": System("dmltrain, shares by links", True, defer=True, links=True),
     "dmltrain-apart": System("dmltrain, spare hosts", True, defer=True, apart=True),
-    "dmltrain-ssp": System(f"dmltrain, dist_ssp, {STALENESS}", True, kvstore="dist_ssp"),
-    "dmltrain-async": System("dmltrain, dist_async", True, kvstore="dist_async"),
+    "dmltrain-ssp": System(f"dmltrain, dist_ssp, {STALENESS}", True, early=True, kvstore="dist_ssp"),
+    "dmltrain-async": System("dmltrain, dist_async", True, early=True, kvstore="dist_async"),
     "dmltrain-factors": System("dmltrain, sufficient factors", True, defer=True, factors=True),
 }

@@ -114,7 +114,7 @@ class Loader:
             before = self.count
         if not self._state.is_elastic:
             self._made(rounds, len(positions), own)
-        elif self._changed is None:
+        elif self._changed is None and not optimizer.skip_round():
             raise UserError(
                 "the loop over dmltrain.loader has not called optimizer.step() for a batch, and the other workers wait "
                 "for it: in an elastic job call it once for each batch (with micro-batches, where loader.step_ends)"

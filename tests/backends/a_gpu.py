@@ -24,9 +24,9 @@ class _Torch:
         assert device is buckets.Bucket.device
         return torch.zeros_like(tensor)
 
-    def empty_like(self, tensor, pin_memory):
-        assert pin_memory is True
-        return torch.empty_like(tensor)
+    def empty_like(self, tensor, pin_memory=False, device=None):
+        assert pin_memory or device == "meta"
+        return torch.empty_like(tensor, device=device)
 
 
 def device_for(name, monkeypatch):

@@ -57,9 +57,6 @@ class ChangingStore(LateStore):
         assert not mean
         super().init(key, value)
 
-    def all_reduce(self, name, array):
-        return np.array(array)
-
     def pushpull(self, key, value, out=None, priority=0, wait=True, rate=-1.0):
         self.call()
         if self._pending:

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore import Handle
 from dmltrain.kvstore.base import READ
+from tests.backends.agreeing import Agreeing
 
 
 class LateHandle(Handle):
@@ -27,7 +28,7 @@ class LateHandle(Handle):
         super().wait()
 
 
-class LateStore(KVStore):
+class LateStore(Agreeing):
     """dist_sync. `handles`: the pushes under way by key; `waited`: keys in the order of waiting."""
 
     type = "dist_sync"

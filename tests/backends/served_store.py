@@ -4,16 +4,17 @@ pushes twice what the first does."""
 import numpy as np
 
 from dmltrain.backends.torch.server_optimizer import Step
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore import Handle
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.transport.message import Declare, Key
+from tests.backends.agreeing import Agreeing
 from tests.kvstore.carrying_out import run
 
 STALENESS = {"dist_sync": 0.0, "dist_async": float("inf"), "dist_ssp": 1.0}
 
 
-class ServedStore(KVStore):
+class ServedStore(Agreeing):
     """`rates`: the learning rates that came with pushes."""
 
     num_workers = 2

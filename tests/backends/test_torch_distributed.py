@@ -24,11 +24,13 @@ plain_step.postpone_compiler()  # which the optimizers that `has` makes would im
 
 
 class Net(nn.Module):
-    """All its values are those of `rank`, but for an unused layer and a frozen parameter it trains everything."""
+    """All its values are those of `rank`; but for a frozen parameter it trains everything, if it is `whole`: else its
+    third layer is unused."""
 
-    def __init__(self, rank):
+    def __init__(self, rank, whole=False):
         super().__init__()
-        self.first, self.second, self.unused = nn.Linear(3, 4), nn.Linear(4, 2, bias=False), nn.Linear(2, 2)
+        self.first, self.second, self.third = nn.Linear(3, 4), nn.Linear(4, 2, bias=False), nn.Linear(2, 2)
+        self.whole = whole
         self.frozen = nn.Parameter(torch.full((2, 3), rank + 5.0), requires_grad=False)
         self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1) + rank)
         self.register_buffer("mean", torch.tensor([rank + 1.0, rank + 2.0, rank + 3.0], dtype=torch.float64))
@@ -40,7 +42,8 @@ class Net(nn.Module):
                     parameter.copy_((values + number - rank).reshape(parameter.shape))
 
     def forward(self, x):
-        return self.second(self.first(x))
+        x = self.second(self.first(x))
+        return self.third(x) if self.whole else x
 
 
 def sgd(model, **options):
@@ -55,9 +58,9 @@ def gradients(model, rank):
     model(batch(rank)).sum().backward()
 
 
-def own_gradients(rank):
+def own_gradients(rank, whole):
     """Of that worker's batch alone, with the first worker's weights."""
-    model = Net(0)
+    model = Net(0, whole)
     gradients(model, rank)
     return [each.grad if each.grad is not None else torch.zeros_like(each) for each in trained(model)]
 
@@ -66,10 +69,11 @@ def trained(model):
     return [each for each in model.parameters() if each.requires_grad]
 
 
-def test_all_start_from_the_first_workers_weights_and_statistics(job):
+@pytest.mark.parametrize("early", [False, True])
+def test_all_start_from_the_first_workers_weights_and_statistics(job, early):
     def one(store):
         model = Net(store.rank)
-        distribute(model, sgd(model), store)
+        distribute(model, sgd(model), store, step_early=early)
         return model
 
     expected = Net(0).state_dict()
@@ -114,7 +118,7 @@ def test_every_optimizer_steps_on_the_mean_in_the_servers_memory(job, kind, opti
     def one(store):
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         plain = copy.deepcopy(model)
-        optimizer = distribute(model, kind(model.parameters(), lr=0.1, **options), store)
+        optimizer = distribute(model, kind(model.parameters(), lr=0.1, **options), store, step_early=True)
         alone = kind(plain.parameters(), lr=0.1, **options)
         copied = list(zip(model.parameters(), plain.parameters(), strict=True))
         for mine, its in copied:
@@ -130,22 +134,28 @@ def test_every_optimizer_steps_on_the_mean_in_the_servers_memory(job, kind, opti
             torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("defer", [False, True])
-@pytest.mark.parametrize("overlap", [False, True])
+EARLY, DEFERRED, WITHOUT_OVERLAP = {"step_early": True}, {"defer": True}, {"overlap": False}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, EARLY, EARLY | WITHOUT_OVERLAP, DEFERRED, DEFERRED | WITHOUT_OVERLAP], ids="-".join
+)
 @pytest.mark.parametrize("average", [False, True])
-def test_a_step_is_of_the_mean_or_sum_of_all_gradients(job, average, overlap, defer):
+def test_a_step_is_of_the_mean_or_sum_of_all_gradients(job, average, options):
+    whole = bool(options)  # steps that are early need all gradients
+
     def one(store):
-        model = Net(store.rank)
-        optimizer = distribute(model, sgd(model), store, average=average, overlap=overlap, defer=defer)
+        model = Net(store.rank, whole)
+        optimizer = distribute(model, sgd(model), store, average=average, **options)
         optimizer.zero_grad()
         gradients(model, store.rank)
-        if not overlap:
+        if "overlap" in options:
             optimizer.push_gradients()
         optimizer.step()
         optimizer.synchronize()
         return model
 
-    parts = zip(trained(Net(0)), own_gradients(0), own_gradients(1), strict=True)
+    parts = zip(trained(Net(0)), own_gradients(0, whole), own_gradients(1, whole), strict=True)
     expected = [start - 0.5 * (first + second) / (2 if average else 1) for start, first, second in parts]
     for model in job.all(one):
         for parameter, value in zip(trained(model), expected, strict=True):
@@ -153,20 +163,22 @@ def test_a_step_is_of_the_mean_or_sum_of_all_gradients(job, average, overlap, de
         assert (model.frozen == 5.0).all()
 
 
-def test_gradients_are_all_workers_once_they_were_reduced(job):
-    """What no backward has produced counts as zero; several backward passes are added up, and sent with the last."""
+@pytest.mark.parametrize("early", [False, True])
+def test_gradients_are_all_workers_after_backward_and_early_ones_once_they_were_reduced(job, early):
+    """What no backward has produced stays None; several backward passes are added up, and sent with the last."""
 
     def one(store):
-        model = Net(store.rank)
-        optimizer = distribute(model, sgd(model, momentum=0.9), store)
+        model = Net(store.rank, whole=early)
+        optimizer = distribute(model, sgd(model, momentum=0.9), store, step_early=early)
         optimizer.zero_grad()
         with mock.patch.object(store, "pushpull") as push, optimizer.accumulate():
             gradients(model, store.rank)
             gradients(model, store.rank)
         assert not push.called
         gradients(model, store.rank)
-        optimizer.reduce_gradients()
-        found = [each.grad.clone() for each in trained(model)]
+        if early:
+            optimizer.reduce_gradients()
+        found = [copy.deepcopy(each.grad) for each in trained(model)]
         torch.nn.utils.clip_grad_norm_(trained(model), 1e-3)
         optimizer.step()
         moved = [each.detach() - start for each, start in zip(trained(model), trained(Net(0)), strict=True)]
@@ -177,18 +189,25 @@ def test_gradients_are_all_workers_once_they_were_reduced(job):
         assert optimizer.state[model.first.weight]["momentum_buffer"].abs().sum() > 0
         return found
 
-    expected = [1.5 * (first + second) for first, second in zip(own_gradients(0), own_gradients(1), strict=True)]
+    owns = zip(own_gradients(0, early), own_gradients(1, early), strict=True)
+    expected = [1.5 * (first + second) for first, second in owns]
     for found in job.all(one):
-        for mean, value in zip(found, expected, strict=True):
+        used = found if early else found[:3]
+        assert early or found[3:] == [None, None]
+        for mean, value in zip(used, expected, strict=False):
             torch.testing.assert_close(mean, value)
 
 
 def test_mistakes_with_gradients_under_way_are_explained(job):
     def one(store):
         model = Net(store.rank)
-        optimizer = distribute(model, sgd(model), store)
+        optimizer = distribute(model, sgd(model), store, step_early=True)
         gradients(model, store.rank)
-        optimizer.push_gradients()  # the unused layer's, too
+        with pytest.raises(UserError, match="third.weight has no gradient at step"):
+            optimizer.step()
+        for each in model.third.parameters():
+            each.grad = torch.ones_like(each)
+        optimizer.push_gradients()
         with pytest.raises(UserError, match=r"backward\(\) ran twice .*optimizer.accumulate\(\)"):
             gradients(model, store.rank)
         with pytest.raises(UserError, match="before dmltrain.distribute"):
@@ -201,10 +220,13 @@ def test_mistakes_with_gradients_under_way_are_explained(job):
     job.all(one)
 
 
-def test_a_closure_is_called_once_with_gradients_and_its_loss_returned(job):
+@pytest.mark.parametrize("early", [False, True])
+def test_a_closure_is_called_once_with_gradients_and_its_mean_loss_returned(job, early):
+    """Where steps are early, the worker's own."""
+
     def one(store):
-        model = Net(store.rank)
-        optimizer, calls = distribute(model, sgd(model), store), []
+        model = Net(store.rank, whole=early)
+        optimizer, calls = distribute(model, sgd(model), store, step_early=early), []
 
         def closure():
             optimizer.zero_grad()
@@ -214,19 +236,21 @@ def test_a_closure_is_called_once_with_gradients_and_its_loss_returned(job):
             return loss.item()
 
         with torch.no_grad():
-            assert optimizer.step(closure) == calls[0]
-        return len(calls), [each.detach().clone() for each in trained(model)]
+            returned = optimizer.step(closure)
+        return calls, returned, [each.detach().clone() for each in trained(model)]
 
-    (first, one_weights), (second, other_weights) = job.all(one)
-    assert first == second == 1
-    assert all(map(torch.equal, one_weights, other_weights))
+    ((one_loss,), one_returned, one_weights), ((other_loss,), other_returned, other_weights) = job.all(one)
+    mean = (one_loss + other_loss) / 2
+    assert [one_returned, other_returned] == ([one_loss, other_loss] if early else [mean, mean])
+    assert one_loss != other_loss and all(map(torch.equal, one_weights, other_weights))
     assert not torch.equal(one_weights[0], trained(Net(0))[0])
 
 
-def test_a_state_goes_on_where_it_was_saved(job):
+@pytest.mark.parametrize("options", [{}, DEFERRED], ids="-".join)
+def test_a_state_goes_on_where_it_was_saved(job, options):
     def one(store):
-        model = Net(0)
-        optimizer = distribute(model, sgd(model, momentum=0.9), store, defer=True)
+        model = Net(0, whole=bool(options))
+        optimizer = distribute(model, sgd(model, momentum=0.9), store, **options)
         gradients(model, store.rank)
         optimizer.step()
         saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
@@ -283,8 +307,9 @@ def test_weights_that_cannot_be_in_buckets_are_named():
         (torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last), True),
         (torch.arange(48.0).reshape(2, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d), True),
         (torch.arange(24.0).reshape(2, 3, 4), True),
-        (torch.arange(24.0).reshape(4, 6).t(), False),
+        (torch.arange(24.0).reshape(4, 6).t(), True),
         (torch.arange(48.0).reshape(4, 12)[:, ::2], False),
+        (torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)[..., ::2], False),
     ],
 )
 def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
@@ -292,6 +317,7 @@ def test_weights_keep_their_order_in_memory_where_it_is_dense(weight, kept):
     strides, values = model[1].stride(), model[1].detach().clone()
     (bucket,) = layout.make_buckets(model, torch.optim.SGD(model.parameters(), lr=1.0), "b")
     assert (model[1].stride() == strides) == kept
+    assert model[1].stride() == torch.zeros_like(weight).stride(), "as the optimizer's state lies"
     flat = bucket.host_weights()
     assert flat[:2].tolist() == [1.0, 1.0]
     if kept:
@@ -424,8 +450,8 @@ def test_gradients_are_sent_during_the_backward_pass_that_completes_them(line, w
     assert store.within and set(store.within) == {within}
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": False}])
-def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(job, options):
+@pytest.mark.parametrize("options, sent", [({}, True), (EARLY, True), (EARLY | WITHOUT_OVERLAP, False)])
+def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(job, options, sent):
     def one(store):
         model = nn.Linear(2, 1, bias=False)
         nn.init.ones_(model.weight)
@@ -433,7 +459,7 @@ def test_gradients_are_averaged_and_sent_before_the_step_unless_told_otherwise(j
         store.barrier()
         with mock.patch.object(store, "pushpull", wraps=store.pushpull) as push:
             model(torch.tensor([[1.0, 2.0]]) * (1 + 2 * store.rank)).sum().backward()
-            assert push.called == (not options)
+            assert push.called == sent
             optimizer.step()
             assert push.called
         return model.weight.tolist()

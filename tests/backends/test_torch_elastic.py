@@ -54,18 +54,19 @@ def begin(optimizer, model, step, dealt=3 * OWN):
     backward(model, step, dealt)
 
 
-def run(model, store, kind="sgd", dealt=3 * OWN, steps=STEPS):
-    """Train; returns the optimizer and the committed receipt of each step."""
-    optimizer = distribute(model, OPTIMIZERS[kind](model.parameters()), store, average=False, defer=True)
+def run(model, store, kind="sgd", dealt=3 * OWN, steps=STEPS, early=True, between=lambda model: None):
+    """Train; returns the optimizer and the committed receipt of each step. `between` backward and step."""
+    optimizer = distribute(model, OPTIMIZERS[kind](model.parameters()), store, average=False, step_early=early)
     committed = []
     for step in range(steps):
         begin(optimizer, model, step, dealt)
+        between(model)
         optimizer.step()
         committed.append(optimizer.committed.tolist())
     return optimizer, committed
 
 
-def expected(members, kind="sgd", dealt=12, device="cpu"):
+def expected(members, kind="sgd", dealt=12, device="cpu", between=lambda model: None):
     """The weights after steps with so many members each, without a store."""
     model = network(device)
     optimizer = OPTIMIZERS[kind](model.parameters())
@@ -74,6 +75,7 @@ def expected(members, kind="sgd", dealt=12, device="cpu"):
         backward(model, step, dealt)
         for each in model.parameters():
             each.grad = each.grad * count * (dealt / (OWN * count))
+        between(model)
         optimizer.step()
     return weights(model)
 
@@ -82,15 +84,16 @@ def weights(model):
     return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
 
 
+@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind):
+def test_without_a_change_the_steps_are_those_of_a_job_that_is_not_elastic(kind, early):
     plain, elastic = network(), network()
     optimizer = distribute(plain, OPTIMIZERS[kind](plain.parameters()), LateStore(), average=False)
     for step in range(STEPS):
         optimizer.zero_grad()
         backward(plain, step, 8)
         optimizer.step()
-    _, committed = run(elastic, ChangingStore(members=2), kind, dealt=8)
+    _, committed = run(elastic, ChangingStore(members=2), kind, dealt=8, early=early)
     assert torch.equal(weights(plain), weights(elastic))
     assert committed == [[8, 200, 2.0**41]] * STEPS
 
@@ -188,6 +191,63 @@ def test_who_does_not_go_on_makes_no_step():
     with pytest.raises(Ended):
         run(model, Ending(changes={9}))
     assert torch.equal(weights(model), before)
+
+
+# -- gradients when backward() returns --------------------------------------------------------------------------------
+
+
+def clip(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam, whole"])
+def test_gradients_are_those_of_the_round_wherever_a_member_is_lost(kind):
+    count = ChangingStore()
+    run(network(), count, kind, early=False)
+    for number in range(1, count.calls + 1):
+        model, store = network(), ChangingStore(changes={number})
+        run(model, store, kind, early=False, between=clip)
+        assert torch.allclose(weights(model), expected(store.rounds, kind, between=clip)), number
+
+
+def late(model):
+    return distribute(model, OPTIMIZERS["nag"](model.parameters()), ChangingStore(), average=False)
+
+
+def test_what_no_member_uses_keeps_no_gradient():
+    """So that neither momentum nor weight decay moves it."""
+    model = network()
+    optimizer, before = late(model), model[2].weight.clone()
+    for _ in range(2):
+        optimizer.round(12, np.array(RECEIPT))
+        optimizer.zero_grad()
+        model[:2](torch.ones(1, 4)).sum().backward()
+        assert [each.grad is None for each in model.parameters()] == [False, False, False, True, True]
+        optimizer.step()
+    assert torch.equal(model[2].weight, before)
+
+
+def test_a_step_may_be_left_out():
+    model = network()
+    optimizer, before, made = late(model), weights(model).clone(), []
+    assert not optimizer.skip_round()
+    optimizer.round(12, np.array(RECEIPT), made.append)
+    backward(model, 0, 12)
+    assert optimizer.skip_round() and len(made) == 1
+    assert torch.equal(weights(model), before)
+    begin(optimizer, model, 0)
+    optimizer.step()
+    assert torch.equal(weights(model), expected([3], "nag"))
+
+
+def test_gradients_are_exchanged_once_for_a_batch():
+    model = network()
+    optimizer = late(model)
+    begin(optimizer, model, 0)
+    with pytest.raises(UserError, match="zero_grad"):
+        optimizer.zero_grad()
+    with pytest.raises(UserError, match="accumulate"):
+        backward(model, 0, 12)
 
 
 # -- what is refused, and the trainer ---------------------------------------------------------------------------------

@@ -67,21 +67,25 @@ def plainly(kind, factors):
     return weights(model)
 
 
-@pytest.mark.parametrize("defer", [False, True])
+WAYS = [{}, {"step_early": True}, {"defer": True}]
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
 @pytest.mark.parametrize("average, factor", [(True, 1.5), (False, 3.0)])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_synchronous_steps_are_of_the_mean_or_the_sum(kind, average, factor, defer):
+def test_synchronous_steps_are_of_the_mean_or_the_sum(kind, average, factor, way):
     """The workers' gradients are 1 and 2 times the same."""
-    model, optimizer = on_servers(kind, average=average, defer=defer)
+    model, optimizer = on_servers(kind, average=average, **way)
     train(model, optimizer)
     optimizer.synchronize()
     torch.testing.assert_close(weights(model), plainly(kind, [factor]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("store", ["dist_async", "dist_ssp"])
-def test_asynchronous_steps_use_the_whole_gradient(store, average):
-    model, optimizer = on_servers(store=ServedStore(store), average=average)
+def test_asynchronous_steps_use_the_whole_gradient(store, average, way):
+    model, optimizer = on_servers(store=ServedStore(store), average=average, **way)
     train(model, optimizer)
     optimizer.synchronize()
     torch.testing.assert_close(weights(model), plainly("sgd", [1.0, 2.0]), rtol=1e-5, atol=1e-6)
@@ -128,13 +132,14 @@ def test_changes_that_servers_would_not_notice_are_refused(change):
 
 
 def test_gradients_cannot_be_reduced_where_servers_step():
-    with pytest.raises(UserError, match="gradients cannot be changed"):
+    with pytest.raises(UserError, match="no worker has the mean"):
         on_servers()[1].reduce_gradients()
 
 
+@pytest.mark.parametrize("way", WAYS[:2], ids="-".join)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_saved_state_continues_bit_for_bit(kind):
-    (model, optimizer), (again, continued) = on_servers(kind), on_servers(kind)
+def test_a_saved_state_continues_bit_for_bit(kind, way):
+    (model, optimizer), (again, continued) = on_servers(kind, **way), on_servers(kind, **way)
     train(model, optimizer, 2)
     continued.load_state_dict(optimizer.state_dict())
     for each, joined in ((model, optimizer), (again, continued)):
@@ -164,12 +169,14 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned():
     assert not torch.equal(weights(model), before)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_gradients_are_sent_during_backward_or_with_the_step(overlap):
+@pytest.mark.parametrize(
+    "options, during", [({}, False), (WAYS[1], True), ({"overlap": False, **WAYS[1]}, False)], ids=str
+)
+def test_gradients_are_sent_with_the_step_or_during_backward(options, during):
     store = ServedStore()
-    model, optimizer = on_servers(store=store, overlap=overlap)
+    model, optimizer = on_servers(store=store, **options)
     backward(model, optimizer, 0)
-    assert (len(store.rates) > 0) == overlap
+    assert (len(store.rates) > 0) == during
     optimizer.step()
     assert len(store.rates) > 0
 

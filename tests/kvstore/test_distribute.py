@@ -121,7 +121,7 @@ def test_a_scripts_staleness_bounds_its_steps_and_its_residual_keeps_what_is_bel
     def other(store):
         store.set_gradient_compression(compression)
         model = Slope()
-        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store)
+        optimizer = distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), store, step_early=True)
         store.barrier()
         store.barrier()
         model().backward()
@@ -131,7 +131,7 @@ def test_a_scripts_staleness_bounds_its_steps_and_its_residual_keeps_what_is_bel
     job = joined_by_script("dist_ssp", servers=1, staleness=1.0, make_step=make_step)
     others, model, found = begun(lambda: other(job.stores[0])), Slope(), []
     inner, options = torch.optim.SGD(model.parameters(), lr=1.0), {"staleness": 1, "transport": "tcp"}
-    optimizer = dmltrain.distribute(model, inner, "dist_ssp", compression=compression, **options)
+    optimizer = dmltrain.distribute(model, inner, "dist_ssp", compression=compression, step_early=True, **options)
     for _ in range(2):
         optimizer.settle()
         found.append(model.weight.tolist())

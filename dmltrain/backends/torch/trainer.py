@@ -109,6 +109,7 @@ class TorchTrainer:
             overlap=single,
             update_on_kvstore=bool(settings.update_on_kvstore),
             defer=single and not settings.compile,
+            step_early=True,
             factors=factor_rows(settings, store),
             factored=factored,
             averaging=store.kvstore_type.averaging(settings.local_steps, settings.outer_lr, settings.outer_momentum),

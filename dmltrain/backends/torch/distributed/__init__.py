@@ -1,15 +1,18 @@
 """Torch optimizers of several workers: `dmltrain.distribute` returns one. Most steps use all workers' gradients.
 
-Gradients are in flat buckets of about 1 MiB, in forward order (buckets.py). Each bucket is a key of the kvstore, and is
-pushed as soon as backward has produced its last gradient. Then there are two ways:
-- The servers only sum (on_workers.py; any torch optimizer; the default of dist_sync). The sum is received into the same
-  memory, and the worker's optimizer makes the step, bucket by bucket as sums arrive; in an elastic job after the last
-  one (elastic.py).
-- The servers make the step (on_servers.py; dist_async, dist_ssp, and dist_sync with update_on_kvstore). Weights are
-  pulled after backward, into the memory of the model's parameters, and awaited just before the next forward; in an
-  elastic job they are taken when all have come (elastic_on_servers.py, and elastic_changing.py also for dist_async
-  and dist_ssp).
-With `defer` each bucket is awaited where the next forward first reads it (overlap.py, gates.py).
+Gradients are in flat buckets of about 1 MiB, in forward order (buckets.py). Each bucket is a key of the kvstore. There
+are two ways:
+- The servers only sum (on_workers.py; any torch optimizer; the default of dist_sync). Buckets are sent while backward
+  computes, and when it returns each `p.grad` is the mean (reducer.py).
+- The servers make the step (on_servers.py; dist_async, dist_ssp, and dist_sync with update_on_kvstore). `step()` sends
+  gradients, and returns when the new weights are in the model.
+
+With `step_early` each bucket is pushed as soon as backward has produced its last gradient, and nothing waits before
+step(). There the worker's optimizer makes the step, bucket by bucket as sums arrive (early.py), or weights are pulled
+into the memory of the model's parameters, and awaited just before the next forward (on_servers.py). In an elastic job
+the step comes after the last sum (elastic.py), and weights are taken when all have come (elastic_on_servers.py, and
+elastic_changing.py also for dist_async and dist_ssp). With `defer` each bucket is awaited where the next forward first
+reads it (overlap.py, gates.py).
 
 With dist_local no gradients are sent: each worker steps alone, and sometimes weights are averaged (local_steps.py).
 """
@@ -22,6 +25,7 @@ import torch
 
 from dmltrain import heap
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
+from dmltrain.backends.torch.distributed.early import EarlyOptimizer
 from dmltrain.backends.torch.distributed.elastic import ElasticOptimizer
 from dmltrain.backends.torch.distributed.elastic_changing import ElasticChangingOptimizer
 from dmltrain.backends.torch.distributed.local_steps import LocalStepsOptimizer
@@ -46,51 +50,72 @@ def distribute(
     overlap: bool = True,
     update_on_kvstore: bool = False,
     defer: bool = False,
+    step_early: bool = False,
+    broadcast_buffers: bool = False,
     factors: int = 0,
     factored: Collection[str] | None = None,
     averaging: LocalSteps | None = None,
 ) -> DistributedOptimizer:
     """Connect `model` and `optimizer` to the other workers of `store`; every worker starts from worker 0's weights.
 
-    average: use the mean of the workers' gradients, else their sum (dist_sync). overlap: push during backward; without
-    it call `push_gradients`. update_on_kvstore: run dist_sync's optimizer on the servers. Raises UserError for weights
-    that are neither float32 nor float64, or an optimizer that servers do not have.
+    average: use the mean of the workers' gradients, else their sum (dist_sync). update_on_kvstore: run dist_sync's
+    optimizer on the servers. Raises UserError for models that differ between workers, weights that cannot be sent, or
+    an optimizer that servers do not have.
 
-    defer: `step()` returns at once, and the next forward waits for each bucket just before it first reads it. The
-    results are bit-identical. `model(x)`, `model.state_dict()` and this optimizer's methods see finished weights. Code
-    that reads weights in other ways (`model.parameters()`, a call of a submodule) must call `optimizer.settle()` first.
-    With torch.compile, and for optimizers that cannot step in parts (parts.py), `defer` has no effect.
+    step_early: send gradients during backward, and step each bucket when its sum has arrived. `parameter.grad` is the
+    worker's own gradient after backward() (undefined where factors are sent), the sum or mean after
+    `reduce_gradients()`, and undefined after `step()`; nothing may change it between. overlap: without it gradients are
+    sent by `push_gradients` in place of backward.
 
-    factors: let dense layers send sufficient factors where that is faster (dist_sync, optimizer on the workers), for at
-    most so many rows (samples, times positions) of a worker's step. `optimizer.choices` says which layers do, and why;
-    weights then equal those without factors up to rounding. factored: the names of their weights, instead of a choice.
+    broadcast_buffers: give all workers worker 0's buffers in each step (dist_sync).
+
+    defer (implies step_early): `step()` returns at once, and the next forward waits for each bucket just before it
+    first reads it. The results are bit-identical. `model(x)`, `model.state_dict()` and this optimizer's methods see
+    finished weights. Code that reads weights in other ways (`model.parameters()`, a call of a submodule) must call
+    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (parts.py), `defer` has
+    no effect.
+
+    factors (implies step_early): let dense layers send sufficient factors where that is faster (dist_sync, optimizer on
+    the workers), for at most so many rows (samples, times positions) of a worker's step. `optimizer.choices` says which
+    layers do, and why; weights then equal those without factors up to rounding. factored: the names of their weights,
+    instead of a choice.
 
     averaging: for dist_local, when and how weights are averaged (default: the type's). The steps between are the
-    optimizer's own, with the worker's gradients: average, overlap, update_on_kvstore and defer have no effect.
-
-    `parameter.grad` is the worker's own gradient after backward() (undefined where factors are sent), the sum or mean
-    after `reduce_gradients()`, and undefined after `step()`.
+    optimizer's own, with the worker's gradients: average, overlap, update_on_kvstore, step_early and defer have no
+    effect.
     """
     heap.keep_freed_memory()
+    while isinstance(optimizer, DistributedOptimizer):
+        optimizer = optimizer.inner
     if not store.is_distributed:
         return DistributedOptimizer(optimizer)
-    if store.kvstore_type.local_steps:
+    kind = store.kvstore_type
+    if broadcast_buffers and (store.elastic or kind.local_steps or not kind.synchronous):
+        raise UserError(
+            "broadcast_buffers needs workers that make their steps together: dist_sync, in a job that is not elastic "
+            f"(this is {store.type}); leave it out"
+        )
+    if kind.local_steps:
         if factors:
             raise UserError(f"factors stand for gradients, and kvstore {store.type} sends none: use dist_sync")
-        return LocalStepsOptimizer(model, optimizer, store, averaging or store.kvstore_type.local_steps)
-    mode = Mode(average, overlap, defer)
+        return LocalStepsOptimizer(model, optimizer, store, averaging or kind.local_steps)
+    on_servers = kind.steps_on_servers(update_on_kvstore)
+    early = step_early or defer or bool(factors) or (store.elastic and on_servers)
+    mode = Mode(average, overlap, defer, early, broadcast_buffers)
     if store.elastic:
-        if factors or not store.kvstore_type.can_be_elastic:
+        if factors or not kind.can_be_elastic:
             raise UserError("an elastic job needs dist_sync, dist_async or dist_ssp, and no factors")
-        if store.kvstore_type.steps_on_servers(update_on_kvstore):
+        if on_servers:
             assert isinstance(store, ElasticKVStore)
             return ElasticChangingOptimizer(model, optimizer, store, mode)
         return ElasticOptimizer(model, optimizer, store, mode)
     if factors and not overlap:
         raise UserError("factors are sent during backward, which overlap=False excludes: leave one of them out")
-    if not store.kvstore_type.steps_on_servers(update_on_kvstore):
+    if not on_servers:
         chosen = choose(model, optimizer, store, factors, factored) if factors else NOTHING_CHOSEN
-        return OptimizerOnWorkers(model, optimizer, store, mode, chosen)
+        if not early:
+            return OptimizerOnWorkers(model, optimizer, store, mode)
+        return EarlyOptimizer(model, optimizer, store, mode, chosen)
     if factors:
         raise UserError(
             f"factors need the optimizer on the workers, and kvstore {store.type} runs it on the servers here: use "

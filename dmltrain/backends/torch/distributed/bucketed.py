@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
+from dmltrain.backends.torch.distributed import owners, same
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.backends.torch.distributed.layout import make_buckets
@@ -30,12 +32,17 @@ class BucketedOptimizer(DistributedOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self.store = store
+        same.check(store, list(model.named_parameters()), list(model.named_buffers()))
         self._buckets = make_buckets(model, optimizer, store.new_name("bucket"), whole, factored)
         self._factored = [bucket for bucket in self._buckets if isinstance(bucket, FactoredBucket)]
         self._declare([bucket for bucket in self._buckets if bucket not in self._factored], whole, mean)
         for each in self._factored:
             each.prepare(store)
-        _share_rest(model, self._buckets, store)
+        self._hooks: list[RemovableHandle] = []
+        self._is_released = False
+        trained = {parameter for bucket in self._buckets for parameter in bucket.parameters}
+        same.share(store, [each for each in (*model.parameters(), *model.buffers()) if each not in trained])
+        owners.claim(self, trained)
 
     def _declare(self, buckets: list[Bucket], whole: bool, mean: bool) -> None:
         """Declare the buckets' keys, and take worker 0's weights."""
@@ -48,28 +55,21 @@ class BucketedOptimizer(DistributedOptimizer):
             self.store.pull(bucket.name, weights)
             bucket.set_weights(torch.from_numpy(weights))
 
+    def release(self) -> None:
+        """See owners.Owner."""
+        if self._factored:
+            raise UserError(
+                "a model whose dense layers send factors cannot go through dmltrain.distribute again: leave out factors"
+            )
+        self.settle()
+        self._is_released = True
+        for each in self._hooks:
+            each.remove()
+        owners.disown(self)
+
+    def _check_owner(self) -> None:
+        if self._is_released:
+            raise UserError(owners.REPLACED)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise UserError("add all parameters to the optimizer before dmltrain.distribute")
-
-
-def _share_rest(model: torch.nn.Module, buckets: list[Bucket], store: KVStore) -> None:
-    """Copy worker 0's frozen parameters and its buffers (batch-norm statistics, masks, permutations) to all workers."""
-    trained = {parameter for bucket in buckets for parameter in bucket.parameters}
-    tensors = [each for each in (*model.parameters(), *model.buffers()) if each not in trained]
-    if not tensors or store.num_workers == 1:
-        return
-    parts = [_numbers(each) for each in tensors]
-    flat = torch.cat(parts)
-    own = flat if store.rank == 0 else torch.zeros_like(flat)  # not flat * 0, which makes nan of infinity
-    shared = torch.from_numpy(store.all_reduce(store.new_name("first buffers"), own.numpy()))
-    with torch.no_grad():
-        for tensor, part in zip(tensors, shared.split([len(each) for each in parts]), strict=True):
-            if not tensor.is_floating_point():
-                part = part.to(torch.uint8).view(tensor.dtype)
-            tensor.copy_(part.reshape(tensor.shape))
-
-
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor has, in float64: its numbers, or the bytes of those that are not floating-point."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return (flat if tensor.is_floating_point() else flat.view(torch.uint8)).double()

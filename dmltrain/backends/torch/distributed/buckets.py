@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from dmltrain.arrays import Array
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ
 
+EARLY = "(step_early=True, which defer, factors and elastic jobs imply)"
+CHANGED = (
+    f"gradients were changed between backward() and step(), after they had been sent {EARLY}: leave that out, or call "
+    "optimizer.reduce_gradients() before clipping or unscaling them"
+)
+REPLACED = (
+    f"p.grad was replaced or set to None between backward() and step(), after gradients had been sent {EARLY}: leave "
+    "that out, or call optimizer.reduce_gradients() first"
+)
 MAX_PLACES = 8  # of results in memory, whose views are kept
 
 
@@ -29,13 +40,25 @@ class Bucket:
     stepped: bool = False  # step() was called, and its result is not in the weights yet
     gradients: torch.Tensor = field(init=False)  # (elements,)
     pulled: Array = field(init=False)  # receives pulled weights, (elements,)
-    _views: list[torch.Tensor] = field(init=False)
+    views: list[torch.Tensor] = field(init=False)  # of the gradients, one for each parameter
+    _places: list[tuple[torch.Size, tuple[int, ...], int]] = field(init=False)  # shape, strides and offset
     _host: torch.Tensor = field(init=False)
     _landing: torch.Tensor = field(init=False)  # receives results that are not read in place
     _weights: torch.Tensor | None = None
+    _weight_views: list[torch.Tensor] = field(default_factory=list)
     _version: int = 0  # autograd's count of changes to the gradients' memory
     _seen: set[int] = field(default_factory=set)
     _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by address; see _views_of
+
+    def __post_init__(self) -> None:
+        offsets = itertools.accumulate((each.numel() for each in self.parameters), initial=0)
+        self._places = [
+            (each.size(), dense_strides(each), offset) for each, offset in zip(self.parameters, offsets, strict=False)
+        ]
+
+    @property
+    def elements(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters)
 
     @property
     def device(self) -> torch.device:
@@ -52,7 +75,7 @@ class Bucket:
         if keep and self.device.type != "cpu":
             self._landing = torch.empty_like(self._host, pin_memory=True)
         self.gradients = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
-        self._views = self.cut(self.gradients)
+        self.views = self.cut(self.gradients)
 
     @property
     def ready(self) -> bool:
@@ -61,7 +84,11 @@ class Bucket:
     @property
     def has_gradients(self) -> bool:
         """Whether each parameter's gradient is still the bucket's memory."""
-        return all(parameter.grad is view for parameter, view in zip(self.parameters, self._views, strict=True))
+        return all(parameter.grad is view for parameter, view in zip(self.parameters, self.views, strict=True))
+
+    def missing(self) -> torch.nn.Parameter | None:
+        """A parameter whose gradient is None."""
+        return next((each for each in self.parameters if each.grad is None), None)
 
     def begin(self) -> None:
         """Start a new step, without gradients."""
@@ -75,8 +102,9 @@ class Bucket:
     def discard(self) -> None:
         """zero_grad() was called. The optimizer itself removes the gradients of these parameters."""
 
-    def watch(self, when_ready: Callable[[Bucket], None]) -> None:
+    def watch(self, when_ready: Callable[[Bucket], None]) -> list[RemovableHandle]:
         """Call `when_ready` each time backward has completed a gradient of this bucket."""
+        handles = []
         for index, parameter in enumerate(self.parameters):
 
             def hook(parameter: torch.nn.Parameter, index: int = index) -> None:
@@ -84,24 +112,46 @@ class Bucket:
                     self._collect(index, parameter)
                 when_ready(self)
 
-            parameter.register_post_accumulate_grad_hook(hook)
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        return handles
 
     def complete(self) -> None:
         """Set gradients that backward did not produce to zero."""
         for index, parameter in enumerate(self.parameters):
             self._collect(index, parameter)
 
+    def fill(self) -> None:
+        """Copy all gradients. Those of the parameters stay as they are, in their own memory."""
+        with torch.no_grad():
+            for view, parameter in zip(self.views, self.parameters, strict=True):
+                copy_gradient(view, parameter.grad)
+
     def _collect(self, index: int, parameter: torch.nn.Parameter) -> None:
-        view = self._views[index]
+        view = self.views[index]
+        self._check_place(index, parameter)
         if parameter.grad is None:
             view.zero_()
+        elif parameter.grad.layout is not torch.strided:
+            raise UserError(f"sparse gradients cannot be sent during backward {EARLY}: leave that out")
         elif parameter.grad.data_ptr() != view.data_ptr():
-            view.copy_(parameter.grad)
+            view.copy_(parameter.grad.detach())  # which has a graph after backward(create_graph=True)
         else:
             self._seen.add(index)
             return
         parameter.grad = view
         self._seen.add(index)
+
+    def _check_place(self, index: int, parameter: torch.nn.Parameter) -> None:
+        """`model.to()` also moves gradients, which are the views here."""
+        _, strides, offset = self._places[index]
+        view, memory = self.views[index], self.gradients
+        moved = view.numel() and view.data_ptr() != memory.data_ptr() + offset * memory.element_size()
+        if moved or parameter.dtype != memory.dtype or parameter.stride() != strides:
+            raise UserError(
+                f"a parameter was {memory.dtype} with strides {strides} at dmltrain.distribute and is "
+                f"{described(parameter)} with strides {parameter.stride()} now: change the model's type and memory "
+                "format before dmltrain.distribute, or call it again"
+            )
 
     def weigh(self, weight: float) -> None:
         """Multiply the complete gradients, before the push. With 0 they are zeros, whatever they were."""
@@ -119,30 +169,44 @@ class Bucket:
     def send(self, store: KVStore) -> Handle:
         """Push the gradients, and pull the sum or mean of all workers'."""
         gradients = self.host_gradients()
-        self._version = self.gradients._version
+        self.note_sent()
         out = READ if self.device.type == "cpu" else self._landing.numpy()  # pinned memory, from which a GPU copies
         return store.pushpull(self.name, gradients, out, self.priority, wait=False)
+
+    def note_sent(self) -> None:
+        """What the gradients are now is pushed: see `check_unchanged`."""
+        self._version = self.gradients._version
 
     def factor_to_mean(self, store: KVStore) -> float:
         """Of what `send` pulls."""
         return store.factor_to_mean(self.name)
 
     def check_unchanged(self) -> None:
-        """Raise UserError if the gradients were changed after the push."""
+        """Raise UserError if the gradients were changed or replaced after the push."""
         if self.stepped and self.gradients._version != self._version:
             raise UserError(
                 "gradients were set to zero in place after step(), before their sum had arrived: call "
                 "optimizer.zero_grad(), or model.zero_grad(set_to_none=True)"
             )
         if self.gradients._version != self._version:
-            raise UserError(
-                "gradients were changed between backward() and step(), after they had been sent: call "
-                "optimizer.reduce_gradients() before clipping or unscaling them"
-            )
+            raise UserError(CHANGED)
+        if not self.stepped:
+            for index, parameter in enumerate(self.parameters):
+                self._check_place(index, parameter)
+                if parameter.grad is not self.views[index]:
+                    raise UserError(REPLACED)
 
     def take_result(self, handle: Handle, factor: float) -> None:
         """Set the gradients to what `send` has pulled, times `factor`."""
         self._take(self._result(handle), factor)
+
+    def result(self, handle: Handle, factor: float) -> list[torch.Tensor]:
+        """What `send` has pulled, times `factor`, for each parameter. Read-only, and valid until the next `send`."""
+        total = self._result(handle)
+        if factor == 1.0 and self.device.type == "cpu":
+            return self._views_of(total)
+        self._take(total, factor)
+        return self.views
 
     def _result(self, handle: Handle) -> Array:
         return handle.values[0] if handle.values else self._landing.numpy()
@@ -159,11 +223,10 @@ class Bucket:
         """In this context every parameter has what `send` has pulled, times `factor`, as its gradient, also after
         zero_grad() has removed its own. If the factor is 1, gradients are the server's memory, which must not be
         written, unless they are to be `copied`."""
-        total = self._result(handle)
-        if factor == 1.0 and self.device.type == "cpu" and not copied:
-            return self._with_gradients(self._views_of(total))
-        self._take(total, factor)
-        return self._with_gradients(self._views)
+        if not copied:
+            return self._with_gradients(self.result(handle, factor))
+        self._take(self._result(handle), factor)
+        return self._with_gradients(self.views)
 
     @contextlib.contextmanager
     def _with_gradients(self, views: list[torch.Tensor]) -> Iterator[None]:
@@ -178,7 +241,7 @@ class Bucket:
 
     def host_weights(self) -> Array:
         """A flat copy of the weights."""
-        flat = torch.empty(sum(parameter.numel() for parameter in self.parameters), dtype=self.parameters[0].dtype)
+        flat = torch.empty(self.elements, dtype=self.parameters[0].dtype)
         self.copy_weights(flat)
         return flat.numpy()
 
@@ -201,8 +264,18 @@ class Bucket:
         self.pulled = flat.numpy()
         self._weights = flat.to(self.gradients.device) if self.gradients.device.type != "cpu" else flat
         with torch.no_grad():
-            for view, parameter in zip(self.cut(self._weights), self.parameters, strict=True):
+            self._weight_views = self.cut(self._weights)
+            for view, parameter in zip(self._weight_views, self.parameters, strict=True):
                 parameter.data = view
+
+    def check_adopted(self) -> None:
+        """Raise UserError for parameters that `adopt_weights` has moved, and that are elsewhere now."""
+        for view, parameter in zip(self._weight_views, self.parameters, strict=True):
+            if view.data_ptr() != parameter.data_ptr():
+                raise UserError(
+                    f"the memory of a parameter of {tuple(parameter.shape)} was replaced (model.to, parameter.data), "
+                    "but its weights come from the servers: do this before dmltrain.distribute, or call it again"
+                )
 
     def take_weights(self) -> None:
         """Take the weights that have arrived in `pulled`."""
@@ -221,12 +294,38 @@ class Bucket:
         return views
 
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Views of `flat` (elements,), one with the shape and the memory order of each parameter."""
-        views, offset = [], 0
-        for parameter in self.parameters:
-            views.append(flat.as_strided(parameter.size(), parameter.stride(), offset))
-            offset += parameter.numel()
-        return views
+        """Views of `flat` (elements,), one with the shape and the memory order that each parameter had at first."""
+        return [flat.as_strided(*place) for place in self._places]
+
+
+def copy_gradient(view: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Copy a parameter's gradient, dense or sparse, to its place in a bucket."""
+    if gradient is None:
+        view.zero_()
+    else:
+        view.copy_(gradient.to_dense() if gradient.layout is not torch.strided else gradient)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of a type have the same bits, NaN included."""
+    kind = torch.int64 if one.dtype == torch.float64 else torch.int32
+    return one.shape == other.shape and torch.equal(one.view(kind), other.view(kind))
+
+
+def described(tensor: torch.Tensor) -> str:
+    """Its type and shape."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions that have several elements, from the outermost to the innermost in a bucket's memory."""
+    strides = dense_strides(tensor)
+    return sorted((each for each in range(tensor.dim()) if tensor.shape[each] > 1), key=lambda each: -strides[each])
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of the tensor if it has no gaps, else those of a contiguous one."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def _read_only(array: Array) -> torch.Tensor:

@@ -7,6 +7,9 @@ step from another one.
 
 Each worker also pushes a receipt of its samples. The receipts' sum says how many samples' gradients have come: fewer
 than were dealt if a worker was lost.
+
+Unless steps are to be made early, the round is made when the outermost backward() returns: then gradients are the mean,
+and the script may change them. A parameter that no worker has used keeps no gradient.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import numpy as np
 import torch
 
 from dmltrain.arrays import Array
+from dmltrain.backends.torch.distributed import backward
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
+from dmltrain.backends.torch.distributed.early import EarlyOptimizer
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore
@@ -29,7 +33,7 @@ from dmltrain.kvstore.base import ViewChanged
 RECEIPT = 3  # numbers
 
 
-class ElasticOptimizer(OptimizerOnWorkers):
+class ElasticOptimizer(EarlyOptimizer):
     """See the module. `round` comes before each `step`. With `mode.average` sums are divided by the number of workers
     at the job's start, which is what `weigh` expects."""
 
@@ -40,12 +44,21 @@ class ElasticOptimizer(OptimizerOnWorkers):
         store: KVStore,
         mode: Mode,
     ) -> None:
-        super().__init__(model, optimizer, store, replace(mode, defer=False))
+        super().__init__(model, optimizer, store, replace(mode, defer=False, early=True))
+        backward.install()
+        self.number = backward.next_number()
+        self._awaits = not mode.early
+        self._unused: set[torch.nn.Parameter] = set()  # here, in this round
+        self._order = [parameter for bucket in self._buckets for parameter in bucket.parameters]
+        self._uses_of_all: Array = np.ones(len(self._order))  # workers that have used each parameter
         self._round: tuple[int, Array] | None = None
         self._then: Callable[[Array], None] | None = None
         self._is_reduced = False  # the gradients are those of the recognised round
         self._receipts = store.new_name("receipt")
         store.init([self._receipts], [np.zeros(RECEIPT)])
+        self._uses = store.new_name("uses of parameters")
+        if self._awaits:
+            store.init([self._uses], [np.zeros(len(self._order))])
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
         self._round, self._then = (dealt, np.array(receipt, np.float64)), then
@@ -55,6 +68,8 @@ class ElasticOptimizer(OptimizerOnWorkers):
         loss = None
         if not self._is_reduced:
             self._check_round()
+            if self._awaits and closure is None:
+                self.reduce_gradients()
         if self._is_reduced and self.committed is not None and not self.committed[0]:
             self.forget_round()  # there is nothing to step with, or the step is here already
         else:
@@ -64,12 +79,64 @@ class ElasticOptimizer(OptimizerOnWorkers):
             then(self.committed)
         return loss
 
+    def skip_round(self) -> bool:
+        """The script has made no step with the gradients of the round, if that was recognised."""
+        if not self._is_reduced:
+            return False
+        self.forget_round()
+        if (then := self._then) and self.committed is not None:
+            then(self.committed)
+        return True
+
+    # -- gradients when backward() returns ------------------------------------------------------------------------
+
+    def _gradient_ready(self, bucket: Bucket) -> None:
+        super()._gradient_ready(bucket)
+        if self._awaits and not self._accumulating:
+            backward.reached(self)
+
+    def finish(self) -> None:
+        """An outermost backward() has ended."""
+        self.reduce_gradients()
+
+    def failed(self, error: BaseException) -> None:
+        """Gradients that were sent stay under way: zero_grad() says so."""
+
+    def _complete(self, bucket: Bucket) -> None:
+        if not self._awaits:
+            return super()._complete(bucket)
+        self._unused |= {each for each in bucket.parameters if each.grad is None}
+        bucket.complete()
+
+    def _drop(self) -> None:
+        if self._is_reduced:
+            raise UserError(
+                "zero_grad() was called between backward() and step(): an elastic job exchanges gradients once for "
+                "each batch of dmltrain.loader, so call backward() once for it, and all others under "
+                "`with optimizer.accumulate():`"
+            )
+        super()._drop()
+
+    def _forget_unused(self) -> None:
+        for parameter, count in zip(self._order, self._uses_of_all, strict=True):
+            if not count:
+                parameter.grad = None
+
+    def _used(self) -> Array:
+        """Which parameters this worker's part of the round has used."""
+        if self._weight == 0.0:
+            return np.zeros(len(self._order))
+        return np.array([each not in self._unused for each in self._order], np.float64)
+
+    # -- rounds ---------------------------------------------------------------------------------------------------
+
     def _check_round(self) -> None:
         check_round(self._round is not None)
 
     def forget_round(self) -> None:
         """Make no step with the gradients of the last backward."""
         self._round, self._is_reduced = None, False
+        self._unused.clear()
         self._pending.clear()
         for bucket in self._buckets:
             bucket.begin()
@@ -82,6 +149,9 @@ class ElasticOptimizer(OptimizerOnWorkers):
         self._push_all()
         self._factor, self._is_reduced = self._committed_factor(), True
         self._wait(list(self._pending))
+        if self._awaits:
+            self._forget_unused()
+            self._unused.clear()
 
     def _push(self, bucket: Bucket) -> None:
         try:
@@ -117,9 +187,11 @@ class ElasticOptimizer(OptimizerOnWorkers):
         while True:
             try:
                 handle = self.store.pushpull(self._receipts, receipt, READ, wait=False)
-                for each in (*self._pending.values(), handle):
+                uses = self.store.pushpull(self._uses, self._used(), READ, wait=False) if self._awaits else handle
+                for each in (*self._pending.values(), handle, uses):
                     each.wait()
                 self.store.complete()
+                self._uses_of_all = np.array(uses.values[0])
                 return np.array(handle.values[0])
             except ViewChanged:
                 if self.store.enter():

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from dmltrain.arrays import Array
-from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
@@ -53,7 +54,7 @@ class FactoredBucket(Bucket):
         store.broadcast(weights.view(np.uint8), needed=store.rank != 0)
         self.set_weights(torch.from_numpy(weights))
         self.gradients = torch.empty(self.weight.numel(), dtype=self.weight.dtype, device=self.device)
-        self._views = self.cut(self.gradients)
+        self.views = self.cut(self.gradients)
         (self._marker,) = self.cut(self.gradients)  # another tensor of the same memory
         self._note()
 
@@ -66,7 +67,11 @@ class FactoredBucket(Bucket):
 
     @property
     def has_gradients(self) -> bool:
-        return self.weight.grad is None or self.weight.grad is self._marker or self.weight.grad is self._views[0]
+        return self.weight.grad is None or self.weight.grad is self._marker or self.weight.grad is self.views[0]
+
+    def missing(self) -> torch.nn.Parameter | None:
+        """A gradient is the product of the factors that there are, also of none."""
+        return None
 
     def begin(self) -> None:
         super().begin()
@@ -81,13 +86,13 @@ class FactoredBucket(Bucket):
         if not self.pushed:
             self._filled, self.weight.grad = 0, None
 
-    def watch(self, when_ready: Callable[[Bucket], None]) -> None:
+    def watch(self, when_ready: Callable[[Bucket], None]) -> list[RemovableHandle]:
         def hook(_: torch.Tensor) -> None:
             if not self.pushed:
                 self._collect_factors()
             when_ready(self)
 
-        self.weight.register_post_accumulate_grad_hook(hook)
+        return [self.weight.register_post_accumulate_grad_hook(hook)]
 
     def complete(self) -> None:
         """Without a backward since the last step, or after zero_grad(), the factors are zeros."""
@@ -169,26 +174,23 @@ class FactoredBucket(Bucket):
 
     def check_unchanged(self) -> None:
         if self.gradients._version != self._version:
-            raise UserError(
-                "gradients were changed between backward() and step(), after they had been sent: call "
-                "optimizer.reduce_gradients() before clipping or unscaling them"
-            )
+            raise UserError(CHANGED)
 
     def take_result(self, handle: Handle, factor: float) -> None:
         """Set the weight's gradient to the sum over all workers times `factor`."""
         self._multiply(handle, factor)
-        self.weight.grad = self._views[0]
+        self.weight.grad = self.views[0]
 
     def result_in_place(self, handle: Handle, factor: float, copied: bool = False) -> AbstractContextManager[None]:
         self._multiply(handle, factor)
-        return self._with_gradients(self._views)
+        return self._with_gradients(self.views)
 
     def _multiply(self, handle: Handle, factor: float) -> None:
         outputs, inputs = (
             torch.from_numpy(values.reshape(-1, width)).to(self.device)
             for values, width in zip(handle.values, self.weight.shape, strict=True)
         )
-        torch.mm((outputs * factor if factor != 1.0 else outputs).t(), inputs, out=self._views[0])
+        torch.mm((outputs * factor if factor != 1.0 else outputs).t(), inputs, out=self.views[0])
 
 
 def _backward_number() -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -37,12 +38,35 @@ def can_have(model: nn.Module) -> bool:
     return not any(isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for module in model.modules())
 
 
-def before_forward(model: nn.Module, action: Callable[[], None]) -> None:
+class Hook:
+    """A hook of a module: runs `action`. Copies of the module share it, and a file with the module has nothing of it,
+    so that it can be loaded where there is no dmltrain. `settle` completes weights before they are copied."""
+
+    def __init__(self, model: nn.Module, action: Callable[[], None], settle: Callable[[], None] | None = None) -> None:
+        self._model = weakref.ref(model)
+        self._action, self._settle = uncompiled(action), settle
+
+    def __call__(self, *_: Any) -> None:
+        self._action()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        model = self._model()
+        if self._settle is not None and model is not None:
+            self._settle()
+            for parameter in model.parameters():
+                if id(parameter) in memo:  # it has been copied already
+                    memo[id(parameter)].data.copy_(parameter.data)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._settle is not None:
+            self._settle()  # torch.save writes weights after all else
+        return functools.partial, (sys.audit, "dmltrain.hook")  # does nothing
+
+
+def before_forward(model: nn.Module, action: Callable[[], None], settle: Callable[[], None] | None = None) -> None:
     """Run `action` at the start of each forward of `model`."""
-    quiet = uncompiled(action)
-    model.register_forward_pre_hook(
-        lambda *_: quiet(), prepend=True
-    )  # not a bound method: copies of the model share it
+    model.register_forward_pre_hook(Hook(model, action, settle), prepend=True)
 
 
 def uncompiled(action: Callable[[], None]) -> Callable[[], None]:
@@ -64,7 +88,7 @@ def uncompiled(action: Callable[[], None]) -> Callable[[], None]:
 def install(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
     """In each forward of `model`, call `before(bucket)` at least once before an operator reads a parameter of it.
     `model.state_dict()` calls `before_all` first."""
-    model.register_state_dict_pre_hook(lambda *_: before_all())
+    model.register_state_dict_pre_hook(Hook(model, before_all, before_all))
     if _is_straight(model):
         _insert(model, buckets, before)
     else:
@@ -109,7 +133,13 @@ class Gate(nn.Module):
         super().__init__()
         self._action = uncompiled(action)
 
-    def forward(self) -> None:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return nn.Identity, ()
+
+    def forward(self, _: None) -> None:
         self._action()
 
 
@@ -124,7 +154,7 @@ def _insert(model: fx.GraphModule, buckets: list[Bucket], before: Action) -> Non
             name = f"gate{len(placed)}"
             model.add_submodule(name, Gate(functools.partial(before, bucket)))
             with model.graph.inserting_before(node):
-                model.graph.call_module(name)
+                model.graph.call_module(name, (None,))
     model.recompile()
 
 
@@ -167,6 +197,12 @@ class Dense(nn.Module):
             return bucket.linear(*arguments)
 
         self._linear = linear
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UserError("a model whose layers send factors cannot be saved whole: save model.state_dict()")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dense:
+        return self
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self._linear(x, weight, bias)
@@ -212,8 +248,7 @@ def _observe(model: nn.Module, mode: TorchFunctionMode, compiled: Callable[[], N
             forwards.enter_context(mode)
 
     before_forward(model, enter)
-    quiet = uncompiled(forwards.close)
-    model.register_forward_hook(lambda *_: quiet(), always_call=True)
+    model.register_forward_hook(Hook(model, forwards.close), always_call=True)
 
 
 def _inside_compiled() -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.buckets import Bucket, dense_strides
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.errors import UserError
 
@@ -27,25 +29,49 @@ def make_buckets(
     rows = factored or {}
     groups = enumerate(optimizer.param_groups)
     group_of = {parameter: number for number, group in groups for parameter in group["params"]}
-    open_lists: dict[tuple[int, torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
-    lists: list[tuple[int, list[torch.nn.Parameter]]] = []
-    for name, parameter in _in_order(model, group_of):
+    named = _in_order(model, group_of)
+    for name, parameter in named:
         _check(name, parameter)
-        if parameter in rows:
-            lists.append((group_of[parameter], [parameter]))
-            continue
-        kind = (group_of[parameter], parameter.dtype, parameter.device)
-        current = open_lists.get(kind)
-        if current is None or single or _bytes(current) + _bytes([parameter]) > BUCKET_BYTES:
-            current = open_lists[kind] = []
-            lists.append((group_of[parameter], current))
-        current.append(parameter)
+    lists = split(
+        named,
+        lambda each: None if single or each in rows else (group_of[each], each.dtype, each.device),
+    )
     return [
-        FactoredBucket(f"{prefix}.{number}", group, len(lists) - number, parameters[0], rows[parameters[0]])
-        if parameters[0] in rows
-        else Bucket(f"{prefix}.{number}", group, len(lists) - number, parameters)
-        for number, (group, parameters) in enumerate(lists)
+        FactoredBucket(f"{prefix}.{number}", group_of[first], len(lists) - number, first, rows[first])
+        if first in rows
+        else Bucket(f"{prefix}.{number}", group_of[first], len(lists) - number, [first, *more])
+        for number, (first, *more) in enumerate(lists)
     ]
+
+
+def split(
+    named: Iterable[tuple[str, torch.nn.Parameter]], kind_of: Callable[[torch.nn.Parameter], Hashable]
+) -> list[list[torch.nn.Parameter]]:
+    """The parameters of each bucket: consecutive ones of a kind. One whose kind is None is alone."""
+    open_lists: dict[Hashable, list[torch.nn.Parameter]] = {}
+    lists: list[list[torch.nn.Parameter]] = []
+    for _, parameter in named:
+        kind = kind_of(parameter)
+        current = open_lists.get(kind)
+        if kind is None or current is None or _bytes(current) + _bytes([parameter]) > BUCKET_BYTES:
+            current = open_lists[kind] = []
+            lists.append(current)
+        current.append(parameter)
+    return lists
+
+
+def wire_type(dtype: torch.dtype) -> np.dtype[Any]:
+    """What gradients of this type are summed in."""
+    return np.dtype(np.float64 if dtype == torch.float64 else np.float32)
+
+
+def check_trainable(name: str, parameter: torch.nn.Parameter) -> None:
+    """Raise UserError for a parameter whose gradients cannot be sent."""
+    if not parameter.is_floating_point():
+        raise UserError(
+            f"parameter {name} is {parameter.dtype}, expected floating-point numbers: keep real and imaginary parts in "
+            "one float parameter (torch.view_as_complex makes complex numbers of it)"
+        )
 
 
 def _in_order(model: torch.nn.Module, wanted: dict[torch.nn.Parameter, int]) -> list[tuple[str, torch.nn.Parameter]]:
@@ -65,12 +91,8 @@ def _check(name: str, parameter: torch.nn.Parameter) -> None:
             f"parameter {name} is {parameter.dtype}, expected float32 or float64: keep the weights in "
             "float32, and use torch.autocast for lower precision"
         )
-    dense = parameter.is_contiguous() or any(
-        parameter.dim() == dim and parameter.is_contiguous(memory_format=layout)
-        for dim, layout in ((4, torch.channels_last), (5, torch.channels_last_3d))
-    )
-    if not dense:
-        parameter.data = parameter.data.contiguous()
+    if parameter.stride() != dense_strides(parameter):
+        parameter.data = parameter.data.clone()  # lies as optimizers' states do
 
 
 def _bytes(parameters: list[torch.nn.Parameter]) -> int:

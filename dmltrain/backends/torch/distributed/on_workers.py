@@ -1,109 +1,109 @@
 """The optimizer on the workers, any of torch; servers only sum. This is the default of dist_sync.
 
-If the optimizer allows it (parts.py), each bucket is stepped as soon as its sum has arrived.
+Gradients are the mean over the workers when backward() returns (reducer.py), and a step is the wrapped optimizer's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed import parts
-from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
-from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.backends.torch.distributed import backward, owners
+from dmltrain.backends.torch.distributed.overlap import Mode
+from dmltrain.backends.torch.distributed.reducer import check_optimizer, reducers_of
+from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
+from dmltrain.errors import UserError
+from dmltrain.kvstore import KVStore
 
 
-class OptimizerOnWorkers(OverlappedOptimizer):
-    """See the module."""
+class OptimizerOnWorkers(DistributedOptimizer):
+    """See the module. Models and optimizers may have any number of one another."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        store: KVStore,
-        mode: Mode,
-        chosen: Chosen = NOTHING_CHOSEN,
-    ) -> None:
-        super().__init__(model, optimizer, store, mode, mean=mode.average and not store.elastic, factored=chosen.rows)
-        self.choices, self.factored = chosen.choices, frozenset(chosen.rows)
-        self._means = {bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets}
-        self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
-        self._factor = 1.0  # of that step
-        in_buckets = {parameter for bucket in self._buckets for parameter in bucket.parameters}
-        self._frozen = [
-            parameter
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter not in in_buckets
-        ]
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, store: KVStore, mode: Mode) -> None:
+        super().__init__(optimizer)
+        self.store, self._mode = store, mode
+        self._model = model
+        check_optimizer(model, optimizer)
+        self._reducers = reducers_of(model, store, mode)
+        self._before = {each: each.rounds for each in self._reducers}  # the rounds at its last step or zero_grad
 
-    def _push(self, bucket: Bucket) -> None:
-        bucket.pushed = True
-        self._pending[bucket] = bucket.send(self.store)
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The parameters must be the model's. Every worker must call it."""
+        super().add_param_group(param_group)
+        check_optimizer(self._model, self.inner)
+        self._reducers = reducers_of(self._model, self.store, self._mode)
+        self._before = {each: self._before.get(each, each.rounds) for each in self._reducers}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._push_all()
-        self._step_all()
-        return loss
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for each in self._reducers:
+            each.zeroed()
+            self._before[each] = each.rounds
+        super().zero_grad(set_to_none)
+
+    def weigh(self, weight: float, more: bool = False) -> None:
+        super().weigh(weight, more)
+        for each in self._reducers:
+            each.weight, each.holds = weight, more
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        before = [each.holds for each in self._reducers]
+        for each in self._reducers:
+            each.holds = True
+        try:
+            yield
+        finally:
+            for each, held in zip(self._reducers, before, strict=True):
+                each.holds = held
 
     def reduce_gradients(self) -> None:
-        self._push_all()
-        self._wait(list(self._pending))
+        """Gradients are the mean when backward() returns. This only averages those that were set in another way, or
+        added under `accumulate`, since the last step."""
+        self._check_complete()
+        for each in self._reducers:
+            each.ensure_round(self._before[each], bool(each.replaced(self._parameters())))
 
-    def state_dict(self) -> dict[str, Any]:
-        self.settle()
-        return super().state_dict()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """With a closure, its loss is the mean over the workers, so that all take the same decisions."""
+        loss = None
+        if closure is None:
+            self._prepare()
+            loss = self._step_inner(None)
+        else:
+            loss = self._step_inner(lambda: self._mean_loss(closure))
+        self._before = {each: each.rounds for each in self._reducers}
+        self.weigh(1.0)
+        return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.settle()
-        super().load_state_dict(state_dict)
+    def _prepare(self) -> None:
+        if backward.is_running():
+            raise UserError(
+                "step() was called by a hook of backward(), but gradients are the means only when backward() has "
+                "returned: call step() after it"
+            )
+        if any(each.is_released for each in self._reducers):
+            raise UserError(owners.REPLACED)
+        self._check_complete()
+        for each in self._reducers:
+            each.ensure_round(self._before[each])
+            each.check_step(self._parameters())
 
-    def synchronize(self) -> None:
-        self.settle()
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [each for group in self.param_groups for each in group["params"]]
 
-    def _push_all(self) -> None:
-        self.push_gradients()
-        for bucket in self._pending:
-            bucket.check_unchanged()
-
-    def _step_all(self, factor: float = 1.0) -> None:
-        """Step all buckets with their results times `factor`: each as its result arrives, or with `defer` later."""
-        self._groups, self._factor = self._options_of_parts(), factor
-        if self._groups is None:
-            self._wait(list(self._pending))
-            self.inner.step()
-            for bucket in self._buckets:
-                bucket.begin()
-            return
-        for bucket in self._buckets:
-            bucket.stepped = True
-        if not self._defer:
-            self._wait(list(self._pending))
-
-    def _options_of_parts(self) -> list[dict[str, Any]] | None:
-        """The groups' options for a step in parts; None if the step must be made at once."""
-        if len(self._pending) < len(self._buckets) or any(each.grad is not None for each in self._frozen):
+    def _mean_loss(self, closure: Callable[[], Any]) -> Any:
+        self._before = {each: each.rounds for each in self._reducers}
+        with torch.enable_grad():
+            loss = closure()
+        self._prepare()
+        if loss is None:
             return None
-        if not all(bucket.has_gradients for bucket in self._buckets):
-            return None
-        return parts.options_of(self.inner)
-
-    def _take(self, bucket: Bucket, handle: Handle) -> None:
-        factor = self._means[bucket] * self._factor
-        if not bucket.stepped:
-            bucket.take_result(handle, factor)
-            return
-        assert self._groups is not None  # `stepped` is set only where these options were found
-        bucket.check_unchanged()
-        options = self._groups[bucket.group]
-        with bucket.result_in_place(handle, factor, copied=parts.changes_gradients(options)):
-            parts.step(self.inner, options, bucket.parameters)
-        bucket.begin()
+        weight = self._reducers[0].weight if self._reducers else 1.0
+        number = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        own = number * weight if weight else 0.0
+        mean = float(self.store.all_reduce("loss of a closure", np.array([own]))[0]) / self.store.num_workers
+        return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from dmltrain.backends.torch.distributed import gates
+from dmltrain.backends.torch.distributed import gates, same
 from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
-from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
@@ -32,10 +32,12 @@ class Mode:
     average: bool
     overlap: bool
     defer: bool
+    early: bool = True  # gradients are sent during backward, or with `overlap` off by `push_gradients`
+    broadcast_buffers: bool = False
 
 
 class OverlappedOptimizer(BucketedOptimizer):
-    """Base of OptimizerOnWorkers and OptimizerOnServers. `whole`, `mean` and `factored`: see BucketedOptimizer."""
+    """Base of EarlyOptimizer and OptimizerOnServers. `whole`, `mean` and `factored`: see BucketedOptimizer."""
 
     def __init__(
         self,
@@ -49,9 +51,12 @@ class OverlappedOptimizer(BucketedOptimizer):
     ) -> None:
         super().__init__(model, optimizer, store, whole, mean, factored)
         self._overlap, self._accumulating = mode.overlap, False
+        self._shared = tuple(model.buffers()) if mode.broadcast_buffers else ()  # at each step, from worker 0
         self._pending: dict[Bucket, Handle] = {}  # in the order of the requests
-        for bucket in self._buckets:
-            bucket.watch(self._gradient_ready)
+        self._early = mode.early
+        self._names = {each: name for name, each in model.named_parameters()}
+        for bucket in self._buckets if mode.early else ():
+            self._hooks += bucket.watch(self._gradient_ready)
         self._defer = mode.defer and gates.can_have(model)
         if self._defer:
             gates.install(model, self._buckets, self._before_read, self.settle)
@@ -66,27 +71,58 @@ class OverlappedOptimizer(BucketedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         if not (self._defer and set_to_none):  # zeros would overwrite gradients that are being sent
             self.settle()
+        self._drop()
         for bucket in self._buckets:
             bucket.discard()
         self.inner.zero_grad(set_to_none)
+
+    def _drop(self) -> None:
+        """No step is made with the gradients that were sent. Raises UserError if that is too late."""
+        for bucket in self._buckets:
+            if bucket.pushed and not bucket.stepped:
+                if self._is_under_way(bucket):
+                    raise UserError(
+                        "zero_grad() was called between backward() and step(), after gradients had been sent for "
+                        f"the step {EARLY}: leave that out to skip steps"
+                    )
+                bucket.begin()
+
+    def _is_under_way(self, bucket: Bucket) -> bool:
+        """Whether the gradients that were sent will come back."""
+        return bucket in self._pending
 
     def weigh(self, weight: float, more: bool = False) -> None:
         super().weigh(weight, more)
         self._accumulating = more
 
     def rescale(self, factor: float) -> None:
+        if not self._early:
+            return super().rescale(factor)
         for bucket in self._buckets:
             bucket.weigh(factor)
 
     # -- pushing --------------------------------------------------------------------------------------------------
 
     def push_gradients(self) -> None:
+        self._check_owner()
         self._check_complete()
         self.settle()  # buckets whose weights no forward has read since the last step
         for bucket in reversed(self._buckets):
             if not bucket.pushed:
-                bucket.complete()
+                self._complete(bucket)
                 self._push_first(bucket)
+
+    def _complete(self, bucket: Bucket) -> None:
+        """Before the push, for what backward has not completed."""
+        if not self._early:
+            return bucket.fill()
+        missing = bucket.missing()
+        if missing is not None and self._weight != 0.0:
+            raise UserError(
+                f"parameter {self._names[missing]} has no gradient at step(), and would be stepped with zeros {EARLY}: "
+                "leave that out, or freeze the parameter (requires_grad_(False)) before dmltrain.distribute"
+            )
+        bucket.complete()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -104,8 +140,8 @@ class OverlappedOptimizer(BucketedOptimizer):
             )
         if bucket.pushed:
             raise UserError(
-                "backward() ran twice before step(), and the gradients of the first have already been sent; "
-                "put all but the last backward() under `with optimizer.accumulate():`"
+                "backward() ran twice before step(), and the gradients of the first have already been sent; put all "
+                "but the last under `with optimizer.accumulate():` (and give checkpoint() use_reentrant=False)"
             )
         if self._accumulating:
             bucket.accumulate()
@@ -119,6 +155,11 @@ class OverlappedOptimizer(BucketedOptimizer):
 
     def _push(self, bucket: Bucket) -> None:
         raise NotImplementedError
+
+    def _share_buffers(self) -> None:
+        """Give all workers worker 0's buffers, if that is wanted."""
+        if self._shared:
+            same.share(self.store, self._shared)
 
     # -- results --------------------------------------------------------------------------------------------------
 

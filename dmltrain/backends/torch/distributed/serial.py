@@ -124,11 +124,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for group, rate in zip(self.param_groups, own, strict=True):
                 group["lr"] = rate
 
+    def skip_round(self) -> bool:
+        """In an elastic job: the script makes no step with the gradients of the last backward. Returns False if the
+        other workers still wait for them."""
+        return False
+
     def forget_round(self) -> None:
         """In an elastic job: make no step with the gradients of the last backward."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         DistributedOptimizer.reduce_gradients(self)
+        return self._step_inner(closure)
+
+    def _step_inner(self, closure: Callable[[], Any] | None) -> Any:
+        """The wrapped optimizer's own step."""
         if closure is None and row_of(self.inner) and plain_step.is_possible(self.inner):
             return plain_step.step(self.inner)
         return self.inner.step(closure)

@@ -1,0 +1,129 @@
+"""The optimizer on the workers, any of torch, with `step_early`; servers only sum.
+
+Gradients are sent during backward, and nothing may read or change them before step(). If the optimizer allows it
+(parts.py), each bucket is stepped as soon as its sum has arrived.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dmltrain.backends.torch.distributed import parts
+from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
+from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
+from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
+from dmltrain.errors import UserError
+from dmltrain.kvstore import Handle, KVStore
+
+
+class EarlyOptimizer(OverlappedOptimizer):
+    """See the module."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStore,
+        mode: Mode,
+        chosen: Chosen = NOTHING_CHOSEN,
+    ) -> None:
+        _check_closure(optimizer)
+        super().__init__(model, optimizer, store, mode, mean=mode.average and not store.elastic, factored=chosen.rows)
+        self.choices, self.factored = chosen.choices, frozenset(chosen.rows)
+        self._means = {bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets}
+        self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
+        self._factor = 1.0  # of that step
+        in_buckets = {parameter for bucket in self._buckets for parameter in bucket.parameters}
+        self._frozen = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter not in in_buckets
+        ]
+
+    def _push(self, bucket: Bucket) -> None:
+        bucket.pushed = True
+        self._pending[bucket] = bucket.send(self.store)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._push_all()
+        self._share_buffers()
+        self._step_all()
+        return loss
+
+    def reduce_gradients(self) -> None:
+        self._push_all()
+        self._wait(list(self._pending))
+
+    def state_dict(self) -> dict[str, Any]:
+        self.settle()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.settle()
+        super().load_state_dict(state_dict)
+
+    def synchronize(self) -> None:
+        self.settle()
+
+    def _push_all(self) -> None:
+        if any(each.grad is not None for each in self._frozen):
+            raise UserError(
+                "a parameter that was frozen at dmltrain.distribute has a gradient now, which is this worker's own "
+                f"{EARLY}: leave that out, or call dmltrain.distribute again after unfreezing"
+            )
+        self.push_gradients()
+        for bucket in self._pending:
+            bucket.check_unchanged()
+
+    def _step_all(self, factor: float = 1.0) -> None:
+        """Step all buckets with their results times `factor`: each as its result arrives, or with `defer` later."""
+        self._groups, self._factor = self._options_of_parts(), factor
+        if self._groups is None:
+            self._wait(list(self._pending))
+            self.inner.step()
+            for bucket in self._buckets:
+                bucket.begin()
+            return
+        for bucket in self._buckets:
+            bucket.stepped = True
+        if not self._defer:
+            self._wait(list(self._pending))
+
+    def _options_of_parts(self) -> list[dict[str, Any]] | None:
+        """The groups' options for a step in parts; None if the step must be made at once."""
+        if len(self._pending) < len(self._buckets):
+            return None
+        if not all(bucket.has_gradients for bucket in self._buckets):
+            return None
+        return parts.options_of(self.inner)
+
+    def _take(self, bucket: Bucket, handle: Handle) -> None:
+        factor = self._means[bucket] * self._factor
+        if not bucket.stepped:
+            bucket.take_result(handle, factor)
+            return
+        assert self._groups is not None  # `stepped` is set only where these options were found
+        bucket.check_unchanged()
+        options = self._groups[bucket.group]
+        with bucket.result_in_place(handle, factor, copied=parts.changes_gradients(options)):
+            parts.step(self.inner, options, bucket.parameters)
+        bucket.begin()
+
+
+def _check_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UserError for optimizers that call a closure several times in a step, such as LBFGS."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UserError(
+            f"optimizer {type(optimizer).__name__} computes gradients several times in a step, which are sent for one "
+            f"step {EARLY}: leave that out"
+        )

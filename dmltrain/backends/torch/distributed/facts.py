@@ -1,0 +1,83 @@
+"""What the workers tell one another at the end of each round of gradients (reducer.py): small numbers, in one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmltrain.arrays import Array
+from dmltrain.backends.torch.distributed import same
+from dmltrain.kvstore import READ, Handle, KVStore
+
+LARGEST = 1 << 16  # counts are compared modulo this, so that their squares are exact
+OF_PARAMETER, EXTRA = 4, 7  # facts of each parameter, and numbers that are not of one
+
+
+@dataclass
+class Facts:
+    """How many workers say so of each parameter, (parameters,) int64."""
+
+    has: Array  # a gradient
+    sparse: Array  # and it is sparse
+    wants: Array  # it is trained
+    again: Array  # the gradient has changed since it was sent
+    at_step: int  # workers that are in step() or reduce_gradients(); the others are in backward()
+    even: bool  # all have called backward() and zero_grad() equally often since the last round
+
+    def is_sparse(self, number: int) -> bool:
+        """Whether all gradients of this parameter are, if it has any."""
+        return bool(self.sparse[number] == self.has[number])
+
+
+@dataclass
+class Place:
+    """Where a worker is in its program. `calls` of backward() and zero_grad() since the last round."""
+
+    steps: int
+    layouts: int
+    calls: int
+    at_step: bool
+
+
+class Exchange:
+    """The facts of a round, of so many parameters."""
+
+    def __init__(self, store: KVStore, name: str, parameters: int) -> None:
+        self._store, self._parameters = store, parameters
+        self._key = store.new_name(name)
+        self._own: list[int] = []  # this worker's steps and layouts
+        self._handle: Handle | None = None
+        base = store.num_workers + 1
+        self.has, self.sparse, self.wants, self.again = (base**power for power in range(OF_PARAMETER))
+        store.init([self._key], [np.zeros(parameters + EXTRA)])
+
+    def send(self, numbers: Sequence[int], place: Place) -> None:
+        """`numbers`: of each parameter the sum of `has`, `sparse`, `wants` and `again`, as far as they are true."""
+        steps, calls = place.steps % LARGEST, place.calls % LARGEST
+        self._own = [steps, place.layouts]
+        extra = (steps, steps**2, place.layouts, place.layouts**2, calls, calls**2, place.at_step)
+        self._handle = self._store.pushpull(self._key, np.array([*numbers, *extra], np.float64), READ, wait=False)
+
+    def receive(self) -> Facts:
+        """Raises UserError if another worker has made another number of steps, or has other parameters."""
+        assert self._handle is not None  # `send` comes first
+        self._handle.wait()
+        sums, workers = self._handle.values[0], self._store.num_workers
+        steps, steps_squared, layouts, layouts_squared, calls, calls_squared, at_step = sums[
+            self._parameters :
+        ].tolist()
+        if not _equal(steps, steps_squared, workers) or not _equal(layouts, layouts_squared, workers):
+            same.refuse_out_of_step(self._store, self._own)
+        packed, found = np.rint(sums[: self._parameters]).astype(np.int64), []
+        for _ in range(OF_PARAMETER):
+            packed, count = np.divmod(packed, workers + 1)
+            found.append(count)
+        has, sparse, wants, again = found
+        return Facts(has, sparse, wants, again, round(at_step), _equal(calls, calls_squared, workers))
+
+
+def _equal(total: float, squares: float, workers: int) -> bool:
+    """Whether all workers have the same number, by the sum of theirs and that of the squares (Cauchy-Schwarz)."""
+    return total**2 == workers * squares

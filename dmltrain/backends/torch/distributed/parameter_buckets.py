@@ -1,0 +1,106 @@
+"""The parameters that a reducer has, by number, and the buckets that carry their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.backends.torch.distributed.layout import check_trainable, split, wire_type
+from dmltrain.kvstore import Handle, KVStore
+
+Kind = tuple[torch.dtype, torch.Size, torch.device]
+
+
+class ParameterBuckets:
+    """A parameter has a bucket from the first time that any worker trains it. Workers call this in the same order."""
+
+    def __init__(self, store: KVStore, prefix: str, average: bool) -> None:
+        self._store, self._prefix, self._average = store, prefix, average
+        self.names: list[str] = []
+        self.parameters: list[nn.Parameter] = []
+        self.number_of: dict[nn.Parameter, int] = {}
+        self.buckets: list[Bucket] = []
+        self.changes = 0  # of parameters and buckets, the same on all workers
+        self._bucket_of: dict[int, Bucket] = {}
+        self._place_of: dict[int, int] = {}  # in its bucket
+        self._kinds: dict[Bucket, list[Kind]] = {}
+        self._factor: dict[Bucket, float] = {}  # what makes the mean of a result
+
+    def add(self, name: str, parameter: nn.Parameter) -> int:
+        number = self.number_of[parameter] = len(self.parameters)
+        self.parameters.append(parameter)
+        self.names.append(name)
+        return number
+
+    def lay_out(self, numbers: Iterable[int]) -> list[Bucket]:
+        """Buckets of these parameters, which have none yet."""
+        named = [(self.names[each], self.parameters[each]) for each in numbers]
+        for name, parameter in named:
+            check_trainable(name, parameter)
+        lists = split(named, lambda each: (each.dtype, each.device))
+        made = [
+            Bucket(self._store.new_name(self._prefix), 0, len(lists) - place, parameters)
+            for place, parameters in enumerate(lists)
+        ]
+        if not made:
+            return []
+        keys = [bucket.name for bucket in made]
+        values = [np.zeros(bucket.elements, wire_type(bucket.parameters[0].dtype)) for bucket in made]
+        self._store.init(keys, values, mean=self._average)
+        for bucket, memory in zip(made, self._store.buffers(keys), strict=True):
+            bucket.lay_out(memory)
+            self._kinds[bucket] = [_kind(each) for each in bucket.parameters]
+            self._factor[bucket] = bucket.factor_to_mean(self._store) if self._average else 1.0
+            for place, number in enumerate(self.numbers(bucket)):
+                self._bucket_of[number], self._place_of[number] = bucket, place
+        self.buckets += made
+        return made
+
+    def fits(self, bucket: Bucket) -> bool:
+        """Whether the script has left its parameters' types, shapes and devices as they were."""
+        return self._kinds[bucket] == [_kind(each) for each in bucket.parameters]
+
+    def drop(self, bucket: Bucket) -> None:
+        """Its parameters have no bucket any more."""
+        self.changes += 1
+        self.buckets.remove(bucket)
+        for number in self.numbers(bucket):
+            del self._bucket_of[number]
+
+    def numbers(self, bucket: Bucket) -> list[int]:
+        return [self.number_of[each] for each in bucket.parameters]
+
+    def bucket(self, number: int) -> Bucket | None:
+        return self._bucket_of.get(number)
+
+    def of(self, numbers: Iterable[int]) -> list[Bucket]:
+        """The buckets of these parameters, in order."""
+        found = {self._bucket_of.get(each) for each in numbers}
+        return [each for each in self.buckets if each in found]
+
+    def view(self, number: int) -> torch.Tensor:
+        """Where the gradient of a parameter lies in its bucket, until the bucket's result has been taken."""
+        return self._bucket_of[number].views[self._place_of[number]]
+
+    def part(self, number: int, results: Mapping[Bucket, list[torch.Tensor]]) -> torch.Tensor:
+        """The parameter's part of its bucket's result."""
+        return results[self._bucket_of[number]][self._place_of[number]]
+
+    def results(
+        self, sent: Mapping[Bucket, Handle], buckets: Iterable[Bucket]
+    ) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:
+        """The sums or means of these buckets, as they arrive: valid until the bucket is sent again."""
+        left = list(buckets)
+        while left:
+            bucket = next((each for each in left if sent[each].done), left[0])
+            left.remove(bucket)
+            sent[bucket].wait()
+            yield bucket, bucket.result(sent[bucket], self._factor[bucket])
+
+
+def _kind(parameter: nn.Parameter) -> Kind:
+    return parameter.dtype, parameter.shape, parameter.device
