@@ -14,7 +14,7 @@ import csv
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import lt
 from typing import NamedTuple
 
@@ -334,11 +334,10 @@ def own_seconds(run: dict[int, Values]) -> dict[int, float]:
         return {}
     start = times[0] if clock else 0.0
     elapsed = {epoch: round(time - start, 6) for epoch, time in zip(sorted(run), times, strict=True)}
-    for before, epoch in pairwise((None, *elapsed)):
-        seconds = elapsed[epoch] - (elapsed[before] if before is not None else 0.0)
-        run[epoch] = {key: numbers for key, numbers in run[epoch].items() if key != "seconds"}
-        if before is not None or not clock:
-            run[epoch]["seconds"] = array("d", (round(seconds, 6),))
+    for (epoch, end), before in zip(elapsed.items(), (0.0, *elapsed.values()), strict=False):
+        run[epoch] = {**run[epoch], "seconds": array("d", (round(end - before, 6),))}
+    if clock:
+        del run[min(run)]["seconds"]
     return elapsed
 
 
