@@ -6,8 +6,8 @@ the same user, or of root, are accepted; who may start an agent on the host is d
 
 from __future__ import annotations
 
-import hashlib
 import os
+import secrets
 import selectors
 import socket
 import struct
@@ -36,9 +36,9 @@ class Lease:
         return True
 
 
-def name_of(mark: str, host: str) -> str:
-    """The name of the socket, which is at most 107 bytes long."""
-    return "\0dmltrain-agent-" + hashlib.sha256(f"{mark} {host}".encode()).hexdigest()[:40]
+def new_name() -> str:
+    """A name for the socket, without the zero byte before it, that nobody can have taken."""
+    return f"dmltrain-agent-{secrets.token_hex(16)}"
 
 
 def is_ours(connection: socket.socket) -> bool:
@@ -47,11 +47,11 @@ def is_ours(connection: socket.socket) -> bool:
     return CREDENTIALS.unpack(found)[1] in (os.geteuid(), 0)
 
 
-def connect(mark: str, host: str) -> socket.socket | None:
-    """A connection to the agent of `host`; None if there is none."""
+def connect(name: str) -> socket.socket | None:
+    """A connection to the agent with this socket; None if there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(name_of(mark, host))
+        connection.connect(f"\0{name}")
         if is_ours(connection):
             return connection
     except OSError:
@@ -74,7 +74,7 @@ class Door:
         self._callers: dict[socket.socket, Incoming] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._listener.bind(name)
+            self._listener.bind(f"\0{name}")
             self._listener.listen()
         except OSError:
             self._listener.close()

@@ -17,8 +17,7 @@ from launch.agent.channel import READ_BYTES, Channel
 from launch.agent.commands import Attach, Kept
 from launch.agent.events import Refused, Resumed
 from launch.agent.protocol import encode_command
-from launch.agent.spawn import prefix
-from launch.agent.spool import Left, folder_of
+from launch.agent.spool import Left
 
 BRIDGE_BYTES = 1 << 20  # that are read and not written yet
 LEFT_SECONDS = 20.0  # without a word of a launcher that gets what an agent has left
@@ -27,7 +26,7 @@ LEFT_SECONDS = 20.0  # without a word of a launcher that gets what an agent has 
 def connect(channel: Channel, command: Attach) -> str:
     """Connect the launcher with the agent that it asks for, or with what that one has left, until one of them ends.
     Returns what is said at the exit."""
-    if connection := attach.connect(command.mark, command.host):
+    if connection := attach.connect(command.door):
         rest = encode_command(command) + bytes(channel.incoming.data)
         bridge(channel.stdin, channel.stdout, connection, rest, bytes(channel.backlog))
         return ""
@@ -41,7 +40,7 @@ def serve_left(channel: Channel, command: Attach) -> str:
     channel.received_at = time.monotonic()
     channel.selector.modify(channel.stdin, selectors.EVENT_READ, lambda: _take_kept(channel))
     try:
-        left = Left(folder_of(prefix(command.mark), command.host))
+        left = Left(command.spool)
     except (OSError, ValueError):
         channel.send(Refused(command.host, f"no agent of the job is left on {command.host}", 125))
         _send_all(channel, lambda: True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = OUTPUT_BYTES
 BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
+UNCONFIRMED_BYTES = 16 << 20  # the same of output that an attached launcher has not kept
 SILENCE_SECONDS = 10.0  # until a job says otherwise
 
 
@@ -110,14 +111,19 @@ class Channel:
         return len(self.backlog) + (self.spool.unread if self.spool and self.attached else 0)
 
     @property
+    def unconfirmed(self) -> int:
+        """Bytes that the launcher has not kept."""
+        return self.spool.bytes if self.spool and self.attached else 0
+
+    @property
     def full(self) -> bool:
-        """Whether so much is unsent that the agent should stop reading from the processes."""
-        return self.unsent > BACKLOG_BYTES
+        """Whether so much is unsent, or not kept, that the agent should stop reading from the processes."""
+        return self.unsent > BACKLOG_BYTES or self.unconfirmed > UNCONFIRMED_BYTES
 
     @property
     def has_room(self) -> bool:
         """Whether the agent may read from them again."""
-        return self.unsent < BACKLOG_BYTES // 2
+        return self.unsent < BACKLOG_BYTES // 2 and self.unconfirmed < UNCONFIRMED_BYTES // 2
 
     def read(self) -> None:
         """Read what has arrived into `incoming`."""

@@ -75,11 +75,13 @@ class Job(Command):
 @value(frozen=True)
 class Attach(Command):
     """Go on as the launcher of the agent that serves `host` in the job `mark`; answered by Resumed. Each launcher of a
-    job has a higher `lease` than the one before it."""
+    job has a higher `lease` than the one before it. `door` and `spool`: as that agent's Ready named them."""
 
     mark: str
     host: str
     lease: Count
+    door: str
+    spool: str
 
 
 @value(frozen=True)

@@ -10,17 +10,18 @@ import contextlib
 import math
 import selectors
 import socket
+import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launch.agent import Refusal
-from launch.agent.attach import Door, Lease, name_of
+from launch.agent.attach import Door, Lease, new_name
 from launch.agent.channel import Channel
 from launch.agent.commands import UNCOUNTED, Attach, Command, Job
 from launch.agent.events import Refused, Resumed
 from launch.agent.protocol import EVENT, HEADER, NO_TASK, encode_event
 from launch.agent.spawn import prefix
-from launch.agent.spool import Spool, folder_of
+from launch.agent.spool import Spool
 
 if TYPE_CHECKING:
     from launch.agent.children import Children
@@ -38,17 +39,18 @@ class Detached:
         self._selector, self._channel, self._children = selector, channel, children
         self._lease = Lease()
         self._door: Door | None = None
-        self._name = name_of(job.mark, job.host)
+        self.door = new_name()
         self._commands = 1  # this one
         self._idle_since = math.inf
         self._over_since = math.inf
         self._read: Callable[[], None] = lambda: None
         self._take_all: Callable[[], None] = lambda: None
-        folder = folder_of(prefix(job.mark), job.host)
         try:
-            channel.spool = Spool(folder)
+            channel.spool = Spool(tempfile.mkdtemp(prefix=f"{prefix(job.mark)}spool-"))
         except OSError as error:
-            raise Refusal(f"--detach: cannot make {folder} on {job.host}: {error.strerror}", 125) from None
+            what = f"--detach: cannot make a folder in TMPDIR or /tmp on {job.host}"
+            raise Refusal(f"{what}: {error.strerror}", 125) from None
+        self.spool = channel.spool.folder
 
     @property
     def possible(self) -> bool:
@@ -65,7 +67,7 @@ class Detached:
         self._read, self._take_all = read, take_all
         if self._channel.spool and not self._door:
             try:
-                self._door = Door(self._selector, self._name, self._admit)
+                self._door = Door(self._selector, self.door, self._admit)
             except OSError as error:
                 what = f"--detach: {self._channel.host} has another agent of this job, or cannot listen"
                 raise Refusal(f"{what}: {error.strerror}", 125) from None

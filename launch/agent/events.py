@@ -35,13 +35,19 @@ class Event(Value):
 
 @value(frozen=True)
 class Ready(Event):
-    """The agent has created the job's private folder. `cores` are usable; `python` is the agent's interpreter."""
+    """The agent has created the job's private folder. `cores` are usable; `python` is the agent's interpreter.
+
+    In a job that lives on without its launcher, the next one comes by the socket `door`, and what the agent has not
+    been able to send is in the folder `spool`. Both names are random: nobody else can have taken them.
+    """
 
     pid: Count
     cores: Count
     python: Text = ""
     reached: Text = ""  # the address of the host that SSH connected to
     machine: Facts = field(default_factory=dict)  # see `launch.agent.cores`
+    door: Text = ""
+    spool: str = ""
 
 
 @value(frozen=True)

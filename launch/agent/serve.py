@@ -223,7 +223,10 @@ class Agent:
             self.detached = Detached(self.selector, self.channel, self.children, job)
         machine = cores.report()
         usable = cores.usable(machine)
-        self.channel.send(Ready(job.host, os.getpid(), usable, sys.executable, reached_at(), dict(machine)))
+        door, spool = (self.detached.door, self.detached.spool) if self.detached else ("", "")
+        self.channel.send(
+            Ready(job.host, os.getpid(), usable, sys.executable, reached_at(), dict(machine), door, spool)
+        )
 
     def _start(self, command: commands.Start) -> None:
         """Start the tasks, in order; answers one Started each."""
@@ -244,6 +247,8 @@ class Agent:
             if self.ending:
                 return
             listener = self.preparation.ports.take("scheduler") if task.listens else None
+            if task.listens and self.channel.spool:
+                self.channel.spool.vital.add(task.task)
             own = {**base, **devices.share(given, task.environment)}
             self.children.add(spawn(task, own, self.channel.host, listener))
         if self.usage_interval and not self.usage:

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -197,7 +198,8 @@ class RunFolder:
         _put(self.change_file, number, content)
 
     def remove(self, keep: str = "") -> None:
-        """Remove the job's folders, including those of a killed agent. `keep`: the path of one that stays."""
+        """Remove the job's folders, including those of a killed agent. `keep`: the path of one that stays. Names in
+        TMPDIR can be anybody's: only what is this user's is touched."""
         try:
             folder = tempfile.gettempdir()
             names = os.listdir(folder)
@@ -205,8 +207,19 @@ class RunFolder:
             return
         for name in names:
             path = os.path.join(folder, name)
-            if name.startswith(self.prefix) and path != keep:
-                shutil.rmtree(path, ignore_errors=True)
+            if name.startswith(self.prefix) and path != keep and _is_own_folder(path):
+                with contextlib.suppress(
+                    RecursionError
+                ):  # a program of the job has made so many folders in one another
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_own_folder(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _put(path: str, number: int, content: Mapping[str, object]) -> None:

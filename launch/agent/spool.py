@@ -3,8 +3,9 @@
 Frames are numbered from 1. They are kept in files of SEGMENT_BYTES, each named by the number of its first frame, and a
 file goes when the launcher has confirmed all of it. So the next launcher gets all that the one before has not kept.
 
-Above `most` bytes output of the processes is left out, and a line in its place says how many bytes. Events are few, and
-always kept: in memory if the disk is full.
+Above `most` bytes output of a process that has had its share is left out, and a line in its place says how many bytes.
+Events are few, and always kept: in memory if the disk is full. So is the share of the processes in `vital`, from whose
+lines the launcher learns who is in the job.
 """
 
 from __future__ import annotations
@@ -12,21 +13,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
+import stat
 
 from launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
-LEFT_OUT = "\n%d bytes of output are missing here: no launcher was attached, and %s\n"
+SHARE_BYTES = 1 << 20  # of each process, whatever others print
+LEFT_OUT = "\n%d bytes of output are missing here: %s\n"
 NAME = "%020d"
-
-
-def folder_of(prefix: str, host: str) -> str:
-    """Where the agent of `host` keeps its frames. `prefix`: of the job's private folders."""
-    import hashlib
-
-    return os.path.join(tempfile.gettempdir(), prefix + "spool-" + hashlib.sha256(host.encode()).hexdigest()[:16])
 
 
 class Segment:
@@ -35,6 +30,7 @@ class Segment:
 
     def __init__(self, path: str, first: int):
         self.path, self.first, self.count, self.size = path, first, 0, 0
+        self.outputs: dict[int, int] = {}  # bytes by task
         self.memory: bytearray | None = None
 
     @property
@@ -74,22 +70,21 @@ class Segment:
 
 
 class Spool:
-    """Appends to a new `folder`, which only this user can read. OSError if it cannot be made.
+    """Appends to `folder`, which is new and private to this user.
 
     `first`: the number of the oldest frame that is there; `last`: of the newest. `read` gives each frame once, in
     order, until `rewind`.
     """
 
-    def __init__(self, folder: str, most: int = MOST_BYTES, segment: int = SEGMENT_BYTES):
-        self.folder, self._most, self._segment = folder, most, segment
+    def __init__(self, folder: str, most: int = MOST_BYTES, segment: int = SEGMENT_BYTES, share: int = SHARE_BYTES):
+        self.folder, self._most, self._segment, self._share = folder, most, segment, share
+        self.vital: set[int] = set()
         self.first, self.last, self.confirmed = 1, 0, 0
         self._segments: list[Segment] = []
         self._left_out: dict[int, int] = {}  # bytes by task
         self._why = ""
         self._next, self._offset = 1, 0  # the first frame of the segment that is read next, and where in it
-        self._bytes = 0
-        shutil.rmtree(folder, ignore_errors=True)
-        os.mkdir(folder, 0o700)
+        self.bytes = 0  # that are not confirmed
 
     @property
     def unread(self) -> int:
@@ -109,13 +104,25 @@ class Spool:
         frame = HEADER.pack(kind, task, len(payload)) + payload
         if kind == EVENT:
             return self._keep(frame)
-        if self._bytes + len(frame) > self._most:
-            return self._leave_out(task, len(payload), f"its host keeps {self._most >> 20} MiB at most")
+        shared = self._printed(task) + len(frame) <= self._share
+        if self.bytes + len(frame) > self._most and not shared:
+            why = f"no launcher was attached, and its host keeps {self._most >> 20} MiB at most"
+            return self._leave_out(task, len(payload), why)
         try:
             self._explain(task)
-            self._add(frame)
+            if shared and task in self.vital:
+                self._keep(frame)
+            else:
+                self._add(frame)
         except OSError as error:
             self._leave_out(task, len(payload), f"its host had no room on its disk ({error.strerror or error})")
+            return
+        outputs = self._segments[-1].outputs
+        outputs[task] = outputs.get(task, 0) + len(frame)
+
+    def _printed(self, task: int) -> int:
+        """Bytes of this process that are there."""
+        return sum(each.outputs.get(task, 0) for each in self._segments)
 
     def explain_all(self) -> None:
         """Say in the output where some of it is missing."""
@@ -146,7 +153,7 @@ class Spool:
         if newest is None or newest.size >= self._segment or (newest.memory is not None and newest.count):
             self._new()
         self._segments[-1].append(frame)
-        self._bytes += len(frame)
+        self.bytes += len(frame)
         self.last += 1
 
     def _new(self) -> None:
@@ -191,7 +198,7 @@ class Spool:
         while self._segments and self._segments[0].first < self._next and self._segments[0].last <= self.confirmed:
             gone = self._segments.pop(0)
             gone.remove()
-            self._bytes -= gone.size
+            self.bytes -= gone.size
             self.first = gone.last + 1
 
     def close(self) -> None:
@@ -202,9 +209,13 @@ class Spool:
 
 
 class Left(Spool):
-    """What an agent that has ended has left in `folder`; FileNotFoundError if there is nothing."""
+    """What an agent that has ended has left in `folder`; FileNotFoundError if there is nothing, PermissionError if
+    another user can have made it."""
 
     def __init__(self, folder: str):
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o77:
+            raise PermissionError(f"{folder} is no private folder of this user")
         self.folder, self._most, self._segment = folder, MOST_BYTES, SEGMENT_BYTES
         self._left_out, self._why, self._segments = {}, "", []
         for name in sorted(os.listdir(folder)):
@@ -213,7 +224,7 @@ class Left(Spool):
             self._segments.append(segment)
         self.first = self._segments[0].first if self._segments else 1
         self.last = self._segments[-1].last if self._segments else 0
-        self.confirmed = self._bytes = 0
+        self.confirmed = self.bytes = 0
         self.rewind()
 
 

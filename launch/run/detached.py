@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from launch.agent.commands import Command
-from launch.agent.events import Ended, Resumed
+from launch.agent.events import Ended, Ready, Resumed
 from launch.control.message import ATTACH
 from launch.run import journal
 from launch.run.action import Action, Connect, Reply
@@ -58,6 +58,7 @@ class DetachedSession(KeepingSession):
     def go_on(self, made: Journal, repeated: Repeated, lease: int) -> None:
         """A job that another launcher has started. `lease`: the last one that was used."""
         self._journal, self._lease = made, lease
+        self._places = repeated.places
         self._sent, self._offset = repeated.sent, max(0.0, repeated.now - time.monotonic())
         self._streams = {host: Stream(number) for host, number in repeated.seen.items()}
 
@@ -166,6 +167,8 @@ class DetachedSession(KeepingSession):
         current, now = self._current, self._now()
         if isinstance(event, Connected):
             self._sent[event.host] = []
+        if isinstance(event, Ready):
+            self._places[event.host] = event.door, event.spool
         if current:
             self._journal.add(Entry(now, event, current.host, current.number))
             current.stream.wrote(current.number)

@@ -64,6 +64,7 @@ class KeepingSession(Session):
         self._silent: set[str] = set()  # those of them that have not answered
         self._gone: set[str] = set()  # hosts whose agent has ended, and left something
         self._fates: dict[str, Lost] = {}  # how the connections of hosts ended that are made again
+        self._places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
         self._unconfirmed: dict[str, int] = {}  # by host: bytes of output since it was told
         self.why = ""
 
@@ -82,7 +83,9 @@ class KeepingSession(Session):
             try:
                 with self._turns:
                     channel = self.cluster.connect(host, self.supervisor.job.mark, None)
-                channel.write(encode_command(Attach(self.supervisor.job.mark, host.name, self._next_lease())))
+                door, spool = self._places.get(host.name, ("", ""))
+                mark, lease = self.supervisor.job.mark, self._next_lease()
+                channel.write(encode_command(Attach(mark, host.name, lease, door, spool)))
             except (LaunchError, OSError) as error:
                 if time.monotonic() + PAUSE_SECONDS >= until:
                     return self._unreachable(host.name, f"cannot be reached again: {error}")

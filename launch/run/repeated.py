@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launch.agent.commands import Command
+from launch.agent.events import Ready
 from launch.run.action import Action, Continue, Open, Send
 from launch.run.event import Connected
 from launch.run.journal import Story
@@ -17,6 +18,7 @@ class Repeated:
         self.supervisor = supervisor
         self.sent: dict[str, list[Command]] = {}  # by host
         self.seen: dict[str, Number] = {}
+        self.places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
         self.opened: list[Continue | Open] = []
         began = story.beginning
         self.now = began.now
@@ -28,6 +30,8 @@ class Repeated:
             if isinstance(each.event, Connected):
                 self.sent[each.event.host] = []
                 self.seen.pop(each.event.host, None)
+            if isinstance(each.event, Ready):
+                self.places[each.event.host] = each.event.door, each.event.spool
             self._note(supervisor.handle(each.event, each.now))
         supervisor.take_warnings()
         supervisor.take_notices()

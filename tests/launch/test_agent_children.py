@@ -16,7 +16,7 @@ import pytest
 
 from launch.agent import Refusal
 from launch.agent.attach import Lease
-from launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, Channel, Incoming
+from launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, UNCONFIRMED_BYTES, Channel, Incoming
 from launch.agent.children import Child, Children
 from launch.agent.commands import Beat, File, Spawn
 from launch.agent.ending import Ending
@@ -24,7 +24,7 @@ from launch.agent.events import Alive
 from launch.agent.process import Process, members, process, send_signal
 from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
 from launch.agent.spawn import spawn
-from launch.agent.spool import Left, Spool
+from launch.agent.spool import MOST_BYTES, Left, Spool
 from launch.run.journal import Kept
 from launch.run.stream import Stream
 from tests.descriptors import descriptors
@@ -323,6 +323,11 @@ class Killed(Exception):
     pass
 
 
+def private(folder: Path) -> str:
+    folder.mkdir(0o700)
+    return str(folder)
+
+
 def split(data: bytes) -> tuple[list[tuple[int, int, bytes]], bytes]:
     """Whole frames (kind, task, content), and what is left."""
     found = []
@@ -387,7 +392,7 @@ class Launcher:
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_lost_or_doubled_whenever_launchers_are_killed(tmp_path, seed):
     chance = random.Random(seed)
-    spool = Spool(str(tmp_path / "spool"), segment=chance.choice([1, 100, 1000]))
+    spool = Spool(private(tmp_path / "spool"), segment=chance.choice([1, 100, 1000]))
     disk = {"seen": (0, 0), "journal": [], "logs": {}}
     sent: dict[int, bytes] = {0: b"", 1: b""}
     events: list[bytes] = []
@@ -450,7 +455,7 @@ def frames(spool: Spool) -> list[tuple[int, int, bytes]]:
 
 
 def test_above_its_limit_output_is_left_out_and_counted(tmp_path):
-    spool = Spool(str(tmp_path / "spool"), most=1000, segment=100)
+    spool = Spool(private(tmp_path / "spool"), most=1000, segment=100, share=0)
     for _ in range(20):
         spool.append(OUTPUT, 0, b"x" * 100)
     spool.append(EVENT, NO_TASK, b"event")
@@ -463,8 +468,50 @@ def test_above_its_limit_output_is_left_out_and_counted(tmp_path):
     assert frames(spool) == [(OUTPUT, 0, b"again")]
 
 
+def test_a_process_that_prints_much_takes_nothing_of_the_others_share(tmp_path):
+    spool = Spool(private(tmp_path / "spool"), most=1000, segment=100, share=300)
+    for _ in range(50):
+        spool.append(OUTPUT, 0, b"x" * 100)
+    for _ in range(5):
+        spool.append(OUTPUT, 1, b"y" * 93)
+    spool.rewind()
+    found = frames(spool)
+    assert [each[1] for each in found].count(1) == 4 and found[-1][:2] == (OUTPUT, 1), "three lines, and a note"
+    assert b"186 bytes of output are missing here: no launcher was attached" in found[-1][2]
+
+
+def test_what_the_launcher_reads_is_kept_without_room_on_the_disk(tmp_path):
+    spool = Spool(private(tmp_path / "spool"), share=300)
+    spool.vital.add(7)
+    (tmp_path / "spool").rename(tmp_path / "away")
+    for _ in range(5):
+        spool.append(OUTPUT, 7, b"z" * 93)
+        spool.append(OUTPUT, 1, b"12345")
+    (tmp_path / "away").rename(tmp_path / "spool")
+    spool.rewind()
+    assert [each[2] for each in frames(spool) if each[1] == 7][:3] == [b"z" * 93] * 3
+
+
+def test_processes_wait_while_a_launcher_has_not_kept_what_it_was_sent(bench, tmp_path):
+    """All has been sent, so nothing is unread; but the launcher has not confirmed it."""
+    bench.channel.spool = spool = Spool(private(tmp_path / "spool"))
+    while not bench.channel.full:
+        assert spool.bytes <= UNCONFIRMED_BYTES
+        bench.channel.send_output(0, b"x" * 60_000)
+        spool.read(1 << 20)
+    while bench.channel.unsent and spool.read(1 << 20):
+        pass
+    assert bench.channel.full and not bench.channel.has_room and spool.bytes < MOST_BYTES // 2
+    spool.confirm(spool.last)
+    assert bench.channel.has_room and not bench.channel.full
+    bench.channel.attached = False
+    for _ in range(300):
+        bench.channel.send_output(0, b"x" * 60_000)
+    assert not bench.channel.full, "without a launcher processes go on"
+
+
 def test_events_are_kept_without_room_on_the_disk(tmp_path, monkeypatch):
-    spool = Spool(str(tmp_path / "spool"))
+    spool = Spool(private(tmp_path / "spool"))
     spool.append(OUTPUT, 0, b"before")
     (tmp_path / "spool").rename(tmp_path / "away")
     spool.append(OUTPUT, 0, b"12345")
@@ -478,7 +525,7 @@ def test_events_are_kept_without_room_on_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_part_of_a_frame_that_a_killed_agent_wrote_is_left_out(tmp_path):
-    spool = Spool(str(tmp_path / "spool"))
+    spool = Spool(private(tmp_path / "spool"))
     spool.append(OUTPUT, 0, b"whole")
     (file,) = (tmp_path / "spool").iterdir()
     with file.open("ab") as more:

@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from launch.agent.spawn import HeldPorts, RunFolder, environment_here, reached_a
 from tests.launch.conftest import DEADLINE, wait_for
 from tests.launch.test_agent import Conversation
 from tests.scripts import shell_script
+
+ROOT = Path(__file__).parents[2]
 
 
 def task(folder: Path | str, *argv: str, number: int = 0, **more: object) -> dict:
@@ -153,6 +156,32 @@ def test_the_folder_of_a_killed_agent_goes_with_that_of_its_successor(tmp_path, 
     with pytest.raises(Refusal, match="private folder in TMPDIR or /tmp: No such file") as said:
         RunFolder("job").create("secret", "")
     assert said.value.code == 125
+
+
+def test_only_this_users_folders_are_removed_and_a_very_deep_one_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = RunFolder("job")
+    made.create("secret", "")
+    (tmp_path / "dmltrain-job.file").touch()
+    (tmp_path / "dmltrain-job.link").symlink_to(tmp_path)
+    deep = tmp_path / "dmltrain-job.deep"
+    deep.mkdir()
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    foreign = tmp_path / "dmltrain-job.foreign"
+    foreign.mkdir()
+    if not os.geteuid():
+        os.chown(foreign, 2002, 2002)
+    remove = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; from launch.agent.spawn import RunFolder"
+    subprocess.run([sys.executable, "-c", f"{remove}; RunFolder('job').remove()"], cwd=ROOT, check=True)
+    left = {each.name for each in tmp_path.iterdir()} - {deep.name}
+    assert left == {"dmltrain-job.file", "dmltrain-job.link", *([foreign.name] if not os.geteuid() else [])}
+    subprocess.run(["rm", "-rf", deep], check=True)
 
 
 def test_a_port_is_held_for_one_purpose_until_it_is_taken():
