@@ -155,12 +155,19 @@ def _folder_runs(path: str) -> list[Run]:
     own = [(log, survey) for log, survey in files if survey.found]
     if not own and not faults:
         faults.append(_no_logs(path, names, [os.path.basename(log) for log, _ in files]))
-    if len({survey.dialect for _, survey in own}) > 1 or any(len(survey.found) > 1 for _, survey in own):
+    counts = {len(survey.found) for _, survey in own}
+    notes = _unlike(path, [os.path.basename(log) for log, _ in own if log.endswith(".log")])
+    if len({survey.dialect for _, survey in own}) > 1 or len(counts) > 1 or (notes and counts != {1} and own):
         return _separate(path, own, faults)
     heads = [survey.head for _, survey in own or files]  # without epochs any log may describe the run
-    notes = _unlike(path, [os.path.basename(log) for log, _ in own if log.endswith(".log")])
-    found = [(log, one) for log, survey in own for one in survey.found]
-    return [merge(path, found, faults=faults, notes=notes, heads=heads)]
+    starts = [[(log, survey.found[start]) for log, survey in own] for start in range(max(counts, default=0))]
+    if len(starts) > 1 and len(own) == 1:
+        return _separate(path, own, faults)
+    several = len(starts) > 1
+    first, *others = [
+        merge(path, found, part if several else 0, heads=heads) for part, found in enumerate(starts or [[]], 1)
+    ]
+    return [replace(first, faults=tuple(faults), notes=(*notes, *first.notes)), *others]
 
 
 def _separate(path: str, files: Sequence[tuple[str, Survey]], faults: Sequence[str]) -> list[Run]:

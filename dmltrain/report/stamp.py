@@ -43,11 +43,19 @@ class Clock:
         """Whether the log has times."""
         return self._start is not None
 
+    def of_block(self, block: Block) -> float | None:
+        """From the log's first time to the first one of a block; None without one."""
+        found = _STAMP.search(block.data)
+        return self._passed(found) if found else None
+
     def seconds(self, data: bytes, at: int) -> float | None:
         """From the log's first time to that of the line that has position `at` of a block's data; None without one."""
         line = max(data.rfind(b"\n", 0, at), data.rfind(b"\r", 0, at)) + 1
         found = _STAMP.search(data[line : min(at, line + _PREFIX)])
-        if self._start is None or found is None:
+        return self._passed(found) if found else None
+
+    def _passed(self, found: re.Match[bytes]) -> float | None:
+        if self._start is None:
             return None
         passed = _seconds(found) - self._start
         if passed < 0 and found[8]:

@@ -22,7 +22,7 @@ import resource, sys
 from dmltrain.report import reading
 reading.read(sys.argv[1])  # what importing and a small log cost
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-(run,) = reading.read(sys.argv[2])
+run = reading.read(sys.argv[2])[-1]  # epochs that begin again are another run
 print(len(run.epochs), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)  # KiB
 """
 

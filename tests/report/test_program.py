@@ -226,14 +226,38 @@ def test_where_epochs_went_and_what_they_used_beside_an_old_log(run: Path, parse
     assert table(run, "--metric-names", "usage") == [used, "1,1,,100,,,,10.75"]
 
 
-def test_a_restart_in_one_log_is_reported(parse: Callable, tmp_path: Path) -> None:
+def epochs_of(done: subprocess.CompletedProcess) -> list[dict[int, float]]:
+    """Of each run in a JSON: epoch -> training accuracy."""
+    runs = json.loads(done.stdout)
+    return [{row["epoch"]: row["train_accuracy"] for row in run["epochs"]} for run in runs]
+
+
+def test_a_restart_in_one_log_is_a_run_of_its_own(parse: Callable, tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     log.write_text(worker_log(0, epochs=2) + worker_log(0, epochs=3))
-    done = parse(log, "--aggregate", "last")
-    assert done.returncode == 0
-    assert re.search(r"epoch 0 .*more than once.*\(2 ", done.stderr)
+    done = parse(log, "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert epochs_of(done) == [{0: 0.5, 1: 0.6}, {0: 0.5, 1: 0.6, 2: 0.7}]
     log.write_text(worker_log(0) + worker_log(1))
     assert parse(log).stderr == ""
+    (tmp_path / "worker-1.log").write_text(worker_log(1, epochs=2) + worker_log(1, epochs=3))
+    log.write_text(worker_log(0, epochs=2) + worker_log(0, epochs=3))
+    assert epochs_of(parse(tmp_path, "--format", "json")) == [{0: 0.505, 1: 0.605}, {0: 0.505, 1: 0.605, 2: 0.705}]
+
+
+def test_a_run_that_goes_on_has_no_values_of_before(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    lines = (
+        f"2026-11-20 {hour}:{epoch:02}:00,000 INFO Epoch[{epoch}] Train-accuracy=0.{hour}{epoch}\n"
+        for hour, epochs in ((10, range(5)), (13, range(3, 6)))
+        for epoch in epochs
+    )
+    log.write_text("".join(lines))
+    done = parse(log, "--format", "json", "--x", "time")
+    assert epochs_of(done) == [{0: 0.1, 1: 0.101, 2: 0.102, 3: 0.133, 4: 0.134, 5: 0.135}]
+    assert "epoch 3 comes again, as after a restart" in done.stderr
+    times = [row["since_start"] for row in json.loads(done.stdout)[0]["epochs"]]
+    assert times == [0, 60, 120, 120, 180, 240], "the pause is no time of the run"
 
 
 def test_standard_input_and_a_fifo(process: Callable, parse: Callable, tmp_path: Path) -> None:

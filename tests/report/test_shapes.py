@@ -4,14 +4,13 @@ import io
 import itertools
 import math
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dmltrain import record
-from dmltrain.report import reading
+from dmltrain.report import block, reading
 from dmltrain.report.unnamed import Verdict, judge
 
 PLAIN = """Epoch[0] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.100000
@@ -381,21 +380,110 @@ def test_a_number_that_continues_after_a_thousand_bytes_is_ignored(rows: Callabl
     assert read == {0: row(0.5)}
 
 
-@pytest.mark.parametrize(("second", "repeated"), [(1, False), (0, True)])
-def test_a_second_worker_far_behind_the_first_is_not_a_restart(
-    parse: Callable, tmp_path: Path, second: int, repeated: bool
-) -> None:
+@pytest.mark.parametrize(("second", "runs"), [(1, 1), (0, 2)])
+def test_a_second_worker_far_behind_the_first_is_not_a_restart(second: int, runs: int) -> None:
     """Whose lines they are stands in every line, not only in the first ones of a log."""
-    log = tmp_path / "x.log"
     lines = (
         f"2026-11-20 12:00:00,123 Node[{worker}] Epoch[{epoch}] Train-accuracy=0.{epoch}5\n"
         for worker in (0, second)
         for epoch in range(10, 40)
     )
-    log.write_text("".join(lines))
-    done = parse(log)
-    assert done.returncode == 0
-    assert bool(re.search(r"more than once.*\(30 ", done.stderr)) == repeated
+    found, _ = reading.scan(io.BytesIO("".join(lines).encode()))
+    assert [list(one.epochs) for one in found] == [list(range(10, 40))] * runs
+    assert {len(values["train_accuracy"]) for one in found for values in one.epochs.values()} == {3 - runs}
+
+
+RESTARTS = {  # tags of workers in a line
+    "untagged": ["{}"],
+    "Node": ["Node[{w}] {}"],
+    "two nodes": ["Node[0] {}", "Node[1] {}"],
+    "two untagged workers": ["{}", "{}"],
+    "Rank": ["{}"],
+}
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+@pytest.mark.parametrize("form", ["Epoch[{e}]", "[Epoch {e}]", "Iteration[{e}]", "Epoch [{e}]"])
+@pytest.mark.parametrize("starts", [(3, 4), (4, 2), (2, 2, 3), (3, 3)])
+def test_each_start_in_a_log_is_a_run_of_its_own(name: str, form: str, starts: tuple[int, ...]) -> None:
+    """With a batch line before each epoch's own one; times are since the run's start."""
+    lines, expected = [], []
+    for start, epochs in enumerate(starts):
+        expected.append({})
+        for epoch in range(epochs):
+            for worker, tag in enumerate(RESTARTS[name]):
+                value = start + epoch / 16 + worker / 64
+                header = form.format(e=epoch) + (f" Rank[{worker}]" if name == "Rank" else "")
+                lines.append(tag.format(f"{header} Train-accuracy={value}", w=worker))
+                lines.append(tag.format(f"{header} Time cost=1{start}.5", w=worker))
+                expected[-1].setdefault(epoch, []).append(value)
+    found, _ = reading.scan(io.BytesIO(("\n".join(lines) + "\n").encode()))
+    assert [{epoch: list(row["train_accuracy"]) for epoch, row in one.epochs.items()} for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    "stamp", ["", "2018-05-02 09:{minute:02}:07,310 [main] [org.apache.mxnet.FeedForward] [INFO] - "]
+)
+@pytest.mark.parametrize(
+    ("costs", "seconds"),
+    [((12238, 11508), (12.238, 11.508)), (("12238.000", "11508.500"), (12238, 11508.5)), ((60000, 61000), (60, 61))],
+)
+def test_whole_times_of_scala_are_milliseconds(rows: Callable, stamp: str, costs: tuple, seconds: tuple) -> None:
+    lines = (f"{stamp.format(minute=k)}Epoch[{k}] Time cost={cost}\n" for k, cost in enumerate(costs))
+    assert tuple(row["seconds"] for row in rows("".join(lines)).values()) == seconds
+
+
+def test_whole_times_that_the_lines_confirm_are_seconds(parse: Callable, tmp_path: Path) -> None:
+    lines = (f"2018-05-02 {hour:02}:00:00,000 Epoch[{hour}] Time cost=3500\n" for hour in range(4))
+    (tmp_path / "x.log").write_text("".join(lines))
+    done = parse(tmp_path / "x.log", "--format", "csv")
+    assert done.stdout.splitlines()[1:] == [f"{epoch},,,3500" for epoch in range(1, 5)] and not done.stderr
+    (tmp_path / "x.log").write_text("Epoch[0] Time cost=35\n")
+    assert "read as seconds; Scala prints milliseconds" in parse(tmp_path / "x.log").stderr
+
+
+def batches_of(epoch: int, worker: str = "", batch: str = "Batch [{}]") -> str:
+    """A batch line for each metric, twice."""
+    return "".join(
+        f"{worker}Epoch[{epoch}] {batch.format(number)}\tSpeed: 9.5 samples/sec\tTrain-{name}={number / 1000}\n"
+        for number in (200, 400)
+        for name in ("accuracy", "top_k_accuracy_3", "mAP@.5")
+    )
+
+
+@pytest.mark.parametrize("batch", ["Batch [{}]", "Batch[{}]", "Batch [0-{}]"])
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_a_batch_line_for_each_metric(rows: Callable, monkeypatch: pytest.MonkeyPatch, batch: str, size: int) -> None:
+    monkeypatch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
+    text = "".join(f"{batches_of(epoch, batch=batch)}Epoch[{epoch}] Time cost=7.5\n" for epoch in range(3))
+    assert rows(text) == {k: row(0.4, None, 7.5, train_top_k_accuracy_3=0.4, train_map_5=0.4) for k in range(3)}
+
+
+def test_an_epochs_line_that_says_batch(rows: Callable) -> None:
+    """Horovod's ImageNet example."""
+    text = (
+        "Epoch[0] Rank[0] Batch[400]\taccuracy=0.087200\tlr=0.160000\nEpoch[0] Batch[400]\tSpeed: 1744.60 samples/sec\n"
+        "Epoch[0] Rank[0] Batch[625]\tTime cost=183.44\tTrain-accuracy=0.104700\tTrain-my own=0.5\n"
+        "Epoch[0]\tValidation-accuracy=0.186500\tValidation-top-5-accuracy=0.397200\n"
+    )
+    assert rows(text) == {0: row(0.1047, 0.1865, 183.44, train_my_own=0.5, validation_top_k_accuracy_5=0.3972)}
+    assert rows("[Epoch 0] speed: 4809 samples/sec over 126 secs\n") == {0: row(None, None, 126, speed=4809)}
+
+
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_values_in_lines_of_their_own(rows: Callable, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """gluoncv's detectors: a line for each class, whatever it is called."""
+    monkeypatch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
+    text = (
+        "[Epoch {k}][Batch 299], Speed: 81.4 samples/sec, CrossEntropy=6.2, accuracy=0.688214\n"
+        "[Epoch {k}] Training cost: 198.305512, CrossEntropy=6.180552, accuracy=0.69\n"
+        "[Epoch {k}] Validation: \nbus=0.25\ntrain=0.03125\ndining table=nan\n{mean}saved\nlr=0.1\n"
+    )
+    for mean, ap in (("mAP=0.125\n", 0.125), ("~~~~ MeanAP @ IoU=[0.50,0.95] ~~~~\n=36.7\n", 36.7)):
+        read = rows("".join(text.format(k=k, mean=mean) for k in range(2)))
+        assert list(read) == [0, 1] and math.isnan(read[1].pop("validation_dining_table"))
+        expected = {"train_crossentropy": 6.180552, "validation_bus": 0.25, "validation_train": 0.03125}
+        assert read[1] == row(0.69, None, 198.305512, **expected, validation_map=ap, validation_lr=0.1)
 
 
 # `train=` of gluoncv: an accuracy, or with mixup an error that falls. The rule never takes an accuracy away

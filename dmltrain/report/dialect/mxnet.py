@@ -5,6 +5,10 @@
     [Epoch 3] training: accuracy=0.43        gluoncv and gluon's examples
     [3] Train-accuracy=0.43                  R, which counts from 1
 
+Horovod's example has `Time cost` and the epoch's metrics in a line with `Batch`; MXNet before 0.10, Scala and Perl have
+a batch line for each metric, and Scala prints milliseconds, a whole number. gluoncv's detectors have a line for each
+class after `[Epoch 3] Validation:`. A second start in a file is a run of its own; see `attempts`.
+
 Any text may precede these on a line. Nearly all lines of a large log are batch lines. Only the last of an epoch is
 needed, and only if the epoch has no training metric. So whole blocks are searched by patterns that start with a literal
 (ten times faster than one pattern with alternatives). Batch lines are located but not parsed, and only epoch lines run
@@ -15,28 +19,49 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.record import Pair
 from dmltrain.report.block import Block
+from dmltrain.report.dialect import attempts
 from dmltrain.report.run import Found, Values
 from dmltrain.report.stamp import Clock
 
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
 _LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name
 _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
+_NODE_HEAD = re.compile(rb"Node\[(?P<worker>\d{1,6})\][ \t]{0,4}\[?(?:Epoch|Iteration|Iter) ?\[?(?P<epoch>\d{1,9})\]")
+_MOST_TURNS = 100  # in a log; with more of them its writers do not name themselves
 _NEAR = 4096  # bytes before an epoch's last batch line to search for one with a metric, if a block has many epochs
 _FEW = 16  # epochs in a block; with more, one pass over all batch lines is faster than a search for each epoch's last
+_MOST_LINES = 100  # of one batch
+_LEAST_OF_SCALA, _MOST_OF_SCALA = 1e3, 1e8  # a whole number of milliseconds, where nothing else tells
 _MOST_CELLS = 10_000  # in the cache
+_SAME_BATCH = re.compile(rb"Batch ?\[[^\]\r\n]{1,30}\]")  # lines of one batch, each with a metric
+_SUMMARY = re.compile(rb"Batch ?\[[^\]\r\n]{1,30}\][ \t]+(?=Time cost=)")  # of an epoch, by Horovod's example
+_SUMMARIES = (b"\tTime cost=", b"\\tTime cost=", b"#011Time cost=")
+_LISTED = re.compile(rb"[ \t]*validation:[ \t]*", re.IGNORECASE)  # values follow, each in a line
+_VALUE_LINE = re.compile(rb"[ \t~]*(" + record.NAME + rb")[ \t]*=[ \t]*(" + record.VALUE + rb")[ \t]*")
+_MEAN_AP = re.compile(rb"~+ MeanAP @[^\r\n]{1,80}")  # of COCO; its value follows in the next line
+_OVER = re.compile(rb"\bover (\d{1,9}(?:\.\d{1,9})?) ?s(?:ec(?:ond)?s?)?\b")
 _UNNAMED = (b"train", b"training")  # gluoncv's `train=0.4676`: a metric without a name
 
 
 class _Form:
     """One spelling of an epoch. mark: a block without it is not searched, a fast test that several forms share."""
 
-    def __init__(self, mark: bytes, opening: bytes, batch: bytes = rb" Batch", guard: bytes = b"", ahead: bytes = b""):
+    def __init__(
+        self,
+        mark: bytes,
+        opening: bytes,
+        batch: bytes = rb"(?: Rank ?\[\d{1,6}\])? Batch",
+        guard: bytes = b"",
+        ahead: bytes = b"",
+    ):
         self.mark, self.opening = mark, opening
         header = re.escape(opening) + guard + rb"(\d{1,9})\]" + ahead
         # Epoch lines of MXNet and dmltrain have one value, which the pattern captures. `_pairs` parses other lines, but
@@ -44,6 +69,7 @@ class _Form:
         value = rb"(?: ([A-Za-z][\w-]{0,60}(?: cost)?)=(" + record.NUMBER + rb")(?=\r?\n))?"
         self.epoch_line = re.compile(header + rb"(?!" + batch + rb"| Resetting)" + value)
         self.batch_line = re.compile(header + batch)
+        self.head = re.compile(header.replace(rb"(\d", rb"(?P<epoch>\d") + rb"(?: Rank ?\[(?P<worker>\d{1,6})\])?")
 
 
 _GLUON = _Form(b"Epoch ", b"[Epoch ", batch=rb"\[Batch")
@@ -60,34 +86,153 @@ class MXNet:
     programs: ClassVar[tuple[str, ...]] = ("dmltrain", "MXNet", "gluoncv")
 
     def __init__(self) -> None:
-        self._epochs: dict[int, Values] = {}
-        self._cells: dict[tuple[bytes, ...], array[float]] = {}  # (epoch, name) as printed -> the array in _epochs
-        self._batches: dict[int, bytes] = {}  # epoch -> its last batch line, from the header on
-        self._forms: set[_Form] = set()  # in which values were found
-        self._nodes: set[bytes] = set()  # workers that the lines name
-        self._crowded = False  # whether the previous block had many epochs, as this one then probably has
-        self._clock, self._elapsed = Clock(), dict[int, float]()
-        self._last = b""  # the last whole block, to judge a truncated line
-        self._unnamed: set[bool] = set()  # of each training accuracy
-        self._notes: list[str] = []
+        self._clock = Clock()
+        self._parts = [_Part(self._clock)]
+        self._turns = _Turns()
+        self._scala = False
 
     def feed(self, block: Block) -> bool:
         self._clock.feed(block)
+        self._scala = self._scala or block.holds(b"org.apache.mxnet") or block.holds(b"ml.dmlc.mxnet")
+        own = False
+        for first, part in self._turns.split(block):
+            if first is not None:
+                self._parts.append(self._parts[-1].next(first, self._clock.of_block(part)))
+            own |= self._parts[-1].feed(part)
+        return own
+
+    def found(self) -> list[Found]:
+        starts = [start for part in self._parts if (start := part.start())]
+        forms = set[_Form]().union(*(part.forms for part in self._parts))
+        nodes = set[bytes]().union(*(part.nodes for part in self._parts))
+        found = attempts.runs(starts, named=bool(nodes)) if starts else []
+        if set[bool]().union(*(part.whole for part in self._parts)) == {True}:
+            found = [_in_seconds(one, self._scala) for one in found]
+        return [replace(one, first=1 if forms == {_OF_R} else 0) for one in found]
+
+
+def _in_seconds(found: Found, scala: bool) -> Found:
+    """A run whose times are whole numbers: of Scala, in milliseconds. The times of the lines tell, else their size."""
+    times = {epoch: values["seconds"] for epoch, values in found.epochs.items() if "seconds" in values}
+    if not times:
+        return found
+    total, span = sum(max(numbers) for numbers in times.values()), max(found.elapsed.values(), default=0.0)
+    note = ""
+    if not scala and span > 0:
+        scala = total > 2 * span + 1
+    elif not scala:
+        scala = all(_LEAST_OF_SCALA <= one <= _MOST_OF_SCALA for numbers in times.values() for one in numbers)
+        read = "milliseconds, as Scala prints them" if scala else "seconds; Scala prints milliseconds"
+        note = f"times of epochs are whole numbers, and nothing says of what: read as {read}"
+    if scala:
+        times = {epoch: array("d", (number / 1000 for number in numbers)) for epoch, numbers in times.items()}
+    epochs = {
+        epoch: values | {"seconds": times[epoch]} if epoch in times else values
+        for epoch, values in found.epochs.items()
+    }
+    return replace(found, epochs=epochs, notes=(*found.notes, *filter(None, [note])))
+
+
+class _Turns:
+    """Where a log goes back to an earlier epoch, in lines of one worker if they name it."""
+
+    def __init__(self) -> None:
+        self._at: dict[bytes, int] = {}  # worker -> its epoch
+        self._count = 0
+
+    def split(self, block: Block) -> list[tuple[int | None, Block]]:
+        """The block in parts, each with the epoch that it goes back to."""
+        if block.limit < len(block.data) or self._count >= _MOST_TURNS:
+            return [(None, block)]
+        patterns = _heads(block)
+        if not patterns or len(patterns) == 1 and self._ascends(patterns[0], block.data):
+            return [(None, block)]
+        cuts = self._cuts(block.data, patterns)
+        places = [0, *(at for at, _ in cuts), len(block.data)]
+        firsts = [None, *(first for _, first in cuts)]
+        return [
+            (first, Block(block.data[start:end], whole=block.whole or end < len(block.data), name=block.name))
+            for first, start, end in zip(firsts, places[:-1], places[1:], strict=True)
+            if end > start
+        ]
+
+    def _ascends(self, pattern: re.Pattern[bytes], data: bytes) -> bool:
+        """Whether no worker's epochs go back; nearly always."""
+        at, place = dict(self._at), pattern.groupindex
+        for head, _ in groupby(pattern.findall(data)):
+            worker, epoch = head[place["worker"] - 1], int(head[place["epoch"] - 1])
+            if epoch < at.get(worker, 0):
+                return False
+            at[worker] = epoch
+        self._at = at
+        return True
+
+    def _cuts(self, data: bytes, patterns: list[re.Pattern[bytes]]) -> list[tuple[int, int]]:
+        """The starts of the lines that go back, and their epochs."""
+        heads = sorted(
+            (head.start(), head["worker"] or b"", int(head["epoch"]))
+            for each in patterns
+            for head in each.finditer(data)
+        )
+        cuts = []
+        for at, worker, epoch in heads:
+            if epoch < self._at.get(worker, 0) and self._count < _MOST_TURNS:
+                self._at.clear()  # other workers go back, too, and it is the same start
+                self._count += 1
+                cuts.append((max(data.rfind(b"\n", 0, at), data.rfind(b"\r", 0, at)) + 1, epoch))
+            self._at[worker] = epoch
+        return cuts
+
+
+def _heads(block: Block) -> list[re.Pattern[bytes]]:
+    """What finds the epochs that the lines of a block name."""
+    if block.holds(b"Node["):
+        return [_NODE_HEAD]
+    forms = _COMMON if block.holds(b"Epoch[") else _RARE
+    return [form.head for form in forms if block.holds(form.mark) and block.holds(form.opening)]
+
+
+class _Part:
+    """What a log has from one start to the next."""
+
+    def __init__(self, clock: Clock, first: int | None = None, began: float | None = None, last: bytes = b"") -> None:
+        self._first, self._began = first, began
+        self._epochs: dict[int, Values] = {}
+        self._cells: dict[tuple[bytes, ...], array[float]] = {}  # (epoch, name) as printed -> the array in _epochs
+        self._batches: dict[int, list[bytes]] = {}  # epoch -> the lines of its last batch, from the header on
+        self._listing: int | None = None  # the epoch whose validation has a line for each value, until another line
+        self.forms: set[_Form] = set()  # in which values were found
+        self.whole: set[bool] = set()  # of each first time of an epoch: whether it is a whole number
+        self.nodes: set[bytes] = set()  # workers that the lines name
+        self._crowded = False  # whether the previous block had many epochs, as this one then probably has
+        self._clock, self._elapsed = clock, dict[int, float]()
+        self._last = last  # the last whole block, to judge a truncated line
+        self._unnamed: set[bool] = set()  # of each training accuracy
+        self._notes: list[str] = []
+
+    def next(self, first: int, began: float | None) -> _Part:
+        """The part that follows, from a line of epoch `first` on."""
+        return _Part(self._clock, first, began, self._last)
+
+    def feed(self, block: Block) -> bool:
         read = self._read if block.whole else self._read_cut
         own = False
         for form in _COMMON if block.holds(b"Epoch[") else _RARE:
             if block.holds(form.mark) and block.holds(form.opening):
                 own |= read(form, block)
+        own |= self._read_listed(_GLUON, block)
         self._last = block.data
         return own
 
-    def found(self) -> list[Found]:
-        snapshots = {epoch: metrics for epoch, line in self._batches.items() if (metrics := _metrics(line))}
+    def start(self) -> attempts.Start | None:
+        """None without values."""
+        snapshots = {epoch: metrics for epoch, lines in self._batches.items() if (metrics := _metrics(lines))}
         if not self._epochs and not snapshots:
-            return []
-        first = 1 if self._forms == {_OF_R} else 0
-        notes = (*self._notes, *self._repeats())
-        return [Found(self._epochs, snapshots, first, notes, self._elapsed, unnamed=self._unnamed == {True})]
+            return None
+        epochs, again = self._last_values()
+        notes = (*self._notes, *again)
+        found = Found(epochs, snapshots, 0, notes, self._elapsed, unnamed=self._unnamed == {True})
+        return attempts.Start(min({*epochs, *snapshots}) if self._first is None else self._first, found, self._began)
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
@@ -106,7 +251,7 @@ class MXNet:
                 lines += 1
             elif name[1]:
                 key = record.key(name[1].decode("ascii"))
-                cells[name] = self._add(form, int(name[0]), key, name[1], float(found[3]))
+                cells[name] = self._add(form, int(name[0]), key, name[1], found[3])
                 lines += 1
             else:
                 lines += self._add_all(form, int(name[0]), _pairs(form, found))
@@ -114,10 +259,51 @@ class MXNet:
             self._time(block, ends)
         if lines and block.holds(b"Node["):
             again = lines > len(cells) - known  # a value is repeated: by another worker, or after a restart
-            self._nodes.update(_NODE.findall(block.data, 0, len(block.data) if again else 1000))
+            self.nodes.update(_NODE.findall(block.data, 0, len(block.data) if again else 1000))
         if len(cells) > _MOST_CELLS:
             cells.clear()
+        if any(map(block.holds, _SUMMARIES)):
+            lines += self._read_summaries(form, block)
         return self._locate_batches(form, block) or lines > 0
+
+    def _read_summaries(self, form: _Form, block: Block) -> int:
+        """Epoch lines that say `Batch`."""
+        found = [
+            (batch, _SUMMARY.match(block.data, batch.end() - len(b"Batch")))
+            for batch in form.batch_line.finditer(block.data)
+        ]
+        return sum(
+            self._add_all(form, int(batch[1]), record.pairs(_line(form, block.data, summary.end(), summary.end())))
+            for batch, summary in found
+            if summary and batch.start() < block.limit
+        )
+
+    def _read_listed(self, form: _Form, block: Block) -> bool:
+        """Values of a validation in lines of their own."""
+        if self._listing is None and not block.holds(b"alidation:"):
+            return False
+        read = False
+        header = b""
+        for line in block.data.splitlines(keepends=True)[: None if block.whole else -1]:
+            text = line.rstrip(b"\r\n")
+            opened = form.epoch_line.search(text) if form.opening in text else None
+            value = _VALUE_LINE.fullmatch(text) if self._listing is not None else None
+            if opened:
+                listed = _LISTED.fullmatch(text, opened.end())
+                self._listing = int(opened[1]) if listed else None
+            elif b"Epoch" in text:
+                self._listing = None
+            elif value and self._listing is not None:
+                key = f"validation_{record.metric(value[1].decode('utf-8', 'replace'))}"
+                self._add(form, self._listing, key, value[1], value[2])
+                read = True
+            elif self._listing is not None and header and text.startswith(b"="):
+                number = re.fullmatch(rb"=[ \t]*(" + record.VALUE + rb")[ \t]*", text)
+                if number:
+                    self._add(form, self._listing, "validation_map", b"mAP", number[1])
+                    read = True
+            header = text if _MEAN_AP.match(text) else b""
+        return read
 
     def _time(self, block: Block, ends: dict[bytes, int]) -> None:
         for number, at in ends.items():
@@ -126,17 +312,19 @@ class MXNet:
 
     def _add_all(self, form: _Form, epoch: int, pairs: list[Pair]) -> bool:
         for pair in pairs:
-            self._add(form, epoch, pair.key, pair.name, pair.value)
+            self._add(form, epoch, pair.key, pair.name, pair.text)
         return bool(pairs)
 
-    def _add(self, form: _Form, epoch: int, key: str, name: bytes, value: float) -> array[float]:
+    def _add(self, form: _Form, epoch: int, key: str, name: bytes, text: bytes) -> array[float]:
         """Returns all values of this key in the epoch."""
-        self._forms.add(form)
+        self.forms.add(form)
         values = self._epochs.setdefault(epoch, {})
         cell = values.get(key)
         if cell is None:
             cell = values[key] = array("d")
-        cell.append(value)
+        cell.append(record.number(text))
+        if key == "seconds":
+            self.whole.add(text.isdigit())
         if key == "train_accuracy":
             self._unnamed.add(name.lower() in _UNNAMED)
         return cell
@@ -154,11 +342,17 @@ class MXNet:
         for number, at in last.items():
             line = _line(form, data, at, at + len(form.opening))
             if at >= block.limit or b"=" not in line or not form.batch_line.match(line):
-                line = _last_with_metric(form, data, number, min(at, block.limit) - 1, reach)
+                at, line = _last_with_metric(form, data, number, min(at, block.limit) - 1, reach)
             if line:
-                self._batches[int(number)] = line
+                self._keep(int(number), [*_same_batch(form, data, number, at), line])
                 kept = True
         return kept
+
+    def _keep(self, epoch: int, lines: list[bytes]) -> None:
+        """Keep the lines of an epoch's last batch; some of them may stand in the block before."""
+        before = self._batches.get(epoch, [])
+        same = before and _SAME_BATCH.search(before[-1]) and _batch_of(before[-1]) == _batch_of(lines[0])
+        self._batches[epoch] = [*before, *lines][-_MOST_LINES:] if same else lines
 
     # -- a last line without a newline ------------------------------------------------------------------------------
 
@@ -168,7 +362,7 @@ class MXNet:
         for found in form.batch_line.finditer(block.data):
             line = _line(form, block.data, found.start(), found.end())
             if b"=" in line and all([self._complete(form, pair) for pair in record.pairs(line)]):
-                self._batches[int(found[1])] = line
+                self._keep(int(found[1]), [line])
         return False
 
     def _complete(self, form: _Form, pair: Pair) -> bool:
@@ -183,14 +377,22 @@ class MXNet:
             self._notes.append(f"the last line is truncated; its {pair.name.decode('utf-8', 'replace')} is ignored")
         return complete
 
-    def _repeats(self) -> Iterator[str]:
-        workers = len(self._nodes)
+    def _last_values(self) -> tuple[dict[int, Values], tuple[str, ...]]:
+        """The epochs, each with as many values as there are workers, if they are named; and a note on other values."""
+        workers = len(self.nodes)
         repeated = [epoch for epoch, values in self._epochs.items() if max(map(len, values.values())) > workers]
-        if workers and repeated:
-            yield (
-                f"epoch {repeated[0]} appears more than once for a worker, as after a restart ({len(repeated)} such "
-                "epochs): a mean includes all of them, --aggregate last shows the last"
-            )
+        if not workers or not repeated:
+            return self._epochs, ()
+        epochs = dict(self._epochs)
+        for epoch in repeated:
+            epochs[epoch] = {key: numbers[-workers:] for key, numbers in epochs[epoch].items()}
+        differ = [epoch for epoch in repeated if any(len(set(n)) > workers for n in self._epochs[epoch].values())]
+        if not differ:
+            return epochs, ()
+        return epochs, (
+            f"epoch {differ[0]} appears more than once for a worker, as after a restart ({len(differ)} such epochs): "
+            "its last values are shown",
+        )
 
 
 def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
@@ -206,8 +408,28 @@ def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:
     return line
 
 
-def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: int) -> bytes:
-    """An epoch's last batch line with a metric that starts at `at` or up to `reach` bytes before; b"" if none."""
+def _batch_of(line: bytes) -> bytes:
+    """The batch of a batch line, as printed; b"" if it has none."""
+    found = _SAME_BATCH.search(line)
+    return found[0] if found else b""
+
+
+def _same_batch(form: _Form, data: bytes, number: bytes, at: int) -> list[bytes]:
+    """The lines of the same batch before the one at `at`, in their order."""
+    header, lines = form.opening + number + b"]", list[bytes]()
+    batch = _batch_of(_line(form, data, at, at + len(form.opening)))
+    while batch and len(lines) < _MOST_LINES:
+        at = data.rfind(header, max(0, at - _NEAR), at)
+        line = _line(form, data, at, at + len(form.opening)) if at >= 0 else b""
+        if _batch_of(line) != batch:
+            break
+        lines.append(line)
+    return lines[::-1]
+
+
+def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: int) -> tuple[int, bytes]:
+    """An epoch's last batch line with a metric that starts at `at` or up to `reach` bytes before, and its place; b"" if
+    none."""
     header = form.opening + number + b"]"
     first = max(0, at - reach)
     for _ in range(_FEW):
@@ -216,9 +438,9 @@ def _last_with_metric(form: _Form, data: bytes, number: bytes, at: int, reach: i
             break
         line = _line(form, data, at, at + len(form.opening))
         if b"=" in line and form.batch_line.match(line):
-            return line
+            return at, line
         at -= 1
-    return b""
+    return -1, b""
 
 
 def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
@@ -227,10 +449,14 @@ def _pairs(form: _Form, found: re.Match[bytes]) -> list[Pair]:
         return [Pair(record.key(found[2].decode("ascii")), float(found[3]), found[2], found[3], False)]
     line = _line(form, found.string, found.end(), found.end())
     text = _LEAD.sub(b"", line, 1)
-    return record.pairs(text) if record.PAIR.match(text) else []
+    if not record.PAIR.match(text):
+        return []
+    pairs = record.pairs(text, "train" if text[:13].lower() == b"training cost" else "")
+    over = _OVER.search(text) if not any(pair.key == "seconds" for pair in pairs) else None
+    return [*pairs, Pair("seconds", float(over[1]), b"over", over[1], False)] if over else pairs
 
 
-def _metrics(line: bytes) -> dict[str, float]:
-    """The training metrics of a batch line: `accuracy=0.31`, or in old logs `Train-accuracy=0.31`."""
-    keys = {pair.key: pair.value for pair in record.pairs(line.partition(b"Batch")[2], "train")}
-    return {key: value for key, value in keys.items() if key.startswith("train_")}
+def _metrics(lines: Sequence[bytes]) -> dict[str, float]:
+    """The training metrics of batch lines: `accuracy=0.31`, or in old logs `Train-accuracy=0.31`."""
+    pairs = [pair for line in lines for pair in record.pairs(line.partition(b"Batch")[2], "train")]
+    return {pair.key: pair.value for pair in pairs if pair.key.startswith("train_")}
