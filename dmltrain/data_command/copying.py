@@ -1,7 +1,8 @@
 """Copies each worker's part to the worker's host through the system's ssh; an interrupted copy goes on where it ended.
 
 `dmltrain-launch --plan` says on which host each worker will run and how SSH reaches it. The host needs a shell,
-cat, wc and sha256sum. A copy gets its name once its sha256 is that of the file here.
+cat, ls, wc and sha256sum. A copy gets its name once its sha256 is that of the file here. It goes only to a folder in
+which no other user can put something in its place: a link, or a file of theirs that they change after the check.
 """
 
 from __future__ import annotations
@@ -22,6 +23,31 @@ from dmltrain.launcher import launcher
 RANK = "{rank}"
 OTHER = "it arrived with other bytes than it has here"
 WHOLE = "whole"
+# Enters the folder $1, by its real path; or says why not. Others may not write to it, nor exchange a folder above it.
+ENTER = r"""enter() {
+  mkdir -p "$1" && cd -P "$1" || exit 1
+  at=$(pwd -P); last=$at
+  while :; do
+    row=$(ls -ldn "$at") || exit 1
+    set -- $row
+    why=
+    case $3 in 0 | "$(id -u)") ;; *) why="belongs to user $3" ;; esac
+    case $1 in
+      ????????w[tT]*) [ "$at" != "$last" ] || why="can be written by every user" ;;
+      ????????w*) why="can be written by every user" ;;
+      ?????w????[+]*) why="can be written by users of its access control list" ;;
+      ?????w*) [ "$4" = "$(id -g)" ] && [ "$(id -gn)" = "$(id -un)" ] || why="can be written by the group $4" ;;
+    esac
+    if [ -n "$why" ]; then
+      echo "$at $why (mode $1), so the file there could be another user's: use a folder that is yours alone," \
+        "or chmod go-w" >&2
+      exit 1
+    fi
+    [ "$at" != / ] || break
+    at=$(dirname "$at")
+  done
+}
+"""
 NEVER_ASK = ("-o", "BatchMode=yes")
 
 
@@ -79,21 +105,22 @@ def _plan(placing: Sequence[str], workers: int) -> list[dict[str, Any]]:
 
 def copy(each: Copy) -> None:
     """Copy one file, unless the host has it already. UserError: it does not arrive."""
-    part, path = shlex.quote(f"{each.path}.part"), shlex.quote(each.path)
-    folder = shlex.quote(str(Path(each.path).parent))
+    name = Path(each.path).name
+    part, path = shlex.quote(f"./{name}.part"), shlex.quote(f"./{name}")
+    enter = f"{ENTER}enter {shlex.quote(str(Path(each.path).parent))} && "
     with each.source.open("rb", buffering=0) as file:  # the next process reads on where this one is
         digest, size = _digest(file), file.tell()
         same = f'= "{digest}  -" ]'
-        begin = f"mkdir -p {folder} && touch {part} && wc -c < {part}"
+        begin = f"touch {part} && wc -c < {part}"
         whole = f'[ -f {path} ] && [ "$(sha256sum < {path})" {same}'
-        there = _run(each, f"if {whole}; then echo {WHOLE}; else {begin}; fi").strip()
+        there = _run(each, f"{enter}if {whole}; then echo {WHOLE}; else {begin}; fi").strip()
         if there == WHOLE:
             return
         first = int(there) if there.isdecimal() and int(there) <= size else 0
         file.seek(first)
         append = f"cat {'>>' if first else '>'} {part}"
         ready, failed = f"mv {part} {path}", f"rm -f {part}; echo {OTHER} >&2; exit 1"
-        _run(each, f'{append} && if [ "$(sha256sum < {part})" {same}; then {ready}; else {failed}; fi', file)
+        _run(each, f'{enter}{append} && if [ "$(sha256sum < {part})" {same}; then {ready}; else {failed}; fi', file)
 
 
 def _digest(file: FileIO) -> str:
@@ -111,7 +138,8 @@ def _run(each: Copy, command: str, stdin: FileIO | None = None) -> str:
     except FileNotFoundError:
         raise UserError(f"{each.ssh[0]} is not installed: install it to copy parts to hosts") from None
     if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode} of {command}"
+        what = f"exit code {done.returncode} of {command.removeprefix(ENTER)}"
+        reason = done.stderr.decode(errors="replace").strip() or what
         raise UserError(
             f"{each}: {reason}; parts are copied as the SSH configuration says and without a password: check "
             f"`ssh {each.login}`, the disk and the permissions there; then go on with --copy-only"

@@ -11,7 +11,7 @@ import pytest
 
 from dmltrain.data.readers import open_reader
 from dmltrain.data_command import listing, packing
-from dmltrain.data_command.copying import copies
+from dmltrain.data_command.copying import Copy, copies, copy
 from dmltrain.data_command.encode import Encoding
 from dmltrain.data_command.pack import old_values
 from dmltrain.data_command.partition import owner_of_each, part_sizes
@@ -19,6 +19,7 @@ from dmltrain.errors import UserError
 from tests.data.test_readers_caffe import make_lmdb, raw
 from tests.data_command.conftest import refused
 from tests.launch.sshd import home, sshds  # noqa: F401
+from tests.scripts import shell_script
 
 cv2 = pytest.importorskip("cv2", reason="opencv-python-headless is not installed: pip install 'dmltrain[images]'")
 
@@ -333,6 +334,43 @@ def test_a_part_goes_where_the_job_will_have_its_worker(placing, hosts):
     found = copies(given, "/x-{rank}.rec", [Path(f"part-{rank}.rec") for rank in range(3)], ("ssh",))
     assert [copy.hostname for copy in found if copy.path.endswith(".rec")] == list(hosts)
     assert [copy.path for copy in found] == [f"/x-{rank}.{ending}" for rank in range(3) for ending in ("rec", "idx")]
+
+
+OPEN = {  # what another user can do to a folder of the path -> what is said of it
+    "chmod 2770 $1; chgrp 3000 $1": "can be written by the group 3000",
+    "chmod 1777 $1": "can be written by every user",
+    "chmod 777 $1": "can be written by every user",
+    "chown 2002 $1": "belongs to user 2002",
+    "mkdir -m 777 $1/up; mkdir -m 755 $1/up/below; rmdir $1.to; ln -s $1/up/below $1.to": "/up can be written by every",
+}
+
+
+@pytest.mark.parametrize("change", OPEN)
+def test_a_part_goes_to_no_folder_in_which_others_can_put_something_in_its_place(tmp_path, change):
+    if os.geteuid():
+        pytest.skip("folders of other users need root")
+    folder, source, precious = tmp_path / "a b", tmp_path / "part-0.rec", tmp_path / "precious"
+    folder.mkdir(0o755)
+    to = tmp_path / "a b.to" if ".to" in change else folder
+    to.mkdir(exist_ok=True)
+    subprocess.run(["sh", "-ec", change.replace("$1", '"$1"'), "sh", folder], check=True)
+    source.write_bytes(b"x" * 1000)
+    precious.write_text("precious")
+    (to / "train.rec.part").symlink_to(precious)
+    ssh = shell_script(tmp_path / "ssh", 'while [ "$1" != -- ]; do shift; done; shift 2; exec /bin/sh -c "$*"')
+    one = Copy(source, "h1", "", 0, str(to / "train.rec"), (str(ssh),))
+    with pytest.raises(UserError, match=f"{OPEN[change]}.*chmod go-w"):
+        copy(one)
+    assert precious.read_text() == "precious" and not (to / "train.rec").exists()
+
+
+def test_a_part_goes_to_a_folder_that_is_new_or_the_users_alone(tmp_path):
+    source, to = tmp_path / "part-0.rec", tmp_path / "new 'one'/below/train.rec"
+    source.write_bytes(b"x" * 1000)
+    ssh = shell_script(tmp_path / "ssh", 'while [ "$1" != -- ]; do shift; done; shift 2; exec /bin/sh -c "$*"')
+    for _ in range(2):
+        copy(Copy(source, "h1", "", 0, str(to), (str(ssh),)))
+        assert to.read_bytes() == source.read_bytes() and [each.name for each in to.parent.iterdir()] == [to.name]
 
 
 @pytest.mark.thorough
