@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
+import stat
 import time
 from collections.abc import Callable, Collection
+from typing import IO
 
 from launch.agent import KILL_SECONDS
 from launch.agent.process import Process, members, send_signal
@@ -111,10 +114,21 @@ class Ending:
                 send_signal(each, signal.SIGCONT)  # a stopped process handles SIGTERM only once it runs again
 
 
+def open_log(path: str) -> IO[str]:
+    """Open a file to append to it. OSError also if others could have put something else there, such as a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = open(os.open(path, flags, 0o666), "a")  # noqa: SIM115  the caller closes it
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
+        file.close()
+        raise PermissionError(errno.EPERM, "it is no file of this user alone", path)
+    return file
+
+
 def write_last_line(folder: str, host: str, why: str, left: Collection[int]) -> None:
     """Log what the launcher would have printed. `why` it was lost; `left`: pids."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     pids = ": " + ", ".join(f"pid {pid} on {host}" for pid in left) if left else ""
-    with contextlib.suppress(OSError), open(os.path.join(folder, f"agent-{host}.log"), "a") as file:
+    with contextlib.suppress(OSError), open_log(os.path.join(folder, f"agent-{host}.log")) as file:
         file.write(f"{stamp} agent on {host} (pid {os.getpid()}): {why}; ended the job\n")
         file.write(f"{len(left)} process{'' if len(left) == 1 else 'es'} left on 1 host{pids}\n")

@@ -17,6 +17,7 @@ from launch.command_line.option import Option
 from launch.command_line.table import BY_NAME, OPTIONS, use_launcher
 from launch.job.job import Setting
 from launch.job.options import Options
+from launch.secret import is_secret
 
 # Variables of the launcher's environment that all processes of the job get.
 FORWARDED = re.compile(
@@ -67,8 +68,17 @@ def words_inside(argv: Sequence[str], environ: Mapping[str, str], launcher: str)
     words = ["--launcher", launcher]
     for option, name, value in given:
         if not set(option.names) & set(FOR_SUBMITTING):
-            words += [name, value] if option.value else [name]
+            words += [name, _without_secret(option, value, environ)] if option.value else [name]
     return (*words, "--", *program)
+
+
+def _without_secret(option: Option, value: str, environ: Mapping[str, str]) -> str:
+    """NAME for --env NAME=VALUE, if it is secret and this machine's variable: then the launcher inside has it, too."""
+    if option.names[0].startswith("--env"):
+        variable = re.split("[=:]", value, maxsplit=1)[0]
+        if is_secret(variable) and environ.get(variable) == value[len(variable) + 1 :]:
+            return variable
+    return value
 
 
 def _refuse_unused(options: Options, given: Sequence[tuple[str, Sequence[str]]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch import NAME, version
+from launch.agent.ending import open_log
 from launch.clusters import Cluster
 from launch.job.host import Host
 from launch.job.job import Job
@@ -160,11 +162,10 @@ class AttachedStart(DetachedStart):
 
 
 def into_background(folder: Path) -> None:
-    """Leave the terminal: what is said goes to a file in `folder`."""
+    """Leave the terminal: what is said goes to a file in `folder`, if it can."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.dup2(log, 2)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
     os.close(nothing)
-    os.close(log)
+    with contextlib.suppress(OSError), open_log(str(folder / LOG)) as log:
+        os.dup2(log.fileno(), 2)

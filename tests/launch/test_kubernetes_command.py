@@ -9,7 +9,7 @@ import yaml
 
 from launch import LaunchError
 from launch.clusters.kubernetes import api, manifest, status
-from launch.clusters.kubernetes.queue import Queue
+from launch.clusters.kubernetes.queue import Queue, Shown
 from launch.clusters.kubernetes.queue import _kind as queue_kind
 from launch.clusters.queue import Inside
 from launch.command_line.options import parse, words_inside
@@ -201,6 +201,43 @@ def test_secrets_are_in_a_secret_and_nowhere_else(tmp_path: Path):
     assert variables["SEED"]["value"] == "5" and "PYTHONPATH" not in variables
     with pytest.raises(LaunchError, match="--env TOKEN=.* use --secret TOKEN"):
         described("--env", "TOKEN=abc")
+
+
+@pytest.mark.parametrize("given", ["--env=TOKEN=hunter2", "--env-worker=TOKEN=hunter2", "--env=TOKEN:hunter2"])
+def test_a_secret_that_the_shell_has_put_into_the_command_line_is_in_no_pods_words(given: str):
+    words, environ = [*PLAIN, given, "true"], {"TOKEN": "hunter2"}
+    job = manifest.described("a", "b", parse(words, environ), words_inside(words, environ, "kubernetes"), environ)
+    assert "hunter2" not in manifest.text(manifest.submitted(job)) and "TOKEN" in job.words
+    assert manifest.environment_secret(job)[0]["stringData"] == {"TOKEN": "hunter2"}
+
+
+def test_a_secret_in_the_programs_words_is_refused():
+    words, environ = [*PLAIN, "--secret", "TOKEN", "train", "--login=hunter2"], {"TOKEN": "hunter2"}
+    with pytest.raises(LaunchError, match="has the value of TOKEN"):
+        manifest.described("a", "b", parse(words, environ), words_inside(words, environ, "kubernetes"), environ)
+
+
+def log(*times: int) -> list[bytes]:
+    return [f"2026-01-01T18:00:{each:02d}.5Z line {number}".encode() for number, each in enumerate(times)]
+
+
+SET_BACK = log(30, 31, 31, 4, 5, 5, 40, 41)
+
+
+@pytest.mark.parametrize("first", range(9))
+@pytest.mark.parametrize("second", range(9))
+def test_every_line_of_a_pods_log_is_shown_once_whatever_the_nodes_clock_says(first: int, second: int):
+    """Connections end after so many lines; each begins with the log's first line."""
+    shown = Shown()
+    got = [*shown.new(SET_BACK[:first]), *shown.new(SET_BACK[:second]), *shown.new(SET_BACK)]
+    assert got == [f"line {number}".encode() for number in range(8)]
+
+
+@pytest.mark.parametrize("removed", range(6))
+def test_of_a_log_whose_oldest_lines_the_node_has_removed_all_later_ones_are_shown(removed: int):
+    shown, lines = Shown(), log(10, 11, 12, 12, 13, 13, 14, 15)
+    got = [*shown.new(lines[:5]), *shown.new(lines[removed:7]), *shown.new(lines[removed:])]
+    assert got == [f"line {number}".encode() for number in range(8) if number < 5 or number >= removed]
 
 
 def test_the_dry_run_says_how_to_make_the_secrets(tmp_path: Path, monkeypatch):

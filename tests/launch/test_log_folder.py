@@ -4,12 +4,15 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
 import pytest
 
 from launch import LaunchError
+from launch.agent.ending import write_last_line
 from launch.agent.events import Exited
 from launch.commands import jobs, visit
 from launch.commands.recorded import Launcher
@@ -22,6 +25,7 @@ from launch.run.event import Lost, Tick
 from launch.run.journal import HEAD, JOURNAL, Beginning, Entry, Journal
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.record import FORMAT, read_record
+from tests.launch.conftest import ROOT
 
 
 def test_nothing_of_an_earlier_run_is_taken_for_the_new_ones(tmp_path):
@@ -191,3 +195,32 @@ def test_every_frame_of_a_log_has_a_mark(tmp_path):
     again = journal.Kept(tmp_path)
     assert [again.frame(task) for task in (0, 1, 2, 3)] == [4, 0, 9, 0]
     assert again.size([0, 2]) == 100 and again.size([1]) == 0
+
+
+@pytest.mark.parametrize("write", ["agent", "launcher"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "foreign"])
+def test_what_somebody_has_put_in_the_place_of_a_log_is_not_written(tmp_path, write, kind):
+    precious, log = tmp_path / "precious", tmp_path / {"agent": "agent-h1.log", "launcher": "launcher.log"}[write]
+    precious.write_text("precious")
+    if kind == "foreign":
+        if os.geteuid():
+            pytest.skip("a file of another user needs root")
+        log.write_text("")
+        os.chown(log, 2002, 2002)
+    else:
+        {"link": log.symlink_to, "hard link": log.hardlink_to, "pipe": lambda to: os.mkfifo(log)}[kind](precious)
+    if write == "agent":
+        write_last_line(str(tmp_path), "h1", "lost", [])
+    else:
+        leave = "import os, sys; from pathlib import Path; from launch.run.detached_start import into_background"
+        run = f"{leave}; into_background(Path(sys.argv[1])); os.write(2, b'said')"
+        done = subprocess.run([sys.executable, "-c", run, tmp_path], cwd=ROOT, capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert precious.read_text() == "precious" and (kind != "foreign" or not log.read_text())
+
+
+def test_an_agents_last_line_is_added_to_its_own_log(tmp_path):
+    for why in ("one", "two"):
+        write_last_line(str(tmp_path), "h1", why, [7])
+    text = (tmp_path / "agent-h1.log").read_text()
+    assert "): one; ended the job\n1 process left on 1 host: pid 7 on h1\n" in text and "): two;" in text

@@ -31,6 +31,7 @@ from launch.job.job import Setting
 from launch.job.options import Options
 from launch.terminal.log_folder import LogFolder
 from tests.launch.conftest import ROOT, Launcher
+from tests.other_user import OTHER_USER, as_user, python
 from tests.waiting import wait_for
 
 pytest.importorskip("ray", reason="pip install 'dmltrain[ray]'")
@@ -377,3 +378,19 @@ def test_the_relay_prints_what_it_is_told_and_ends_with_its_code():
     assert (one.returncode, out) == (3, "h1: lost\n")
     alone = subprocess.run(argv, env={"DMLTRAIN_BRIDGE": "s"}, capture_output=True, text=True)
     assert alone.returncode == 1 and "the program that talks to Ray has ended" in alone.stderr
+
+
+def test_the_relay_tells_another_users_process_nothing():
+    name = f"dmltrain-test-{os.getpid()}-taken"
+    listen = (
+        "import socket, sys\nheld = socket.socket(socket.AF_UNIX)\nheld.bind('\\0' + sys.argv[1])\nheld.listen()\n"
+        "print('listening', flush=True)\nprint(held.accept()[0].recv(9999))"
+    )
+    with subprocess.Popen(
+        as_user(OTHER_USER, python(), "-I", "-S", "-c", listen, name), stdout=subprocess.PIPE, text=True, cwd="/"
+    ) as other:
+        assert other.stdout and other.stdout.readline() == "listening\n"
+        argv = [sys.executable, "-I", "-S", relay.__file__, name, '{"hosts": []}']
+        done = subprocess.run(argv, env={"DMLTRAIN_BRIDGE": "secret"}, capture_output=True, text=True)
+        assert other.stdout.read() == "b''\n"
+    assert done.returncode == 1 and "another user's process" in done.stderr

@@ -3,7 +3,8 @@
     python ray_relay.py SOCKET ORDER
 
 The driver (`ray_driver`) listens at the abstract socket SOCKET. The order goes to it with the settings of the bridges,
-which are in the environment. When this program ends, the driver ends what is left of the bridges of its order.
+which are in the environment: to a process of this user only. When this program ends, the driver ends what is left of
+the bridges of its order.
 It ignores SIGTERM: `ray job stop` sends that to all processes below the launcher, which is to end them in order.
 Standard library only, and nothing of `launch`, because it is to start quickly.
 """
@@ -14,8 +15,10 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
 
+CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process at the other end
 VARIABLE = "DMLTRAIN_BRIDGE"  # as in `launch.channels.bridges.bridge`
 
 
@@ -23,6 +26,10 @@ def main(name: str, order: str) -> int:
     link = socket.socket(socket.AF_UNIX)
     try:
         link.connect("\0" + name)
+        peer = CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+        if peer[1] != os.geteuid():
+            print("another user's process has the name of the program that talks to Ray", file=sys.stderr)
+            return 1
         link.sendall(json.dumps({**json.loads(order), "settings": os.environ[VARIABLE]}).encode() + b"\n")
         with link.makefile(encoding="utf-8") as answers:
             for line in answers:

@@ -37,7 +37,7 @@ from launch.clusters.queue import FOLLOWED, NOT_PASSED_ON, SUBMITTED
 from launch.job.options import Options
 from launch.job.role import SERVER, WORKER
 from launch.own_program import own_program
-from launch.secret import is_secret
+from launch.secret import COMMON, is_secret
 
 Object = dict[str, Any]
 HOSTS_VARIABLE = "DMLTRAIN_KUBERNETES"  # of the launcher's pod: the Job for its hosts, as YAML
@@ -93,6 +93,12 @@ def described(
             "registry/name:tag; examples/kubernetes/Dockerfile makes one"
         )
     plain, secrets = _variables(options, environ or {})
+    for variable, value in secrets.items():
+        if not COMMON.fullmatch(value) and any(value in word for word in words):
+            raise LaunchError(
+                f"the command line has the value of {variable}, which may be secret, and who may list pods would see "
+                f"it: let the program read {variable} from its environment"
+            )
     return Described(
         kubernetes_name(name, exact=bool(options.job)),
         namespace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -173,14 +173,11 @@ class Held:
 
     def lines(self, wait: bool, say: Say, limit: float | None = None) -> Iterator[bytes]:
         pod = self._started(wait, say, limit)
-        since, newest, trouble = "", "", status.Waiting(say)
+        shown, trouble = Shown(), status.Waiting(say)
         while pod:
             try:
                 over = not wait or self._launcher_ended()  # then a last read has all that a lost stream had not
-                for stamp, line in filter(None, map(_stamped, self._api.log(pod, not over, since))):
-                    if _moment(stamp) > newest:
-                        since, newest = stamp, _moment(stamp)
-                        yield line
+                yield from shown.new(self._api.log(pod, not over, ""))  # all: a time says nothing
                 if over:
                     return
                 time.sleep(LOOK_SECONDS)
@@ -251,10 +248,36 @@ class Held:
         return LaunchError(f"the {self.kind} {self.name} was deleted while it ran, or its pod was", DELETED_CODE)
 
 
-def _stamped(line: bytes) -> tuple[str, bytes] | None:
-    """A line of a log: when it was printed, and its text."""
+class Shown:
+    """The lines of a pod's log that have been shown. Each connection gives the log from its start, or, once the node
+    has removed its oldest part, from a later one. A node's clock may be set back, and lines may have one time: so
+    lines are counted, and times help only where the oldest lines are gone."""
+
+    def __init__(self) -> None:
+        self._first = self._last = b""
+        self._count, self._newest = 0, ""
+
+    def new(self, log: Iterable[bytes]) -> Iterator[bytes]:
+        """The text of each line of `log` that was not shown before."""
+        before, first = self._count, b""
+        skips = before > 0
+        for number, (raw, moment, text) in enumerate(filter(None, map(_stamped, log)), 1):
+            first = first or raw
+            if skips and first == self._first:
+                skips = number < before
+                continue
+            if skips and (raw == self._last or moment < self._newest):
+                skips = raw != self._last
+                continue
+            skips = False
+            self._first, self._count, self._last, self._newest = first, number, raw, moment
+            yield text
+
+
+def _stamped(line: bytes) -> tuple[bytes, str, bytes] | None:
+    """A line of a log, when it was printed, and its text."""
     stamp, space, text = line.partition(b" ")
-    return (stamp.decode(errors="replace"), text) if space else None
+    return (line, _moment(stamp.decode(errors="replace")), text) if space else None
 
 
 def _moment(stamp: str) -> str:
