@@ -63,7 +63,7 @@ def positions(measured: Measured, x: str) -> dict[int, float]:
     """Epoch as printed -> its place on the axis `x`; without the epochs whose place the log does not say."""
     run = measured.run
     if x == "time":
-        return dict(run.elapsed) or _sums(measured)
+        return _times(measured) or _sums(measured)
     if run.first is None:
         return {epoch: float(epoch) for epoch in run.epochs} if x == "iteration" else {}
     counted = {epoch: epoch + 1.0 - run.first for epoch in run.epochs}
@@ -83,6 +83,17 @@ def steps_of_an_epoch(measured: Measured) -> int | None:
     if batches and isinstance(macrobatch, int) and known.batch and workers:  # several batches make a step
         batches = -(-batches // max(1, math.ceil(macrobatch / (known.batch * workers))))
     return batches
+
+
+def _times(measured: Measured) -> dict[int, float]:
+    """The time of each epoch from those of its lines. One without keeps its row: its seconds after the last."""
+    known, seconds = measured.run.elapsed, measured.cells("seconds")
+    at: dict[int, float] = {}
+    passed = 0.0
+    for epoch in measured.run.epochs if known else ():
+        passed = known.get(epoch, passed + seconds.get(epoch, 0.0))
+        at[epoch] = passed
+    return at
 
 
 def _sums(measured: Measured) -> dict[int, float]:

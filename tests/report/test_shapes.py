@@ -438,8 +438,8 @@ def test_whole_times_that_the_lines_confirm_are_seconds(parse: Callable, tmp_pat
     (tmp_path / "x.log").write_text("".join(lines))
     done = parse(tmp_path / "x.log", "--format", "csv")
     assert done.stdout.splitlines()[1:] == [f"{epoch},,,3500" for epoch in range(1, 5)] and not done.stderr
-    (tmp_path / "x.log").write_text("Epoch[0] Time cost=35\n")
-    assert "read as seconds; Scala prints milliseconds" in parse(tmp_path / "x.log").stderr
+    (tmp_path / "x.log").write_text("Epoch[0] Time cost=35000\n")
+    assert "read as milliseconds, as Scala prints them" in parse(tmp_path / "x.log").stderr
 
 
 def batches_of(epoch: int, worker: str = "", batch: str = "Batch [{}]") -> str:
@@ -484,6 +484,103 @@ def test_values_in_lines_of_their_own(rows: Callable, monkeypatch: pytest.Monkey
         assert list(read) == [0, 1] and math.isnan(read[1].pop("validation_dining_table"))
         expected = {"train_crossentropy": 6.180552, "validation_bus": 0.25, "validation_train": 0.03125}
         assert read[1] == row(0.69, None, 198.305512, **expected, validation_map=ap, validation_lr=0.1)
+
+
+def caffe_log(lines: list[str]) -> str:
+    return "".join(
+        f"I0605 03:34:{second % 60:02}.498641 27501 solver.cpp:341] {line}\n" for second, line in enumerate(lines)
+    )
+
+
+def test_caffe_without_a_test_has_a_row_for_each_displayed_iteration(rows: Callable) -> None:
+    """Also where a test has no value; and each start is a run of its own."""
+    lines = [
+        line
+        for step in (0, 20, 40)
+        for line in (
+            f"Iteration {step}, loss = {step / 8}",
+            f"    Train net output #0: box_loss = {step / 16} (* 1 = 0.25 loss)",
+            "    Train net output #1: loss = 9",
+            f"Iteration {step}, lr = 0.002",
+        )
+    ]
+    expected = {step: row(None, train_loss=step / 8, train_box_loss=step / 16) for step in (0, 20, 40)}
+    assert rows(caffe_log(lines)) == rows(caffe_log([*lines, "Iteration 40, Testing net (#0)"])) == expected
+    found, _ = reading.scan(io.BytesIO(caffe_log(lines + lines[:8]).encode()))
+    assert [list(one.epochs) for one in found] == [[0, 20, 40], [0, 20]]
+
+
+@pytest.mark.parametrize(
+    "starts", [([0, 250, 500], [0, 250]), ([0, 250], [0, 250, 500]), ([0, 250, 500], [250, 500, 750])]
+)
+@pytest.mark.parametrize("tests", [True, False])
+def test_starts_of_caffe_are_not_mixed(starts: tuple[list[int], ...], tests: bool) -> None:
+    """A start from a snapshot goes on with the run."""
+    lines = [
+        line
+        for number, steps in enumerate(starts)
+        for step in steps
+        for line in (
+            *((f"Iteration {step}, Testing net (#0)", f"    Test net output #0: accuracy = {number + 0.5}") * tests),
+            f"Iteration {step}, loss = {number + 0.25}",
+        )
+    ]
+    found, _ = reading.scan(io.BytesIO(caffe_log(lines).encode()))
+    key, value = ("validation_accuracy", 0.5) if tests else ("train_loss", 0.25)
+    read = [{step: list(values[key]) for step, values in one.epochs.items()} for one in found]
+    first, second = [{step: [number + value] for step in steps} for number, steps in enumerate(starts)]
+    assert read == ([first, second] if starts[1][0] == 0 else [{0: first[0], **second}])
+    assert any("iteration 250 comes again" in note for one in found for note in one.notes) == (starts[1][0] != 0)
+
+
+def test_caffe_of_2014(rows: Callable, parse: Callable, tmp_path: Path) -> None:
+    lines = ["Iteration 500, Testing net", "Test score #0: 0.75", "Test score #1: 1.5", "Iteration 600, loss = 2.5"]
+    assert rows(caffe_log(lines)) == {500: row(None, 0.75, validation_loss=1.5)}
+    (tmp_path / "x.log").write_text(caffe_log(lines))
+    assert "has no name: read as accuracy" in parse(tmp_path / "x.log").stderr
+
+
+DATES = {  # how dates with slashes are written, as the dates of three epochs; and the days between them
+    "a day above 12": (["13/02/2024", "14/02/2024", "01/03/2024"], [0, 1, 17]),
+    "a month first": (["02/13/2024", "02/14/2024", "03/01/2024"], [0, 1, 17]),
+    "the other order would go back": (["30/11/2023", "01/12/2023", "02/01/2024"], [0, 1, 33]),
+    "one order goes back": (["11/12/2024", "12/11/2024", "12/12/2024"], [0, 29, 30]),
+    "one day": (["03/04/2024"] * 3, [0, 0, 0]),
+    "both fit": (["07/11/2024", "08/11/2024", "09/11/2024"], None),
+}
+
+
+@pytest.mark.parametrize("name", DATES)
+def test_day_and_month_are_told_from_the_whole_file_or_not_at_all(parse: Callable, tmp_path: Path, name: str) -> None:
+    dates, days = DATES[name]
+    lines = (f"{date} 1{k}:00:00 INFO Epoch[{k}] Time cost=7.500\n" for k, date in enumerate(dates))
+    (tmp_path / "x.log").write_text("".join(lines))
+    done = parse(tmp_path / "x.log", "--x", "time", "--format", "csv")
+    shown = [float(line.partition(",")[0]) for line in done.stdout.splitlines()[1:]]
+    assert shown == ([86400 * day + 3600 * k for k, day in enumerate(days)] if days else [7.5, 15, 22.5])
+    assert ("both fit" in done.stderr) == (days is None)
+
+
+@pytest.mark.parametrize(("stamps", "passed"), [(("I20231231", "I20240101"), 86400), (("I1231", "I0101"), 86400)])
+def test_the_dates_of_glog_with_and_without_a_year(stamps: tuple[str, str], passed: float) -> None:
+    lines = (
+        f"{stamp} 03:34:07.498641 27501 solver.cpp:341] Iteration {k}, Testing net (#0)\n"
+        f"{stamp} 03:34:08.498641 27501 solver.cpp:409]     Test net output #0: accuracy = 0.5\n"
+        for k, stamp in enumerate(stamps)
+    )
+    (found,), _ = reading.scan(io.BytesIO("".join(lines).encode()))
+    assert found.elapsed[1] in (passed, passed + 86400), "without a year it may have 366 days"
+
+
+def test_an_epoch_without_a_time_keeps_its_row(parse: Callable, tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    stamp = "2026-11-20 12:0{}:00,000 "
+    lines = ("Epoch[{}] Train-accuracy=0.5", "Epoch[{}] Time cost=50.000")
+    log.write_text(
+        "".join(f"{stamp.format(k) if k != 1 else ''}{line.format(k)}\n" for k in range(3) for line in lines)
+    )
+    shown = parse(log, "--x", "time", "--format", "csv").stdout.splitlines()[1:]
+    assert [line.partition(",")[0] for line in shown] == ["0", "50", "120"]
 
 
 # `train=` of gluoncv: an accuracy, or with mixup an error that falls. The rule never takes an accuracy away

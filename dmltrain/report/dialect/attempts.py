@@ -12,16 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dmltrain.report.run import Found, Values
+from dmltrain.report.stamp import Clock
 
 
 @dataclass(frozen=True)
 class Start:
     """What a log has from one start to the next. first: the first epoch or iteration that it says. began: seconds from
-    the log's first line to its first one, None without times."""
+    the log's first line to its first one, None without times. spoken: a line may only have spoken of that epoch."""
 
     first: int
     found: Found
     began: float | None = None
+    spoken: bool = True
+
+    def settled(self, clock: Clock) -> Start:
+        """The same with times that are final."""
+        times = ((epoch, clock.settled(seconds)) for epoch, seconds in self.found.elapsed.items())
+        elapsed = {epoch: seconds for epoch, seconds in times if seconds is not None}
+        notes = tuple(dict.fromkeys((*self.found.notes, *clock.notes())))
+        found = replace(self.found, elapsed=elapsed, notes=notes)
+        return replace(self, found=found, began=clock.settled(self.began))
 
     @property
     def epochs(self) -> list[int]:
@@ -48,7 +58,7 @@ def _without_mentions(starts: Sequence[Start]) -> list[Start]:
     """The starts with values of their first epoch. Another line only spoke of that epoch."""
     kept = list(starts[:1])
     for start in starts[1:]:
-        if start.epochs and start.first == start.epochs[0] and not _late(kept[-1], start):
+        if not start.spoken or (start.epochs and start.first == start.epochs[0] and not _late(kept[-1], start)):
             kept.append(start)
         else:
             kept[-1] = _joined([kept[-1], start])

@@ -5,7 +5,9 @@
     I0605 03:34:07.4 27501 solver.cpp:341] Iteration 5000, Testing net (#0)
     I0605 03:36:14.6 27501 solver.cpp:409]     Test net output #0: accuracy = 0.079
 
-The training values of a row are the last ones displayed before the test. Only the first test net (#0) is read.
+The training values of a row are the last ones displayed before the test. Only the first test net (#0) is read. Without
+a test a row is a displayed iteration. Caffe of early 2014 writes `Testing net` and `Test score #0: 0.1` without names.
+Iterations that begin again are another start; see `attempts`.
 """
 
 from __future__ import annotations
@@ -16,18 +18,30 @@ from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.report.block import Block
+from dmltrain.report.dialect import attempts
 from dmltrain.report.run import Found, Values
 from dmltrain.report.stamp import Clock
 
 MARK = b"solver.cpp:"
 SAID = rb"solver\.cpp:\d{1,6}\] {0,20}(?:\[[^\]\r\n]{0,20}\] {0,20})?"  # before each line; NVIDIA's Caffe names a GPU
-_NAMED = rb" net output #\d{1,4}: (" + record.NAME + rb") = (" + record.VALUE + rb")" + record.END
 _ITERATION = SAID + rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
-# Each pattern begins with a literal, for which re searches many times faster than for an alternative.
-_TESTING = re.compile(_ITERATION + rb"Testing net \(#(\d{1,4})\)")
-_TEST = re.compile(SAID + rb"Test" + _NAMED)
-_LOSS = re.compile(_ITERATION + rb"loss = (" + record.VALUE + rb")" + record.END)
-_TRAIN = re.compile(SAID + rb"Train" + _NAMED)
+_EVENT = re.compile(
+    _ITERATION
+    + rb"(?:(?P<test>Testing net)(?: \(#(?P<net>\d{1,4})\))?|loss = (?P<loss>"
+    + record.VALUE
+    + rb")"
+    + record.END
+    + rb")|"
+    + SAID
+    + rb"(?:(?P<split>Test|Train) net output #\d{1,4}: (?P<name>"
+    + record.NAME
+    + rb") = |Test score #(?P<score>[01]): )(?P<value>"
+    + record.VALUE
+    + rb")"
+    + record.END
+)
+_SCORES = ("validation_accuracy", "validation_loss")  # of the nets that Caffe of 2014 came with
+_UNNAMED = "`Test score #0` has no name: read as accuracy, and #1 as loss, as in Caffe's examples of 2014"
 
 
 class Caffe:
@@ -36,68 +50,99 @@ class Caffe:
     programs: ClassVar[tuple[str, ...]] = ("Caffe",)
 
     def __init__(self) -> None:
-        self._tests: dict[int, Values] = {}
-        self._snapshots: dict[int, dict[str, float]] = {}
-        self._train: dict[str, float] = {}  # displayed last
-        self._testing: Values = {}
-        self._clock, self._elapsed = Clock(), dict[int, float]()
+        self._parts: list[_Part] = []
+        self._at = -1  # iteration
+        self._clock = Clock()
 
     def feed(self, block: Block) -> bool:
         self._clock.feed(block)
         if not block.holds(MARK):
             return False
-        start = 0
-        for test in _TESTING.finditer(block.data):
-            if test.start() >= block.limit:
+        for event in _EVENT.finditer(block.data):
+            if event.start() >= block.limit:
                 break
-            self._read(block, start, test.end())
-            self._begin(int(test[1]), int(test[2]))
-            self._time(block, test)
-            start = test.end()
-        self._read(block, start, len(block.data))
-        return any(self._tests.values())
+            if block.whole or event.end() < len(block.data):  # a number at the very end may be truncated
+                self._take(block, event)
+        return any(part.tests or part.shown for part in self._parts)
 
     def found(self) -> list[Found]:
-        tests = {iteration: values for iteration, values in self._tests.items() if values}
-        snapshots = {iteration: self._snapshots[iteration] for iteration in tests}
-        elapsed = {iteration: seconds for iteration, seconds in self._elapsed.items() if iteration in tests}
-        return [Found(tests, snapshots, None, elapsed=elapsed)] if tests else []
+        tested = any(values for part in self._parts for values in part.tests.values())
+        return attempts.runs([part.start(tested).settled(self._clock) for part in self._parts], named=True)
 
-    def _time(self, block: Block, test: re.Match[bytes]) -> None:
-        """Until the test began, which needs no training time itself."""
-        if (seconds := self._clock.seconds(block.data, test.start())) is not None and int(test[2]) == 0:
-            self._elapsed[int(test[1])] = seconds
+    def _take(self, block: Block, event: re.Match[bytes]) -> None:
+        if event[1]:
+            iteration = int(event[1])
+            if not self._parts or iteration < self._at:
+                self._parts.append(_Part(iteration, self._clock.seconds(block.data, event.start())))
+            self._at = iteration
+        if not self._parts:
+            return
+        part = self._parts[-1]
+        if event["test"]:
+            part.begin_test(self._at, int(event["net"] or 0), self._clock.seconds(block.data, event.start()))
+        elif event["loss"]:
+            part.show(self._at, record.number(event["loss"]), self._clock.seconds(block.data, event.start()))
+        else:
+            part.output(event["split"], event["name"], event["score"], record.number(event["value"]))
 
-    def _begin(self, iteration: int, net: int) -> None:
-        """A test begins."""
+
+class _Part:
+    """What a log has from one start to the next."""
+
+    def __init__(self, first: int, began: float | None) -> None:
+        self._first, self._began = first, began
+        self.tests: dict[int, Values] = {}
+        self.shown: dict[
+            int, dict[str, float]
+        ] = {}  # training values of each displayed iteration, until there is a test
+        self._snapshots: dict[int, dict[str, float]] = {}
+        self._train: dict[str, float] = {}  # displayed last
+        self._testing: Values = {}
+        self._elapsed: dict[int, float] = {}
+        self._notes: dict[str, None] = {}
+        self._tested = False
+
+    def start(self, tested: bool) -> attempts.Start:
+        """tested: the log has tests, so that other iterations are no rows."""
+        if tested:
+            epochs = {iteration: values for iteration, values in self.tests.items() if values}
+            snapshots = {iteration: self._snapshots[iteration] for iteration in epochs}
+        else:
+            epochs, snapshots = {step: _arrays(values) for step, values in self.shown.items()}, {}
+        elapsed = {iteration: seconds for iteration, seconds in self._elapsed.items() if iteration in epochs}
+        found = Found(epochs, snapshots, None, tuple(self._notes), elapsed)
+        return attempts.Start(self._first, found, self._began, spoken=False)
+
+    def begin_test(self, iteration: int, net: int, seconds: float | None) -> None:
+        """Until a test began is a row's time: it needs no training time itself."""
         self._testing = {}
         if net == 0:
-            self._tests[iteration] = self._testing
+            self.tests[iteration] = self._testing
             self._snapshots[iteration] = dict(self._train)
+            self._time(iteration, seconds)
 
-    def _read(self, block: Block, start: int, end: int) -> None:
-        """The values that are printed between two places. Of each name the last one counts."""
-        for name, value in _lines(_TEST, block, start, end):
-            self._testing[record.key(name.decode("utf-8", "replace"), "validation")] = array(
-                "d", (record.number(value),)
-            )
-        losses = _lines(_LOSS, block, start, end)
-        if losses:
-            self._train["train_loss"] = record.number(
-                losses[-1][1]
-            )  # a mean over iterations, unlike the net's own output
-        for name, value in dict(_lines(_TRAIN, block, start, end)).items():
-            if name != b"loss":
-                self._train[record.key(name.decode("utf-8", "replace"), "train")] = record.number(value)
+    def show(self, iteration: int, loss: float, seconds: float | None) -> None:
+        self._train = {"train_loss": loss}  # a mean over iterations, unlike the net's own output
+        if not self._tested:
+            self.shown[iteration] = self._train
+            self._time(iteration, seconds)
+
+    def output(self, split: bytes | None, name: bytes | None, score: bytes | None, value: float) -> None:
+        if split != b"Train" and not self._tested:
+            self._tested = True
+            self.shown.clear()
+        if score:
+            self._notes[_UNNAMED] = None
+            self._testing[_SCORES[int(score)]] = array("d", (value,))
+        elif split == b"Test" and name:
+            self._testing[record.key(name.decode("utf-8", "replace"), "validation")] = array("d", (value,))
+        elif name and name != b"loss":
+            self._train[record.key(name.decode("utf-8", "replace"), "train")] = value
+
+    def _time(self, iteration: int, seconds: float | None) -> None:
+        if seconds is not None:
+            self._elapsed[iteration] = seconds
 
 
-def _lines(pattern: re.Pattern[bytes], block: Block, start: int, end: int) -> list[tuple[bytes, bytes]]:
-    """Name and value of each line that `pattern` finds."""
-    if end < len(block.data) or (block.whole and block.limit == end):
-        return pattern.findall(block.data, start, end)
-    return [
-        (line[1], line[2])
-        for line in pattern.finditer(block.data, start)
-        # a number at the very end may be truncated
-        if line.start() < block.limit and (block.whole or line.end() < len(block.data))
-    ]
+def _arrays(values: dict[str, float]) -> Values:
+    return {key: array("d", (number,)) for key, number in values.items()}

@@ -102,7 +102,7 @@ class MXNet:
         return own
 
     def found(self) -> list[Found]:
-        starts = [start for part in self._parts if (start := part.start())]
+        starts = [start.settled(self._clock) for part in self._parts if (start := part.start())]
         forms = set[_Form]().union(*(part.forms for part in self._parts))
         nodes = set[bytes]().union(*(part.nodes for part in self._parts))
         found = attempts.runs(starts, named=bool(nodes)) if starts else []
@@ -122,8 +122,7 @@ def _in_seconds(found: Found, scala: bool) -> Found:
         scala = total > 2 * span + 1
     elif not scala:
         scala = all(_LEAST_OF_SCALA <= one <= _MOST_OF_SCALA for numbers in times.values() for one in numbers)
-        read = "milliseconds, as Scala prints them" if scala else "seconds; Scala prints milliseconds"
-        note = f"times of epochs are whole numbers, and nothing says of what: read as {read}"
+        note = "times of epochs are whole numbers: read as milliseconds, as Scala prints them" if scala else ""
     if scala:
         times = {epoch: array("d", (number / 1000 for number in numbers)) for epoch, numbers in times.items()}
     epochs = {
