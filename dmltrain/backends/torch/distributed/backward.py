@@ -54,7 +54,7 @@ def reached(waiting: Waiting) -> None:
         if waiting in _reached:
             return
         _reached[waiting] = thread
-        wrapped = bool(_running)
+        wrapped = thread in _running or (bool(_running) and _is_of_device(thread))
     if not wrapped:
         callback = functools.partial(_end, thread)
         torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -70,6 +70,11 @@ def calls_since_last(waiting: Waiting) -> int:
 def is_running() -> bool:
     """Whether a hook of a backward calls this."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _is_of_device(thread: int) -> bool:
+    """Python does not know the threads in which torch computes gradients on a device."""
+    return all(each.ident != thread for each in threading.enumerate())
 
 
 def install() -> None:

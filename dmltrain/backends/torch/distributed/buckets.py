@@ -16,7 +16,7 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ
 
-EARLY = "(step_early=True, which defer, factors and elastic jobs imply)"
+EARLY = "(step_early=True, which defer, factors and elastic jobs with the optimizer on the servers imply)"
 CHANGED = (
     f"gradients were changed between backward() and step(), after they had been sent {EARLY}: leave that out, or call "
     "optimizer.reduce_gradients() before clipping or unscaling them"
@@ -36,6 +36,7 @@ class Bucket:
     group: int  # number of the optimizer's parameter group
     priority: int  # of its pushes and pulls: forward order first
     parameters: list[torch.nn.Parameter]
+    names: list[str] = field(default_factory=list)  # of the parameters, in the model
     pushed: bool = False
     stepped: bool = False  # step() was called, and its result is not in the weights yet
     gradients: torch.Tensor = field(init=False)  # (elements,)
@@ -148,7 +149,7 @@ class Bucket:
         moved = view.numel() and view.data_ptr() != memory.data_ptr() + offset * memory.element_size()
         if moved or parameter.dtype != memory.dtype or parameter.stride() != strides:
             raise UserError(
-                f"a parameter was {memory.dtype} with strides {strides} at dmltrain.distribute and is "
+                f"parameter {self.names[index]} was {memory.dtype} with strides {strides} at distribute, and is "
                 f"{described(parameter)} with strides {parameter.stride()} now: change the model's type and memory "
                 "format before dmltrain.distribute, or call it again"
             )
@@ -270,10 +271,10 @@ class Bucket:
 
     def check_adopted(self) -> None:
         """Raise UserError for parameters that `adopt_weights` has moved, and that are elsewhere now."""
-        for view, parameter in zip(self._weight_views, self.parameters, strict=True):
+        for name, view, parameter in zip(self.names, self._weight_views, self.parameters, strict=True):
             if view.data_ptr() != parameter.data_ptr():
                 raise UserError(
-                    f"the memory of a parameter of {tuple(parameter.shape)} was replaced (model.to, parameter.data), "
+                    f"the memory of parameter {name} was replaced (model.to, parameter.data), "
                     "but its weights come from the servers: do this before dmltrain.distribute, or call it again"
                 )
 

@@ -36,12 +36,16 @@ def make_buckets(
         named,
         lambda each: None if single or each in rows else (group_of[each], each.dtype, each.device),
     )
-    return [
+    buckets = [
         FactoredBucket(f"{prefix}.{number}", group_of[first], len(lists) - number, first, rows[first])
         if first in rows
         else Bucket(f"{prefix}.{number}", group_of[first], len(lists) - number, [first, *more])
         for number, (first, *more) in enumerate(lists)
     ]
+    names = {parameter: name for name, parameter in named}
+    for bucket in buckets:
+        bucket.names = [names[each] for each in bucket.parameters]
+    return buckets
 
 
 def split(
