@@ -19,6 +19,7 @@ FILE = "dmltrain-file"  # begins the line of a file that comes with a job's outp
 
 def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
     """Run `act` on the command line of the program `name`, and exit with its code."""
+    open_missing_streams()
     try:
         code = act([as_utf8(word) for word in (sys.argv[1:] if argv is None else argv)])
     except LaunchError as error:
@@ -35,6 +36,23 @@ def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | N
         traceback.print_exc()
         code = FAULT_CODE
     sys.exit(code)
+
+
+def open_missing_streams() -> None:
+    """Take /dev/null for standard streams that are closed (`>&-`, some daemons), as if they were sent there: else the
+    next file that is opened would get their number, and what is printed."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != descriptor:
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
+            os.set_inheritable(descriptor, True)
+        if getattr(sys, name) is None:
+            stream = open(descriptor, "w" if descriptor else "r", closefd=False)  # noqa: SIM115  open until exit
+            setattr(sys, name, stream)
 
 
 def say(line: str) -> None:

@@ -20,6 +20,7 @@ OWNED = (
     *("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NODE_HOST"),
     *("DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
     *("DMLTRAIN_SCHEDULER_FILE", "DMLTRAIN_INCARNATION", "DMLTRAIN_CHANGE_FILE", "DMLTRAIN_STRAGGLERS"),
     *("DMLTRAIN_JOB", "DMLTRAIN_KEY_FILE", "DMLTRAIN_LISTEN_FD", "DMLTRAIN_HOST_NAME", "DMLTRAIN_AGENT"),
     *("DMLTRAIN_RESTART", "DMLTRAIN_ELASTIC", "DMLTRAIN_JOIN", "DMLTRAIN_WIRE", "DMLTRAIN_CERTIFICATE_FILE"),
@@ -230,6 +231,7 @@ def _environment(
     values.update(host.environment)
     values.update(_contract(job, placed, role, rank, host, ports))
     if role == WORKER and job.torch_env:
+        groups = list(dict.fromkeys(each[2].name for each in placed if each[0] == WORKER))
         values.update(
             MASTER_ADDR=next(each[2].address for each in placed if each[:2] == (WORKER, 0)),
             MASTER_PORT=str(ports.master),
@@ -237,6 +239,9 @@ def _environment(
             WORLD_SIZE=str(job.num_workers),
             LOCAL_RANK=str(local.index((role, rank, host))),
             LOCAL_WORLD_SIZE=str(len(local)),
+            GROUP_RANK=str(groups.index(host.name)),
+            GROUP_WORLD_SIZE=str(len(groups)),
+            NODE_RANK=str(groups.index(host.name)),
         )
     return values
 

@@ -199,6 +199,24 @@ def test_a_host_that_comes_twice_is_named_with_both_lines():
     assert names(text("a hostname=h1 port=2201\nb hostname=h1 port=2202")) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("content", "slots"),
+    [
+        ("h1\nh1\nh2\nh2\n", {"h1": 2, "h2": 2}),  # PBS_NODEFILE
+        ("h1\nh2\n# and again\n\nh1\nh1", {"h1": 3, "h2": 1}),
+        ("h1 slots=2\nh2 slots=4\nh1 slots=1", {"h1": 3, "h2": 4}),  # Open MPI
+        ("h1\nh2", {"h1": None, "h2": None}),
+    ],
+)
+def test_a_line_for_each_slot(content, slots):
+    assert {host.name: host.slots for host in text(content)} == slots
+
+
+@pytest.mark.parametrize("content", ["h1\nh1 user=anna", "h1 port=22\nh1 port=22", "h1\nh1 slots=2", "n[1-2]\nn1"])
+def test_lines_that_say_more_than_a_slot_are_no_list_of_slots(content):
+    assert "is already given at hosts:1" in refusal(text, content)
+
+
 @pytest.mark.parametrize("setting", ["env.1A=hush", "env.RANK=hush", "env.A=hush env.A=hush", "env.A='hush"])
 def test_an_error_never_repeats_the_value_of_a_variable(setting):
     assert "hush" not in refusal(text, f"h1 {setting}")

@@ -65,6 +65,9 @@ def test_places_on_two_hosts():
     assert found["worker-0"]["MASTER_ADDR"] == found["worker-1"]["MASTER_ADDR"] == "10.0.0.1"
     assert [found[f"worker-{rank}"]["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
     assert [found[f"worker-{rank}"]["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "1", "2"]
+    assert [found[f"worker-{rank}"]["GROUP_RANK"] for rank in range(3)] == ["0", "1", "0"]
+    assert [found[f"worker-{rank}"]["NODE_RANK"] for rank in range(3)] == ["0", "1", "0"]
+    assert {found[f"worker-{rank}"]["GROUP_WORLD_SIZE"] for rank in range(3)} == {"2"}
     assert [found[f"worker-{rank}"]["OMP_NUM_THREADS"] for rank in range(3)] == ["2", "6", "2"]
     assert found["worker-1"]["DMLC_NODE_HOST"] == "10.0.0.2"
     assert {(each["DMLC_PS_ROOT_URI"], each["DMLC_PS_ROOT_PORT"]) for each in found.values()} == {("10.0.0.1", "9000")}
@@ -88,7 +91,7 @@ def test_the_whole_environment_of_each_role():
     b = variables("DMLC_NODE_HOST:10.0.0.2 DMLTRAIN_HOST_NAME:b")
     worker = variables(
         "DMLC_ROLE:worker DMLC_WORKER_ID:0 DMLC_TASK_ID:0 OMP_NUM_THREADS:4 MASTER_ADDR:10.0.0.1 MASTER_PORT:91 "
-        "RANK:0 WORLD_SIZE:1 LOCAL_RANK:0 LOCAL_WORLD_SIZE:1"
+        "RANK:0 WORLD_SIZE:1 LOCAL_RANK:0 LOCAL_WORLD_SIZE:1 GROUP_RANK:0 GROUP_WORLD_SIZE:1 NODE_RANK:0"
     )
     server = variables("DMLC_ROLE:server DMLC_SERVER_ID:1 DMLC_TASK_ID:1 OMP_NUM_THREADS:1")
     assert found["scheduler-0"] == common | a | variables("DMLC_ROLE:scheduler DMLC_TASK_ID:0 OMP_NUM_THREADS:1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from launch import LaunchError
 from launch.job.host import Host
@@ -43,7 +44,22 @@ def parse(data: bytes, name: str) -> list[Host]:
         from launch.job.hosts.inventory import parse as parse_yaml  # yaml takes a while to import
 
         return checked(parse_yaml(text, name), name)
-    return checked(parse_text(text, name), name)
+    return checked(_slots_of_lines(parse_text(text, name)), name)
+
+
+def _slots_of_lines(hosts: Sequence[Host]) -> list[Host]:
+    """The hosts, each once. In some files a host has a line for each slot, as in PBS_NODEFILE, or lines whose slots are
+    added, as for Open MPI: so if all lines are of this kind, without anything else."""
+    kinds = {each.slots is None for each in hosts}
+    plain = all(replace(each, slots=None) == Host(each.name, where=each.where) for each in hosts)
+    names = [each.name for each in hosts]
+    if len(kinds) > 1 or not plain or len({each.where for each in hosts}) < len(hosts) or len(names) == len(set(names)):
+        return list(hosts)
+    made: dict[str, Host] = {}
+    for each in hosts:
+        before = made.get(each.name, replace(each, slots=0))
+        made[each.name] = replace(before, slots=(before.slots or 0) + (1 if each.slots is None else each.slots))
+    return list(made.values())
 
 
 def from_list(text: str) -> list[Host]:
