@@ -8,6 +8,7 @@ from typing import TypedDict
 from launch.agent.process import Process, members
 
 NO_ROOT = -1  # no process has this pid: the job's processes are found by their mark alone
+MOST_DIGITS = 9  # of a rank
 ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so that no secret is cut in two
 ALL_BYTES = 1 << 19  # of all commands together, so that they fit into a message
 
@@ -104,7 +105,7 @@ def _identity(environment: dict[bytes, bytes], mark: str) -> Identity | None:
     if environment.get(b"DMLTRAIN_JOB") == os.fsencode(mark) and b"DMLC_ROLE" in environment:
         rank = environment.get(b"DMLC_TASK_ID", b"")
         role = environment[b"DMLC_ROLE"].decode("utf-8", "replace")
-        return {"role": role, "rank": int(rank) if rank.isdigit() else None}
+        return {"role": role, "rank": int(rank) if rank.isdigit() and len(rank) <= MOST_DIGITS else None}
     return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == os.fsencode(mark) else None
 
 

@@ -47,10 +47,13 @@ def living() -> dict[int, Process]:
 
 
 def has_mark(pid: int, marks: tuple[bytes, ...]) -> bool:
-    """Whether the process was started with one of `marks` (b"NAME=value") in its environment."""
+    """Whether the process was started with one of `marks` (b"NAME=value") in its environment, and is this user's: root
+    can read the environments of all, in which everybody can write a mark."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(entry in marks for entry in file.read().split(b"\0"))
+            return os.fstat(file.fileno()).st_uid == os.geteuid() and any(
+                entry in marks for entry in file.read().split(b"\0")
+            )
     except OSError:  # it is gone, or belongs to another user
         return False
 

@@ -20,7 +20,7 @@ from launch.job.options import Options
 from launch.run import journal
 from launch.run.detached_start import AttachedStart
 from launch.run.limit import FAULT_CODE
-from launch.terminal.log_folder import RECORD, LogFolder
+from launch.terminal.log_folder import JOURNAL, RECORD, LogFolder
 from launch.terminal.record import read_own_record
 
 RELEASE_SECONDS = 15.0  # for the launcher that has the job to leave it
@@ -34,7 +34,7 @@ def attach(options: Options, say: Callable[[str], None]) -> int:
         return _report(folder, job, say)
     if job.launcher.host != platform.node():
         raise LaunchError(f"job {job.job} was started on {job.launcher.host}: run this command there")
-    if not (folder / journal.JOURNAL).is_file():
+    if not (folder / JOURNAL).is_file():
         raise LaunchError(f"job {job.job} was not started with --detach, so no other launcher can take it up")
     locked = _locked(folder, job)
     if (job := read(folder, Options())).ended:  # the other launcher has just ended it
@@ -44,7 +44,7 @@ def attach(options: Options, say: Callable[[str], None]) -> int:
     except FileNotFoundError:
         raise LaunchError(f"the launcher of job {job.job} was killed before it started the job") from None
     if story.beginning.job.mark != job.mark:
-        raise LaunchError(f"{folder / journal.JOURNAL} is of another job than {folder / RECORD}")
+        raise LaunchError(f"{folder / JOURNAL} is of another job than {folder / RECORD}")
     began = story.beginning
     shown = replace(began.options, quiet=options.quiet, live=options.live)
     story.beginning = replace(began, options=shown)

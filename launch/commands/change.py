@@ -12,7 +12,7 @@ from launch.commands.visit import read
 from launch.control.client import FAULT_CODE, ask
 from launch.control.message import Request
 from launch.job.options import Options
-from launch.run.journal import JOURNAL
+from launch.terminal.log_folder import JOURNAL
 
 
 def change(do: str, target: str, what: str, write_line: Callable[[str], None]) -> int:

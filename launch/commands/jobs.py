@@ -10,8 +10,7 @@ from typing import Any
 from launch import LaunchError
 from launch.commands.processes import printable
 from launch.commands.show import Record
-from launch.run.journal import JOURNAL
-from launch.terminal.log_folder import QUEUED, RECORD, seconds_of
+from launch.terminal.log_folder import JOURNAL, QUEUED, RECORD, seconds_of
 from launch.terminal.record import read_record
 
 COLUMNS = ("JOB", "STATE", "EXIT CODE", "WORKERS", "SERVERS", "HOSTS", "STARTED", "SECONDS")

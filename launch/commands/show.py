@@ -7,11 +7,11 @@ byte for byte, in constant memory. Only reads the logs, and does not touch the j
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import heapq
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +19,7 @@ from typing import Any
 
 from launch import LaunchError
 from launch.commands.log_choice import ORDER, Source, all_logs, find, selected
-from launch.run.journal import JOURNAL
-from launch.terminal.log_folder import RECORD
+from launch.terminal.log_folder import JOURNAL, RECORD
 from launch.terminal.output import LINE_BYTES, tag, write_all
 from launch.terminal.record import read_record
 
@@ -29,11 +28,18 @@ PATIENCE_SECONDS = 20.0  # without new lines after the launcher's death; its age
 STAMP = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d{3})?")
 
 
+class NoLog(Exception):
+    """What has the name of a log is no regular file."""
+
+
 class Log:
     """One file, line by line. `advance` sets `line` (without its newline) and `key` (its sort key among all lines)."""
 
     def __init__(self, path: Path, restart: int, number: int, prefix: bytes):
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):  # a pipe would keep the reader waiting
+            os.close(self._descriptor)
+            raise NoLog
         self._lines: Iterator[bytes] = iter(())
         self._rest = self._stamp = self.line = b""
         self._restart, self._number = restart, number
@@ -90,11 +96,12 @@ class Reader:
     def __init__(self, folder: Path, wanted: Callable[[Source], bool], coloured: bool):
         self._folder, self._wanted, self._coloured = folder, wanted, coloured
         self._logs: dict[Path, Log] = {}
+        self._left_out: set[Path] = set()
         self._colours: dict[Source, int] = {}  # a process keeps its colour when it is restarted
 
     def copy(self, printer: Printer, last: bool) -> bool:
         """Print all new lines in order. Returns whether there were any."""
-        self._discover()
+        self._discover(printer)
         heap = [(log.key, log) for log in self._logs.values() if log.advance(last)]
         heapq.heapify(heap)  # keys are unique, so logs are never compared
         some = bool(heap)
@@ -108,14 +115,20 @@ class Reader:
         printer.flush()
         return some
 
-    def _discover(self) -> None:
-        found = [each for each in all_logs(self._folder) if each[2] not in self._logs and self._wanted(each[1])]
+    def _discover(self, printer: Printer) -> None:
+        known = {*self._logs, *self._left_out}
+        found = [each for each in all_logs(self._folder) if each[2] not in known and self._wanted(each[1])]
         for restart, source, path in sorted(found, key=lambda each: (each[0], each[1].order)):
             colour = self._colours.setdefault(source, len(self._colours))
             name = f"restart-{restart}/{source}" if restart else str(source)
             prefix = tag(name, colour if self._coloured else None)
-            with contextlib.suppress(FileNotFoundError):  # a new job has just moved it to previous-N
+            try:
                 self._logs[path] = Log(path, restart, len(self._logs), prefix)
+            except FileNotFoundError:  # a new job has just moved it to previous-N
+                continue
+            except NoLog:
+                self._left_out.add(path)
+                printer.line(prefix, b"(left out: it is no regular file)")
 
     def close(self) -> None:
         for log in self._logs.values():

@@ -66,8 +66,11 @@ class Listener:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or there is no free descriptor or memory for a moment
+                if self._closed:
+                    return
+                time.sleep(LOOK_SECONDS)
+                continue
             if not is_ours(connection):
                 connection.close()
                 continue

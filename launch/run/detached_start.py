@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launch import NAME, version
+from launch import NAME, LaunchError, version
 from launch.agent.ending import open_log
 from launch.clusters import Cluster
 from launch.job.host import Host
@@ -26,7 +26,7 @@ from launch.run.session import Session
 from launch.run.start import Start
 from launch.run.supervise import Supervisor
 from launch.terminal.choice import make_display
-from launch.terminal.log_folder import LogFolder
+from launch.terminal.log_folder import JOURNAL, LogFolder
 from launch.terminal.output import Output
 
 LOG = "launcher.log"  # what a launcher in the background says
@@ -90,6 +90,11 @@ class DetachedStart(Start):
         self._record(supervisor)
         self.say(f"{NAME}: {session.why}; the job goes on without this launcher: dmltrain job attach {self.path}")
         return FAULT_CODE
+
+    def _record_failure(self, supervisor: Supervisor, error: LaunchError | OSError) -> None:
+        """With a journal the job goes on, whatever has become of this launcher."""
+        if not (self.folder.path / JOURNAL).exists():
+            super()._record_failure(supervisor, error)
 
     def run(self) -> int:
         """The exit code of the job; that of a launcher that leaves it is FAULT_CODE."""

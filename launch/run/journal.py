@@ -30,10 +30,10 @@ from launch.job.job import Job
 from launch.job.options import Options
 from launch.run.event import Event
 from launch.run.stream import Number
-from launch.terminal.log_folder import Again, never
+from launch.terminal.log_folder import JOURNAL, Again, never
 
 FORMAT = 1
-JOURNAL, KEPT = "launcher.journal", "launcher.kept"
+KEPT = "launcher.kept"
 HEAD = struct.Struct("!II")  # length and CRC-32 of what follows
 ROW = struct.Struct("!QQ")  # number of a frame, bytes of the log
 MOST_BYTES = 64 << 20  # of one entry

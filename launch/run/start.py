@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +76,12 @@ class Start:
             self.say(f"{NAME}: warning: {each}")
         with catching(self._interrupt):
             while True:
-                supervisor, code = self._attempt()
+                supervisor = self._supervisor()
+                try:
+                    code = self._attempt(supervisor)
+                except (LaunchError, OSError) as error:
+                    self._record_failure(supervisor, error)
+                    raise
                 if not self._restarts(supervisor):
                     return code
                 self._next_attempt(supervisor)
@@ -107,8 +113,8 @@ class Start:
     def say(self, line: str) -> None:
         self._say(redact(line, self.hidden))
 
-    def _attempt(self) -> tuple[Supervisor, int]:
-        supervisor = self._supervisor()
+    def _attempt(self, supervisor: Supervisor) -> int:
+        """Returns the exit code."""
         names = [f"{role}-{rank}" for role, rank, _ in placements(self.job, self.cluster.hosts)]
         folder = self.folder.path
         self._record(supervisor)
@@ -142,7 +148,7 @@ class Start:
             self._session, self._control = None, ""
             self._copied.set()
             if session.left:
-                return supervisor, self.leave(supervisor, session)
+                return self.leave(supervisor, session)
             code, lines = supervisor.exit_code, report.failure(supervisor, output.last_lines, str(self.path))
             try:
                 self._record(supervisor, None if self._restarts(supervisor) else time.time())
@@ -158,7 +164,7 @@ class Start:
         if not code and not self.options.quiet:
             print_epochs(folder, self.first.shown)
         self.say(report.last_line(supervisor))
-        return supervisor, code
+        return code
 
     # -- for a job that lives on without its launcher: see `launch.run.detached_start` -----------------------------
 
@@ -213,6 +219,13 @@ class Start:
             self.say(f"{NAME}: warning: {warning}")
         facts = report.record(supervisor, version(), self.options, self.began, ended, self._control)
         self.first.write_record({**redact_all(facts, self.hidden), "restarts": self.ends})
+
+    def _record_failure(self, supervisor: Supervisor, error: LaunchError | OSError) -> None:
+        """An attempt that this machine had no room for, or no descriptors, has ended, too."""
+        facts = report.record(supervisor, version(), self.options, self.began, time.time())
+        end = {"exit_code": error.code if isinstance(error, LaunchError) else FAULT_CODE, "cause": str(error)}
+        with contextlib.suppress(LaunchError):
+            self.first.write_record({**redact_all({**facts, **end}, self.hidden), "restarts": self.ends})
 
     def _trace(self, event: Event) -> None:
         if isinstance(event, Copied):

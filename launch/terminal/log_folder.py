@@ -23,6 +23,7 @@ from launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
 STAMP = "%Y-%m-%dT%H:%M:%S%z"
+JOURNAL = "launcher.journal"  # until the job has ended, of one that lives on without its launcher
 QUEUED = "queued.json"  # of a job in a cluster, until there is a job.json, which a job that is ended early never has
 OURS = re.compile(
     r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|usage\.csv|restart-\d+|killed"
@@ -40,6 +41,7 @@ class LogFolder:
     """Creates and locks `path`; LaunchError if it is not writable or in use. `again`: the job in it goes on."""
 
     room: Again = staticmethod(never)
+    _descriptor: int | None = None
 
     def __init__(self, path: str | Path, again: bool = False):
         self.shown, self.path, self._again = str(path), Path(path).absolute(), again
@@ -49,7 +51,15 @@ class LogFolder:
             if not again:
                 self._move_previous_run()
         except OSError as error:
+            self._unlock()
             raise unwritable(self.path, error) from None
+        except LaunchError:
+            self._unlock()
+            raise
+
+    def _unlock(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
     def _lock(self) -> None:
         """Lock the folder until this process exits, if the file system can lock folders."""
@@ -70,6 +80,11 @@ class LogFolder:
         if not any(map(Path.is_file, (self.path / RECORD, self.path / QUEUED))):
             what = f"{self.path} has {old[0].name} but no {RECORD}"
             raise LaunchError(f"{what}, so it is not the log folder of an earlier job; use another --log-dir")
+        if (self.path / JOURNAL).exists():
+            raise LaunchError(
+                f"{self.path} is the log folder of a job that goes on without a launcher (--detach): take it up with "
+                f"dmltrain job attach {self.path}, end it with dmltrain job kill {self.path}, or use another --log-dir"
+            )
         number = next(n for n in range(1, len(os.listdir(self.path)) + 2) if not (self.path / f"previous-{n}").exists())
         previous = self.path / f"previous-{number}"
         previous.mkdir()

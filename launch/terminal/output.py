@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from launch import LaunchError
 from launch.terminal.log_folder import LogFolder, unwritable
 
 LINE_BYTES = 1 << 16  # the display splits longer lines at this size
@@ -57,11 +58,21 @@ class Output:
 
     def __init__(self, folder: LogFolder, names: Sequence[str], display: Display):
         self._folder, self._names, self._queue = folder, names, DisplayQueue(display, len(names))
-        self._files: list[int | None] = [folder.open_log(name) for name in names]
+        self._files: list[int | None] = []
+        try:
+            for name in names:
+                self._files.append(folder.open_log(name))
+        except LaunchError:
+            self._close_logs()
+            raise
         self._tails = [b""] * len(names)
         self._again: dict[int, int] = {}  # descriptor -> where in the log output may be that is sent again
         self._pending = [b""] * len(names)  # the beginning of an incomplete line
         self._shown_as = list(range(len(names)))  # the task whose place on the display it has
+
+    def _close_logs(self) -> None:
+        for descriptor in {each for each in self._files if each is not None}:
+            os.close(descriptor)
 
     def write(self, task: int, data: bytes) -> None:
         """Log and display the output of a process. Blocks while the display blocks, unless the job is ending."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-PLAN = re.compile(rb"Training epochs (\d+) to (\d+), (\d+) batches each")
-BATCH = re.compile(rb"Epoch\[(\d+)\] Batch ?\[(?:\d+-)?(\d+)\]\s+Speed: ([-+.\deE]+) samples/sec(.*)")
-EPOCH = re.compile(rb"Epoch\[(\d+)\] ([\w -]+)=([-+.\deEnaif]+)")
-ACCURACY = re.compile(rb"accuracy=([-+.\deEnaif]+)")
+MOST_BYTES = 1 << 12  # a longer line is none of progress, and would take long to search
+PLAN = re.compile(rb"Training epochs (\d{1,9}) to (\d{1,9}), (\d{1,9}) batches each")
+BATCH = re.compile(rb"Epoch\[(\d{1,9})\] Batch ?\[(?:\d{1,9}-)?(\d{1,9})\]\s+Speed: ([-+.\deE]{1,40}) samples/sec(.*)")
+EPOCH = re.compile(rb"Epoch\[(\d{1,9})\] ([\w -]+)=([-+.\deEnaif]{1,40})")
+ACCURACY = re.compile(rb"accuracy=([-+.\deEnaif]{1,40})")
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Progress:
 
     def read(self, line: bytes, now: float) -> bool:
         """Read a line. True if it only reports progress, so that the live display need not print it."""
+        if len(line) > MOST_BYTES:
+            return False
         if match := BATCH.search(line):
             self.epoch, self.batch, self.speed = int(match[1]), int(match[2]), _number(match[3])
             if accuracy := ACCURACY.search(match[4]):

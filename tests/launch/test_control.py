@@ -4,8 +4,11 @@ import contextlib
 import json
 import os
 import queue
+import resource
 import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -72,6 +75,24 @@ def test_a_request_is_answered_when_it_is_done(asked, monkeypatch):
         answers.get(timeout=0.1)
     reply(DONE)
     assert answers.get(timeout=60) == DONE
+
+
+def test_after_a_moment_without_free_descriptors_it_answers_again(asked, monkeypatch):
+    """accept fails as long as there is none."""
+    failed = threading.Event()
+    monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: failed.set()))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connection = socket.socket(socket.AF_UNIX)
+    free = os.dup(connection.fileno())
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        connection.connect(f"\0{asked.listener.name}")
+        assert failed.wait(60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        connection.close()
+    assert asked.says(b"{}\n")["code"] == 2
 
 
 def test_two_requests_at_once_get_each_its_own_answer(asked):

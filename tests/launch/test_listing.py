@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from launch.agent import listing
+from launch.agent.process import members
 from launch.commands import processes
 from tests.launch.conftest import wait_for
+from tests.other_user import OTHER_USER, as_user, python
 
 PARENT = """
 import os, subprocess, sys, time
@@ -88,6 +90,22 @@ def test_what_descends_from_an_agent_alone_has_no_role_and_a_rank_is_a_number(ma
         return {row["pid"]: (row["role"], row["rank"]) for row in listing.rows(mark)}
 
     wait_for(lambda: found() == expected, "all three, the helper with its own environment")
+
+
+def test_a_rank_of_many_digits_is_none():
+    found = listing._identity({b"DMLTRAIN_JOB": b"m", b"DMLC_ROLE": b"worker", b"DMLC_TASK_ID": b"9" * 5000}, "m")
+    assert found == {"role": "worker", "rank": None}
+
+
+def test_a_process_of_another_user_is_none_of_the_jobs_whatever_mark_it_has(mark):
+    script = "print('ready', flush=True); input()"
+    environment = {"DMLTRAIN_JOB": mark, "DMLC_ROLE": "worker", "DMLC_TASK_ID": "0"}
+    command = as_user(OTHER_USER, python(), "-I", "-S", "-c", script)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd="/", **pipes) as other:
+        assert other.stdout.readline() == "ready\n"
+        assert other.pid not in members(mark, listing.NO_ROOT)
+        other.communicate("\n")
 
 
 def test_a_process_is_as_old_as_its_start_is_long_ago(mark):

@@ -197,6 +197,17 @@ def test_every_frame_of_a_log_has_a_mark(tmp_path):
     assert again.size([0, 2]) == 100 and again.size([1]) == 0
 
 
+def test_the_folder_of_a_job_that_goes_on_without_a_launcher_is_refused(tmp_path):
+    for name in (journal.JOURNAL, "job.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(LaunchError, match=f"dmltrain job attach {tmp_path}, .*dmltrain job kill {tmp_path}, or"):
+        LogFolder(tmp_path)
+    assert (tmp_path / "job.json").exists()
+    (tmp_path / journal.JOURNAL).unlink()
+    LogFolder(tmp_path)
+    assert (tmp_path / "previous-1/job.json").exists()
+
+
 @pytest.mark.parametrize("write", ["agent", "launcher"])
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "foreign"])
 def test_what_somebody_has_put_in_the_place_of_a_log_is_not_written(tmp_path, write, kind):

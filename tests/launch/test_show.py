@@ -276,8 +276,7 @@ def test_read_and_write_errors_are_reported(tmp_path):
     with open("/dev/full", "wb") as full, pytest.raises(LaunchError, match=problem):
         show(str(tmp_path / "job"), "", False, full.fileno())
     (tmp_path / "job/worker-1.log").mkdir()
-    with pytest.raises(LaunchError, match="cannot show the logs of .*job: .*Is a directory"):
-        shown(tmp_path / "job")
+    assert b"[worker-1] (left out: it is no regular file)\n" in shown(tmp_path / "job")
     (tmp_path / "job/restart-1").write_text("no folder")
     (tmp_path / "job/job.json").write_text("{")
     with pytest.raises(LaunchError, match="cannot read .*job.json: "):
@@ -438,6 +437,38 @@ def test_progress_of_mxnets_lines(line):
         assert row(progress, 1.0)[2:] == ("-", "-", "-"), "no speed, no accuracy, no time left"
     assert progress.read(line, 1.0)
     assert row(progress, 2.0) == ("0", "20", "1000.5", "0.2500", "-"), "no plan, no time left"
+
+
+DIGITS = b"9" * 5000
+LONG = b"Epoch[1] " + b"a" * 60_000
+ODD = [
+    b"Epoch[%s] Batch [1]\t%s" % (DIGITS, SPEED),
+    b"Epoch[1] Batch [%s]\t%s" % (DIGITS, SPEED),
+    b"Epoch[1] Batch [1]\tSpeed: %s samples/sec" % DIGITS,
+    b"Training epochs 0 to %s, 10 batches each" % (b"9" * 400),
+    b"Epoch[1] Time cost=%s" % DIGITS,
+    b"Epoch[1] Batch [1]\t%s\taccuracy=%s" % (SPEED, DIGITS),
+    b"Epoch[1] " * 7000,
+    LONG,
+]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_an_odd_line_is_a_line_like_others_and_read_in_no_time(line):
+    progress, began = Progress(), time.process_time()
+    progress.read(line, 0.0)
+    assert progress.seconds_left(1.0) is None and progress.plan is None
+    assert time.process_time() - began < 1.0
+    assert progress.read(b"Epoch[3] Batch [20]\t%s" % SPEED, 1.0) and progress.epoch == 3
+
+
+def test_what_is_no_regular_file_is_left_out_and_said(tmp_path):
+    (tmp_path / "worker-0.log").write_text("one\n")
+    os.mkfifo(tmp_path / "worker-1.log")
+    (tmp_path / "worker-2.log").symlink_to("/dev/zero")
+    text = shown(tmp_path)
+    assert b"[worker-0] one\n" in text
+    assert text.count(b"(left out: it is no regular file)\n") == 2 and b"[worker-2] (left out" in text
 
 
 def test_a_line_of_the_launcher_is_written_in_one_piece():
