@@ -71,7 +71,12 @@ class Follower:
         return self._state(end) if end or any(news) else None
 
     def _state(self, end: bool) -> State:
-        files = [(path, found[-1], tail.head()) for path, tail in self._tails.items() if (found := tail.found())]
+        files = [
+            (path, one, tail.head())
+            for path, tail in self._tails.items()
+            if (found := tail.found())
+            for one in (replace(found[-1], workers=()), *found[-1].workers)
+        ]
         done = [complete(found) for _, found, _ in files]
         all_there = len(files) >= max(1, self.job.workers)
         run = merge(self.path, [(path, found) for path, found, _ in files], heads=[head for _, _, head in files])

@@ -21,9 +21,10 @@ from typing import BinaryIO, NamedTuple
 
 from dmltrain.errors import UserError
 from dmltrain.report.block import Block, blocks
-from dmltrain.report.dialect import DIALECTS, programs
+from dmltrain.report.dialect import programs
 from dmltrain.report.head import Head
 from dmltrain.report.run import Found, Run, merge
+from dmltrain.report.workers import Workers
 
 _CELLS = "cells"  # of an experiment: each is the folder of a run
 _TABLES = (".csv", ".netoutputs")
@@ -67,17 +68,17 @@ class Survey(NamedTuple):
 
 def survey(stream: BinaryIO) -> Survey:
     """Read a log to its end. Passes on the stream's OSError."""
-    dialects = [dialect() for dialect in DIALECTS]
+    workers = Workers()
     head = Head()
     first: Block | None = None
     with _no_collection():
         for block in blocks(stream):
             first = first or block
             head.feed(block)
-            any(dialect.feed(block) for dialect in dialects)
-        for dialect in dialects:
-            if found := dialect.found():
-                return Survey(found, "", head.lines(), type(dialect).__name__)
+            workers.feed(block)
+        found, dialect = workers.found()
+    if found:
+        return Survey(found, "", head.lines(), dialect)
     return Survey([], _nothing(first), head.lines())
 
 

@@ -19,7 +19,8 @@ class Found:
     epochs: epoch as printed -> values of its epoch lines. snapshots: epoch -> training metrics of its last batch line,
     used if there is no value per epoch. first: number of the first epoch (0 or 1), None if the log counts iterations.
     elapsed: epoch -> seconds from the log's first line to the epoch's last, where lines have times. unnamed: the log
-    does not say that its training accuracy is one (`train=0.47`).
+    does not say that its training accuracy is one (`train=0.47`). workers: the same of its other workers, whose lines
+    the file has, too.
     """
 
     epochs: dict[int, Values] = field(default_factory=dict)
@@ -28,6 +29,7 @@ class Found:
     notes: tuple[str, ...] = ()
     elapsed: dict[int, float] = field(default_factory=dict)
     unnamed: bool = False
+    workers: tuple[Found, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def merge(
     heads: Sequence[bytes] = (),
 ) -> Run:
     """The run whose workers wrote `files` (path, its values): each epoch has the values of all workers."""
+    files = [(path, one) for path, found in files for one in (found, *found.workers)]
     epochs = dict(files[0][1].epochs) if files else {}
     for _, found in files[1:]:
         for epoch, values in found.epochs.items():
@@ -69,8 +72,8 @@ def merge(
     from_last_batch = _stand_in(epochs, [found.snapshots for _, found in files])
     _derive(epochs)
     doubts = unnamed.rename(epochs, heads) if files and all(found.unnamed for _, found in files) else ()
-    paths, first = tuple(path for path, _ in files), files[0][1].first if files else 0
-    notes = (*notes, *(f"{path}: {note}" for path, found in files for note in found.notes))
+    paths, first = tuple(dict.fromkeys(path for path, _ in files)), files[0][1].first if files else 0
+    notes = (*notes, *dict.fromkeys(f"{path}: {note}" for path, found in files for note in found.notes))
     notes = (*notes, *(f"{log}: {doubt}" for doubt in doubts))
     return Run(
         log,

@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 
 from dmltrain.report.block import CHUNK, Splitter
-from dmltrain.report.dialect import DIALECTS, Dialect
 from dmltrain.report.head import Head
 from dmltrain.report.run import Found
+from dmltrain.report.workers import Workers
 
 
 class Tail:
@@ -25,7 +25,7 @@ class Tail:
 
     def _begin(self, inode: int) -> None:
         self._splitter = Splitter(self.path)
-        self._dialects: list[Dialect] = [dialect() for dialect in DIALECTS]
+        self._workers = Workers()
         self._head = Head()
         self._offset = 0
         self._inode = inode
@@ -52,14 +52,11 @@ class Tail:
         """The log is complete: also its last line counts if it has no end."""
         for block in self._splitter.end():
             self._head.feed(block)
-            any(dialect.feed(block) for dialect in self._dialects)
+            self._workers.feed(block)
 
     def found(self) -> Sequence[Found]:
         """The runs; what is read later does not change them."""
-        for dialect in self._dialects:
-            if found := dialect.found():
-                return copy.deepcopy(found)
-        return []
+        return copy.deepcopy(self._workers.found()[0])
 
     def head(self) -> bytes:
         """The lines that describe the run."""
@@ -68,4 +65,4 @@ class Tail:
     def _feed(self, chunk: bytes) -> None:
         for block in self._splitter.feed(chunk):
             self._head.feed(block)
-            any(dialect.feed(block) for dialect in self._dialects)
+            self._workers.feed(block)

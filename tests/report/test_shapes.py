@@ -486,6 +486,64 @@ def test_values_in_lines_of_their_own(rows: Callable, monkeypatch: pytest.Monkey
         assert read[1] == row(0.69, None, 198.305512, **expected, validation_map=ap, validation_lr=0.1)
 
 
+MARKS = {
+    "mpirun": "[1,{}]<stdout>:{{}}",
+    "mpirun 5": "[prterun-host-1@1,{}]<stderr>: {{}}",
+    "horovodrun": "[{}]<stdout>:{{}}",
+    "rank": "rank{}: {{}}",
+    "torchrun": "[rank{}]: {{}}",
+    "torchrun --tee": "[default{}]:{{}}",
+    "docker compose": "trainer-{}  | {{}}",
+    "kubectl --prefix": "[pod/job-worker-{}/main] {{}}",
+    "kubectl --timestamps": "job-worker-{} 2026-11-20T12:00:00.5Z {{}}",
+}
+MARKED = {  # a log of one worker and start, in each format: (worker, start, epochs) -> lines
+    "Keras": lambda w, s, epochs: [
+        line
+        for k in range(1, epochs + 1)
+        for line in (f"Epoch {k}/{epochs}", f"5/5 [====] - 9s - loss: {s + w / 64} - acc: {k / 16 + s + w / 64}")
+    ],
+    "MXNet": lambda w, s, epochs: [f"Epoch[{k}] Train-accuracy={k / 16 + s + w / 64}" for k in range(1, epochs + 1)],
+    "gluoncv": lambda w, s, epochs: [
+        f"[Epoch {k}] training: accuracy={k / 16 + s + w / 64}" for k in range(1, epochs + 1)
+    ],
+    "estimator": lambda w, s, epochs: [
+        f"[Epoch {k}] Finished in 0.500s, training accuracy: {k / 16 + s + w / 64}" for k in range(1, epochs + 1)
+    ],
+}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("program", MARKED)
+@pytest.mark.parametrize("starts", [(3,), (3, 2), (2, 3)])
+@pytest.mark.parametrize("size", [60, 1 << 20])
+def test_workers_whose_lines_have_a_mark_are_not_mixed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mark: str, program: str, starts: tuple[int, ...], size: int
+) -> None:
+    """Each start of all workers is a run, however their lines follow each other."""
+    if program == "estimator":
+        starts = starts[:1]  # its epochs have no end: a second start is a repetition
+    monkeypatch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
+    draw = random.Random(f"{mark}{program}{starts}")
+    logs = [
+        [
+            MARKS[mark].format(w).format(line)
+            for s, epochs in enumerate(starts)
+            for line in MARKED[program](w, s, epochs)
+        ]
+        for w in range(3)
+    ]
+    lines = ["a line before"]
+    while any(logs):
+        lines.append(draw.choice([log for log in logs if log]).pop(0))
+    (tmp_path / "x.log").write_text("\n".join(lines) + "\n")
+    runs = reading.read(str(tmp_path / "x.log"))
+    read = [{k: sorted(values["train_accuracy"]) for k, values in run.epochs.items()} for run in runs]
+    assert read == [
+        {k: [k / 16 + s + w / 64 for w in range(3)] for k in range(1, epochs + 1)} for s, epochs in enumerate(starts)
+    ]
+
+
 def caffe_log(lines: list[str]) -> str:
     return "".join(
         f"I0605 03:34:{second % 60:02}.498641 27501 solver.cpp:341] {line}\n" for second, line in enumerate(lines)
