@@ -12,6 +12,7 @@ from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import ABSENT, Inputs, Shape
 from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
 from dmltrain.data.readers import Reader, Record
+from dmltrain.data.readers.reader import one_label
 from dmltrain.errors import UserError
 
 
@@ -69,7 +70,10 @@ class Decoded:
         return self._checked(record, index)
 
     def _checked(self, record: Record, index: int) -> int:
-        label = float(record.labels[0])
+        try:
+            label = one_label(record)
+        except ValueError as error:
+            raise UserError(f"{self.reader.where(index)}: {error}") from None
         if not (label.is_integer() and 0 <= label < self.num_classes):
             raise UserError(
                 f"{self.reader.where(index)}: its label is {label:g}, expected an integer from 0 to "

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dmltrain import whole_file
-from dmltrain.data.readers import Reader, recordio
+from dmltrain.data.readers import Reader, Record, recordio
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command.ahead import in_order
 from dmltrain.data_command.encode import Encoding, NotEncoded
@@ -40,10 +40,19 @@ class Packing:
     encoding: Encoding
     pack_label: bool = False
 
+    def check_labels(self, index: int, record: Record) -> None:
+        """UserError: there are several, and only one is to be stored."""
+        if not self.pack_label and len(record.labels) > 1:
+            raise UserError(
+                f"{self.reader.where(index)}: it has {len(record.labels)} labels, expected one (a label width of 1): "
+                "the first alone may be no class; --pack-label stores them all"
+            )
+
     def image(self, index: int) -> Packed:
         """Read and encode one record."""
         record = self.reader.read(index)
-        labels = tuple(map(float, record.labels if self.pack_label else record.labels[:1]))
+        self.check_labels(index, record)
+        labels = tuple(map(float, record.labels))
         number = self.reader.number(index)
         try:
             content = self.encoding(record.image)
@@ -77,6 +86,8 @@ def pack(packing: Packing, target: Path, threads: int, skip_broken: int, warn: C
     stays, so that the next run goes on behind it.
     """
     state = target.with_name(target.name + ".part.json")
+    if packing.order:
+        packing.check_labels(packing.order[0], packing.reader.read(packing.order[0]))  # before a part is begun
     with contextlib.closing(RecordWriter(target, resume=_resumable(state, packing, target, warn))) as writer:
         whole_file.write(state, packing.fingerprint().encode())
         broken = _write(packing, writer, target, threads, skip_broken, warn)
@@ -92,7 +103,8 @@ def _write(
     left = [index for index in packing.order if packing.reader.number(index) not in done] if done else packing.order
     if done:
         warn(f"{target}: goes on after {len(done)} images of an interrupted run")
-    broken = 0
+    broken, repeats = 0, dict[int, None]()
+    seen = set(done)
     with progress(f"pack {target.name}", len(packing.order), len(done)) as advance:
         for count, image in enumerate(in_order(packing.image, left, threads), len(done) + 1):
             if image.problem:
@@ -101,10 +113,18 @@ def _write(
             else:
                 labels = image.labels[0] if len(image.labels) == 1 else image.labels  # as im2rec: one is no vector
                 writer.write(labels, image.number, image.content)
+                if image.number in seen:
+                    repeats[image.number] = None
+                seen.add(image.number)
             advance(count)
     if not writer.keys:
         raise UserError(f"{target}: none of the {len(packing.order)} images can be packed; see the lines above")
     writer.finish()
+    if repeats:
+        warn(
+            f"{target}: {len(repeats)} numbers are those of several images, the first of them {next(iter(repeats))}: "
+            "by the index only one of each is found; give each line of the list its own number"
+        )
     return broken
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dmltrain.data.images.decode import BrokenImage, check_pixels, open_image
 from dmltrain.data.readers import Reader, open_reader
+from dmltrain.data.readers.reader import one_label
 from dmltrain.data_command.ahead import check_threads, in_order
 from dmltrain.data_command.progress import progress
 from dmltrain.data_command.say import say
@@ -40,14 +41,22 @@ def run(arguments: argparse.Namespace) -> int:
     return check(paths, arguments.num_thread, arguments.num_classes, **options)
 
 
-def check(paths: Sequence[Path], threads: int, num_classes: int | None = None, **options: str | None) -> int:
-    """Print a line for each record that cannot be used. Returns the exit code."""
+def check(
+    paths: Sequence[Path],
+    threads: int,
+    num_classes: int | None = None,
+    several_labels: bool = False,
+    **options: str | None,
+) -> int:
+    """Print a line for each record that cannot be used. several_labels: they are wanted. Returns the exit code."""
     reader = open_reader(paths, warn=say, **options)
     if num_classes is None and reader.class_names is not None:
         num_classes = len(reader.class_names)
     faulty = 0
     with progress("verify", len(reader)) as advance:
-        results = in_order(partial(problem, reader, num_classes), range(len(reader)), threads)
+        results = in_order(
+            partial(problem, reader, num_classes, several_labels=several_labels), range(len(reader)), threads
+        )
         for count, found in enumerate(results, 1):
             if found:
                 faulty += 1
@@ -57,7 +66,7 @@ def check(paths: Sequence[Path], threads: int, num_classes: int | None = None, *
     return FAULTY if faulty else 0
 
 
-def problem(reader: Reader, num_classes: int | None, index: int) -> str:
+def problem(reader: Reader, num_classes: int | None, index: int, several_labels: bool = False) -> str:
     """Why this record cannot be used; "" if it can."""
     try:
         record = reader.read(index)
@@ -69,7 +78,12 @@ def problem(reader: Reader, num_classes: int | None, index: int) -> str:
         source.decode(3, source.max_reduction)  # all bytes are read whatever the reduction
     except BrokenImage as error:
         return f"{reader.where(index)}: {error}"
-    label = float(record.labels[0])
+    if several_labels:
+        return ""
+    try:
+        label = one_label(record)
+    except ValueError as error:
+        return f"{reader.where(index)}: {error}"
     if not label.is_integer() or label < 0 or (num_classes is not None and label >= num_classes):
         expected = "a whole number from 0" + ("" if num_classes is None else f" to {num_classes - 1}")
         return f"{reader.where(index)}: its label is {label:g}, expected {expected}"

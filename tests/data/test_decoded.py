@@ -118,6 +118,22 @@ def test_a_label_out_of_range_is_named_with_its_record(tmp_path, label):
     assert f"its label is {label:g}, expected an integer from 0 to 3" in text and "--num-classes" in text
 
 
+@pytest.mark.parametrize("labels", [(0, 1), (2, 5, 3, 0.2, 0.1, 0.7, 0.8)])
+def test_one_of_several_labels_is_no_class(tmp_path, labels):
+    """Those of detection begin with numbers that are the same in all records, and would train perfectly."""
+
+    class Several(Numbered):
+        def read(self, index):
+            return Record(np.array(labels, np.float32), self._reader.read(index).image)
+
+    reader = Several(open_reader(image_records.write(tmp_path / "train.rec", range(6))))
+    with pytest.raises(
+        UserError, match=f"record 0 .*{len(labels)} labels, expected one .a label width of 1."
+    ) as caught:
+        decoded(reader, allowed=10).evaluation(np.arange(6))
+    assert "--skip-broken" not in str(caught.value)
+
+
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 

@@ -332,3 +332,26 @@ def test_planes_labels_and_fields_that_others_do_not_have():
 def test_a_datum_that_cannot_be_right(content, message):
     with pytest.raises(Damaged, match=message):
         datum.read(content)
+
+
+ANNOTATED = field(1, encoded(b"x", 3)) + field(2, 0)  # SSD's: a Datum, the kind of boxes, and groups of them
+TEXTS = [(b"image-000000001", b"x"), (b"label-000000001", b"lamp"), (b"num-samples", b"1")]
+FOREIGN = {
+    "SSD": ([(b"%06d_a.jpg" % number, ANNOTATED) for number in range(3)], "AnnotatedDatum"),
+    "Caffe2": ([(b"00000000", field(1, b"x") + field(1, b"y"))], "TensorProtos"),
+    "text recognition": (TEXTS, "another program's database"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_database_of_another_program_is_named_and_not_damaged(tmp_path, name):
+    lmdb = pytest.importorskip("lmdb")
+    rows, essential = FOREIGN[name]
+    environment = lmdb.open(str(tmp_path / "x_lmdb"), map_size=1 << 20)
+    with environment.begin(write=True) as transaction:
+        for key, value in rows:
+            transaction.put(key, value)
+    environment.close()
+    with pytest.raises(UserError, match=essential) as error:
+        open_reader(tmp_path / "x_lmdb")
+    assert "damaged" not in str(error.value) and "x_lmdb: record 0 (key " in str(error.value)

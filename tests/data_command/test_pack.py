@@ -112,14 +112,51 @@ def test_what_is_done_to_an_image(run, images, tmp_path, options, shape):
 
 def test_all_labels_of_a_list(run, images, tmp_path):
     (tmp_path / "x.lst").write_text("3\t1.0\t0.5\tant/ant 0.jpg\n9\t2.0\t0.25\tbee/bee 1.jpg\n")
-    run("pack", tmp_path / "x", images, "--pass-through")
-    assert open_reader(tmp_path / "x.rec").read(1).labels.tolist() == [2.0]
     run("pack", tmp_path / "x", images, "--pass-through", "--pack-label")
     reader = open_reader(tmp_path / "x.rec")
     assert reader.read(1).labels.tolist() == [2.0, 0.25] and reader.number(1) == 9
 
 
 # -- broken images and interruptions ----------------------------------------------------------------------------------
+
+
+SEVERAL = "9\t2\t0.25\tant/ant 0.jpg\n5\t1\t0.5\tbee/bee 0.jpg\n"
+
+
+def test_several_labels_are_packed_on_request_and_never_a_class(run, images, tmp_path):
+    (tmp_path / "x.lst").write_text(SEVERAL)
+    refused(run("pack", tmp_path / "x", images, "--pass-through"), "it has 2 labels", "--pack-label")
+    done = run("pack", tmp_path / "x", images, "--pass-through", "--pack-label")
+    assert done.code == 0 and "all 2 records are good" in done.err
+    done = run("verify", tmp_path / "x.rec")
+    assert done.code == 1 and done.out.count("it has 2 labels, expected one (a label width of 1)") == 2
+    done = run("verify", tmp_path / "x.lst", "--root", images)
+    assert done.code == 1 and done.out.count("it has 2 labels, expected one") == 2
+
+
+@pytest.mark.parametrize(("numbers", "count"), [((5, 5, 5), 1), ((1, 2, 1, 2), 2), ((1, 2, 3), 0)])
+def test_equal_numbers_are_reported(run, images, tmp_path, numbers, count):
+    lines = (f"{number}\t0\tant/ant {place}.jpg\n" for place, number in enumerate(numbers))
+    (tmp_path / "x.lst").write_text("".join(lines))
+    done = run("pack", tmp_path / "x", images, "--pass-through")
+    assert done.code == 0
+    assert (f"{count} numbers are those of several images, the first of them {numbers[0]}" in done.err) == (count > 0)
+
+
+MALFORMED = {
+    "path before label": ("0\tant/ant 0.jpg\t4\n", "number, label and path"),
+    "blanks": ("0 1 ant/ant 0.jpg\n", "the line has no tabs"),
+    "a mark": ("\ufeff0\t1\tant/ant 0.jpg\n", "begins with a byte order mark"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_line_is_no_matter_of_the_folder(run, images, tmp_path, name):
+    text, essential = MALFORMED[name]
+    (tmp_path / "x.lst").write_text(text, encoding="utf-8")
+    done = run("verify", tmp_path / "x.lst", "--root", images)
+    refused(done, essential, "record 0")
+    assert "the folder that the paths" not in done.err
 
 
 @pytest.fixture

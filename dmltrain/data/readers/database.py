@@ -19,6 +19,7 @@ from dmltrain.data.readers.names import Names
 from dmltrain.data.readers.reader import Record
 from dmltrain.errors import UserError
 
+TEXTS = b"num-samples"  # a key in databases of programs that read text
 DIGITS = re.compile(rb"[0-9]{5,18}")
 
 
@@ -98,6 +99,25 @@ class DatabaseReader:
             digest.update(b"%d %d " % (len(key), len(value)) + key + value)
         return digest.hexdigest()
 
+    def check(self) -> None:
+        """UserError: the records are no Datums, but those of another program."""
+        try:
+            if self._has(TEXTS) and self._has(b"image-"):
+                raise datum.Foreign(
+                    "its keys (image-..., label-..., num-samples) are those of another program's database, for text "
+                    "recognition; expected Caffe's, of Datums"
+                )
+            datum.read(self._stored(0)[1])
+        except datum.Foreign as error:
+            raise UserError(f"{self.where(0)}: {error}") from None
+        except Damaged:
+            pass  # the record is reported when it is needed
+
+    def _has(self, start: bytes) -> bool:
+        """Whether a key begins so."""
+        found = self._find(start)
+        return found is not None and found[0].startswith(start)
+
     def _stored(self, index: int) -> tuple[bytes, bytes]:
         start = self._keys.start(index)
         found = self._find(start)
@@ -105,3 +125,9 @@ class DatabaseReader:
             following = "none follows" if found is None else f"{found[0][:60]!r} follows"
             raise Damaged(f"there is no key that begins so, and {following}; {datum.AGAIN}")
         return found
+
+
+def checked(reader: DatabaseReader) -> DatabaseReader:
+    """The reader. UserError: its records are another program's."""
+    reader.check()
+    return reader

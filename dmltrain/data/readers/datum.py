@@ -19,11 +19,20 @@ VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5  # types on the wire
 AGAIN = "the database is damaged; copy or make it again"
 
 
+class Foreign(Damaged):
+    """No Datum, but what another program writes."""
+
+
 def read(content: bytes) -> Record:
     """The label, and an encoded image or pixels uint8 (H, W, 3) RGB. Raises Damaged."""
     numbers = dict.fromkeys((CHANNELS, HEIGHT, WIDTH, LABEL, ENCODED), 0)
     data, floats = b"", []
     for field, kind, value in _fields(content):
+        if field == CHANNELS and kind == BYTES:
+            raise Foreign(
+                "it is no Datum, but has another message in its first field, as an AnnotatedDatum of Caffe's SSD (an "
+                "image with boxes) and TensorProtos of Caffe2 have; expected a Datum of an image and its class"
+            )
         if field in numbers and isinstance(value, int):
             numbers[field] = value
         elif field == DATA and isinstance(value, bytes):

@@ -5,6 +5,7 @@ Paths start from the folder `root`. Only where each line begins is kept in memor
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ MAX_LINE = 1 << 16  # bytes; a path has at most 4,096
 LINE_FEED = ord("\n")
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_NUMBER = 10**18 - 1  # that the .idx of a .rec can have
+
+
+class Malformed(Damaged):
+    """A line that is not one of a list."""
 
 
 class ListReader:
@@ -75,6 +80,8 @@ class ListReader:
         for index in sampled.places(len(self)):
             try:
                 found.append(image_file.size(self._line(index)[2]))
+            except Malformed as error:
+                raise UserError(f"{self.where(index)}: {error}") from None
             except Damaged as error:
                 raise UserError(
                     f"{self.where(index)}: {error}; is {self._root} the folder that the paths in the list start from?"
@@ -92,7 +99,9 @@ class ListReader:
             if not labels or not all(abs(label) <= LARGEST for label in labels) or not fields[-1] or b"\0" in line:
                 raise ValueError
         except ValueError:
-            raise Damaged(f"{line[:60]!r}, expected number, label and path with tabs between") from None
+            reason = "; the file begins with a byte order mark" if line.startswith(codecs.BOM_UTF8) else ""
+            reason = reason or ("; the line has no tabs" if b"\t" not in line else "")
+            raise Malformed(f"{line[:60]!r}, expected number, label and path with tabs between{reason}") from None
         return number, np.array(labels, np.float32), os.path.join(os.fsencode(self._root), fields[-1])
 
 

@@ -41,7 +41,7 @@ def open_leveldb(source: Source) -> DatabaseReader:
         keys = _keys(view, source)
     except (plyvel.Error, OSError, Damaged) as error:
         raise UserError(f"{source.path}: {error}; copy or make it again") from None
-    return DatabaseReader(source.path, keys, view.find)
+    return database.checked(DatabaseReader(source.path, keys, view.find))
 
 
 class _View:

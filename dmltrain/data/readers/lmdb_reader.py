@@ -36,7 +36,7 @@ def open_lmdb(source: Source) -> DatabaseReader:
         except lmdb.Error as error:
             raise Damaged(f"cannot be read: {error}; copy or make it again") from None
 
-    return DatabaseReader(source.path, keys, find)
+    return database.checked(DatabaseReader(source.path, keys, find))
 
 
 class _Shared:

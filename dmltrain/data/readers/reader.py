@@ -12,10 +12,20 @@ from dmltrain.arrays import Array
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One sample as it is stored. Classification uses `labels[0]`."""
+    """One sample as it is stored. Classification uses its only label."""
 
     labels: Array  # float32 (L,), L >= 1
     image: bytes | Array  # an encoded file, or pixels uint8 (H, W, 3) RGB
+
+
+def one_label(record: Record) -> float:
+    """The label. ValueError: there are several, of which none is a class by itself."""
+    if len(record.labels) != 1:
+        raise ValueError(
+            f"it has {len(record.labels)} labels, expected one (a label width of 1): several are those of detection, "
+            "or of an image of several classes, and none of them is its class"
+        )
+    return float(record.labels[0])
 
 
 class Reader(Protocol):
