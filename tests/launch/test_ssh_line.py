@@ -262,8 +262,8 @@ def test_silence_ends_at_the_deadline_with_the_channel_closed():
         (127, ["x", "sh: 1: p: not found"], "", "python3 was not found there (sh: 1: p: not found)", 2),
         (127, [], "/opt/py", "/opt/py was not found there: install", 2),
         (126, ["sh: /py: No"], "/py", "/py there cannot be executed (sh: /py: No)", 2),
-        (1, ["x"], "", "exited with 1; the output was: some words; does ssh n1 true", 125),
-        (None, [], "", "exited with None; the output was: some words; does ssh n1 true", 125),
+        (1, ["x"], "", "exited with 1; the output was: some words; does ssh n1 echo", 125),
+        (None, [], "", "exited with None; the output was: some words; does ssh n1 echo", 125),
     ],
 )
 def test_each_failure_is_explained(code, err, python, words, exit_code):
@@ -277,6 +277,11 @@ def test_the_error_shows_the_end_of_the_output_if_there_is_any():
     said = str(explain(NoAgent("exited with 1", 1, "x" * 1000 + "y", []), HOST))
     assert f"the output was: {'x' * 499}y; does" in said
     assert "output" not in str(explain(NoAgent("exited with 1", 1, "", []), HOST))
+
+
+def test_a_host_whose_shell_says_nothing_makes_its_start_up_files_suspect():
+    said = str(explain(NoAgent("exited with 0", 0, "", []), HOST))
+    assert f"does ssh {HOST.target} echo hello print hello? if not, a start-up file there" in said
 
 
 def test_messages_name_a_host_with_its_line():

@@ -72,8 +72,10 @@ def explain(failure: NoAgent, host: Host) -> LaunchError:
     if failure.code == NOT_EXECUTABLE:
         return LaunchError(f"{label(host)}: {python} there cannot be executed{last}: {FIX}")
     out = f"; the output was: {failure.out[-500:]}" if failure.out else ""
-    message = f"{label(host)}: the agent did not start: it {failure.how}{out}; does ssh {host.target} true work?"
-    return LaunchError(message, 125)
+    message = f"{label(host)}: the agent did not start: it {failure.how}{out}"
+    ask = f"does ssh {host.target} echo hello print hello?"
+    fix = "if not, a start-up file there, such as .bashrc or .zshenv, ends the shell or starts another one"
+    return LaunchError(f"{message}; {ask} {fix}", 125)
 
 
 def timed_out(host: Host, seconds: float) -> LaunchError:
