@@ -23,7 +23,8 @@ class Verdict:
     """Decides the `cause`: the first failure, with two exceptions.
 
     Faults of several hosts before the start are reported together. A process that exited because it lost another one is
-    only a `suspect`: another failure within SUSPECT_SECONDS replaces it, and so does a silent host after that.
+    only a `suspect`: another failure within SUSPECT_SECONDS replaces it, and so does a silent host after that. While a
+    process still runs, its failure may be the one that the others have seen, and its end may take time: so `wait_on`.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class Verdict:
         self.faults: dict[str, Cause] = {}  # by host: why its preparation failed
         self.silent: dict[str, float] = {}  # by host: s since its last message
         self.suspect_at = self.together_at = math.inf  # when to decide
+        self._waited_on = False
 
     def decide(self, cause: Cause, hosts: Iterable[str]) -> None:
         """Set the cause unless it is set. `hosts` gives the order of the faults."""
@@ -53,6 +55,17 @@ class Verdict:
         """Note the first suspect; ignore later ones."""
         if not self.suspect:
             self.suspect, self.suspect_at = cause, now + SUSPECT_SECONDS
+
+    def acquit(self) -> None:
+        """All workers have done their work: who lost one only saw it end."""
+        self.suspect, self.suspect_at = None, math.inf
+
+    def wait_on(self, now: float, seconds: float) -> bool:
+        """Whether to decide so many seconds later, for a process that still runs; once, and not if a host is silent."""
+        if self._waited_on or any(self.silent.values()):
+            return False
+        self._waited_on, self.suspect_at = True, now + seconds
+        return True
 
     def from_suspect(self, suspect: Cause) -> Cause:
         """The cause after SUSPECT_SECONDS: the silent host that the process lost, else the process itself."""

@@ -180,6 +180,8 @@ class Supervisor(Attempt):
         return self._end_if_done(now)
 
     def _end_if_done(self, now: float) -> list[Action]:
+        if self.tasks.workers_done and not self.job.elastic:
+            self.verdict.acquit()
         suspect = self.verdict.suspect
         if self.tasks.ended:
             return self._fail(self.losses.first(now) or suspect, now) if suspect else self._end(now)
@@ -281,6 +283,9 @@ class Supervisor(Attempt):
         if now >= self.verdict.together_at:
             return self._fail(self.verdict.first_fault(self.hosts), now)
         if self.verdict.suspect and now >= self.verdict.suspect_at:
+            late = not self.job.elastic and any(each.runs for each in self.processes)
+            if late and self.verdict.wait_on(now, self.limits.grace):
+                return []
             return self._fail(self.verdict.from_suspect(self.losses.first(now) or self.verdict.suspect), now)
         if now >= self._finish_at:
             return self._end(now)

@@ -111,7 +111,8 @@ def test_a_lost_peer_alone_is_the_cause():
     clock.exit(WORKER_0, 75)
     assert clock.tick_at(0.5) == [], "the process that was lost may yet be reported"
     assert clock.exit(WORKER_1, 75) == []
-    assert clock.tick_at(1.5) == STOP
+    assert clock.tick_at(1.5) == [], "a process still runs, whose end may take time"
+    assert clock.tick_at(6.5) == STOP
     assert clock.end(75).cause.process.task.rank == 0, "the first"
     clock = Clock()
     for task in range(4):
@@ -131,12 +132,22 @@ def test_after_the_workers_the_rest_has_a_moment(clock):
     assert report.failure(clock.end(0), lambda task: [], "logs") == []
 
 
-def test_a_server_that_lost_a_peer_fails_the_job_though_the_workers_finish(clock):
+def test_a_process_that_fails_and_takes_long_to_end_is_the_cause_of_what_others_lost(clock):
+    for task in (SERVER_0, SERVER_1, SCHEDULER, WORKER_0):
+        assert clock.exit(task, 75) == []
+    assert clock.tick_at(1.5) == []
+    assert clock.tick_at(3.0) == []
+    clock.exit(WORKER_1, 1)
+    found = clock.end(1)
+    assert found.cause.process.task.rank == 1 and not found.cause.process.ended_by_us
+
+
+def test_servers_that_saw_workers_go_do_not_fail_a_job_whose_workers_have_all_ended_well(clock):
+    """As with os._exit(0), which says no goodbye."""
     clock.exit(SERVER_0, 75)
-    clock.done(WORKER_0, WORKER_1)
-    assert clock.tick_at(0.75) == [], "whom it lost may yet be heard of"
+    assert clock.done(WORKER_0, WORKER_1) == []
     assert clock.tick() == STOP
-    clock.end(75)
+    clock.end(0)
 
 
 def test_the_job_ends_at_once_if_all_are_done_or_one_fails_while_the_rest_finishes():
@@ -408,6 +419,7 @@ def test_a_silent_host_is_the_cause_before_a_process_that_lost_a_peer(clock):
 def test_the_host_that_has_been_quiet_for_longest_is_to_blame(quiet, cause, clock):
     clock.say(*quiet)
     clock.exit(WORKER_0, 75)
+    clock.tick()
     clock.tick()
     assert clock.supervisor.cause.text.startswith(cause)
 
