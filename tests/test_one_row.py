@@ -131,6 +131,7 @@ LINE = re.compile(rb"round (\\d+) hit ([\\d.]+)")
 
 class New:
     programs = ("Newtrainer",)
+    sign = rb"round \\d+"
 
     def __init__(self):
         self._epochs = {}

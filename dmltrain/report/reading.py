@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 from dmltrain.errors import UserError
 from dmltrain.report.block import Block, blocks
-from dmltrain.report.dialect import programs
+from dmltrain.report.dialect import programs, resembling
 from dmltrain.report.head import Head
 from dmltrain.report.run import Found, Run, merge
 from dmltrain.report.workers import Workers
@@ -105,7 +105,13 @@ def _nothing(first: Block | None) -> str:
     if first.data.startswith(b"\x1f\x8b"):
         return "compressed with gzip: unpack it first (gunzip -c FILE | dmltrain-parse -)"
     kind = "a binary file, not a log" if b"\0" in first.data[:4096] else "no epoch in it"
-    return f"{kind}: expected lines such as {_SHAPES}"
+    program, lines = resembling(first.data)
+    looks = (
+        f"; it looks like a log of {program}, but no value of an epoch is in its lines {', '.join(map(str, lines))}"
+        if program and kind.startswith("no")
+        else ""
+    )
+    return f"{kind}{looks}: expected lines such as {_SHAPES}"
 
 
 def _unreadable(path: str, error: OSError | ValueError) -> str:

@@ -295,6 +295,29 @@ CONTENTS = {
 }
 
 
+UNREAD = {  # a log without a value -> the program that it looks like, and its lines
+    "MXNet": (
+        "a\nEpoch[0] Resetting Data Iterator\n\nEpoch[1] Resetting Data Iterator\n",
+        "dmltrain or MXNet or gluoncv",
+        "2, 4",
+    ),
+    "Keras": ("Epoch 1/5\n1/32 [>...] - ETA: 9s\n", "Keras", "1, 2"),
+    "Caffe": ("I0605 03:34:07.4 27501 solver.cpp:341] Creating net\n" * 9, "Caffe", "1, 2, 3, 4, 5"),
+    "CSV": ("epoch,loss\n", "Keras' CSVLogger", "1"),
+    "Lightning": ("epoch,step,loss\nx,y,z\n", "PyTorch Lightning", "1"),
+    "TensorBoard": ("Wall time,Step,Value\n", "TensorBoard (CSV)", "1"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_no_result_is_explained(parse: Callable, tmp_path: Path, name: str) -> None:
+    text, program, lines = UNREAD[name]
+    (tmp_path / "x.log").write_text(text)
+    failed(parse(tmp_path / "x.log"), "no epoch in it; it looks like a log of " + program, f" in its lines {lines}:")
+    (tmp_path / "x.log").write_text("hello\n")
+    assert "looks like" not in parse(tmp_path / "x.log").stderr
+
+
 @pytest.mark.parametrize("name", CONTENTS)
 def test_a_file_without_epochs(parse: Callable, run: Path, name: str) -> None:
     contents, essential = CONTENTS[name]

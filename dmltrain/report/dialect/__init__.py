@@ -5,6 +5,7 @@ The values of a file are those of the first dialect that finds epochs in it.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Protocol
 
 from dmltrain.report.block import Block
@@ -18,9 +19,12 @@ from dmltrain.report.dialect.pmls import PMLS
 from dmltrain.report.dialect.tensorboard import TensorBoard
 from dmltrain.report.run import Found
 
+_MOST_LINES = 5  # in a message
+
 
 class Dialect(Protocol):
     programs: ClassVar[tuple[str, ...]]  # that write such logs, for help and messages
+    sign: ClassVar[bytes]  # a pattern of lines that only these programs write, also without a value
 
     def feed(self, block: Block) -> bool:
         """Read the next block of a file; True if later dialects can skip it, because this one has found a run by now,
@@ -40,6 +44,16 @@ DIALECTS: tuple[type[Dialect], ...] = (
     Lightning,
     TensorBoard,
 )
+
+
+def resembling(data: bytes) -> tuple[str, list[int]]:
+    """The program whose lines a log without epochs has, and the numbers of some of them; "" if there is none."""
+    for dialect in DIALECTS:
+        sign = re.compile(dialect.sign)
+        found = [number for number, line in enumerate(data.splitlines(), 1) if sign.search(line)]
+        if found:
+            return " or ".join(dialect.programs), found[:_MOST_LINES]
+    return "", []
 
 
 def programs(conjunction: str) -> str:

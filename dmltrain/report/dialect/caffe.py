@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from functools import lru_cache
 from typing import ClassVar
 
 from dmltrain import record
@@ -24,21 +25,21 @@ from dmltrain.report.stamp import Clock
 
 MARK = b"solver.cpp:"
 SAID = rb"solver\.cpp:\d{1,6}\] {0,20}(?:\[[^\]\r\n]{0,20}\] {0,20})?"  # before each line; NVIDIA's Caffe names a GPU
-_ITERATION = SAID + rb"Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
-_EVENT = re.compile(
-    _ITERATION
+NAME = rb"[^\r\n=]{1,200}"  # any text up to the value; greedy, which is faster, because ` = ` follows
+_EVENT = re.compile(  # begins with a literal, for which re searches many times faster than for an alternative
+    SAID
+    + rb"(?:Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
     + rb"(?:(?P<test>Testing net)(?: \(#(?P<net>\d{1,4})\))?|loss = (?P<loss>"
     + record.VALUE
     + rb")"
     + record.END
-    + rb")|"
-    + SAID
-    + rb"(?:(?P<split>Test|Train) net output #\d{1,4}: (?P<name>"
-    + record.NAME
+    + rb")|(?:(?P<split>Test|Train) net output #\d{1,4}: (?P<name>"
+    + NAME
     + rb") = |Test score #(?P<score>[01]): )(?P<value>"
     + record.VALUE
     + rb")"
     + record.END
+    + rb")"
 )
 _SCORES = ("validation_accuracy", "validation_loss")  # of the nets that Caffe of 2014 came with
 _UNNAMED = "`Test score #0` has no name: read as accuracy, and #1 as loss, as in Caffe's examples of 2014"
@@ -48,6 +49,7 @@ class Caffe:
     """Reads blocks of a log; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("Caffe",)
+    sign: ClassVar[bytes] = rb"solver\.cpp:\d{1,6}\]"
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []
@@ -78,12 +80,13 @@ class Caffe:
         if not self._parts:
             return
         part = self._parts[-1]
-        if event["test"]:
-            part.begin_test(self._at, int(event["net"] or 0), self._clock.seconds(block.data, event.start()))
-        elif event["loss"]:
-            part.show(self._at, record.number(event["loss"]), self._clock.seconds(block.data, event.start()))
-        else:
+        if event["value"]:
             part.output(event["split"], event["name"], event["score"], record.number(event["value"]))
+        elif event["test"]:
+            part.begin_test(self._at, int(event["net"] or 0), self._clock.seconds(block.data, event.start()))
+        else:
+            seconds = None if part.tested else self._clock.seconds(block.data, event.start())
+            part.show(self._at, record.number(event["loss"]), seconds)
 
 
 class _Part:
@@ -100,7 +103,7 @@ class _Part:
         self._testing: Values = {}
         self._elapsed: dict[int, float] = {}
         self._notes: dict[str, None] = {}
-        self._tested = False
+        self.tested = False
 
     def start(self, tested: bool) -> attempts.Start:
         """tested: the log has tests, so that other iterations are no rows."""
@@ -123,13 +126,13 @@ class _Part:
 
     def show(self, iteration: int, loss: float, seconds: float | None) -> None:
         self._train = {"train_loss": loss}  # a mean over iterations, unlike the net's own output
-        if not self._tested:
+        if not self.tested:
             self.shown[iteration] = self._train
             self._time(iteration, seconds)
 
     def output(self, split: bytes | None, name: bytes | None, score: bytes | None, value: float) -> None:
-        if split != b"Train" and not self._tested:
-            self._tested = True
+        if split != b"Train" and not self.tested:
+            self.tested = True
             self.shown.clear()
         if score:
             self._notes[_UNNAMED] = None
@@ -137,11 +140,16 @@ class _Part:
         elif split == b"Test" and name:
             self._testing[record.key(name.decode("utf-8", "replace"), "validation")] = array("d", (value,))
         elif name and name != b"loss":
-            self._train[record.key(name.decode("utf-8", "replace"), "train")] = value
+            self._train[_train_key(name)] = value
 
     def _time(self, iteration: int, seconds: float | None) -> None:
         if seconds is not None:
             self._elapsed[iteration] = seconds
+
+
+@lru_cache(4096)
+def _train_key(name: bytes) -> str:
+    return record.key(name.decode("utf-8", "replace"), "train")
 
 
 def _arrays(values: dict[str, float]) -> Values:

@@ -20,6 +20,7 @@ class CSVLogger:
     """Reads blocks of a log; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("Keras' CSVLogger",)
+    sign: ClassVar[bytes] = rb"(?i)^(?!.*\bstep\b).{0,200}\bepoch[,;\t]"
 
     def __init__(self) -> None:
         self._epochs = Epochs(_accept, lambda name, header: key(name))

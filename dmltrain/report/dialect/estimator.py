@@ -25,6 +25,7 @@ class Estimator:
     """Reads blocks of a log; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("gluon's estimator",)
+    sign: ClassVar[bytes] = rb"\] Finished in "
 
     def __init__(self) -> None:
         self._epochs: dict[int, Values] = {}

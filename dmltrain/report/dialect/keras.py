@@ -36,6 +36,7 @@ class Keras:
     """Reads blocks of a log; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("Keras",)
+    sign: ClassVar[bytes] = rb"Epoch \d{1,9}/\d{1,9}|\d/\d{1,12} \[[=>.]"
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []

@@ -23,6 +23,7 @@ class Lightning:
     """Reads blocks of a log; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("PyTorch Lightning",)
+    sign: ClassVar[bytes] = rb"(?i)^(?=.*\bstep\b).{0,200}\bepoch[,;\t]"
 
     def __init__(self) -> None:
         self._epochs = Epochs(_accept, _name)

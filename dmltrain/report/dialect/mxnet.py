@@ -84,6 +84,7 @@ class MXNet:
     """Reads blocks of a log; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("dmltrain", "MXNet", "gluoncv")
+    sign: ClassVar[bytes] = rb"(?:Epoch|Iter|Iteration) ?\[\d{1,9}\]|\[Epoch \d{1,9}\]"
 
     def __init__(self) -> None:
         self._clock = Clock()

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.report.block import Block
-from dmltrain.report.dialect.caffe import MARK, SAID
+from dmltrain.report.dialect.caffe import MARK, NAME, SAID
 from dmltrain.report.dialect.rows import as_number
 from dmltrain.report.run import Found, Values
 
@@ -51,7 +51,7 @@ _EVENT = re.compile(
     + _NUMBER
     + record.END
     + rb"|(Test|Train) net output #\d{1,4}: ("
-    + record.NAME
+    + NAME
     + rb") = "
     + _NUMBER
     + record.END
@@ -79,6 +79,7 @@ class PMLS:
     """Reads blocks of a log or of a net_outputs file; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("PMLS-Caffe",)
+    sign: ClassVar[bytes] = rb"Iteration \d{1,9}, loss: "
 
     def __init__(self) -> None:
         self._reader: _Log | _Tables | None = None

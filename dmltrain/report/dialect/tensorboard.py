@@ -30,6 +30,7 @@ class TensorBoard:
     """Reads blocks of a log; see the module."""
 
     programs: ClassVar[tuple[str, ...]] = ("TensorBoard (CSV)",)
+    sign: ClassVar[bytes] = rb"Wall time,Step,Value"
 
     def __init__(self) -> None:
         self._rows = Rows(lambda header: [plain(name) for name in header] == ["wall_time", "step", "value"], b"tep")
