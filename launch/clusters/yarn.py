@@ -95,6 +95,10 @@ class Queue:
         return Held(name, Api(url, user), where.parent / OUTPUT)
 
 
+READ_BYTES = 1 << 20  # of the output at once
+TAIL_BYTES = 1 << 12  # which have the launcher's last line
+
+
 @dataclass(frozen=True)
 class Held:
     """The service of this name, whose launcher writes to `output`. See `launch.clusters.queue`."""
@@ -144,7 +148,7 @@ class Held:
         try:
             with self.output.open("rb") as file:
                 file.seek(position)
-                return file.read()
+                return file.read(READ_BYTES)
         except FileNotFoundError:
             return b""
 
@@ -164,7 +168,8 @@ class Held:
 
     def exit_code(self) -> int:
         """LaunchError if the launcher has not said it."""
-        *_, last = self._read(0).split(b"\n")[:-1] or [b""]
+        size = self.output.stat().st_size if self.output.exists() else 0
+        *_, last = self._read(max(0, size - TAIL_BYTES)).split(b"\n")[:-1] or [b""]
         word, _, code = last.decode(errors="replace").partition(" ")
         if word == END and code.isdecimal():
             return int(code)

@@ -1,6 +1,7 @@
 """Jobs in YARN, as far as Hadoop's documentation goes: `tests/launch/yarn_server.py` says what that means."""
 
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -185,3 +186,18 @@ def test_a_launcher_that_never_spoke_is_explained(tmp_path: Path):
         with pytest.raises(LaunchError, match="was removed while it ran") as caught:
             held.exit_code()
         assert caught.value.code == 143
+
+
+def test_long_output_takes_little_memory_and_all_lines_come(tmp_path):
+    count, line = 300_000, b"[worker-0] a line of a program that says much, all day"
+    with (tmp_path / "launcher.out").open("wb") as file:
+        file.writelines([line + b"\n"] * count)
+        file.write(b"dmltrain-exit 3\n")
+    held = Held("j", Api("http://127.0.0.1:1", "me"), tmp_path / "launcher.out")
+    tracemalloc.start()
+    try:
+        assert sum(each == line for each in held.lines(False, print)) == count
+        assert held.exit_code() == 3
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
