@@ -88,10 +88,11 @@ def processes() -> Iterator[int]:
 
 
 def folders() -> Iterator[Path]:
+    found = list(Path(tempfile.gettempdir()).glob("dmltrain-*/"))  # before the processes: these make their folders
     variables = [each.partition("=") for every in environments().values() for each in every]
     sees_all = owners.namespace() == EVERY_PROCESS
     running = {value for name, _, value in variables if name in ("DMLTRAIN_JOB", "DMLTRAIN_AGENT")}
-    for path in Path(tempfile.gettempdir()).glob("dmltrain-*/"):
+    for path in found:
         match = FOLDERS.fullmatch(path.name)
         if not match or path.is_symlink() or not is_ones_own(path) or match["mark"] in running:
             continue

@@ -36,6 +36,7 @@ MAY_READ = {  # file and function -> what for
     "launch/run/session.py _take_event": "how far the clocks of hosts differ, for a warning",
     "launch/run/start.py __init__": "a date in a record",
     "launch/run/start.py _attempt": "a date in a record",
+    "launch/run/start.py _record_failure": "a date in a record",
     "launch/run/start.py run": "a date in a record",
     "launch/terminal/log_folder.py stamp": "a date in a record",
     "launch/terminal/usage_file.py __init__": "stamps of rows",

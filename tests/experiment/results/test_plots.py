@@ -110,8 +110,9 @@ def test_bars_in_groups(tmp_path):
 def test_the_parts_of_an_epoch(tmp_path):
     def log(settings):
         line = "Communication: bound=0.8 compute=6.0 own-host=1.0 wire=2.0 server=0.5 straggler=0.5\n"
-        log = made.epochs(*[{"Time cost": 10}] * 2)
-        return log + "".join(f"2026-11-22 04:12:52,047 Node[0] Epoch[{epoch}] {line}" for epoch in (0, 1))
+        log = made.epochs(*[{"Time cost": 10}] * 2).splitlines(keepends=True)
+        ends = (f"2026-11-22 04:12:52,047 Node[0] Epoch[{epoch}] {line}" for epoch in (0, 1))
+        return "".join([*log[:-1], next(ends), log[-1], next(ends)])
 
     (axes,) = drawn(tmp_path, "{parts: {where: devices == 1}}", log=log).axes
     assert [one.get_label() for one in axes.containers] == ["compute", "own host", "wire", "server", "straggler"]
