@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore import Handle, KVStore
 
 
 class Agreeing(KVStore):
@@ -11,3 +11,20 @@ class Agreeing(KVStore):
 
     def all_reduce(self, name, array):
         return np.tile(array[self.rank], (self.num_workers, 1)) if array.ndim == 2 else array * self.num_workers
+
+
+class Together(Handle):
+    """Several keys of one call."""
+
+    def __init__(self, handles: list[Handle]) -> None:
+        super().__init__(1, "keys", 0.0)
+        self._handles = handles
+
+    @property
+    def done(self) -> bool:
+        return all(each.done for each in self._handles)
+
+    def wait(self) -> None:
+        for each in self._handles:
+            each.wait()
+        self.values = [array for each in self._handles for array in each.values]

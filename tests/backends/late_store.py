@@ -4,7 +4,7 @@ import numpy as np
 
 from dmltrain.kvstore import Handle
 from dmltrain.kvstore.base import READ
-from tests.backends.agreeing import Agreeing
+from tests.backends.agreeing import Agreeing, Together
 
 
 class LateHandle(Handle):
@@ -50,5 +50,7 @@ class LateStore(Agreeing):
 
     def pushpull(self, key, value, out=None, priority=0, wait=True, rate=-1.0):
         assert out is READ
+        if isinstance(key, list):
+            return Together([self.pushpull(*each, READ) for each in zip(key, value, strict=True)])
         self.handles[key] = LateHandle(key, value, self)
         return self.handles[key]

@@ -16,6 +16,7 @@ import numpy as np
 from dmltrain.arrays import Array
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ, keys_and_values
+from tests.backends.agreeing import Together
 
 
 class Hangs(Exception):
@@ -131,6 +132,9 @@ class MemoryStore(KVStore):
     def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, wait: bool = True, rate: float = -1.0
     ) -> Handle:
+        if isinstance(key, list):
+            parts = zip(key, value, [READ] * len(key) if out is READ else out, strict=True)
+            return Together([self.pushpull(*each, priority, wait) for each in parts])
         for array in self._last[key].values if key in self._last else []:
             array.flags.writeable = True
             array.fill(np.nan)

@@ -9,6 +9,7 @@ import numpy as np
 
 from dmltrain.arrays import Array
 from dmltrain.backends.torch.distributed import same
+from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.kvstore import READ, Handle, KVStore
 
 LARGEST = 1 << 16  # counts are compared modulo this, so that their squares are exact
@@ -53,18 +54,24 @@ class Exchange:
         self.has, self.sparse, self.wants, self.again = (base**power for power in range(OF_PARAMETER))
         store.init([self._key], [np.zeros(parameters + EXTRA)])
 
-    def send(self, numbers: Sequence[int], place: Place) -> None:
-        """`numbers`: of each parameter the sum of `has`, `sparse`, `wants` and `again`, as far as they are true."""
+    def send(self, numbers: Sequence[int], place: Place, bucket: Bucket | None) -> Handle | None:
+        """`numbers`: of each parameter the sum of `has`, `sparse`, `wants` and `again`, as far as they are true. Also
+        sends a bucket, whose handle is returned."""
         steps, calls = place.steps % LARGEST, place.calls % LARGEST
         self._own = [steps, place.layouts]
         extra = (steps, steps**2, place.layouts, place.layouts**2, calls, calls**2, place.at_step)
-        self._handle = self._store.pushpull(self._key, np.array([*numbers, *extra], np.float64), READ, wait=False)
+        values = np.array([*numbers, *extra], np.float64)
+        if bucket is None or bucket.device.type != "cpu":
+            self._handle = self._store.pushpull(self._key, values, READ, wait=False)
+            return bucket.send(self._store) if bucket else None
+        self._handle = bucket.send_with(self._store, self._key, values)
+        return self._handle
 
     def receive(self) -> Facts:
         """Raises UserError if another worker has made another number of steps, or has other parameters."""
         assert self._handle is not None  # `send` comes first
         self._handle.wait()
-        sums, workers = self._handle.values[0], self._store.num_workers
+        sums, workers = self._handle.values[-1], self._store.num_workers
         steps, steps_squared, layouts, layouts_squared, calls, calls_squared, at_step = sums[
             self._parameters :
         ].tolist()

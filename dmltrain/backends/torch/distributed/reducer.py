@@ -149,7 +149,8 @@ class Reducer:
         bucket = self._known.bucket(number)
         if bucket in self._left:
             self._left[bucket] -= 1
-            if self._left[bucket] == 0 and bucket not in self._sent:
+            is_last = len(self._sent) + 1 >= len(self._left)  # which is sent with the facts
+            if self._left[bucket] == 0 and not is_last and bucket not in self._sent:
                 self._send(bucket)
 
     def failed(self, error: BaseException) -> None:
@@ -167,11 +168,15 @@ class Reducer:
             )
 
     def _send(self, bucket: Bucket) -> None:
-        """Or drop it: its parameters get other buckets when the facts are known (_send_late)."""
+        if self._fill(bucket):
+            self._sent[bucket] = bucket.send(self._store)
+
+    def _fill(self, bucket: Bucket) -> bool:
+        """Copy its gradients. Or drop it: its parameters get other buckets when the facts are known (_send_late)."""
         if not self._known.fits(bucket):
             self._known.drop(bucket)
             del self._left[bucket]
-            return
+            return False
         with torch.no_grad():
             for number, view in zip(self._known.numbers(bucket), bucket.views, strict=True):
                 gradient = self._known.parameters[number].grad
@@ -180,7 +185,7 @@ class Reducer:
                     self._refuse_old(number)
                 copy_gradient(view, gradient)
             bucket.weigh(self.weight)
-        self._sent[bucket] = bucket.send(self._store)
+        return True
 
     def finish(self, at_step: bool = False) -> None:
         """Complete the round with all other workers. Every gradient is the mean then. `at_step`: this worker is not in
@@ -195,11 +200,12 @@ class Reducer:
         self._begin()
 
     def _exchange_all(self, at_step: bool) -> None:
-        for bucket in self._known.buckets[::-1]:
-            if bucket in self._left and bucket not in self._sent:
-                self._send(bucket)
+        unsent = [each for each in self._known.buckets[::-1] if each in self._left and each not in self._sent]
+        for bucket in unsent[:-1]:
+            self._send(bucket)
+        last = unsent[-1] if unsent and self._fill(unsent[-1]) else None
         before = self._states()
-        self._send_facts(before, at_step)
+        self._send_facts(before, at_step, last)
         results = self._take([each for each, handle in self._sent.items() if handle.done])
         facts = self._exchange.receive()
         results |= self._take([each for each in self._sent if each not in results])
@@ -214,7 +220,8 @@ class Reducer:
             same.share(self._store, model.buffers())
         self.rounds += 1
 
-    def _send_facts(self, states: list[State], at_step: bool) -> None:
+    def _send_facts(self, states: list[State], at_step: bool, last: Bucket | None) -> None:
+        """With the `last` bucket, in one message if that is small."""
         exchange, numbers = self._exchange, []
         for number, (parameter, state) in enumerate(zip(self._known.parameters, states, strict=True)):
             gradient, facts = state[0], exchange.wants if parameter.requires_grad else 0
@@ -225,7 +232,10 @@ class Reducer:
             numbers.append(facts)
         calls = backward.calls_since_last(self) + (self._zeros << 8)
         self._zeros = 0
-        exchange.send(numbers, Place(self._steps, self._known.changes, calls, at_step))
+        place = Place(self._steps, self._known.changes, calls, at_step)
+        handle = exchange.send(numbers, place, last)
+        if last and handle:
+            self._sent[last] = handle
 
     def _has_changed(self, number: int, state: State) -> bool:
         """Whether the gradient is another one than what was sent. Several may share memory, and its version."""
