@@ -99,9 +99,11 @@ def distribute(
       Nothing may read or change gradients between `backward()` and `step()`; some of what does is an error.
     - `broadcast_buffers`: give all workers worker 0's buffers in each step (dist_sync), as DDP does.
 
-    With `defer`, which implies `step_early` as `factors` and elastic jobs do, `step()` returns at once, and the next
-    `model(x)` waits for each weight just before it reads it. The results are the same. Code that reads weights
-    otherwise than by `model(x)` or `model.state_dict()` must then call `optimizer.settle()` first.
+    With `defer`, which implies `step_early`, `step()` returns at once, and the next `model(x)` waits for each weight
+    just before it reads it. The results are the same. Code that reads weights otherwise than by `model(x)` or
+    `model.state_dict()` must then call `optimizer.settle()` first. `factors`, and elastic jobs with the optimizer on
+    the servers, imply `step_early`, too.
+
     A later call for the same model replaces the earlier one.
 
     Raises UserError for values that are wrong or exclude one another, models that differ between workers, weights that

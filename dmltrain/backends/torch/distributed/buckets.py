@@ -16,14 +16,14 @@ from dmltrain.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ
 
-EARLY = "(step_early=True, which defer, factors and elastic jobs with the optimizer on the servers imply)"
+EARLY = "(with step_early, defer, factors or in an elastic job)"
 CHANGED = (
-    f"gradients were changed between backward() and step(), after they had been sent {EARLY}: leave that out, or call "
-    "optimizer.reduce_gradients() before clipping or unscaling them"
+    f"gradients were changed between backward() and step(), after they had been sent {EARLY}: train without these, or "
+    "call optimizer.reduce_gradients() before clipping or unscaling them"
 )
 REPLACED = (
-    f"p.grad was replaced or set to None between backward() and step(), after gradients had been sent {EARLY}: leave "
-    "that out, or call optimizer.reduce_gradients() first"
+    f"p.grad was replaced or set to None between backward() and step(), after gradients had been sent {EARLY}: train "
+    "without these, or call optimizer.reduce_gradients() first"
 )
 MAX_PLACES = 8  # of results in memory, whose views are kept
 
@@ -133,7 +133,7 @@ class Bucket:
         if parameter.grad is None:
             view.zero_()
         elif parameter.grad.layout is not torch.strided:
-            raise UserError(f"sparse gradients cannot be sent during backward {EARLY}: leave that out")
+            raise UserError(f"sparse gradients cannot be sent during backward {EARLY}: train without these")
         elif parameter.grad.data_ptr() != view.data_ptr():
             view.copy_(parameter.grad.detach())  # which has a graph after backward(create_graph=True)
         else:

@@ -78,7 +78,7 @@ class EarlyOptimizer(OverlappedOptimizer):
         if any(each.grad is not None for each in self._frozen):
             raise UserError(
                 "a parameter that was frozen at dmltrain.distribute has a gradient now, which is this worker's own "
-                f"{EARLY}: leave that out, or call dmltrain.distribute again after unfreezing"
+                f"{EARLY}: train without these, or call dmltrain.distribute again after unfreezing"
             )
         self.push_gradients()
         for bucket in self._pending:
@@ -125,5 +125,5 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise UserError(
             f"optimizer {type(optimizer).__name__} computes gradients several times in a step, which are sent for one "
-            f"step {EARLY}: leave that out"
+            f"step {EARLY}: train without these"
         )

@@ -83,7 +83,7 @@ class OverlappedOptimizer(BucketedOptimizer):
                 if self._is_under_way(bucket):
                     raise UserError(
                         "zero_grad() was called between backward() and step(), after gradients had been sent for "
-                        f"the step {EARLY}: leave that out to skip steps"
+                        f"the step {EARLY}: train without these to skip steps"
                     )
                 bucket.begin()
 
@@ -120,7 +120,7 @@ class OverlappedOptimizer(BucketedOptimizer):
         if missing is not None and self._weight != 0.0:
             raise UserError(
                 f"parameter {self._names[missing]} has no gradient at step(), and would be stepped with zeros {EARLY}: "
-                "leave that out, or freeze the parameter (requires_grad_(False)) before dmltrain.distribute"
+                "train without these, or freeze the parameter (requires_grad_(False)) before dmltrain.distribute"
             )
         bucket.complete()
 

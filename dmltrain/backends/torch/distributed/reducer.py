@@ -1,13 +1,12 @@
 """Gradients as DistributedDataParallel gives them: when the outermost backward() returns, the `grad` of each parameter
 of a model is the mean over the workers.
 
-A round is one exchange of all workers' gradients. It sends what each `grad` is at its end, whoever has put it there, as
-DistributedDataParallel does with find_unused_parameters. A gradient that is None counts as zeros, and stays None if it
-is None on all workers. Buckets are sent while backward computes, as soon as it has completed their gradients. The rest
-is sent at its end, with one number for each parameter: whether it has a gradient, and the like. These numbers tell all
-workers what else there is to do together: send gradients that came late, or those of parameters that were frozen until
-now, or the rows of sparse gradients.
-
+A round is one exchange of all workers' gradients. It sends what each `grad` is at its end, also one that the script has
+set, as DistributedDataParallel does with find_unused_parameters. A gradient that is None counts as zeros, and stays
+None if it is None on all workers. Buckets are sent while backward computes, as soon as it has completed their
+gradients. The rest is sent at its end, with one number for each parameter: whether it has a gradient, and the like.
+These numbers tell all workers what else there is to do together: send gradients that came late, or those of parameters
+that were frozen until now, or the rows of sparse gradients.
 A gradient keeps its tensor, in which the mean replaces what it was, so a script may do with it what it likes. Buckets
 have memory of their own. (Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704, section 3.2.)
 """
