@@ -7,6 +7,7 @@ None if it is None on all workers. Buckets are sent while backward computes, as 
 gradients. The rest is sent at its end, with one number for each parameter: whether it has a gradient, and the like.
 These numbers tell all workers what else there is to do together: send gradients that came late, or those of parameters
 that were frozen until now, or the rows of sparse gradients.
+
 A gradient keeps its tensor, in which the mean replaces what it was, so a script may do with it what it likes. Buckets
 have memory of their own. (Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704, section 3.2.)
 """
