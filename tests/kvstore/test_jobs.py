@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -134,10 +135,13 @@ def test_killing_everything_leaves_nothing(start_forked):
     assert set(shared.iterdir()) <= before
 
 
+FOUR, SIX = "10.77.0.", "fd00:77::"  # the addresses of two hosts begin so
+
+
 @pytest.fixture(scope="module")
-def two_hosts():
-    """place(name) -> no command prefix, and the environment that runs a process on its host: odd indices on the
-    second."""
+def hosts_of():
+    """hosts_of(FOUR or SIX) -> place(name) -> no command prefix, and the environment that runs a process on its host:
+    odd indices on the second."""
     if problem := requirements.missing():
         pytest.skip(f"no hosts: {problem}")
     wait = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
@@ -150,19 +154,25 @@ def two_hosts():
         cable = f"ip link add eth0 netns {first} type veth peer name eth0 netns {second}"
         subprocess.run(cable.split(), check=True)
         for number, pid in enumerate((first, second), 1):
-            for words in (f"address add 10.77.0.{number}/24 dev eth0", "link set lo up", "link set eth0 up"):
+            addresses = [f"address add {FOUR}{number}/24 dev eth0", f"address add {SIX}{number}/64 dev eth0 nodad"]
+            for words in (*addresses, "link set lo up", "link set eth0 up"):
                 subprocess.run(f"nsenter --net=/proc/{pid}/ns/net ip {words}".split(), check=True)
 
-        def place(name):
+        def place(prefix, name):
             number = int(name.partition("-")[2]) % 2
-            own = {"DMLC_NODE_HOST": f"10.77.0.{number + 1}", "DMLC_PS_ROOT_URI": "10.77.0.1"}
+            own = {"DMLC_NODE_HOST": f"{prefix}{number + 1}", "DMLC_PS_ROOT_URI": f"{prefix}1"}
             return [], {**own, NETWORK: f"/proc/{holders[number].pid}/ns/net"}
 
-        yield place
+        yield lambda prefix: partial(place, prefix)
     finally:
         for holder in holders:
             holder.kill()
             holder.communicate()
+
+
+@pytest.fixture
+def two_hosts(hosts_of):
+    return hosts_of(FOUR)
 
 
 def results(start_forked, place, steps="", **env):
@@ -174,11 +184,13 @@ def results(start_forked, place, steps="", **env):
     return found[0], [each["sent"] for each in found]
 
 
-def test_a_host_sends_one_stream_with_the_same_bits_as_any_other_transport(start_forked, two_hosts):
+def test_a_host_sends_one_stream_with_the_same_bits_as_any_other_transport(start_forked, hosts_of, two_hosts):
+    """Over IPv4 and IPv6."""
     summed, sent = results(start_forked, two_hosts, "steps")
+    by_six, _ = results(start_forked, hosts_of(SIX), "steps")
     by_each, sent_by_each = results(start_forked, two_hosts, DMLTRAIN_HOST_SUM="off")
     by_tcp, _ = results(start_forked, two_hosts, DMLTRAIN_TRANSPORT="tcp")
-    assert summed["digest"] == by_each["digest"] == by_tcp["digest"]
+    assert summed["digest"] == by_six["digest"] == by_each["digest"] == by_tcp["digest"]
     assert summed["error"] < 1e-9
     assert max(sent[2:]) < 1000 < sent[0], "the first worker of each host sends for the others"
     assert sum(sent) == pytest.approx(sum(sent_by_each) / 2, rel=0.01)

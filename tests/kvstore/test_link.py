@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from dmltrain.env import Environment
-from dmltrain.kvstore.transport import link, message, send_window, wire
+from dmltrain.kvstore.transport import address, link, message, send_window, wire
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
@@ -195,11 +195,14 @@ def addresses():
     return [each.address for each in found if not each.address.startswith("127.")]
 
 
-@pytest.mark.parametrize("there, here", [("127.0.0.2", "127.0.0.1"), *[(each, each) for each in addresses()[:1]]])
+SIX = [("::1", "::1")] if socket.has_dualstack_ipv6() else []
+
+
+@pytest.mark.parametrize("there, here", [("127.0.0.2", "127.0.0.1"), *SIX, *[(each, each) for each in addresses()[:1]]])
 def test_peers_at_any_address_of_this_host_are_inside_it(opened, there, here):
     """They need no send window."""
     with link.listen(there) as listening:
-        sock = socket.create_connection(listening.getsockname(), source_address=(here, 0))
+        sock = socket.create_connection(listening.getsockname()[:2], source_address=(here, 0))
         for each in opened([Link(sock), Link(listening.accept()[0])]):
             each.settle()
             assert each.window is None
@@ -235,6 +238,7 @@ class Refusing:
     "known, host, used",
     [
         ((b"cubic", b"reno"), "127.0.0.1", [b"cubic"]),
+        ((b"cubic", b"reno"), "::1", [b"cubic"]),
         ((b"reno",), "127.0.0.1", [b"reno"]),
         ((), "127.0.0.1", []),
         ((b"cubic", b"reno"), "10.0.0.1", []),
@@ -244,6 +248,17 @@ def test_on_loopback_nothing_is_paced(known, host, used):
     system = Refusing(*known)
     link.tune(system, host)
     assert system.used == used
+
+
+def test_addresses_and_names_are_of_ipv4_or_ipv6(monkeypatch):
+    def found(*families):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(each, 1, 6, "", ()) for each in families])
+        return address.family("host")
+
+    four, six = socket.AF_INET, socket.AF_INET6
+    assert (address.family("10.0.0.1"), address.family("fd00::1")) == (four, six)
+    assert (found(six, four), found(six), found(four)) == (four, six, four)
+    assert (address.shown("10.0.0.1", 2), address.shown("fd00::1", 2)) == ("10.0.0.1:2", "[fd00::1]:2")
 
 
 def test_both_ends_of_loopback_are_tuned(opened):

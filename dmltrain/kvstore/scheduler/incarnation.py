@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmltrain.env import Environment
+from dmltrain.kvstore.transport.address import shown
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Incarnation:
     port: int
 
     def __str__(self) -> str:
-        return f"the scheduler at {self.host}:{self.port}"
+        return f"the scheduler at {shown(self.host, self.port)}"
 
 
 def newest(environment: Environment) -> Incarnation:

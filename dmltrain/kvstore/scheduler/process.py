@@ -17,6 +17,7 @@ from dmltrain.kvstore.scheduler.change_file import ChangeFile
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.message import Enter, Message, Refuse, Register, Rejoin, Start, encode
@@ -38,7 +39,7 @@ class SchedulerProcess:
             environment.start_seconds,
             environment.wait_seconds,
             {} if facts is None else facts,
-            f"the scheduler on {environment.host_name} ({environment.root_host}:{environment.root_port})",
+            f"the scheduler on {environment.host_name} ({shown(environment.root_host, environment.root_port)})",
             elastic=environment.elastic,
             incarnation=environment.incarnation,
             lost_before=environment.lost_before,
@@ -151,7 +152,7 @@ def _socket(environment: Environment) -> socket.socket:
         return link.listen(environment.root_host, environment.root_port)
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"the scheduler cannot listen on {environment.root_host}:{environment.root_port}: {error}; "
+            f"the scheduler cannot listen on {shown(environment.root_host, environment.root_port)}: {error}; "
             "choose a free DMLC_PS_ROOT_PORT and an address of this host for DMLC_PS_ROOT_URI"
         ) from error
 

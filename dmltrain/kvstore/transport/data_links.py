@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from dmltrain.env import Environment
 from dmltrain.kvstore.transport import cut
+from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.cut import Stall
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import LinkEnd, LinkLost, Start
@@ -115,7 +116,7 @@ def _address(sock: socket.socket, own: bool) -> str:
     if sock.family == socket.AF_UNIX:
         return "by shared memory"
     try:
-        host, port = sock.getsockname() if own else sock.getpeername()
+        host, port = (sock.getsockname() if own else sock.getpeername())[:2]
     except OSError:  # it has ended already
         return "already closed"
-    return f"{host}:{port}"
+    return shown(host, port)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dmltrain.kvstore.transport import message, seal, send_window, wire
+from dmltrain.kvstore.transport.address import family, is_loopback
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.message import Accept, Challenge, Message, Refuse
 from dmltrain.kvstore.transport.seal import Keys, Seals
@@ -307,7 +308,7 @@ class Link:
 
 def listen(host: str, port: int = 0) -> socket.socket:
     """A listening socket. Raises OSError."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(family(host), socket.SOCK_STREAM)
     try:
         tune(sock, host)
         if port:
@@ -340,7 +341,7 @@ def persist(attempt: Callable[[Caller, float], Connected], caller: Caller, timeo
 
 
 def _connect(address: tuple[str, int], caller: Caller, timeout: float, certificate: str) -> Link:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(family(address[0]), socket.SOCK_STREAM)
     try:
         tune(sock, address[0])
         sock.settimeout(timeout)
@@ -397,7 +398,7 @@ def _inside_host(sock: socket.socket) -> bool:
         own, other = sock.getsockname()[0], sock.getpeername()[0]
     except OSError:  # already cut
         return False
-    return bool(own == other or other.startswith("127."))
+    return bool(own == other or is_loopback(other))
 
 
 def tune(sock: socket.socket, host: str) -> None:
@@ -405,7 +406,7 @@ def tune(sock: socket.socket, host: str) -> None:
 
     On loopback, congestion control with pacing (BBR) only costs time, so loss-based algorithms are used there.
     """
-    if not host.startswith("127."):
+    if not is_loopback(host):
         return
     for name in (b"cubic", b"reno"):
         with contextlib.suppress(OSError):

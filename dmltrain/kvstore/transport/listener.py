@@ -22,6 +22,7 @@ from dmltrain.env import Environment
 from dmltrain.errors import UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.transport import link, message, rendezvous
+from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Answers, Listener
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Hello, Refuse
@@ -128,7 +129,7 @@ class Reception:
                 continue  # the caller has left already
             except OSError as error:
                 return self._cannot_accept(error)
-            self._begin(sock, f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "this host")
+            self._begin(sock, shown(*peer[:2]) if isinstance(peer, tuple) else "this host")
         if self._complete.is_set():
             time.sleep(SLOW_SECONDS)
         return True

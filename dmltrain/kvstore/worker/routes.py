@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous
+from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import DATA, MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
@@ -141,7 +142,7 @@ class Routes:
     def _missing(self, number: int, server: ServerAddress, error: Exception) -> LinkLost:
         its = self._environment
         own = LinkEnd("worker", its.index, its.host_name, its.node_host)
-        peer = LinkEnd("server", number, server.host_name, f"{server.host}:{server.port}")
+        peer = LinkEnd("server", number, server.host_name, shown(server.host, server.port))
         return LinkLost(own, peer, str(error), cut=False)
 
     def _in_order(self) -> list[ServerLink]:
@@ -279,7 +280,7 @@ def _by_number(new: Sequence[NewServer]) -> dict[int, ServerAddress]:
 
 
 def _name(number: int, server: ServerAddress) -> str:
-    return f"server {number} at {server.host}:{server.port}"
+    return f"server {number} at {shown(server.host, server.port)}"
 
 
 def _arena(transport: str) -> Arena | None:

@@ -1,0 +1,22 @@
+"""Addresses of hosts, of IPv4 and IPv6."""
+
+from __future__ import annotations
+
+import socket
+
+
+def family(host: str) -> socket.AddressFamily:
+    """Of the sockets for this address or name. A name means its address of IPv4 if it has one. Raises OSError."""
+    if ":" in host:
+        return socket.AF_INET6
+    found = {each[0] for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return socket.AF_INET6 if found == {socket.AF_INET6} else socket.AF_INET
+
+
+def is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
+
+
+def shown(host: str, port: int) -> str:
+    """Both as one text: 10.0.0.1:2000 or [fd00::1]:2000."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
