@@ -11,6 +11,8 @@ import os
 import sys
 from types import TracebackType
 
+from dmltrain.safe_text import safe_lines
+
 
 class UserError(Exception):
     """The user's input is wrong. The message is complete: what, where, what was expected, the fix."""
@@ -87,10 +89,10 @@ def end_scripts_without_traceback() -> None:
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if getattr(kind, "ends_well", False):
-        sys.stderr.write(f"{os.path.basename(sys.argv[0])}: this worker's part has ended: {error}\n")
+        sys.stderr.write(f"{os.path.basename(sys.argv[0])}: this worker's part has ended: {safe_lines(str(error))}\n")
         exit_now(0)
     if not isinstance(error, (UserError, JobLost)):
         sys.__excepthook__(kind, error, trace)
         return
-    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: error: {error}\n")
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: error: {safe_lines(str(error))}\n")
     exit_now(error.exit_code)  # the exit functions report the reason to the job

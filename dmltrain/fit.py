@@ -46,6 +46,7 @@ from dmltrain.notice import notice_of
 from dmltrain.options import Options, parse
 from dmltrain.plan import Position, plan_of, schedule_of
 from dmltrain.run import Run
+from dmltrain.safe_text import safe_lines
 from dmltrain.usage import Usage, gpu
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -80,7 +81,7 @@ def exit_code(prog: str, run: Callable[[], None]) -> int:
     try:
         run()
     except (UserError, JobLost, Diverged) as error:
-        print(f"{prog}: error: {error}", file=sys.stderr, flush=True)
+        print(f"{prog}: error: {safe_lines(str(error))}", file=sys.stderr, flush=True)
         return errors.ended(error.exit_code)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr, flush=True)

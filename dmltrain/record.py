@@ -10,7 +10,8 @@
 Each other value of an epoch is one more line `Epoch[k] Name=value`. The format is that of MXNet's
 `module/base_module.py` and `callback.py` (Speedometer), so MXNet's `tools/parse_log.py` reads these lines. Numbers have
 no exponent, because that tool reads `1.2e-05` as 1.2. This module handles lines and names; `dmltrain.report` finds the
-lines in log files, also of older versions. It imports the standard library only.
+lines in log files, also of older versions. Of dmltrain it imports `safe_text` only, and no
+package.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from decimal import Decimal
 from functools import lru_cache
 from numbers import Integral
 from typing import NamedTuple, TextIO
+
+from dmltrain.safe_text import safe_lines
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
@@ -92,12 +95,19 @@ def plan(first_epoch: int, last_epoch: int, batches: int) -> str:
 def logger(rank: int, stream: TextIO | None = None) -> logging.Logger:
     """A logger whose lines are `<time> Node[rank] message` on `stream` (by default sys.stderr), one write each."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s Node[{rank}] %(message)s"))
+    handler.setFormatter(_Safe(f"%(asctime)s Node[{rank}] %(message)s"))
     log = logging.getLogger(f"dmltrain.record.{rank}")
     log.handlers[:] = [handler]  # replaces the handler of an earlier call, so that no line appears twice
     log.setLevel(logging.INFO)
     log.propagate = False
     return log
+
+
+class _Safe(logging.Formatter):
+    """A name of a file or a class that is part of a message is harmless where the log is shown."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe_lines(super().format(record))
 
 
 def _checked(name: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from launch import NAME, LaunchError, as_utf8, version
 from launch.clusters import LAUNCHERS, Allocating, Cluster, make_cluster
 from launch.command_line.options import STARTS, check_usage, parse, usage, words_inside
-from launch.ending import end_with, say
+from launch.ending import end_with, say, show
 from launch.job.options import Options
 from launch.run.limit import FAULT_CODE
 
@@ -85,7 +85,7 @@ def job(argv: Sequence[str]) -> int:
     elif request.change:
         from launch.commands.change import change
 
-        return change(request.verb, request.target, request.change, print)
+        return change(request.verb, request.target, request.change, show)
     else:
         return launch(request.launcher_argv)
     return 0
@@ -97,7 +97,7 @@ def jobs(folder: str) -> int:
     from launch.terminal.log_folder import LOGS
 
     for line in jobs.table(jobs.find_jobs(Path(folder or LOGS)), time.time()):
-        print(line)
+        show(line)
     return 0
 
 
@@ -138,7 +138,7 @@ def check(options: Options, name: str = NAME) -> int:
     from launch.commands import check
 
     with opened(options) as cluster:
-        return check.check(options, cluster, print, lambda line: say(f"{name}: {line}"))
+        return check.check(options, cluster, show, lambda line: say(f"{name}: {line}"))
 
 
 def dry_run(options: Options) -> int:
@@ -150,7 +150,7 @@ def dry_run(options: Options) -> int:
     with opened(options) as cluster:
         asked = cluster.described() if isinstance(cluster, Allocating) else []
         for line in (*asked, *dry_run.lines(*fitted(job, cluster.hosts), options)):
-            print(line)
+            show(line)
     return 0
 
 
@@ -165,7 +165,7 @@ def submit(options: Options, argv: Sequence[str]) -> int:
     words = words_inside(argv, environment(), options.launcher_name)
     job = Inside(options, tuple(argv), name, path, words)
     if options.mode == "dry-run":
-        print("\n".join(queue_of(options.launcher_name).artefact(job)))
+        show("\n".join(queue_of(options.launcher_name).artefact(job)))
         return 0
     if options.submit:
         return submit.submit(job, say)
@@ -192,19 +192,20 @@ def plan(options: Options) -> int:
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as cluster:
-        print(plan.text(*fitted(job, cluster.hosts)))
+        show(plan.text(*fitted(job, cluster.hosts)))
     return 0
 
 
 def logs(options: Options) -> int:
     """Print a job's logs."""
-    from launch.commands import follow, show
+    from launch.commands import follow
     from launch.commands.log_choice import find
+    from launch.commands.show import show as print_logs
     from launch.terminal.choice import coloured
 
     if follow.logs(options, find(options.target), say):
         return 0
-    why = show.show(options.target, options.show, options.follow, sys.stdout.fileno(), coloured())
+    why = print_logs(options.target, options.show, options.follow, sys.stdout.fileno(), coloured())
     if why:
         say(f"{NAME}: {why}")
     return FAULT_CODE if why else 0
@@ -213,7 +214,7 @@ def logs(options: Options) -> int:
 def processes(options: Options) -> int:
     from launch.commands import visit
 
-    return visit.processes(options, print)
+    return visit.processes(options, show)
 
 
 def kill(options: Options) -> int:

@@ -55,6 +55,11 @@ def open_missing_streams() -> None:
             setattr(sys, name, stream)
 
 
+def show(line: str) -> None:
+    """Print lines to standard output. What others have written in them does not control the terminal."""
+    print(safe_lines(line), flush=True)
+
+
 def say(line: str) -> None:
     """Print one line to standard error, in one piece: another thread prints the output of processes. Ignore a closed
     terminal or pipe. What others have written in it neither controls the terminal nor passes for a file (see

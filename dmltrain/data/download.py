@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dmltrain.errors import UserError
+from dmltrain.safe_text import safe_lines
 
 CHUNK = 1 << 20  # bytes
 Advance = Callable[[int], None]  # called with the number of bytes since the last call
@@ -193,5 +194,5 @@ class _Lines:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(safe_lines(line) + "\n")
     sys.stderr.flush()

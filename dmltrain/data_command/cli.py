@@ -16,6 +16,7 @@ from dmltrain.data_command import index, pack, partition, show, speed, verify
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
 from dmltrain.options import Parser
+from dmltrain.safe_text import printed
 
 # Each module has HELP and EXAMPLES (texts), add_arguments(parser) and run(arguments) -> exit code.
 # With TRAINING_OPTIONS it also gets the words that are none of its own arguments, in arguments.rest.
@@ -29,6 +30,7 @@ VERBS: dict[str, ModuleType] = {
 }
 
 
+@printed()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     try:

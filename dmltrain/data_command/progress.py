@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from dmltrain.safe_text import raw
+
 EVERY_SECONDS = 10.0
 
 
 @contextmanager
 def progress(verb: str, total: int, done: int = 0, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
     """A function to call with the number of images that are done. `done`: how many an earlier run has done."""
-    stream = sys.stderr if stream is None else stream
+    stream = raw(sys.stderr if stream is None else stream)  # the bar moves the cursor
     if stream.isatty():
         with _bar(verb, total, done, stream) as advance:
             yield advance

@@ -15,6 +15,7 @@ from dmltrain.data_command.ahead import check_threads, in_order
 from dmltrain.data_command.progress import progress
 from dmltrain.data_command.say import say
 from dmltrain.errors import UserError
+from dmltrain.safe_text import one_line
 
 HELP = "decode every record, and list those that cannot be used"
 EXAMPLES = """examples:
@@ -60,7 +61,7 @@ def check(
         for count, found in enumerate(results, 1):
             if found:
                 faulty += 1
-                print(found, flush=True)
+                print(one_line(found), flush=True)
             advance(count)
     say(f"{len(reader)} records, {faulty} of them cannot be used" if faulty else f"all {len(reader)} records are good")
     return FAULTY if faulty else 0

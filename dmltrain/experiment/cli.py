@@ -30,13 +30,14 @@ from dmltrain.experiment.run import Reports, Runner, Setting, to_run
 from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import Store
 from dmltrain.launcher import LAUNCHER, launcher
+from dmltrain.safe_text import printed, raw
 
 SHARE = 10  # the results are written while cells run, for at most a tenth of the time
 
 
+@printed()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names that are no UTF-8
     try:
         return _run(command_line.arguments(sys.argv[1:] if argv is None else list(argv)))
     except UserError as error:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def say(line: str) -> None:
-    print(f"{NAME}: {line}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr, flush=True)
+    print(f"{NAME}: {line}", file=sys.stderr, flush=True)
 
 
 # -- one experiment ---------------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def _checked(work: Work, todo: Sequence[Cell]) -> Answers:
 
 def _run_todo(work: Work, todo: Sequence[Cell], results: dict[str, Result]) -> int:
     """Run cells; returns the signal that interrupted them, or 0."""
-    progress = Progress(work.cells.all, results, todo, work.arguments.at_once, sys.stdout)
+    progress = Progress(work.cells.all, results, todo, work.arguments.at_once, raw(sys.stdout))
     writer = _Writer(work, time.monotonic)
     runner = Runner(work.setting, Reports(progress.started, progress.ended, writer.write))
     runner.run(todo)

@@ -11,6 +11,7 @@ from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.forecast import from_done, quick
 from dmltrain.experiment.result import DONE, PENDING, Result
 from dmltrain.experiment.text import duration
+from dmltrain.safe_text import one_line
 
 LINE = "\r\x1b[K"  # to the start of the line, which is erased
 WIDTH = 160
@@ -55,9 +56,9 @@ class Progress:
         return sum(quick(cell, done) or 0.0 for cell in open_) / self.at_once
 
     def _print(self, text: str) -> None:
-        print((LINE if self.stream.isatty() else "") + text, file=self.stream, flush=True)
+        print((LINE if self.stream.isatty() else "") + one_line(text), file=self.stream, flush=True)
 
     def _show_running(self) -> None:
         if self.running and self.stream.isatty():
             text = f"[{self.ended_count}/{len(self.todo)}] running: {', '.join(self.running)}"
-            print(f"{LINE}{text[:WIDTH]}", end="", file=self.stream, flush=True)
+            print(f"{LINE}{one_line(text)[:WIDTH]}", end="", file=self.stream, flush=True)

@@ -14,8 +14,10 @@ from dmltrain.report import actions
 from dmltrain.report.actions import Outcome
 from dmltrain.report.command_line import arguments
 from dmltrain.report.follow import follow
+from dmltrain.safe_text import one_line, printed, safe_lines
 
 
+@printed()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     try:
@@ -47,9 +49,7 @@ def _write(text: str) -> list[str]:
     if not hasattr(sys.stdout, "buffer"):  # not a file, but an object that collects text
         sys.stdout.write(text)
         return []
-    rest = memoryview(
-        text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
-    )  # file names may be invalid UTF-8
+    rest = memoryview(safe_lines(text).encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
     try:
         while rest:
             rest = rest[sys.stdout.buffer.write(rest) :]
@@ -63,8 +63,7 @@ def _write(text: str) -> list[str]:
 
 
 def _say(kind: str, text: str) -> None:
-    line = f"dmltrain-parse: {kind}: {text}"
-    print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    print(f"dmltrain-parse: {kind}: {one_line(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

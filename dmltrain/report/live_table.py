@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from rich.console import Console
 from rich.live import Live
@@ -12,6 +13,7 @@ from rich.text import Text
 from dmltrain.report import text
 from dmltrain.report.follow import State
 from dmltrain.report.table import table
+from dmltrain.safe_text import raw
 
 _BESIDE = 4  # lines of the terminal that are not rows: heading, rule, what comes before and after
 
@@ -21,7 +23,7 @@ class LiveTable:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
-        self._console = Console()
+        self._console = Console(file=raw(sys.stdout))
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="visible")
         self._live.start()
         self._state: State | None = None

@@ -11,6 +11,8 @@ from typing import Any
 
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 UNSAFE_IN_LINES = re.compile(UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+UNSAFE_IN_OUTPUT = re.compile(UNSAFE.pattern.replace("\x00-\x1f", "\x01-\x07\x0a-\x0c\x0e-\x1f\udc80-\udc9f"))
+UNSAFE_ASCII = bytes((*range(1, 8), *range(10, 13), *range(14, 32), 127))
 
 
 def one_line(text: str) -> str:
@@ -21,6 +23,15 @@ def one_line(text: str) -> str:
 def safe_lines(text: str) -> str:
     """The same, but lines and tabs stay."""
     return UNSAFE_IN_LINES.sub(_escaped, text)
+
+
+def safe_output(line: bytes) -> bytes:
+    """A line that a program has printed. Tabs stay, and the returns and backspaces of progress bars; so do bytes that
+    are no UTF-8, without those that are controls of a terminal in Latin-1."""
+    if line.isascii() and len(line.translate(None, UNSAFE_ASCII)) == len(line):
+        return line
+    text = line.decode("utf-8", "surrogateescape")
+    return UNSAFE_IN_OUTPUT.sub(_escaped_byte, text).encode("utf-8", "surrogateescape")
 
 
 def one_line_each(value: Any) -> Any:
@@ -36,3 +47,8 @@ def one_line_each(value: Any) -> Any:
 
 def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
+
+
+def _escaped_byte(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00:02x}" if code >= 0xDC80 else _escaped(found)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from launch import LaunchError, whole_file
+from launch.agent.text import safe_output
 from launch.clusters.queue import Followed, Inside
 from launch.commands.log_choice import Source, chosen
 from launch.commands.submit import held, known_by, mark_ended, put
@@ -125,17 +126,17 @@ def logs(options: Options, folder: Path, say: Say) -> bool:
     except LaunchError:  # another command copies it
         return False
     wanted = chosen(options.show)
-    with Copy(locked, lambda source: options.follow and source is not None and wanted(source)) as copy:
+    with Copy(locked, lambda source: options.follow and source is not None and wanted(source), safe=True) as copy:
         copy.take(found.lines(options.follow, say))
     return options.follow
 
 
 class Copy:
     """Writes the output of the job's processes to its logs. `shown`: whether to print lines of this source, or of the
-    launcher (None)."""
+    launcher (None). safe: also what processes print is made safe; the launcher's own lines always are."""
 
-    def __init__(self, folder: LogFolder, shown: Callable[[Source | None], bool]):
-        self._folder, self._shown, self._taken = folder, shown, 0
+    def __init__(self, folder: LogFolder, shown: Callable[[Source | None], bool], safe: bool = False):
+        self._folder, self._shown, self._safe, self._taken = folder, shown, safe, 0
         self._logs: dict[Source, Write] = {}
         self._open = contextlib.ExitStack()
 
@@ -162,6 +163,7 @@ class Copy:
                 self._logs[source] = self._open.enter_context(_log(self._folder, str(source)))
             self._logs[source](line[tag.end() :] + b"\n")
         if self._shown(source):
+            line = line if tag and not self._safe else safe_output(line)
             _print(sys.stdout if tag else sys.stderr, line + b"\n")
 
 

@@ -1,8 +1,9 @@
 """`--logs JOB`: print a job's logs as one stream of tagged lines; with --follow, also print new lines.
 
 Lines that begin with a time (YYYY-mm-dd HH:MM:SS,mmm) are merged by it. A line without a time follows the previous line
-of its file. The lines of a restart (logs/JOB/restart-N/) come after those of the attempt before it. Lines are copied
-byte for byte, in constant memory. Only reads the logs, and does not touch the job.
+of its file. The lines of a restart (logs/JOB/restart-N/) come after those of the attempt before it. What would control
+a terminal is printed as its escape sequence in Python, also to a file or pipe: whose logs they are is not known, and
+the files have the bytes. Constant memory. Only reads the logs, and does not touch the job.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
+from launch.agent.text import safe_output
 from launch.commands.log_choice import ORDER, Source, all_logs, find, selected
 from launch.terminal.log_folder import JOURNAL, RECORD
 from launch.terminal.output import LINE_BYTES, tag, write_all
@@ -79,6 +81,7 @@ class Printer:
         self._waiting: list[bytes] = []
 
     def line(self, prefix: bytes, line: bytes) -> None:
+        line = safe_output(line)
         self._waiting += (prefix, line, b"\n")
         self._bytes += len(line)
         if self._bytes >= LINE_BYTES:

@@ -16,6 +16,7 @@ from dmltrain import __version__, whole_file
 from dmltrain.errors import UserError
 from dmltrain.report import dialect
 from dmltrain.report.page import document, source
+from dmltrain.safe_text import one_line, printed
 
 NAME = "dmltrain-report"
 LIMIT = 2_000_000  # bytes of a page; a larger one is remarked
@@ -26,6 +27,7 @@ _EXAMPLES = """examples:
 """
 
 
+@printed()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     arguments = _arguments(argv)
@@ -84,7 +86,7 @@ def _write(output: str, sources: source.Sources) -> None:
     except (OSError, ValueError) as error:
         raise _unwritable(output, error) from None
     count = len(sources.runs)
-    print(f"{_printable(output)}: {count} run{'s' * (count != 1)}, {len(page) / 1e6:.1f} MB")
+    print(f"{one_line(output)}: {count} run{'s' * (count != 1)}, {len(page) / 1e6:.1f} MB")
     if len(page) > LIMIT:
         _say("note", f"the page is larger than {LIMIT / 1e6:.0f} MB: name fewer runs for a smaller one")
 
@@ -94,12 +96,8 @@ def _unwritable(output: str, error: OSError | ValueError) -> UserError:
     return UserError(f"{output} cannot be written: {reason}")
 
 
-def _printable(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
 def _say(kind: str, text: str) -> None:
-    print(f"{NAME}: {kind}: {_printable(text)}", file=sys.stderr)
+    print(f"{NAME}: {kind}: {one_line(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":
