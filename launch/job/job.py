@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from launch import LaunchError
 from launch.job.cores import threads
 from launch.job.host import Host
-from launch.job.placement import Placement, free, gpus_of, place, spare_gpus, usual
+from launch.job.placement import Placement, free, gpus_of, host_by_host, place, spare_gpus, usual
 from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.job.rule import Rule
 from launch.secret import secrets
@@ -122,7 +122,8 @@ class Task:
 
 def placements(job: Job, hosts: Sequence[Host]) -> list[Placement]:
     """Role, rank and host of every process, in launch order."""
-    return place(job.num_workers, job.num_servers, hosts, job.placement)
+    placed = place(job.num_workers, job.num_servers, hosts, job.placement)
+    return host_by_host(placed) if job.torch_env else placed
 
 
 def with_workers_for(job: Job, hosts: Sequence[Host]) -> Job:

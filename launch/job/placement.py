@@ -47,6 +47,20 @@ def place(num_workers: int, num_servers: int, hosts: Hosts, policy: str = "dmlc"
     return [(role, rank, host) for role, those in chosen for rank, host in enumerate(those)]
 
 
+def host_by_host(placed: Sequence[Placement]) -> list[Placement]:
+    """The same processes, with workers numbered by host: those of worker 0's host come first, as with torchrun."""
+    workers = [host for role, _, host in placed if role == WORKER]
+    names = list(dict.fromkeys(host.name for host in workers))
+    workers.sort(key=lambda host: names.index(host.name))
+    others = [each for each in placed if each[0] != WORKER]
+    return [*others, *((WORKER, rank, host) for rank, host in enumerate(workers))]
+
+
+def workers_by_host(placed: Sequence[Placement]) -> dict[str, int]:
+    """How many workers each host has that has any."""
+    return Counter(host.name for role, _, host in placed if role == WORKER)
+
+
 def gpus_of(placed: Sequence[Placement], rank: int, host: Host) -> tuple[str, ...]:
     """The devices of `host` that its worker `rank` gets; () if the host has no gpus=, so that all are visible.
 

@@ -1,4 +1,4 @@
-"""Whether a job's Python script imports dmltrain, torch.distributed or MXNet, anywhere in it."""
+"""Whether a job's Python script imports dmltrain, torch.distributed, MXNet or Lightning, anywhere in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Script:
     uses_dmltrain: bool = False
     uses_torch_distributed: bool = False
     uses_mxnet: bool = False
+    uses_lightning: bool = False
 
 
 def script_of(argv: Sequence[str]) -> str:
@@ -44,7 +45,8 @@ def of_source(source: str) -> Script:
         names = set(_names(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Script()
-    return Script(_has(names, "dmltrain"), _has(names, "torch.distributed"), _has(names, "mxnet"))
+    modules = [("dmltrain",), ("torch.distributed",), ("mxnet",), ("lightning", "pytorch_lightning")]
+    return Script(*(any(_has(names, module) for module in each) for each in modules))
 
 
 def _has(names: set[str], module: str) -> bool:

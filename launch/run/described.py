@@ -14,6 +14,7 @@ from launch.clusters import LAUNCHERS
 from launch.job.host import Host
 from launch.job.job import Job, placements, with_workers_for
 from launch.job.options import Options
+from launch.job.placement import LISTED_HOSTS, workers_by_host
 from launch.job.role import SERVER, WORKER
 from launch.job.rule import Rule
 from launch.preflight import script
@@ -121,8 +122,25 @@ def _restart_scheduler(options: Options) -> int:
     return RESTART_SCHEDULER if options.restart_scheduler is None else options.restart_scheduler
 
 
-def advice(job: Job) -> list[str]:
-    """Warnings before the job starts."""
+def advice(job: Job, hosts: Sequence[Host] = (), torch_env: str = "auto") -> list[str]:
+    """Warnings before the job starts on `hosts`. `torch_env`: the option."""
+    return [*_advice_on_script(job), *_advice_on_counts(job, hosts, torch_env)]
+
+
+def _advice_on_counts(job: Job, hosts: Sequence[Host], torch_env: str) -> list[str]:
+    asked = torch_env == "on" or (torch_env == "auto" and script.read(job.argv).uses_lightning)
+    counts = workers_by_host(placements(job, hosts)) if asked and hosts else {}
+    if len(set(counts.values())) < 2:
+        return []
+    listed = ", ".join(f"{name} {count}" for name, count in list(counts.items())[:LISTED_HOSTS])
+    more = ", ..." if len(counts) > LISTED_HOSTS else ""
+    return [
+        f"the hosts have unequal numbers of workers ({listed}{more}): PyTorch Lightning, and others that make "
+        "ranks of GROUP_RANK and LOCAL_RANK, then wait for ever; choose -n and slots= so that all have the same number"
+    ]
+
+
+def _advice_on_script(job: Job) -> list[str]:
     found, file = script.read(job.argv), script.script_of(job.argv)
     if job.wire != "plain" and file and not found.uses_dmltrain:
         return [f"{file} does not import dmltrain itself: --wire {job.wire} protects only what dmltrain sends"]

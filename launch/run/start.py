@@ -72,7 +72,7 @@ class Start:
         self.listed = list(listed)
 
     def run(self) -> int:
-        for each in advice(self.job):
+        for each in advice(self.job, self.cluster.hosts, self.options.torch_env):
             self.say(f"{NAME}: warning: {each}")
         with catching(self._interrupt):
             while True:

@@ -39,8 +39,8 @@ def test_what_runs_where(tmp_path):
     assert text[0] == "dry run of job fit: 6 processes on 2 hosts by ssh; nothing is started"
     heads = [line for line in text if line and not line.startswith("    ")]
     assert heads[1:] == [
-        *(f"h1: 4 processes in {tmp_path}", "  scheduler 0", "  server 0", "  worker 0", "  worker 2"),
-        *("h2 (me@10.0.0.2:2222): 2 processes in /data/me", "  server 1", "  worker 1"),
+        *(f"h1: 4 processes in {tmp_path}", "  scheduler 0", "  server 0", "  worker 0", "  worker 1"),
+        *("h2 (me@10.0.0.2:2222): 2 processes in /data/me", "  server 1", "  worker 2"),
     ]
     assert any(line.endswith("/usr/bin/python3 train.py --lr 0.1") for line in text)
     assert any(line.endswith("/opt/py train.py --lr 0.1") for line in text)

@@ -63,14 +63,24 @@ def test_as_many_workers_as_the_placement_leaves_room_for():
 def test_places_on_two_hosts():
     found = environments(job(workers=3), TWO)
     assert found["worker-0"]["MASTER_ADDR"] == found["worker-1"]["MASTER_ADDR"] == "10.0.0.1"
-    assert [found[f"worker-{rank}"]["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
-    assert [found[f"worker-{rank}"]["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "1", "2"]
-    assert [found[f"worker-{rank}"]["GROUP_RANK"] for rank in range(3)] == ["0", "1", "0"]
-    assert [found[f"worker-{rank}"]["NODE_RANK"] for rank in range(3)] == ["0", "1", "0"]
+    assert [found[f"worker-{rank}"]["LOCAL_RANK"] for rank in range(3)] == ["0", "1", "0"]
+    assert [found[f"worker-{rank}"]["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "2", "1"]
+    assert [found[f"worker-{rank}"]["GROUP_RANK"] for rank in range(3)] == ["0", "0", "1"]
+    assert [found[f"worker-{rank}"]["NODE_RANK"] for rank in range(3)] == ["0", "0", "1"]
     assert {found[f"worker-{rank}"]["GROUP_WORLD_SIZE"] for rank in range(3)} == {"2"}
-    assert [found[f"worker-{rank}"]["OMP_NUM_THREADS"] for rank in range(3)] == ["2", "6", "2"]
-    assert found["worker-1"]["DMLC_NODE_HOST"] == "10.0.0.2"
+    assert [found[f"worker-{rank}"]["OMP_NUM_THREADS"] for rank in range(3)] == ["2", "2", "6"]
+    assert found["worker-2"]["DMLC_NODE_HOST"] == "10.0.0.2"
     assert {(each["DMLC_PS_ROOT_URI"], each["DMLC_PS_ROOT_PORT"]) for each in found.values()} == {("10.0.0.1", "9000")}
+
+
+def test_workers_are_numbered_host_by_host_if_torch_is_to_know_their_numbers():
+    """As torchrun numbers them; else in the order of the tracker of dmlc. The same processes run on the same hosts."""
+    hosts = [Host("server", roles=(SERVER,)), *TWO]
+    for torch_env, names in ((True, "aabb"), (False, "abab")):
+        placed = placements(job(workers=4, servers=1, torch_env=torch_env), hosts)
+        assert "".join(host.name for role, _, host in placed if role == WORKER) == names
+        assert [rank for role, rank, _ in placed if role == WORKER] == [0, 1, 2, 3]
+        assert [host.name for role, _, host in placed if role != WORKER] == ["a", "server"]
 
 
 def test_the_whole_environment_of_each_role():
@@ -131,7 +141,7 @@ def test_without_servers_there_is_no_scheduler_to_name_and_without_ddp_no_variab
 def test_workers_share_the_gpus_of_their_host_and_no_other_role_is_restricted():
     found = environments(job(workers=4), [replace(TWO[0], gpus=("0", "2", "5")), TWO[1]])
     visible = {name: each["CUDA_VISIBLE_DEVICES"] for name, each in found.items() if "CUDA_VISIBLE_DEVICES" in each}
-    assert visible == {"worker-0": "0", "worker-2": "2,5"}
+    assert visible == {"worker-0": "0", "worker-1": "2,5"}
 
 
 def test_a_replacement_on_the_same_host_differs_from_the_lost_worker_only_in_that_it_joins():

@@ -6,7 +6,9 @@ import pytest
 
 from launch import LaunchError
 from launch.command_line.options import parse
+from launch.job.host import Host
 from launch.preflight.script import Script, of_source, read, script_of
+from launch.run.described import advice, make_job
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 WRITE = f"""
@@ -68,6 +70,20 @@ def test_servers_that_would_be_idle(launcher, source, servers, warned):
     done = launcher.run("-n", 1, "-s", servers, launcher.script(source))
     assert done.code == 0, done
     assert (IDLE in done.err) == warned, done.err
+
+
+@pytest.mark.parametrize(
+    ("workers", "torch_env", "program", "warned"),
+    [(3, "on", "train.py", "h1 2, h2 1"), (4, "on", "train.py", ""), (3, "auto", "train.py", "")]
+    + [(3, "auto", "lightning.py", "h1 2, h2 1"), (3, "off", "lightning.py", "")],
+)
+def test_lightning_cannot_use_unequal_numbers_of_workers(tmp_path, monkeypatch, workers, torch_env, program, warned):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch.distributed")
+    (tmp_path / "lightning.py").write_text("import lightning.pytorch as pl")
+    made = make_job(parse(["-n", str(workers), "-s", "0", "-H", "hosts", "--torch-env", torch_env, program], {}), "job")
+    found = advice(made, [Host("h1"), Host("h2"), Host("h3", roles=("server",))], torch_env)
+    assert [warned in each for each in found] == [True] * bool(warned)
 
 
 DMLTRAIN = ["import dmltrain", "import dmltrain.kvstore as kv", "from dmltrain import rank", "import os, dmltrain"]
