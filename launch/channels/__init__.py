@@ -19,6 +19,7 @@ from launch.agent.protocol import GREETING, HEADER, HELLO, VERSION, check_frame
 from launch.job.host import Host
 
 TOO_OLD = "too old a Python:"  # printed by a Python before 3.8, with its version
+READY = b"\0dmltrain-python\n"  # printed by the Python that waits for the agent's text
 NOISE_BYTES = 1 << 16  # a login script may print so much before the agent's greeting
 
 
@@ -40,9 +41,13 @@ class ChannelError(Exception):
 
 
 def agent_command(python: str) -> tuple[list[str], bytes]:
-    """The command that becomes the agent, and the agent's text, which it first reads from standard input."""
-    text = bundle.text()
+    """The command that becomes the agent, and the agent's text, which it first reads from standard input.
+
+    It prints READY before it reads. The text begins with an empty line, which is nothing to another program, either.
+    """
+    text = b"\n" + bundle.text()
     load = f"import os,sys;sys.version_info<(3,8)and sys.exit('{TOO_OLD} %d.%d'%sys.version_info[:2]);s=b'';"
+    load += f"os.write(1,{READY!r});"
     load += f"exec('while len(s)<{len(text)}:s+=os.read(0,{len(text)}-len(s)) or sys.exit(1)');exec(s)"
     return [python, "-I", "-S", "-X", "utf8", "-c", load, "dmltrain-agent"], text
 
@@ -86,7 +91,7 @@ def _hello(channel: Readable, silence: float) -> bytearray:
     while (start := data.find(GREETING)) < 0 or (end := data.find(b"\n", start)) < 0:
         more = channel.read(silence)
         if not more or len(data) > NOISE_BYTES:
-            output = data.decode(errors="replace").strip()[-500:]
+            output = data.replace(READY, b"").decode(errors="replace").strip()[-500:]
             raise ChannelError("the agent did not start" + (f"; the output was: {output}" if output else ""))
         data += more
     if data[start : end + 1] != HELLO:

@@ -108,7 +108,8 @@ def to_the_end(channel: Channel) -> None:
 def test_a_flood_on_standard_error_stops_nothing_and_is_bounded(connect, sshds, tmp_path):  # noqa: F811
     """A Python that floods standard error while it runs, and says its last words there."""
     flood = "head -c 5000000 /dev/zero | tr '\\0' e >&2\necho >&2\n"
-    hello = f"printf '\\0{protocol.HELLO[1:-1].decode()}\\n'\nread line\n"
+    waits, greets = (f"printf '\\0{each[1:-1].decode()}\\n'\n" for each in (channels.READY, protocol.HELLO))
+    hello = f"{waits}read line\n{greets}read line\n"
     channel = connect(
         sshds().host(python=shell_script(tmp_path / "python", f"{flood}{hello}{flood}echo the end >&2; exit 9"))
     )
@@ -202,6 +203,20 @@ def test_what_is_no_python_for_an_agent(connect, sshds, tmp_path, script, code, 
     refused(connect, host, code, said, seconds=seconds)
     Path(host.python).chmod(0o644)
     refused(connect, host, 2, "cannot be executed")
+
+
+def test_another_shell_gets_no_commands(connect, sshds, tmp_path):  # noqa: F811
+    """A start-up file has started one, which waits for commands on standard input, where the agent's text would come.
+    With more time if this machine was too busy for the login."""
+    seen = tmp_path / "seen"
+    sshd = sshds(f"ForceCommand tee -a {seen} | sh")
+    for seconds in (3.0, 30.0):
+        with pytest.raises(LaunchError) as caught:
+            connect(sshd.host(), seconds=seconds)
+        if "start-up file" in str(caught.value):
+            break
+    assert "ssh 127.0.0.1 echo hello print hello? if not, a start-up file" in str(caught.value)
+    assert not seen.read_bytes().strip(b"\n"), "an empty line is nothing to any shell"
 
 
 def test_a_login_that_is_not_allowed_or_nobody_listens_to(connect, sshds, home):  # noqa: F811

@@ -17,8 +17,8 @@ from launch import LaunchError
 from launch.agent import protocol
 from launch.agent.process import living
 from launch.agent.protocol import GREETING
-from launch.channels import NOISE_BYTES
-from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, timed_out
+from launch.channels import NOISE_BYTES, READY
+from launch.channels.ssh.greeting import NoAgent, explain, label, start_agent, timed_out
 from launch.channels.ssh.line import KEEPALIVE_PROBES, KEEPALIVE_SECONDS, Line, ProxyCommand, addresses, tcp
 from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
 from launch.job.host import Host
@@ -202,10 +202,11 @@ HOST = Host("h1", where="hosts:3")
 
 
 class Script:
-    """A channel that delivers these chunks; then it ends, or stays silent."""
+    """A channel that delivers these chunks; then it ends, or stays silent, until its input ends or for ever."""
 
-    def __init__(self, *pieces: bytes, ends: bool = True, err: tuple[str, ...] = ()):
-        self.pieces, self.ends, self.err, self.closed, self.timeouts = list(pieces), ends, list(err), False, []
+    def __init__(self, *pieces: bytes, ends: bool = True, reads: bool = False, err: tuple[str, ...] = ()):
+        self.pieces, self.ends, self.reads, self.err, self.closed = list(pieces), ends, reads, list(err), False
+        self.timeouts, self.given, self.written = [], b"", b""
 
     @property
     def exit_code(self) -> int | None:
@@ -215,7 +216,16 @@ class Script:
         self.timeouts.append(timeout)
         if not self.pieces and not self.ends:
             raise TimeoutError
-        return self.pieces.pop(0) if self.pieces else b""
+        data = self.pieces.pop(0) if self.pieces else b""
+        self.given += data
+        return data
+
+    def write(self, data: bytes) -> None:
+        assert READY in self.given, "the agent's text goes only to a Python that waits for it"
+        self.written += data
+
+    def end_input(self) -> None:
+        self.ends = self.reads
 
     def close(self) -> str:
         self.closed = True
@@ -226,32 +236,38 @@ class Script:
 
 
 def test_what_a_login_script_prints_comes_before_the_greeting():
-    for pieces in ([b"Welcome!\n" + GREETING + b"2\n"], [b"Welcome!\n", GREETING[:4], GREETING[4:] + b"2\n"]):
+    said = b"Welcome!\n" + READY + GREETING + b"2\n"
+    for pieces in ([said], [b"Welcome!\n", READY[:4], READY[4:] + GREETING[:4], GREETING[4:] + b"2\n"]):
         channel = Script(*pieces, b"more")
-        assert await_agent(channel, math.inf) == b"Welcome!\n" + GREETING + b"2\n"
-        assert not channel.closed and channel.pieces == [b"more"]
+        assert start_agent(channel, b"text", math.inf) == said
+        assert not channel.closed and channel.pieces == [b"more"] and channel.written == b"text"
 
 
 def test_a_channel_that_ends_without_an_agent_is_closed_and_says_how():
-    channel = Script(b" no \xff python\n", err=("sh: not found",))
-    with pytest.raises(NoAgent) as caught:
-        await_agent(channel, math.inf)
-    found = caught.value
-    assert (found.how, found.code, found.out, found.err) == ("exited with 3", 3, "no \ufffd python", ["sh: not found"])
+    """Also when its Python has started, and as another shell does when there are no commands for it."""
+    text = b" no \xff python\n"
+    for channel in (Script(text), Script(text + READY), Script(text, ends=False, reads=True)):
+        channel.err = ["sh: not found"]
+        with pytest.raises(NoAgent) as caught:
+            start_agent(channel, b"", 0.0 if channel.reads else math.inf)
+        found = caught.value
+        assert (found.how, found.code, found.err) == ("exited with 3", 3, ["sh: not found"])
+        assert found.out == ("" if channel.reads else "no \ufffd python")
 
 
 def test_noise_without_end_is_no_agent():
     channel = Script(*[b"y\n" * 4096] * 100, ends=False)
     with pytest.raises(NoAgent):
-        await_agent(channel, math.inf)
+        start_agent(channel, b"", math.inf)
     assert channel.closed and len(channel.pieces) == 100 - NOISE_BYTES // 8192 - 2, "a read more than is allowed"
 
 
 def test_silence_ends_at_the_deadline_with_the_channel_closed():
-    channel = Script(b"Welcome!\n", ends=False)
-    with pytest.raises(TimeoutError):
-        await_agent(channel, 0.0)
-    assert channel.closed and channel.timeouts == [0.01, 0.01], "it has passed, and a wait is never without limit"
+    for said in (b"Welcome!\n", READY):
+        channel = Script(said, ends=False)
+        with pytest.raises(TimeoutError):
+            start_agent(channel, b"", 0.0)
+        assert channel.closed and channel.timeouts[:2] == [0.01, 0.01], "a wait is never without limit"
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,10 @@ def test_a_server_that_stays_busy_and_an_ssh_that_reads_nothing_are_given_up_in_
 def connected(folder: Path, text: str, **more: object) -> SystemChannel:
     """A channel to a script that greets as an agent does, and then runs `text`."""
     _, sent = channels.agent_command("")
-    greets = f"head -c {len(sent)} > /dev/null; printf '\\0{HELLO[1:-1].decode()}\\n'"
-    return connect(HOST, "mark", ssh_that(folder, f"{greets}\n{text}", **more), SECONDS)
+    waits, greets = (f"printf '\\0{each[1:-1].decode()}\\n'" for each in (channels.READY, HELLO))
+    return connect(
+        HOST, "mark", ssh_that(folder, f"{waits}; head -c {len(sent)} > /dev/null; {greets}\n{text}", **more), SECONDS
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def connected(folder: Path, text: str, **more: object) -> SystemChannel:
 )
 def test_how_an_agent_ended_is_told_by_its_ssh(tmp_path, text, words, ended):
     channel = connected(tmp_path, f'read line; echo "got $line"; {text}')
-    data = channel.read(SECONDS)
+    data = channel.read(SECONDS).partition(channels.READY)[2]
     channel.write(b"it\n")
     while more := channel.read(SECONDS):
         data += more

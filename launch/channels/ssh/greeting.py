@@ -1,18 +1,24 @@
-"""Wait for the greeting of the agent behind an SSH channel. If there is none, explain why in one sentence."""
+"""Start the agent behind an SSH channel. If there is none, explain why in one sentence.
+
+The agent's text is sent when its Python has said that it waits for it: a start-up file of the host may have started
+another shell, which would take the text for commands.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from typing import Protocol
 
 from launch import LaunchError
 from launch.agent.protocol import GREETING
-from launch.channels import NOISE_BYTES, TOO_OLD
+from launch.channels import NOISE_BYTES, READY, TOO_OLD
 from launch.job.host import Host
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # exit codes of a shell
 PYTHON_2 = "Unknown option: -I"  # printed by Python 2 for the agent's command line
+END_SECONDS = 1.0  # for a program that waits for input to end, once there is none
 FIX = "install Python 3.8 or later there, or give its path with python=PATH in the hosts file"
 
 
@@ -24,6 +30,11 @@ class Starting(Protocol):
         """The exit code of the remote command after `close`; None if unknown."""
 
     def read(self, timeout: float) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end_input(self) -> None:
+        """What runs there finds the end of its input; if that is not known to have started, end the channel."""
 
     def close(self) -> str: ...
 
@@ -43,18 +54,33 @@ def label(host: Host) -> str:
     return f"{host.name} ({host.where})" if host.where else host.name
 
 
-def await_agent(channel: Starting, until: float) -> bytes:
-    """The data up to the agent's greeting, or a little more. NoAgent or, at `until`, TimeoutError; both close it."""
-    data = b""
-    while GREETING not in data:
-        try:
-            more = channel.read(max(0.01, until - time.monotonic()))
-        except TimeoutError:
-            channel.close()
-            raise
+def start_agent(channel: Starting, text: bytes, until: float) -> bytes:
+    """Send the agent's `text` to the Python that waits for it. Returns the data up to the agent's greeting, or a little
+    more. NoAgent or, at `until`, TimeoutError; both close the channel."""
+    try:
+        data = _await(READY, channel, until)
+    except TimeoutError:
+        channel.end_input()
+        with contextlib.suppress(TimeoutError):  # NoAgent of a shell that only waited for commands
+            _await(READY, channel, time.monotonic() + END_SECONDS)
+        channel.close()
+        raise
+    with contextlib.suppress(OSError):  # if it has ended at once, that is reported below
+        channel.write(text)
+    try:
+        return _await(GREETING, channel, until, data)
+    except TimeoutError:
+        channel.close()
+        raise
+
+
+def _await(mark: bytes, channel: Starting, until: float, data: bytes = b"") -> bytes:
+    """`data` and what follows, up to `mark` or a little more. NoAgent closes the channel, TimeoutError does not."""
+    while mark not in data:
+        more = channel.read(max(0.01, until - time.monotonic()))
         if not more or len(data) > NOISE_BYTES:
-            how = channel.close()
-            raise NoAgent(how, channel.exit_code, data.decode(errors="replace").strip(), channel.stderr_lines())
+            how, out = channel.close(), data.replace(READY, b"").decode(errors="replace").strip()
+            raise NoAgent(how, channel.exit_code, out, channel.stderr_lines())
         data += more
     return data
 

@@ -12,7 +12,7 @@ import paramiko
 from launch import LaunchError, channels
 from launch.channels.exit_text import exit_text
 from launch.channels.ssh.config import Target
-from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, timed_out
+from launch.channels.ssh.greeting import END_SECONDS, NoAgent, explain, label, start_agent, timed_out
 from launch.channels.ssh.login import Access, Deadline
 from launch.job.host import Host
 
@@ -42,15 +42,15 @@ class ParamikoChannel:
         self._ahead, self._stall = b"", stall
         self.exit_code: int | None = None
         command, text = channels.remote_command(host, mark)
-        watchdog = threading.Timer(deadline.left, transport.close)  # not every call of paramiko has a timeout
+        patience = deadline.left + END_SECONDS
+        watchdog = threading.Timer(patience, transport.close)  # not every call of paramiko has a timeout
         watchdog.start()
         try:
             self._open(command, deadline)
-            with contextlib.suppress(OSError):  # if it ended at once, the error is reported below
-                self.write(text)
-            self._ahead = await_agent(self, deadline.at)
+            self._ahead = start_agent(self, text, deadline.at)
         except NoAgent as failure:
-            raise timed_out(host, deadline.seconds) if deadline.passed else explain(failure, host) from None
+            late = deadline.passed and not self.ended
+            raise timed_out(host, deadline.seconds) if late else explain(failure, host) from None
         except TimeoutError:
             raise timed_out(host, deadline.seconds) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -84,6 +84,10 @@ class ParamikoChannel:
             raise BrokenPipeError(str(error) or "the connection is gone") from None
         finally:
             self._lock.release()
+
+    def end_input(self) -> None:
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.shutdown_write()
 
     def read(self, timeout: float) -> bytes:
         if self._ahead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import re
@@ -10,7 +11,9 @@ import select
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from pathlib import Path
 
 from launch import LaunchError, channels
 from launch.channels.process import CLOSE_SECONDS, ENDED, ProcessChannel
-from launch.channels.ssh.greeting import NoAgent, await_agent, explain, label, timed_out
+from launch.channels.ssh.greeting import NoAgent, explain, label, start_agent, timed_out
 from launch.job.host import Host
 
 SSH_FAILED = 255  # ssh's exit code for its own errors; any other is the remote command's
@@ -105,15 +108,15 @@ class SystemChannel(ProcessChannel):
     def __init__(self, host: Host, mark: str, ssh: Ssh, until: float, seconds: float):
         command, text = channels.remote_command(host, mark)
         self._ahead, self._stall = b"", ssh.stall
-        super().__init__(ssh.argv(host, until - time.monotonic(), command), b"")
+        super().__init__(ssh.argv(host, until - time.monotonic(), command), text[:1])  # which ssh reads when connected
         os.set_blocking(self._to, False)
         ssh.starting.add(self)
         if ssh.over.is_set():  # `close` was called after ssh was started and missed this one
             self.terminate()
         try:
-            self._start(text, until)
+            self._ahead = start_agent(self, text[1:], until)
         except NoAgent as failure:
-            if time.monotonic() >= until:
+            if time.monotonic() >= until and not self.ended:
                 raise _late(host, seconds, "\n".join(failure.err)) from None
             if failure.code == SSH_FAILED:
                 raise
@@ -123,15 +126,12 @@ class SystemChannel(ProcessChannel):
         finally:
             ssh.starting.discard(self)
 
-    def _start(self, text: bytes, until: float) -> None:
-        try:
-            self._send(text, max(0.0, until - time.monotonic()))  # ssh reads it after it is connected
-        except TimeoutError:
-            self.terminate()
-            until += CLOSE_SECONDS  # for ssh to end; otherwise it would seem that it had connected
-        except OSError:
-            pass  # ssh has ended and printed why
-        self._ahead = await_agent(self, until)
+    def end_input(self) -> None:
+        unread = struct.unpack("i", fcntl.ioctl(self._to, termios.FIONREAD, bytes(4)))[0] if self._to != ENDED else 0
+        if unread:
+            self.terminate()  # it has not connected; otherwise it would seem that it had
+        else:
+            self._end_input()
 
     @property
     def exit_code(self) -> int | None:
