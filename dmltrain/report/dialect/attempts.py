@@ -122,16 +122,21 @@ def _gone_on(before: Start, start: Start) -> Start:
     snapshots = {epoch: values for epoch, values in old.snapshots.items() if epoch < start.first}
     elapsed = {epoch: seconds for epoch, seconds in old.elapsed.items() if epoch < start.first}
     until = max(elapsed.values(), default=0.0)
-    unit = "iteration" if old.first is None else "epoch"
-    note = (
-        f"{unit} {start.first} comes again, as after a restart: from there on the last start is shown, and what the "
-        "one before had is left out"
-    )
+    left_out = len(kept) < len(old.epochs) or len(snapshots) < len(old.snapshots)
+    note = again("iteration" if old.first is None else "epoch", start.first)
     found = replace(
         old,
         epochs=kept | new.epochs,
         snapshots=snapshots | new.snapshots,
         elapsed=elapsed | {epoch: round(until + seconds, 6) for epoch, seconds in new.elapsed.items()},
-        notes=tuple(dict.fromkeys((*old.notes, *new.notes, note))),
+        notes=tuple(dict.fromkeys((*old.notes, *new.notes, *([note] if left_out else [])))),
     )
     return replace(before, found=found)
+
+
+def again(unit: str, first: int) -> str:
+    """The note on a start that goes on from an epoch or iteration that the log has already."""
+    return (
+        f"{unit} {first} comes again, as after a restart: from there on the last start is shown, and what the one "
+        "before had is left out"
+    )

@@ -7,18 +7,19 @@
 
 The training values of a row are the last ones displayed before the test. Only the first test net (#0) is read. Without
 a test a row is a displayed iteration. Caffe of early 2014 writes `Testing net` and `Test score #0: 0.1` without names.
-Iterations that begin again are another start; see `attempts`.
+Another start is where `Solving NET` stands, or iterations begin again; see `attempts`.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
+from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
 from dmltrain import record
-from dmltrain.report.block import Block
+from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.run import Found, Values
 from dmltrain.report.stamp import Clock
@@ -28,7 +29,7 @@ SAID = rb"solver\.cpp:\d{1,6}\] {0,20}(?:\[[^\]\r\n]{0,20}\] {0,20})?"  # before
 NAME = rb"[^\r\n=]{1,200}"  # any text up to the value; greedy, which is faster, because ` = ` follows
 _EVENT = re.compile(  # begins with a literal, for which re searches many times faster than for an alternative
     SAID
-    + rb"(?:Iteration (\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
+    + rb"(?:(?P<solving>Solving[ (])|Iteration (?P<iteration>\d{1,9})(?: \([^)\r\n]{0,80}\))?, "
     + rb"(?:(?P<test>Testing net)(?: \(#(?P<net>\d{1,4})\))?|loss = (?P<loss>"
     + record.VALUE
     + rb")"
@@ -54,6 +55,8 @@ class Caffe:
     def __init__(self) -> None:
         self._parts: list[_Part] = []
         self._at = -1  # iteration
+        self._solving = False  # whether the next iteration is of another start
+        self._cut: dict[str, None] = {}  # names of values that may be truncated
         self._clock = Clock()
 
     def feed(self, block: Block) -> bool:
@@ -65,16 +68,22 @@ class Caffe:
                 break
             if block.whole or event.end() < len(block.data):  # a number at the very end may be truncated
                 self._take(block, event)
+            elif event["value"] or event["loss"]:
+                self._cut[(event["name"] or b"score" if event["value"] else b"loss").decode("utf-8", "replace")] = None
         return any(part.tests or part.shown for part in self._parts)
 
     def found(self) -> list[Found]:
         tested = any(values for part in self._parts for values in part.tests.values())
-        return attempts.runs([part.start(tested).settled(self._clock) for part in self._parts], named=True)
+        notes = tuple(map(TRUNCATED.format, self._cut))
+        found = attempts.runs([part.start(tested).settled(self._clock) for part in self._parts], named=True)
+        return [*found[:-1], *(replace(one, notes=(*one.notes, *notes)) for one in found[-1:])]
 
     def _take(self, block: Block, event: re.Match[bytes]) -> None:
-        if event[1]:
-            iteration = int(event[1])
-            if not self._parts or iteration < self._at:
+        self._solving |= bool(event["solving"])
+        if event["iteration"]:
+            iteration = int(event["iteration"])
+            if not self._parts or self._solving or iteration < self._at:
+                self._solving = False
                 self._parts.append(_Part(iteration, self._clock.seconds(block.data, event.start())))
             self._at = iteration
         if not self._parts:
@@ -84,7 +93,7 @@ class Caffe:
             part.output(event["split"], event["name"], event["score"], record.number(event["value"]))
         elif event["test"]:
             part.begin_test(self._at, int(event["net"] or 0), self._clock.seconds(block.data, event.start()))
-        else:
+        elif event["loss"]:
             seconds = None if part.tested else self._clock.seconds(block.data, event.start())
             part.show(self._at, record.number(event["loss"]), seconds)
 

@@ -16,6 +16,7 @@ workers, a table for the training net and one for each test net, if the solver h
 
 A row is a test of the first test net (#0), or a displayed iteration where there is no test. Its training values are the
 last ones at or before its iteration. The times printed are seconds since the start; `seconds` is since the row before.
+A second start in a log is told from the first as in Caffe's.
 The sources are src/caffe/solver.cpp (Solve, Test, PrintOutputBlobs) of github.com/sailing-pmls/pmls-caffe.
 """
 
@@ -24,10 +25,13 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
+from codecs import BOM_UTF8
+from dataclasses import replace
 from typing import ClassVar
 
 from dmltrain import record
-from dmltrain.report.block import Block
+from dmltrain.report.block import TRUNCATED, Block
+from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.caffe import MARK, NAME, SAID
 from dmltrain.report.dialect.rows import as_number
 from dmltrain.report.run import Found, Values
@@ -36,24 +40,23 @@ Numbers = dict[str, float]
 
 _MODEL = rb"(?:model version: -?\d{1,12}, )?"  # of later versions
 _LOSS = _MODEL + rb"loss(?::| =) "
-_NUMBER = rb"(" + record.VALUE + rb")"
 _EVENT = re.compile(
     SAID
-    + rb"(?:Iteration (\d{1,9}), (?:"
+    + rb"(?:(?P<solving>Solving[ (])|Iteration (?P<iteration>\d{1,9}), (?:"
     + _MODEL
-    + rb"Testing net \(#(\d{1,4})\)|"
+    + rb"Testing net \(#(?P<net>\d{1,4})\)|"
     + _LOSS
-    + _NUMBER
-    + rb", time: "
-    + _NUMBER
+    + rb"(?P<loss>"
+    + record.VALUE
+    + rb"), time: (?P<time>"
+    + record.VALUE
+    + rb")"
     + record.END
-    + rb")|Test loss: "
-    + _NUMBER
-    + record.END
-    + rb"|(Test|Train) net output #\d{1,4}: ("
+    + rb")|(?:Test loss: |(?P<split>Test|Train) net output #\d{1,4}: (?P<name>"
     + NAME
-    + rb") = "
-    + _NUMBER
+    + rb") = )(?P<value>"
+    + record.VALUE
+    + rb")"
     + record.END
     + rb")"
 )
@@ -86,28 +89,30 @@ class PMLS:
 
     def feed(self, block: Block) -> bool:
         if self._reader is None and block.data.strip():
-            self._reader = _Tables() if block.data.lstrip().startswith(_HEADER) else _Log()
+            self._reader = _Tables() if block.data.removeprefix(BOM_UTF8).lstrip().startswith(_HEADER) else _Log()
         return self._reader.feed(block) if self._reader else False
 
     def found(self) -> list[Found]:
-        tests, train = self._reader.rows() if self._reader else ({}, {})
-        rows = tests or dict.fromkeys(train, {})
-        if not rows:
-            return []
-        iterations = sorted(train)
-        before = {row: iterations[: bisect_right(iterations, row)][-1:] for row in rows}
-        merged = {row: {**(train[before[row][0]] if before[row] else {}), **rows[row]} for row in sorted(rows)}
-        elapsed = {row: values.pop("elapsed") for row, values in merged.items() if "elapsed" in values}
-        return [Found(_with_seconds(merged, elapsed), first=None, elapsed=elapsed)]
+        return self._reader.found() if self._reader else []
+
+
+def _rows(tests: dict[int, Numbers], train: dict[int, Numbers]) -> Found:
+    """The tests, or what was displayed if there are none."""
+    rows = tests or dict.fromkeys(train, {})
+    iterations = sorted(train)
+    before = {row: iterations[: bisect_right(iterations, row)][-1:] for row in rows}
+    merged = {row: {**(train[before[row][0]] if before[row] else {}), **rows[row]} for row in sorted(rows)}
+    elapsed = {row: values.pop("elapsed") for row, values in merged.items() if "elapsed" in values}
+    return Found(_with_seconds(merged, elapsed), first=None, elapsed=elapsed)
 
 
 class _Log:
     def __init__(self) -> None:
         self._known: bool | None = None  # whether the log is PMLS-Caffe's; False: Caffe's
-        self._tests: dict[int, Numbers] = {}
-        self._train: dict[int, Numbers] = {}  # of each test; of each displayed iteration while there is no test
-        self._test: Numbers = {}
-        self._displayed: Numbers = {}
+        self._parts: list[_Part] = []
+        self._at = -1  # iteration
+        self._solving = False  # whether the next iteration is of another start
+        self._cut: dict[str, None] = {}  # names of values that may be truncated
 
     def feed(self, block: Block) -> bool:
         if self._known is False or not block.holds(MARK):
@@ -119,46 +124,76 @@ class _Log:
             if event.start() >= block.limit:
                 break
             if block.whole or event.end() < len(block.data):  # a number at the very end may be truncated
-                self._take(*event.groups())
+                self._take(event)
+            elif event["value"] or event["time"]:
+                name = event["name"] or (b"Test loss" if event["value"] else b"time")
+                self._cut[name.decode("utf-8", "replace")] = None
         return bool(self._known)
 
-    def rows(self) -> tuple[dict[int, Numbers], dict[int, Numbers]]:
-        tests = {iteration: values for iteration, values in self._tests.items() if values}
-        return (tests, self._train) if self._known else ({}, {})
+    def found(self) -> list[Found]:
+        if not self._known:
+            return []
+        tested = any(values for part in self._parts for values in part.tests.values())
+        found = attempts.runs([part.start(tested) for part in self._parts], named=True)
+        notes = tuple(map(TRUNCATED.format, self._cut))
+        return [*found[:-1], *(replace(one, notes=(*one.notes, *notes)) for one in found[-1:])]
 
-    def _take(
-        self,
-        iteration: bytes | None,
-        net: bytes | None,
-        loss: bytes | None,
-        time: bytes | None,
-        test_loss: bytes | None,
-        split: bytes | None,
-        name: bytes | None,
-        value: bytes | None,
-    ) -> None:
-        if iteration and loss and time:
-            self._display(int(iteration), {"train_loss": record.number(loss), "elapsed": record.number(time)})
-        elif iteration and net:
-            self._begin_test(int(iteration), int(net))
-        elif test_loss:
-            self._test["validation_loss"] = record.number(test_loss)
-        elif split == b"Test" and name and value:
-            self._test[record.key(name.decode("utf-8", "replace"), "validation")] = record.number(value)
-        elif name and value and name != b"loss":
-            self._displayed[record.key(name.decode("utf-8", "replace"), "train")] = record.number(value)
+    def _take(self, event: re.Match[bytes]) -> None:
+        self._solving |= bool(event["solving"])
+        if event["iteration"]:
+            iteration = int(event["iteration"])
+            if not self._parts or self._solving or iteration < self._at:
+                self._solving = False
+                self._parts.append(_Part(iteration))
+            self._at = iteration
+        if not self._parts:
+            return
+        part = self._parts[-1]
+        if event["loss"]:
+            values = {"train_loss": record.number(event["loss"]), "elapsed": record.number(event["time"])}
+            part.display(self._at, values)
+        elif event["net"]:
+            part.begin_test(self._at, int(event["net"]))
+        elif event["value"]:
+            part.output(event["split"] or b"", event["name"] or b"", record.number(event["value"]))
 
-    def _display(self, iteration: int, values: Numbers) -> None:
+
+class _Part:
+    """What a log has from one start to the next."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self.tests: dict[int, Numbers] = {}
+        self._train: dict[int, Numbers] = {}  # of each test; of each displayed iteration while there is no test
+        self._test: Numbers = {}
+        self._displayed: Numbers = {}
+
+    def start(self, tested: bool) -> attempts.Start:
+        """tested: the log has tests, so that other iterations are no rows."""
+        tests = {iteration: values for iteration, values in self.tests.items() if values}
+        found = _rows(tests, self._train) if tests or not tested else Found(first=None)
+        return attempts.Start(self._first, found, 0.0, spoken=False)
+
+    def output(self, split: bytes, name: bytes, value: float) -> None:
+        """Without a name it is the test's loss."""
+        if not name:
+            self._test["validation_loss"] = value
+        elif split == b"Test":
+            self._test[record.key(name.decode("utf-8", "replace"), "validation")] = value
+        elif name != b"loss":
+            self._displayed[record.key(name.decode("utf-8", "replace"), "train")] = value
+
+    def display(self, iteration: int, values: Numbers) -> None:
         self._displayed = values
-        if not self._tests or iteration in self._tests:
+        if not self.tests or iteration in self.tests:
             self._train[iteration] = values
 
-    def _begin_test(self, iteration: int, net: int) -> None:
+    def begin_test(self, iteration: int, net: int) -> None:
         self._test = {}
         if net == 0:
-            if not self._tests:
+            if not self.tests:
                 self._train.clear()
-            self._tests[iteration] = self._test
+            self.tests[iteration] = self._test
             self._train[iteration] = self._displayed
 
 
@@ -175,7 +210,7 @@ class _Tables:
             cells = line.split(b",")
             if line.endswith(b",") or not (block.whole or place + 1 < len(lines)):
                 cells.pop()  # nothing, or what may be truncated
-            if line.startswith(_HEADER):
+            if line.removeprefix(BOM_UTF8).startswith(_HEADER):
                 names = [name.decode("utf-8", "replace") for name in cells[_FIXED : _FIXED + _MOST_OUTPUTS]]
                 self._names.append(names)
                 self._tables.append({})
@@ -185,9 +220,13 @@ class _Tables:
                     self._tables[-1][int(iteration)] = numbers
         return True
 
-    def rows(self) -> tuple[dict[int, Numbers], dict[int, Numbers]]:
+    def found(self) -> list[Found]:
+        found = _rows(*self._rows())
+        return [found] if found.epochs else []
+
+    def _rows(self) -> tuple[dict[int, Numbers], dict[int, Numbers]]:
         tables = [(names, table) for names, table in zip(self._names, self._tables, strict=True) if table]
-        if len(tables) == 1 and not any(row[1] for row in tables[0][1].values()):
+        if tables and not any(row[1] for row in tables[0][1].values()):
             return self._numbers(*tables[0], "validation"), {}  # a training net has a loss
         train = self._numbers(*tables[0], "train") if tables else {}
         return (self._numbers(*tables[1], "validation") if len(tables) > 1 else {}), train
@@ -205,12 +244,13 @@ class _Tables:
 
 
 def _with_seconds(rows: dict[int, Numbers], elapsed: dict[int, float]) -> dict[int, Values]:
-    """The rows with `seconds`: since the row before, or since the start of the program where its clock began again."""
+    """The rows with `seconds`: since the row before, or since the start of the program where its clock began again. A
+    row without a time of its own has none."""
     epochs: dict[int, Values] = {}
     before = 0.0
     for iteration, row in rows.items():
         now = elapsed.get(iteration)
-        seconds = {} if now is None else {"seconds": round(now - before, 6) if now >= before else now}
+        seconds = {} if now in (None, before) else {"seconds": round(now - before, 6) if now > before else now}
         before = before if now is None else now
         epochs[iteration] = {key: array("d", (number,)) for key, number in {**row, **seconds}.items()}
     return epochs

@@ -1,0 +1,56 @@
+"""metrics.csv of PyTorch Lightning's CSVLogger: rows of steps and of epochs, and of what follows the fit."""
+
+from random import Random
+
+from tests.report.truth.csv_logger import number
+from tests.report.truth.known import Print, Program, Values
+
+NAMES = {"loss": "loss", "acc": "accuracy", "MulticlassAccuracy": "multiclassaccuracy", "f1": "f1"}
+
+
+def program(random: Random) -> Program:
+    names = random.sample(list(NAMES), random.randint(1, 2))
+    form = random.choice(("train_{}", "train/{}"))
+    kind = random.choice(("both", "epoch", "step"))  # on_step, on_epoch of self.log
+    rates, validates = random.random() < 0.3, random.random() < 0.8
+    after = random.choice(("", "", "test", "validate"))
+    steps = random.choice((3, 391))
+    kinds = {"both": ("_step", "_epoch"), "epoch": ("",), "step": ("",)}[kind]
+    keys = {form.format(name) + end: f"train_{NAMES[name]}" for name in names for end in kinds}
+    keys |= {form.format(name).replace("train", "val"): f"validation_{NAMES[name]}" for name in names if validates}
+    keys |= {form.format(name).replace("train", "test"): f"test_{NAMES[name]}" for name in names if after == "test"}
+    keys |= {"lr-SGD": "learning_rate"} if rates else {}
+    header = random.choice((sorted([*keys, "epoch", "step"]), [*keys, "epoch", "step"], ["epoch", "step", *keys]))
+    state = {"step": 0}
+
+    def line(columns: list[str], epoch: int | None, step: int, counts: bool) -> Print:
+        cells = {"epoch": "" if epoch is None else str(epoch), "step": str(step)}
+        values: Values = {}
+        for name in columns:
+            cells[name], value = number(random)
+            values |= {keys[name]: value} if counts else {}
+        return Print(
+            ",".join(cells.get(name, "") for name in header), values | ({"step": float(step)} if counts else {})
+        )
+
+    def of(split: str, end: str = "") -> list[str]:
+        return [name for name in keys if name.startswith(split) and name.endswith(end)]
+
+    def epoch(number_: int) -> list[Print]:
+        start = number_ * steps
+        prints = [line(["lr-SGD"], None, start, True)] if rates else []
+        if kind != "epoch":
+            prints += [line(of("train", kinds[0]), number_, start + done, kind == "step") for done in (0, steps - 1)]
+        if validates:
+            prints.append(line(of("val"), number_, start + steps - 1, True))
+        if kind != "step":
+            prints.append(line(of("train", kinds[-1]), number_, start + steps - 1, True))
+        state["step"] = start + steps
+        return prints
+
+    def finish(rows: dict[int, Values]) -> dict[int, Values]:
+        return {each: values | {"step": float((each + 1) * steps - 1)} for each, values in rows.items()}
+
+    del finish
+    closing = []
+    return Program(epoch, [",".join(header)], closing, is_text=False, name="metrics.csv", again=[",".join(header)])
