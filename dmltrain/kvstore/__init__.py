@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dmltrain import env
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost, UserError, exit_now
-from dmltrain.kvstore import types
+from dmltrain.kvstore import spawned, types
 from dmltrain.kvstore.base import READ, Handle, KVStore
 from dmltrain.kvstore.types import TYPES
 
@@ -74,6 +74,7 @@ def _connect(kind: str, bound: float, environment: Environment, backend: Backend
             f"kvstore {kind} needs at least one server, this job has none (-s 0): "
             "start it with -s 1 or more, or use kvstore local (--kv-store local)"
         )
+    spawned.check(environment)
     from dmltrain.kvstore.worker.store import DistKVStore
 
     if DistKVStore.present:
@@ -96,7 +97,9 @@ def _backend(name: str) -> Backend:
 
 
 def serve_and_exit(environment: Environment, backend: str = "torch") -> NoReturn:
-    """`serve`, then end the process: 0, or 75 with the reason on standard error when the job was lost."""
+    """`serve`, then end the process: 0, or 75 with the reason on standard error when the job was lost. UserError in a
+    process that has the place of the one that has started it."""
+    spawned.check(environment)
     try:
         reason, code = serve(environment, backend), JobLost.exit_code
     except JobLost as error:

@@ -242,6 +242,13 @@ def training(start_forked):
     return training_job(start_forked, workers=1)
 
 
+def test_a_second_process_of_a_worker_is_told_what_may_have_made_it(training):
+    training.processes["second"] = training.start("worker-0", "second")
+    training.wait_for_line("second", "worker 0 is already registered")
+    assert training.processes["second"].wait(SECONDS) == LOST
+    assert "if the program uses torch.multiprocessing.spawn: call the function itself" in training.output("second")
+
+
 def expect_the_end(job, victim):
     """All others end with the code of a lost job, and name it. Returns after how many seconds."""
     since = time.monotonic()

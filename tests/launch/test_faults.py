@@ -225,6 +225,31 @@ def test_a_daemon_is_found_by_its_mark_when_the_agent_is_killed(launcher):
     assert not sleepers(seconds)
 
 
+SPAWNS = """
+import multiprocessing, os, sys
+from dmltrain import kvstore
+def train():
+    kvstore.create("dist_sync")
+if __name__ == "__main__":
+    if os.environ["DMLC_ROLE"] not in sys.argv[1:]:
+        train()
+    train_in_a_child = multiprocessing.get_context("spawn").Process(target=train)
+    train_in_a_child.start()
+    train_in_a_child.join()
+    sys.exit(train_in_a_child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("roles", [["worker"], ["scheduler", "server", "worker"]], ids=" ".join)
+def test_children_that_would_have_their_parents_place_are_told_so(launcher, roles):
+    """They would register as the same process; torch.multiprocessing.spawn starts such."""
+    result = launcher.run("-n", 1, "-s", 1, launcher.script(SPAWNS), *roles)
+    assert result.code == 1, result
+    (last,) = (line for line in result.err.splitlines() if "UserError" in line)
+    assert any(f"{role} 0 of the job is there already: this process (SpawnProcess-1)" in last for role in roles)
+    assert "torch.multiprocessing.spawn: call the function itself" in last
+
+
 def test_a_job_within_a_job_ends_with_it(launcher):
     inner = f"{launcher.folder}/inner"
     program = ["python3", "-m", "launch.cli", "-n", "2", "-s", "0", "--log-dir", inner, "sleep", f"{os.getpid()}.14"]

@@ -17,6 +17,7 @@ from typing import Any
 
 from dmltrain.env import Environment
 from dmltrain.errors import JobLost
+from dmltrain.kvstore import spawned
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.following import Following, Standing
 from dmltrain.kvstore.transport import host
@@ -321,7 +322,8 @@ class Control:
                 self._changed.notify_all()
 
     def _refused(self, message: Refuse) -> None:
-        self.fail(f"{self._scheduler} refused this process: {message.reason}")
+        again = f"; {spawned.hint()}" if "is already registered" in message.reason else ""
+        self.fail(f"{self._scheduler} refused this process: {message.reason}{again}")
 
     def _aborted(self, message: Abort) -> None:
         self.over.set()
