@@ -47,7 +47,7 @@ MAY_IMPORT = {  # room of dmltrain -> rooms it may import; what is not listed ma
 
 LEVELS = {  # folder -> its modules and folders from the bottom up: each imports itself and what stands before it
     "dmltrain/kvstore": (
-        "local_steps waiting state_file log scratch step view",
+        "local_steps waiting state_file log scratch spawned step view",
         *("types", "kind", "base", "codec", "rules", "transport", "scheduler", "server", "worker", "local", "__init__"),
     ),
     "launch": (  # its __init__, which has LaunchError alone, is below all
