@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TypedDict
 
-from launch.agent.process import Process, members
+from launch.agent.process import ENVIRONMENT_BYTES, Process, members
 
 NO_ROOT = -1  # no process has this pid: the job's processes are found by their mark alone
-MOST_DIGITS = 9  # of a rank
+MOST_DIGITS, ROLE_BYTES = 9, 32  # of a rank and of a role, which can be any text
 ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so that no secret is cut in two
 ALL_BYTES = 1 << 19  # of all commands together, so that they fit into a message
 
@@ -77,7 +77,7 @@ def _command(pid: int, most: int) -> list[str]:
     """The arguments of a process, at most so many bytes; [] if it has none or has just exited."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            arguments = file.read().split(b"\0")[:-1]
+            arguments = file.read(ENVIRONMENT_BYTES).split(b"\0")[:-1]
     except OSError:
         return []
     words: list[str] = []
@@ -94,7 +94,7 @@ def _environment(pid: int) -> dict[bytes, bytes]:
     """The environment at the start of the process; {} if it is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+            pairs = (entry.partition(b"=") for entry in file.read(ENVIRONMENT_BYTES).split(b"\0"))
             return {name: value for name, _, value in pairs}
     except OSError:
         return {}
@@ -104,7 +104,7 @@ def _identity(environment: dict[bytes, bytes], mark: str) -> Identity | None:
     """Role and rank according to the environment; None if it has neither."""
     if environment.get(b"DMLTRAIN_JOB") == os.fsencode(mark) and b"DMLC_ROLE" in environment:
         rank = environment.get(b"DMLC_TASK_ID", b"")
-        role = environment[b"DMLC_ROLE"].decode("utf-8", "replace")
+        role = environment[b"DMLC_ROLE"][:ROLE_BYTES].decode("utf-8", "replace")
         return {"role": role, "rank": int(rank) if rank.isdigit() and len(rank) <= MOST_DIGITS else None}
     return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == os.fsencode(mark) else None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+ENVIRONMENT_BYTES = 8 << 20  # the kernel starts a process with less; what it makes of them later has no limit
 
 
 class Process(NamedTuple):
@@ -52,7 +53,7 @@ def has_mark(pid: int, marks: tuple[bytes, ...]) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return os.fstat(file.fileno()).st_uid == os.geteuid() and any(
-                entry in marks for entry in file.read().split(b"\0")
+                entry in marks for entry in file.read(ENVIRONMENT_BYTES).split(b"\0")
             )
     except OSError:  # it is gone, or belongs to another user
         return False

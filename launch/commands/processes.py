@@ -89,7 +89,7 @@ def _order(row: Row) -> tuple[int, int, int]:
 def _cells(host: str, row: Row, secrets: Collection[str]) -> tuple[str, ...]:
     return (
         host,
-        row["role"] or "-",
+        printable(row["role"]) or "-",
         "-" if row["rank"] is None else str(row["rank"]),
         str(row["pid"]),
         STATES.get(state := str(row["state"]), state),

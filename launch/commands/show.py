@@ -8,6 +8,7 @@ the files have the bytes. Constant memory. Only reads the logs, and does not tou
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import heapq
 import os
@@ -30,18 +31,18 @@ PATIENCE_SECONDS = 20.0  # without new lines after the launcher's death; its age
 STAMP = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d{3})?")
 
 
+NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)  # of a socket, of a device without a driver, of links in a circle
+
+
 class NoLog(Exception):
-    """What has the name of a log is no regular file."""
+    """What has the name of a log cannot be shown; says why."""
 
 
 class Log:
     """One file, line by line. `advance` sets `line` (without its newline) and `key` (its sort key among all lines)."""
 
     def __init__(self, path: Path, restart: int, number: int, prefix: bytes):
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):  # a pipe would keep the reader waiting
-            os.close(self._descriptor)
-            raise NoLog
+        self._descriptor = _opened(path)
         self._lines: Iterator[bytes] = iter(())
         self._rest = self._stamp = self.line = b""
         self._restart, self._number = restart, number
@@ -71,6 +72,22 @@ class Log:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def _opened(path: Path) -> int:
+    """The descriptor of a regular file. A pipe would keep the reader waiting."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise NoLog(str(error.strerror)) from None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise NoLog("it is no regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NoLog("it is no regular file")
+    return descriptor
 
 
 class Printer:
@@ -129,9 +146,9 @@ class Reader:
                 self._logs[path] = Log(path, restart, len(self._logs), prefix)
             except FileNotFoundError:  # a new job has just moved it to previous-N
                 continue
-            except NoLog:
+            except NoLog as error:
                 self._left_out.add(path)
-                printer.line(prefix, b"(left out: it is no regular file)")
+                printer.line(prefix, f"(left out: {error})".encode())
 
     def close(self) -> None:
         for log in self._logs.values():

@@ -462,13 +462,17 @@ def test_an_odd_line_is_a_line_like_others_and_read_in_no_time(line):
     assert progress.read(b"Epoch[3] Batch [20]\t%s" % SPEED, 1.0) and progress.epoch == 3
 
 
-def test_what_is_no_regular_file_is_left_out_and_said(tmp_path):
+def test_what_is_no_regular_file_is_left_out_and_said(tmp_path, monkeypatch):
     (tmp_path / "worker-0.log").write_text("one\n")
     os.mkfifo(tmp_path / "worker-1.log")
     (tmp_path / "worker-2.log").symlink_to("/dev/zero")
-    text = shown(tmp_path)
+    (tmp_path / "worker-3.log").symlink_to("worker-3.log")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind("worker-4.log")  # a long path would not do
+        text = shown(tmp_path)
     assert b"[worker-0] one\n" in text
-    assert text.count(b"(left out: it is no regular file)\n") == 2 and b"[worker-2] (left out" in text
+    assert text.count(b"(left out: it is no regular file)\n") == 4 and b"[worker-2] (left out" in text
 
 
 def test_a_line_of_the_launcher_is_written_in_one_piece():
