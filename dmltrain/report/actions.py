@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dmltrain import record
 from dmltrain.errors import UserError
-from dmltrain.report import compare_text, panels, plot, reading, summary_text
+from dmltrain.report import asked, compare_text, panels, plot, reading, summary_text
 from dmltrain.report.command_line import width
 from dmltrain.report.compare import compare
 from dmltrain.report.compare_text import Compared
@@ -37,7 +36,9 @@ def epochs(given: argparse.Namespace) -> Outcome:
     text, notes = _shown(tables, given)
     if given.plot:
         faults = faults + _plotted(runs, given)
-    notes += [note for run in runs for note in run.notes] + _unknown_metrics(tables, given.metric_names)
+    notes += [note for run in runs for note in run.notes]
+    if given.format != "json":  # which has all metrics
+        notes += asked.notes(tables, given.metric_names)
     return Outcome(text, notes, faults + unplaced)
 
 
@@ -74,15 +75,6 @@ def _plotted(runs: Sequence[Run], given: argparse.Namespace) -> list[str]:
     except UserError as error:
         return [str(error)]
     return []
-
-
-def _unknown_metrics(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
-    """Notes on names that no run has, which are probably typing errors. Without a GPU a log has a part of `usage`."""
-    keys = {key for one in tables for key in one.keys}
-    names = [name for name in names if name not in record.USAGE_KEYS or not keys & {*record.USAGE_KEYS}]
-    known = sorted({key.partition("_")[2] for key in keys if key.startswith(("train_", "validation_"))})
-    unknown = [name for name in names if not {key := record.metric(name), f"train_{key}", f"validation_{key}"} & keys]
-    return [f"no log has a metric {name}; they have {', '.join(known)}" for name in unknown if known]
 
 
 def summaries(given: argparse.Namespace) -> Outcome:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dmltrain.errors import UserError
+from dmltrain.report import asked
 from dmltrain.report.actions import Outcome
 from dmltrain.report.live_job import LiveJob
 from dmltrain.report.run import Found, Run, merge
@@ -153,7 +154,8 @@ def follow(
     if state is None or not state.run.epochs:
         return Outcome(faults=[f"{path}: the job has ended without an epoch"])
     lost = [] if follower.job.ended else [f"{path}: the job has lost its launcher, so its last epochs may be missing"]
-    return Outcome(notes=list(state.run.notes), faults=lost)
+    said = asked.notes([table(state.run, given.aggregate)], given.metric_names)
+    return Outcome(notes=[*state.run.notes, *said], faults=lost)
 
 
 def _states(follower: Follower, clock: Callable[[], float], sleep: Callable[[float], None]) -> Iterator[State]:

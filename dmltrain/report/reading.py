@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from dmltrain.errors import UserError
-from dmltrain.report.block import Block, blocks
-from dmltrain.report.dialect import programs, resembling
+from dmltrain.report.block import blocks
 from dmltrain.report.head import Head
 from dmltrain.report.run import Found, Run, merge
+from dmltrain.report.unread import EXPECTED, Unread
 from dmltrain.report.workers import Workers
 
 _CELLS = "cells"  # of an experiment: each is the folder of a run
 _TABLES = (".csv", ".netoutputs")
-_SHAPES = f"`Epoch[k] Train-accuracy=...`, or an epoch as written by {programs('or')}"
+_MOST_EXPLAINED = 3  # logs of a folder that have no epoch
 
 
 def read(path: str) -> list[Run]:
@@ -70,16 +70,17 @@ def survey(stream: BinaryIO) -> Survey:
     """Read a log to its end. Passes on the stream's OSError."""
     workers = Workers()
     head = Head()
-    first: Block | None = None
+    unread, understood = Unread(), False
     with _no_collection():
         for block in blocks(stream):
-            first = first or block
             head.feed(block)
-            workers.feed(block)
+            if not understood:
+                unread.feed(block)
+            understood = workers.feed(block) or understood
         found, dialect = workers.found()
     if found:
         return Survey(found, "", head.lines(), dialect)
-    return Survey([], _nothing(first), head.lines())
+    return Survey([], unread.explanation(), head.lines())
 
 
 def scan(stream: BinaryIO) -> tuple[list[Found], str]:
@@ -97,21 +98,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _nothing(first: Block | None) -> str:
-    if first is None:
-        return "the file is empty: expected a training log; has the training started?"
-    if first.data.startswith(b"\x1f\x8b"):
-        return "compressed with gzip: unpack it first (gunzip -c FILE | dmltrain-parse -)"
-    kind = "a binary file, not a log" if b"\0" in first.data[:4096] else "no epoch in it"
-    program, lines = resembling(first.data)
-    looks = (
-        f"; it looks like a log of {program}, but no value of an epoch is in its lines {', '.join(map(str, lines))}"
-        if program and kind.startswith("no")
-        else ""
-    )
-    return f"{kind}{looks}: expected lines such as {_SHAPES}"
 
 
 def _unreadable(path: str, error: OSError | ValueError) -> str:
@@ -162,6 +148,7 @@ def _folder_runs(path: str) -> list[Run]:
     own = [(log, survey) for log, survey in files if survey.found]
     if not own and not faults:
         faults.append(_no_logs(path, names, [os.path.basename(log) for log, _ in files]))
+        faults += [f"{log}: {survey.fault}" for log, survey in files if "looks like" in survey.fault][:_MOST_EXPLAINED]
     counts = {len(survey.found) for _, survey in own}
     notes = _unlike(path, [os.path.basename(log) for log, _ in own if log.endswith(".log")])
     if len({survey.dialect for _, survey in own}) > 1 or len(counts) > 1 or (notes and counts != {1} and own):
@@ -220,7 +207,7 @@ def _no_logs(path: str, names: list[str], without: list[str]) -> str:
     if runs:
         return f"{path}: a folder of several runs: name one or more of {_some(runs)}; --summary has a row for each"
     if without:
-        return f"{path}: no epoch in any of its logs ({_some(without)}): expected lines such as {_SHAPES}"
+        return f"{path}: no epoch in any of its logs ({_some(without)}): {EXPECTED}"
     return f"{path}: no *.log file in this folder: expected the folder of one run, such as logs/JOB"
 
 

@@ -1,34 +1,56 @@
 """The lines of a log by the worker that wrote them, where a launcher has marked each line.
 
-    [1,0]<stdout>:Epoch 1/2          mpirun, horovodrun
-    rank0: Epoch 1/2                 also [rank0]: and [default0]: of torchrun
+    [1,0]<stdout>:Epoch 1/2          mpirun, horovodrun; Open MPI 5 also with the job's and the host's name
+    [0] Epoch 1/2                    mpiexec -prepend-rank; [worker-0] of dmltrain launch
+    0: Epoch 1/2                     srun -l
+    rank0: Epoch 1/2                 also node01: of pdsh, [rank0]: and [default0]: of torchrun
     trainer-0  | Epoch 1/2           docker compose
     [pod/job-worker-0/main] Epoch    kubectl logs --prefix; with --timestamps also job-worker-0 2026-11-20T12:00:00Z
+    job-worker-0 main Epoch 1/2      stern
+    Rank[0] Epoch 1/2                also Node[0] and Worker[0]
 
-Each worker's lines are read as a log of its own, without the mark. A line without a mark belongs to the worker of the
-line before. Where `Node[0]` or `Rank[0]` is a part of the line, the dialect sees to it.
+Other lines can look like these, such as R's `[3] Train-accuracy=0.5`, or warnings that begin with [rank0]: in a log of
+one process. So the whole log decides: it is read as it is and, where most lines of a block have one kind of mark, also
+worker by worker without the marks. The latter counts if nearly all lines from the first to the last mark have one, and
+several workers have runs with epochs in common, or the log has no run as it is. A line without a mark belongs to the
+worker of the line before.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dmltrain.report.block import Block
 from dmltrain.report.dialect import DIALECTS, Dialect
 from dmltrain.report.run import Found
 
-_MARK = re.compile(
-    rb"(?<![^\r\n])(?:"
-    rb"\[(?:[^\[\]\s<>]{0,80}[,@])?(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
-    rb"|\[?(?P<rank>(?:rank|default|trainer)[ _-]?\d{1,6})\]?: ?"
-    rb"|(?P<compose>[\w.-]{1,80}[_-]\d{1,4}) {1,40}\| "
-    rb"|\[pod/(?P<pod>[\w./-]{1,200})\] "
-    rb"|(?P<stamped>[a-z0-9][a-z0-9.-]{0,80}-\d{1,4}) (?=\d{4}-\d\d-\d\dT)"
-    rb")"
+_NUMBER = rb"\d{1,6}"
+_MARKS = (
+    rb"\[(?:[^\[\]\s<>]{0,80}[,@])?(\d{1,6})\](?:\[[^\[\]\r\n]{1,80}\])?<std(?:out|err|diag)>: ?",
+    rb"\[pod/([\w./-]{1,200})\] ",
+    rb"\[?((?:rank|default|trainer)[ _-]?" + _NUMBER + rb")\]?: ?",
+    rb"([A-Za-z](?:[\w.-]{0,60}[\w-])?" + _NUMBER + rb"): ",
+    rb"\[((?:[A-Za-z][\w./-]{0,80}[ _-]?)?" + _NUMBER + rb")\](?: |(?=\r?\n))",
+    rb" {0,5}(" + _NUMBER + rb"):(?: |(?=\r?\n))",
+    rb"([\w.-]{1,80}) {1,40}\|(?: |(?=\r?\n))",
+    rb"([a-z0-9][a-z0-9.-]{0,80}-\d{1,4}) (?=\d{4}-\d\d-\d\dT)",
+    rb"([a-z0-9][a-z0-9.]{0,60}-[a-z0-9.-]{0,120}[a-z0-9] [a-z0-9][a-z0-9-]{0,62}) ",
+    rb"((?:Rank|Worker|Process) ?\[" + _NUMBER + rb"\])(?::? |:)",
+    rb"(Node ?\[" + _NUMBER + rb"\]): ?",
+    rb"(Node ?\[" + _NUMBER + rb"\]) ",  # MXNet's own, which its dialect reads
 )
-_SIGNS = (b"]<std", b"rank", b"default", b"trainer", b" | ", b"[pod/")  # a block without them has at most `stamped`
-_STAMPED = re.compile(rb"-\d{1,4} \d{4}-\d\d-\d\dT")
+_KINDS = [re.compile(rb"(?<![^\r\n])(?:" + mark + rb")") for mark in _MARKS]
+_NODE = _KINDS[-1]
+_ANY = re.compile(rb"\n(?:" + rb"|".join(_MARKS) + rb")")  # begins with a literal, which is ten times faster
+_THOROUGH = 8  # blocks at the start in which all lines are looked at; later some of them
+_SAMPLES = 16  # lines of a block
+_DENSE, _NEARLY_ALL = 0.5, 0.9  # of the lines from the first to the last mark: to go on with it, and to believe it
+_FEW = 50  # lines that say little
+_MOST_KINDS = 3  # at once
+_MOST_CHANGES = 20  # in a log
 _MOST = 4096  # workers in a log
 
 
@@ -36,42 +58,126 @@ class Workers:
     """Reads the blocks of a log by worker and dialect."""
 
     def __init__(self) -> None:
-        self._readers: dict[bytes, list[Dialect]] = {}
-        self._worker = b""
-        self._first = [dialect() for dialect in DIALECTS]  # of lines before the first mark
+        self._whole = [dialect() for dialect in DIALECTS]
+        self._marked: dict[re.Pattern[bytes], _Marked] = {}
+        self._before: Block | None = None  # marks may begin in it
+        self._blocks = self._changes = 0
 
-    def feed(self, block: Block) -> None:
-        if block.limit < len(block.data) or not (any(map(block.holds, _SIGNS)) or _STAMPED.search(block.data)):
-            self._read(self._worker, block)
-            return
-        texts: dict[bytes, list[bytes]] = {}
-        start = 0
-        for mark in _MARK.finditer(block.data):
-            texts.setdefault(self._worker, []).append(block.data[start : mark.start()])
-            self._worker, start = self._known(mark[mark.lastgroup or 0]), mark.end()
-        texts.setdefault(self._worker, []).append(block.data[start:])
-        for worker, pieces in texts.items():
-            if data := b"".join(pieces):
-                self._read(worker, Block(data, whole=block.whole or worker != self._worker, name=block.name))
+    def feed(self, block: Block) -> bool:
+        """Returns whether a dialect has found a run by now."""
+        self._look_for_marks(block)
+        for marked in self._marked.values():
+            marked.feed(block)
+        self._before = block
+        return any(dialect.feed(block) for dialect in self._whole)
 
     def found(self) -> tuple[list[Found], str]:
         """The runs, each with all its workers, and the name of their dialect. Where workers have not equally many, each
         run of each worker is one."""
-        readers = list(self._readers.values()) or [self._first]
-        for place, dialect in enumerate(DIALECTS):
-            if several := [found for dialects in readers if (found := dialects[place].found())]:
-                if len(set(map(len, several))) > 1:
-                    return [found for one in several for found in one], dialect.__name__
-                runs = zip(*several, strict=True)
-                return [replace(first, workers=tuple(others)) for first, *others in runs], dialect.__name__
-        return [], ""
+        several, name = _runs([self._whole])
+        best = 0
+        for marked in self._marked.values():
+            runs, of_marked = _runs(list(marked.readers.values())) if marked.believed else ([], "")
+            kept_apart = _in_common(runs) and not (name == "MXNet" and marked.kind is _NODE)
+            if len(runs) > best and (kept_apart or not several):
+                several, name, best = runs, of_marked, len(runs)
+        if len(set(map(len, several))) > 1:
+            return [found for one in several for found in one], name
+        return [replace(first, workers=tuple(others)) for first, *others in zip(*several, strict=True)], name
 
-    def _known(self, worker: bytes) -> bytes:
-        return worker if worker in self._readers or len(self._readers) < _MOST else self._worker
+    def _look_for_marks(self, block: Block) -> None:
+        self._blocks += 1
+        for kind in _kinds(block.data, self._blocks <= _THOROUGH):
+            for each in [each for each, marked in self._marked.items() if marked.given_up]:
+                del self._marked[each]
+            if kind not in self._marked and len(self._marked) < _MOST_KINDS and self._changes < _MOST_CHANGES:
+                self._marked[kind] = _Marked(kind)
+                self._changes += 1
+                if self._before:
+                    self._marked[kind].feed(self._before)
+
+
+class _Marked:
+    """The workers whose lines have one kind of marks. Lines before the first mark are nobody's."""
+
+    def __init__(self, kind: re.Pattern[bytes]) -> None:
+        self.kind = kind
+        self.readers: dict[bytes, list[Dialect]] = {}
+        self._worker = b""
+        self._marks = 0
+        self._lines = 0  # that end between the first mark and the last one
+        self._after = 0  # that end after it
+
+    @property
+    def given_up(self) -> bool:
+        """Whether too few lines had such a mark by now."""
+        return self._lines > _FEW and self._marks < self._lines * _DENSE
+
+    @property
+    def believed(self) -> bool:
+        """Whether nearly all lines had one."""
+        return self._marks > self._lines * _NEARLY_ALL
+
+    def feed(self, block: Block) -> None:
+        data = block.data
+        marks = list(self.kind.finditer(data)) if block.limit == len(data) else []  # else it is a part of a line
+        if marks:
+            self._lines += data.count(b"\n", 0 if self._marks else marks[0].start(), marks[-1].start()) + self._after
+            self._after = data.count(b"\n", marks[-1].start())
+            self._marks += len(marks)
+        else:
+            self._after += data.count(b"\n")
+        if marks and not self.given_up:
+            self._split(block, marks)
+        elif self._worker and self._after <= self._lines + _FEW:
+            self._read(self._worker, block)
+
+    def _split(self, block: Block, marks: Sequence[re.Match[bytes]]) -> None:
+        texts: dict[bytes, list[bytes]] = {}
+        start = 0
+        for mark in marks:
+            texts.setdefault(self._worker, []).append(block.data[start : mark.start()])
+            if mark[1] in self.readers or len(self.readers) < _MOST:
+                self._worker = mark[1]
+                self.readers.setdefault(mark[1], [])
+            start = mark.end()
+        texts.setdefault(self._worker, []).append(block.data[start:])
+        for worker, pieces in texts.items():
+            if worker and (data := b"".join(pieces)):
+                self._read(worker, Block(data, whole=block.whole or worker != self._worker, name=block.name))
 
     def _read(self, worker: bytes, block: Block) -> None:
-        """The first worker that has a mark has the lines before it, too."""
-        if worker not in self._readers:
-            begun = self._readers.pop(b"", None)
-            self._readers[worker] = begun or (self._first if not self._readers else [each() for each in DIALECTS])
-        any(dialect.feed(block) for dialect in self._readers[worker])
+        if not self.readers[worker]:
+            self.readers[worker] = [dialect() for dialect in DIALECTS]
+        any(dialect.feed(block) for dialect in self.readers[worker])
+
+
+def _kinds(data: bytes, thorough: bool) -> list[re.Pattern[bytes]]:
+    """The kinds of marks that most lines of a part of a block have. Not thorough: only if some lines show one."""
+    step = max(1, len(data) // _SAMPLES)
+    starts = {data.rfind(b"\n", 0, place) for place in range(0, len(data), step)}
+    if not thorough and not any(_ANY.match(data, start) for start in starts):
+        return []
+    places: dict[int, list[int]] = {}
+    for mark in _ANY.finditer(b"\n" + data):
+        places.setdefault(mark.lastindex or 0, []).append(mark.start())
+    return [
+        _KINDS[kind - 1]
+        for kind, at in places.items()
+        if len(at) > _DENSE * data.count(b"\n", at[0], max(0, at[-1] - 1))
+    ]
+
+
+def _runs(readers: Sequence[list[Dialect]]) -> tuple[list[list[Found]], str]:
+    """The runs of each worker that has any, in the first dialect that finds some, and its name."""
+    for place, dialect in enumerate(DIALECTS):
+        if several := [found for dialects in readers if dialects and (found := dialects[place].found())]:
+            return several, dialect.__name__
+    return [], ""
+
+
+def _in_common(several: Sequence[list[Found]]) -> bool:
+    """Whether most workers have epochs that others have, too: what looks like a mark may be a part of each line."""
+    epochs = [{epoch for found in runs for epoch in (*found.epochs, *found.snapshots)} for runs in several]
+    count = Counter(epoch for each in epochs for epoch in each)
+    return sum(any(count[epoch] > 1 for epoch in each) for each in epochs) > len(epochs) / 2

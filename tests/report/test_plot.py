@@ -192,7 +192,7 @@ def contrast(colour: str) -> float:
 def test_values_that_are_hard_to_draw(parse: Callable, log: Path, tmp_path: Path, text: str) -> None:
     log.write_text(text)
     done = parse(log, "--plot", tmp_path / "out.png")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and "error" not in done.stderr
     assert (tmp_path / "out.png").exists()
 
 

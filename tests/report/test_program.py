@@ -203,7 +203,7 @@ def test_metric_names(run: Path, parse: Callable) -> None:
     # argparse takes everything after --metric-names for a name; a log among them is still a log
     assert parse("--metric-names", "accuracy", run).stdout == parse(run).stdout
     done = parse(run, "--metric-names", "acuracy")
-    assert done.returncode == 0 and re.search("acuracy; .*accuracy, top_k_accuracy_5", done.stderr)
+    assert done.returncode == 0 and re.search("of acuracy: .*accuracy, top_k_accuracy_5", done.stderr)
 
 
 def test_where_epochs_went_and_what_they_used_beside_an_old_log(run: Path, parse: Callable, tmp_path: Path) -> None:
@@ -302,7 +302,8 @@ UNREAD = {  # a log without a value -> the program that it looks like, and its l
         "2, 4",
     ),
     "Keras": ("Epoch 1/5\n1/32 [>...] - ETA: 9s\n", "Keras", "1, 2"),
-    "Caffe": ("I0605 03:34:07.4 27501 solver.cpp:341] Creating net\n" * 9, "Caffe", "1, 2, 3, 4, 5"),
+    "Caffe": ("I0605 03:34:07.4 27501 solver.cpp:341] Creating net\n" * 9, "Caffe", "1, 2, 3, 4, 5 and 4 more"),
+    "far away": ("hello\n" * 300_000 + "Epoch 1/5\n", "Keras", "300001"),
     "CSV": ("epoch,loss\n", "Keras' CSVLogger", "1"),
     "Lightning": ("epoch,step,loss\nx,y,z\n", "PyTorch Lightning", "1"),
     "TensorBoard": ("Wall time,Step,Value\n", "TensorBoard (CSV)", "1"),
@@ -316,6 +317,25 @@ def test_no_result_is_explained(parse: Callable, tmp_path: Path, name: str) -> N
     failed(parse(tmp_path / "x.log"), "no epoch in it; it looks like a log of " + program, f" in its lines {lines}:")
     (tmp_path / "x.log").write_text("hello\n")
     assert "looks like" not in parse(tmp_path / "x.log").stderr
+    (tmp_path / "x.log").write_text("hello\n" + "Epoch: 3 | train loss 0.5\n" * 7)
+    lines = "lines 2, 3, 4, 5, 6 and 2 more speak of epochs or metrics, the first as `Epoch: 3 | train loss 0.5`"
+    failed(parse(tmp_path / "x.log"), "looks like none of the formats", lines)
+
+
+def test_a_table_of_dashes_says_which_metrics_there_are(parse: Callable, tmp_path: Path) -> None:
+    (tmp_path / "loss.log").write_text("Epoch[0] Train-loss=2.5\nEpoch[0] Validation-mAP@.5=0.5\nEpoch[0] Speed=9\n")
+    (tmp_path / "time.log").write_text("Epoch[0] Time cost=2.5\n")
+    done = parse(tmp_path / "loss.log", tmp_path / "time.log")
+    assert f"{tmp_path}/loss.log: no epoch has a value of accuracy: the log has loss, map_5, speed: ask " in done.stderr
+    assert f"{tmp_path}/time.log: no epoch has a value of accuracy: the log has no metric, only times" in done.stderr
+    shown = done.stderr.partition("--metric-names ")[2].partition("\n")[0].split()
+    done = parse(tmp_path / "loss.log", "--metric-names", *shown, "--format", "none")
+    assert done.stdout.splitlines()[1].split("\t") == [" 1", "2.500000", "-", "-", "0.500000", "9.000000", "-"]
+    assert not done.stderr
+    assert (
+        "no log has a metric lss; they have loss, map_5, speed"
+        in parse(tmp_path / "loss.log", "--metric-names", "loss", "lss").stderr
+    )
 
 
 @pytest.mark.parametrize("name", CONTENTS)

@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import random
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -437,7 +438,8 @@ def test_whole_times_that_the_lines_confirm_are_seconds(parse: Callable, tmp_pat
     lines = (f"2018-05-02 {hour:02}:00:00,000 Epoch[{hour}] Time cost=3500\n" for hour in range(4))
     (tmp_path / "x.log").write_text("".join(lines))
     done = parse(tmp_path / "x.log", "--format", "csv")
-    assert done.stdout.splitlines()[1:] == [f"{epoch},,,3500" for epoch in range(1, 5)] and not done.stderr
+    assert done.stdout.splitlines()[1:] == [f"{epoch},,,3500" for epoch in range(1, 5)]
+    assert "milliseconds" not in done.stderr
     (tmp_path / "x.log").write_text("Epoch[0] Time cost=35000\n")
     assert "read as milliseconds, as Scala prints them" in parse(tmp_path / "x.log").stderr
 
@@ -496,6 +498,15 @@ MARKS = {
     "docker compose": "trainer-{}  | {{}}",
     "kubectl --prefix": "[pod/job-worker-{}/main] {{}}",
     "kubectl --timestamps": "job-worker-{} 2026-11-20T12:00:00.5Z {{}}",
+    "stern": "job-x7f{}-q9 main {{}}",
+    "srun -l": " {}: {{}}",
+    "mpiexec -prepend-rank": "[{}] {{}}",
+    "Open MPI 5, detailed": "[prterun-h-1@1,{}][h1:77]<stdout>: {{}}",
+    "dmltrain launch": "[worker-{}] {{}}",
+    "pdsh": "node0{}: {{}}",
+    "docker compose 1": "ps_worker_{} | {{}}",
+    "Rank": "Rank[{}] {{}}",
+    "Node": "Node[{}]: {{}}",
 }
 MARKED = {  # a log of one worker and start, in each format: (worker, start, epochs) -> lines
     "Keras": lambda w, s, epochs: [
@@ -542,6 +553,37 @@ def test_workers_whose_lines_have_a_mark_are_not_mixed(
     assert read == [
         {k: [k / 16 + s + w / 64 for w in range(3)] for k in range(1, epochs + 1)} for s, epochs in enumerate(starts)
     ]
+
+
+NOT_MARKED = {  # lines of one worker -> the epochs that they have
+    "R counts in brackets": ([f"[{k}] Train-accuracy=0.5\n[{k}] Validation-accuracy=0.25" for k in (1, 2, 3)], 3),
+    "gluoncv": ([f"[Epoch {k}] training: accuracy=0.5\n[Epoch {k}] speed: 9" for k in range(4)], 4),
+    "warnings of PyTorch": ([f"[rank{k % 2}]: a warning\nEpoch[{k}] Train-accuracy=0.5\nmore" for k in range(5)], 5),
+    "an epoch before it": ([f"{k}: Epoch[{k}] Train-accuracy=0.5\n{k}: Epoch[{k}] Time cost=1" for k in range(9)], 9),
+    "named": ([f"epoch{k}: Epoch[{k}] Train-accuracy=0.5" for k in range(9)], 9),
+    "columns": ([f"x{k} | Epoch[{k}] Train-accuracy=0.5" for k in range(9)], 9),
+    "a preamble": (["node1: ok\nnode2: ok"] * 30 + [f"Epoch[{k}] Train-accuracy=0.5\n" * 9 for k in range(9)], 9),
+}
+
+
+@pytest.mark.parametrize("name", NOT_MARKED)
+@pytest.mark.parametrize("size", [60, 1 << 20])
+def test_what_looks_like_a_mark_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, size: int) -> None:
+    monkeypatch.setattr(reading, "blocks", lambda stream: block.blocks(stream, size))
+    lines, epochs = NOT_MARKED[name]
+    (tmp_path / "x.log").write_text("\n".join(lines) + "\n")
+    (run,) = reading.read(str(tmp_path / "x.log"))
+    assert len(run.epochs) == epochs
+    assert {number for values in run.epochs.values() for number in values["train_accuracy"]} == {0.5}
+
+
+def test_marks_after_lines_without_them(tmp_path: Path) -> None:
+    """Such as of the job's script before srun; and a CSV is one only without its marks."""
+    before, after = "host1: loaded\nconda: x\n" * 40_000, "done\n" * 1000
+    lines = "".join(f"{w}: {line}\n" for line in ("epoch,loss", "0,0.5", "1,0.25") for w in range(3))
+    (tmp_path / "x.log").write_text(before + lines + after)
+    (run,) = reading.read(str(tmp_path / "x.log"))
+    assert run.epochs == {0: {"train_loss": array("d", [0.5] * 3)}, 1: {"train_loss": array("d", [0.25] * 3)}}
 
 
 def caffe_log(lines: list[str]) -> str:

@@ -5,7 +5,6 @@ The values of a file are those of the first dialect that finds epochs in it.
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Protocol
 
 from dmltrain.report.block import Block
@@ -18,8 +17,6 @@ from dmltrain.report.dialect.mxnet import MXNet
 from dmltrain.report.dialect.pmls import PMLS
 from dmltrain.report.dialect.tensorboard import TensorBoard
 from dmltrain.report.run import Found
-
-_MOST_LINES = 5  # in a message
 
 
 class Dialect(Protocol):
@@ -44,16 +41,6 @@ DIALECTS: tuple[type[Dialect], ...] = (
     Lightning,
     TensorBoard,
 )
-
-
-def resembling(data: bytes) -> tuple[str, list[int]]:
-    """The program whose lines a log without epochs has, and the numbers of some of them; "" if there is none."""
-    for dialect in DIALECTS:
-        sign = re.compile(dialect.sign)
-        found = [number for number, line in enumerate(data.splitlines(), 1) if sign.search(line)]
-        if found:
-            return " or ".join(dialect.programs), found[:_MOST_LINES]
-    return "", []
 
 
 def programs(conjunction: str) -> str:

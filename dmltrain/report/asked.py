@@ -1,0 +1,54 @@
+"""What is said about metrics that were asked for and that the logs do not have: which ones they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmltrain import record
+from dmltrain.report.table import Table
+
+_GROUPS = {*record.USAGE_KEYS, *map(record.metric, record.COMMUNICATION)}  # shown by their groups' names
+_MOST = 8  # names in a note
+
+
+def notes(tables: Sequence[Table], names: Sequence[str]) -> list[str]:
+    """A note for each run whose table has dashes only, and on names that no run has, which are probably typing errors.
+    Without a GPU a log has a part of `usage`."""
+    there = [(table, _keys(table)) for table in tables if table.rows]
+    every = set[str]().union(*(keys for _, keys in there))
+    dashes = {table.run.log: _has(keys) for table, keys in there if not any(_of(name) & keys for name in names)}
+    if every & {*record.USAGE_KEYS}:
+        names = [name for name in names if name not in record.USAGE_KEYS]
+    unknown = [name for name in names if not _of(name) & every] if len(dashes) < len(there) else []
+    return [
+        *(f"{log}: no epoch has a value of {_listed(names)}: {said}" for log, said in dashes.items()),
+        *(f"no log has a metric {name}; they have {_listed(_metrics(every))}" for name in unknown if _metrics(every)),
+    ]
+
+
+def _keys(table: Table) -> set[str]:
+    """Those that have values; a table also has the main ones."""
+    return {key for values in table.run.epochs.values() for key in values}
+
+
+def _of(name: str) -> set[str]:
+    key = record.metric(name)
+    return {key, f"train_{key}", f"validation_{key}"}
+
+
+def _metrics(keys: set[str]) -> list[str]:
+    """What can be asked for: metrics first, then other values of an epoch."""
+    metrics = sorted({key.partition("_")[2] for key in keys if key.startswith(("train_", "validation_"))})
+    others = sorted(key for key in keys - _GROUPS - {"seconds"} if not key.startswith(("train_", "validation_")))
+    return [*metrics, *others]
+
+
+def _has(keys: set[str]) -> str:
+    metrics = _metrics(keys)
+    if not metrics:
+        return "the log has no metric, only times"
+    return f"the log has {_listed(metrics)}: ask with --metric-names {' '.join(metrics[:_MOST])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
