@@ -25,6 +25,7 @@ LOOK_SECONDS = 1.0  # between two looks whether somebody still waits for an answ
 USAGE_CODE, FAULT_CODE = 2, 125
 ENDED = Answer(FAULT_CODE, ("the job has ended",))
 BUSY = Answer(FAULT_CODE, (f"the job's launcher works on {MOST_CONNECTIONS} requests: try again when one is done",))
+STILL_THERE = b" "  # sent after each look; before the answer it means nothing
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process at the other end
 Reply = Callable[[Answer], None]
 
@@ -109,6 +110,7 @@ class Listener:
                     return answers.get(timeout=LOOK_SECONDS)
                 if _hung_up(connection):
                     return ENDED
+                connection.send(STILL_THERE)
         finally:
             with self._lock:
                 self._waiting.discard(answers)
@@ -153,5 +155,10 @@ def _hung_up(connection: socket.socket) -> bool:
 
 def is_ours(connection: socket.socket) -> bool:
     """Whether a process of this user, or of root, is at the other end."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return CREDENTIALS.unpack(found)[1] in (os.geteuid(), 0)
+    return peer(connection)[1] in (os.geteuid(), 0)
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The pid and uid of the process at the other end."""
+    pid, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return pid, uid

@@ -2,7 +2,7 @@
 
 A request is {"version": 1, "do": one of VERBS, "what": TEXT}. The answer is {"version": 1, "dmltrain": VERSION,
 "code": EXIT CODE, "lines": [TEXT, ...]}: what the command prints, and its exit code. The launcher answers a request
-once, when it is done, and bad input at once. Both are at most MOST_BYTES long.
+once, when it is done, and bad input at once. Until then it sends a space each second. Both are at most MOST_BYTES long.
 """
 
 from __future__ import annotations

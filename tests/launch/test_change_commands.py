@@ -14,6 +14,7 @@ from dmltrain.audit.count import count
 from launch import LaunchError
 from launch.agent.process import process
 from launch.cli import job
+from launch.control import client
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, go, said, wait_for
 
@@ -133,6 +134,19 @@ def test_who_cannot_be_asked_is_named(launcher):
     assert " has ended" in refused("add", launched.logs, "1")
     (launched.logs / "job.json").write_text(json.dumps(record))
     assert "no longer runs: it was killed, and its job ends" in refused("add", launched.logs, "1")
+
+
+def test_a_stopped_launcher_is_named_and_not_waited_for(running, monkeypatch):
+    launched = running()
+    monkeypatch.setattr(client, "SILENT_SECONDS", 1.0)
+    launched.signal(signal.SIGSTOP)
+    pid = launched.process.pid
+    wait_for(lambda: process(pid).state == "T", "its stop")
+    text = refused("add", launched.logs, "1")
+    assert f"process {pid} of this machine, has not answered for 1 s (it is stopped); kill -CONT {pid} lets" in text
+    launched.signal(signal.SIGCONT)
+    (launched.folder / "done").touch()
+    launched.wait()
 
 
 @pytest.mark.thorough

@@ -191,6 +191,31 @@ def test_what_waits_at_the_end_of_the_job_is_answered(asked):
     assert str(gone) == client.GONE and gone.code == 125
 
 
+def test_a_launcher_that_is_slow_is_waited_for_and_one_that_says_nothing_is_not(asked, monkeypatch):
+    monkeypatch.setattr(listener, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(client, "SILENT_SECONDS", 60.0)
+    answers = asked.ask()
+    _, reply = asked.requests.get(timeout=60)
+    with asked.connect() as connection:
+        connection.sendall(message.encode_request(ASKED))
+        _, reply_to_it = asked.requests.get(timeout=60)
+        assert connection.recv(1) == b" "
+        reply_to_it(DONE)
+        assert json.loads(connection.makefile("rb").readline())["code"] == 0
+    reply(DONE)
+    assert answers.get(timeout=60) == DONE
+    monkeypatch.setattr(client, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(listener, "LOOK_SECONDS", 60.0)
+    silent = str(asked.ask().get(timeout=60))
+    assert f"process {os.getpid()} of this machine, has not answered for 0.01 s; kill -CONT {os.getpid()}" in silent
+    with socket.socket(socket.AF_UNIX) as full, contextlib.ExitStack() as waiting:
+        full.bind("\0full-of-requests")
+        full.listen(0)
+        waiting.enter_context(socket.socket(socket.AF_UNIX)).connect("\0full-of-requests")
+        with pytest.raises(LaunchError, match="has not answered for"):
+            client.ask("full-of-requests", ASKED)
+
+
 def test_neither_another_users_socket_nor_that_of_an_ended_launcher_is_asked(asked, monkeypatch):
     monkeypatch.setattr(client, "is_ours", lambda connection: False)
     assert "another user listens" in str(asked.ask().get(timeout=60))
