@@ -28,6 +28,8 @@ from tests.backends.both import (
 from tests.models.changed import without_response_norm
 from tests.models.chosen import CASES, NETWORKS
 
+pytestmark = pytest.mark.usefixtures("freed")
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_weights_give_the_same_logits_gradients_and_statistics(name):
