@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dmltrain.arrays import Array
-from dmltrain.data.broken import Broken
+from dmltrain.data.broken import Broken, Others, looked_at
 from dmltrain.data.dataset import ABSENT, Inputs, Shape
 from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
 from dmltrain.data.readers import Reader, Record
@@ -57,7 +57,7 @@ class Decoded:
         try:
             record = self.reader.read(index)
         except UserError as error:
-            self.broken.note(str(error))
+            self.broken.note(str(error), self._others)
             return ABSENT
         try:
             if word is None:
@@ -65,9 +65,20 @@ class Decoded:
             else:
                 training_image(record.image, self.augmentation, self.shape, word, out)
         except BrokenImage as error:
-            self.broken.note(f"{self.reader.where(index)}: {error}")
+            self.broken.note(f"{self.reader.where(index)}: {error}", self._others)
             return ABSENT
         return self._checked(record, index)
+
+    def _others(self) -> Others:
+        out = self.room(1).transpose(0, 2, 3, 1)[0]
+        return looked_at(lambda index: self._is_broken(index, out), self.count)
+
+    def _is_broken(self, index: int, out: Array) -> bool:
+        try:
+            evaluation_image(self.reader.read(index).image, self.augmentation, self.shape, out)
+        except (UserError, BrokenImage):
+            return True
+        return False
 
     def _checked(self, record: Record, index: int) -> int:
         try:

@@ -157,6 +157,6 @@ def _pack(target: Path, packing: Packing, arguments: argparse.Namespace) -> int:
     left_out = pack(packing, target, arguments.num_thread, arguments.skip_broken, say)
     note = f", {left_out} broken images left out" if left_out else ""
     say(f"{target}: {len(packing.order) - left_out} images{note}")
-    return (
-        0 if arguments.no_verify else verify.check([target], arguments.num_thread, several_labels=arguments.pack_label)
-    )
+    if arguments.no_verify:
+        return 0
+    return verify.check([target], arguments.num_thread, several_labels=arguments.pack_label, numbers=False)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dmltrain import whole_file
+from dmltrain.data.broken import Others, looked_at
 from dmltrain.data.readers import Reader, Record, recordio
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command.ahead import in_order
@@ -62,6 +63,16 @@ class Packing:
         except NotEncoded as problem:
             return Packed(number, labels, b"", f"{self.reader.where(index)}: {problem}")
 
+    def others(self) -> Others:
+        """How many of some images are broken."""
+        return looked_at(self._is_broken, len(self.order))
+
+    def _is_broken(self, place: int) -> bool:
+        try:
+            return bool(self.image(self.order[place]).problem)
+        except UserError:
+            return True
+
     def fingerprint(self) -> str:
         """Equal for two runs of the same images with the same options. Broken images may have been replaced between
         them, so the images' content does not count."""
@@ -109,7 +120,7 @@ def _write(
         for count, image in enumerate(in_order(packing.image, left, threads), len(done) + 1):
             if image.problem:
                 broken += 1
-                _allow(image.problem, broken, skip_broken, warn)
+                _allow(image.problem, broken, skip_broken, warn, packing.others)
             else:
                 labels = image.labels[0] if len(image.labels) == 1 else image.labels  # as im2rec: one is no vector
                 writer.write(labels, image.number, image.content)
@@ -145,10 +156,16 @@ def _resumable(state: Path, packing: Packing, target: Path, warn: Callable[[str]
     return True
 
 
-def _allow(problem: str, broken: int, skip_broken: int, warn: Callable[[str], None]) -> None:
-    if broken > skip_broken:
-        raise UserError(
-            f"{problem}. Replace this image, or leave out up to {broken} such images with --skip-broken {broken}; the "
-            "next run goes on here"
-        )
-    warn(f"left out: {problem}")
+def _allow(
+    problem: str, broken: int, skip_broken: int, warn: Callable[[str], None], others: Callable[[], Others]
+) -> None:
+    if broken <= skip_broken:
+        return warn(f"left out: {problem}")
+    found = others()
+    if found.nearly_all:
+        raise UserError(f"{problem}. {found}: these are other files than expected, or another root of the images")
+    most = max(broken, found.expected)
+    raise UserError(
+        f"{problem}. Replace this image, or leave out up to {most} such images with --skip-broken {most} ({found}); "
+        "the next run goes on here"
+    )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from dmltrain.data.images.decode import BrokenImage, check_pixels, open_image
 from dmltrain.data.readers import Reader, open_reader
 from dmltrain.data.readers.reader import one_label
@@ -25,6 +27,7 @@ EXAMPLES = """examples:
 Exit code: 0 if all records can be used, 1 if some cannot.
 """
 FAULTY = 1
+_SEVERAL = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,45 +50,82 @@ def check(
     threads: int,
     num_classes: int | None = None,
     several_labels: bool = False,
+    numbers: bool = True,
     **options: str | None,
 ) -> int:
-    """Print a line for each record that cannot be used. several_labels: they are wanted. Returns the exit code."""
+    """Print a line for each record that cannot be used, and report labels and numbers that look wrong. several_labels:
+    they are wanted. numbers: whether to look at these. Returns the exit code."""
     reader = open_reader(paths, warn=say, **options)
     if num_classes is None and reader.class_names is not None:
         num_classes = len(reader.class_names)
-    faulty = 0
+    faulty, labels = 0, set[float]()
     with progress("verify", len(reader)) as advance:
         results = in_order(
-            partial(problem, reader, num_classes, several_labels=several_labels), range(len(reader)), threads
+            partial(_examined, reader, num_classes, several_labels=several_labels), range(len(reader)), threads
         )
-        for count, found in enumerate(results, 1):
+        for count, (found, label) in enumerate(results, 1):
+            labels |= {label} if label is not None and len(labels) < _SEVERAL else set()
             if found:
                 faulty += 1
                 print(one_line(found), flush=True)
             advance(count)
+    for note in (*_of_labels(labels, len(reader) - faulty), *(_of_numbers(reader) if numbers else [])):
+        say(f"note: {note}")
     say(f"{len(reader)} records, {faulty} of them cannot be used" if faulty else f"all {len(reader)} records are good")
     return FAULTY if faulty else 0
 
 
+def _of_labels(labels: set[float], count: int) -> list[str]:
+    if len(labels) != 1 or count < _SEVERAL:
+        return []
+    return [
+        f"all {count} records have the label {next(iter(labels)):g}: a network learns no classes from them; is the "
+        "label in another column or file, or are the images of each class in a folder of its own?"
+    ]
+
+
+def _of_numbers(reader: Reader) -> list[str]:
+    """By its index a .rec finds one record for each number."""
+    try:
+        numbers = np.fromiter((reader.number(index) for index in range(len(reader))), np.int64, len(reader))
+    except UserError:  # which the lines above say
+        return []
+    different, counts = np.unique(numbers, return_counts=True)
+    repeated = different[counts > 1]
+    if not len(repeated):
+        return []
+    return [
+        f"{len(repeated)} numbers are those of several records, the first of them {repeated[0]}, which {counts.max()} "
+        "have at most: by an index only one of each is found"
+    ]
+
+
 def problem(reader: Reader, num_classes: int | None, index: int, several_labels: bool = False) -> str:
     """Why this record cannot be used; "" if it can."""
+    return _examined(reader, num_classes, index, several_labels)[0]
+
+
+def _examined(
+    reader: Reader, num_classes: int | None, index: int, several_labels: bool = False
+) -> tuple[str, float | None]:
+    """The same, and the label if it is good or the only problem."""
     try:
         record = reader.read(index)
     except UserError as error:
-        return str(error)
+        return str(error), None
     try:
         source = open_image(record.image)
         check_pixels(source.size)  # most options decode it whole
         source.decode(3, source.max_reduction)  # all bytes are read whatever the reduction
     except BrokenImage as error:
-        return f"{reader.where(index)}: {error}"
+        return f"{reader.where(index)}: {error}", None
     if several_labels:
-        return ""
+        return "", None
     try:
         label = one_label(record)
     except ValueError as error:
-        return f"{reader.where(index)}: {error}"
+        return f"{reader.where(index)}: {error}", None
     if not label.is_integer() or label < 0 or (num_classes is not None and label >= num_classes):
         expected = "a whole number from 0" + ("" if num_classes is None else f" to {num_classes - 1}")
-        return f"{reader.where(index)}: its label is {label:g}, expected {expected}"
-    return ""
+        return f"{reader.where(index)}: its label is {label:g}, expected {expected}", label
+    return "", label

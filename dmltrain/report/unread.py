@@ -80,7 +80,7 @@ class Unread:
         if self._others.count:
             text = self._others.text.decode("utf-8", "replace").strip()[:_QUOTED]
             return (
-                f"; it looks like none of the formats: its lines {self._others.numbers()} speak of epochs or metrics, the "
-                f"first as `{text}`"
+                f"; it looks like none of the formats: its lines {self._others.numbers()} speak of epochs or metrics, "
+                f"the first as `{text}`"
             )
         return ""

@@ -156,6 +156,24 @@ def test_a_broken_record_ends_the_job_with_its_place(damaged):
         assert "--skip-broken" in text and "dmltrain-data verify" in text
 
 
+@pytest.mark.parametrize("count, bad, allowed, hint", [
+    (40, 3, 0, "--skip-broken 10 would skip up to so many in an epoch; 3 of all 40 cannot be used"),
+    (40, 20, 0, "--skip-broken 20 would skip up to so many in an epoch; 20 of all 40 cannot be used"),
+    (40, 38, 0, "38 of all 40 cannot be used, so there is nothing to skip"),
+    (40, 40, 9, "40 of all 40 cannot be used, so there is nothing to skip"),
+    (200, 100, 4, "--skip-broken 4 allows no more; 32 of 64 that were looked at, of 200, cannot be used"),
+])  # fmt: skip
+def test_the_hint_fits_what_would_have_to_be_skipped(tmp_path, count, bad, allowed, hint):
+    def change(number, image):
+        return b"" if number * bad // count < (number + 1) * bad // count else image
+
+    reader = open_reader(image_records.write(tmp_path / "train.rec", range(count), change))
+    with pytest.raises(UserError) as caught:
+        decoded(reader, allowed=allowed, warn=lambda line: None).evaluation(np.arange(count))
+    assert hint in str(caught.value)
+    assert ("--skip-broken" in str(caught.value)) == ("nothing" not in hint)
+
+
 def test_broken_records_are_absent_and_each_is_reported(damaged):
     lines = []
     split = decoded(damaged, allowed=3, warn=lines.append)

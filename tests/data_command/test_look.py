@@ -47,6 +47,20 @@ def test_verify_lists_what_cannot_be_used(run, packed, tmp_path):
     assert verify.problem(Unreadable(), None, 5) == "record 5: the disk fails"
 
 
+def test_verify_reports_one_label_for_all_and_numbers_that_repeat(run, packed, tmp_path):
+    image = open_reader(packed).read(0).image
+    for labels, expected in (((3.0, 3.0, 3.0), True), ((3.0, 3.0, 4.0), False), ((3.0,), False)):
+        write(tmp_path / "x.rec", *((label, image) for label in labels))
+        done = run("verify", tmp_path / "x.rec")
+        assert done.code == 0 and ("all 3 records have the label 3: " in done.err) == expected
+    (tmp_path / "1.jpg").write_bytes(image)
+    lines = "".join(f"{number}\t{label}\t1.jpg\n" for label, number in enumerate((7, 8, 7, 9, 9, 9)))
+    (tmp_path / "x.lst").write_text(lines)
+    done = run("verify", tmp_path / "x.lst")
+    assert done.code == 0 and "note: 2 numbers are those of several records, the first of them 7, which 3 " in done.err
+    assert "numbers are those" not in run("verify", packed).err
+
+
 def test_verify_lists_labels_out_of_range_and_those_that_are_no_whole_numbers(run, packed, tmp_path):
     done = run("verify", packed, "--num-classes", 2)
     assert done.code == 1 and len(done.out.splitlines()) == 5

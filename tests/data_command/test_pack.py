@@ -193,6 +193,16 @@ def test_broken_images_can_be_left_out_but_not_all(run, with_broken, tmp_path):
     assert not (tmp_path / "x.rec").exists()
 
 
+def test_leaving_out_is_no_help_where_nearly_all_images_are_broken(run, with_broken, tmp_path):
+    broken = sorted(with_broken.glob("*/*.jpg"))
+    for path in broken:
+        path.unlink()
+        path.write_bytes(b"no image")
+    done = run("pack", tmp_path / "x", with_broken, "--recursive")
+    refused(done, f"{len(broken)} of all {len(broken)} cannot be used: these are other files than expected")
+    assert "--skip-broken" not in done.err
+
+
 class Interrupted(Exception):
     pass
 
