@@ -201,7 +201,7 @@ _SPLITS = {
     "eval": "validation",
 }
 _SECTIONS = {**_SPLITS, "usage": "usage"}
-_SPLIT = re.compile(rf"({'|'.join(sorted(_SPLITS, key=len, reverse=True))})[-_ ](.+)")
+_SPLIT = re.compile(rf"({'|'.join(sorted(_SPLITS, key=len, reverse=True))})(?:[-_ ]|\. )(.+)")
 _FACTS = {
     "time cost": "seconds",
     "time": "seconds",
@@ -209,6 +209,7 @@ _FACTS = {
     "time_cost": "seconds",
     "training cost": "seconds",
     "lr": "learning_rate",
+    "learning_rate": "learning_rate",
     "loss": "train_loss",
     "speed": "speed",
 }
@@ -246,8 +247,8 @@ _TOP = re.compile(r"(?:acc(?:uracy)?|prec)?[-_@/]?top[-_]?(\d+)(?:[-_]acc(?:urac
 
 
 def metric(name: str) -> str:
-    """The report's name of a metric: `acc-top1` -> accuracy, `acc-top5` -> top_k_accuracy_5, `a-b` -> a_b."""
-    name = name.lower().strip("% ")
+    """The report's name of a metric: `acc-top1`, `acc.` -> accuracy, `acc-top5` -> top_k_accuracy_5, `a-b` -> a_b."""
+    name = name.lower().strip("% ").removesuffix(".")
     top = _TOP.fullmatch(name)
     if _ACCURACY.fullmatch(name) or (top and int(top[1] or top[2] or top[3]) == 1):
         return "accuracy"

@@ -1,8 +1,8 @@
 """A log file as blocks of whole lines. Memory is bounded for every content.
 
 Blocks are bytes, because decoding a gigabyte of text takes longer than finding the relevant lines. UTF-16 (from
-PowerShell's `>`, with or without a byte order mark) becomes UTF-8, and terminal colours are removed. A carriage return
-ends a line like a newline, because progress bars overwrite their line with it.
+PowerShell's `>`, with or without a byte order mark) becomes UTF-8, whose own mark is removed like terminal colours. A
+carriage return ends a line like a newline, because progress bars overwrite their line with it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Splitter:
         start, self._start = self._start, b""
         line = start.find(b"\n", 0, SIGN) + 1
         self._decode = _decoder(start[: max(2, line) if line else SIGN])
-        return self._split(self._decode(start))
+        return self._split(self._decode(start.removeprefix(codecs.BOM_UTF8)))
 
     def _split(self, text: bytes) -> Iterator[Block]:
         data = self._rest + text

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from array import array
+from dataclasses import replace
 from typing import ClassVar
 
 from dmltrain import record
-from dmltrain.report.block import Block
+from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.run import Found, Values
 
 _EPOCH = rb"Epoch (\d{1,9})(?:/\d{1,9}\b|(?=[ \t]{0,80}[\r\n]))"
@@ -25,7 +26,7 @@ _EVENT = re.compile(
     _EPOCH
     + rb"|(?<![\d:.])(?<!ETA: )(\d{1,9})s(?:(?: +-)? +[\d.]{1,12}[mun]?s/(?:step|epoch|sample|batch)){0,2}(?= +- )"
 )
-_COUNT = re.compile(rb"(\d{1,12})/(\d{1,12})(?!\d)")
+_COUNT = re.compile(rb"(\d{1,12})/(\d{1,12}(?!\d)|Unknown\b)")  # unknown: until the first epoch ends
 _BAR_COUNT = re.compile(rb"(\d{1,12})/(\d{1,12})(?= (?:\[[=>.]|\xe2\x94|- +\d))")
 _BACK = re.compile(rb"\x08+")  # bars overwrite themselves also with these
 _BAR = 400  # bytes before the seconds that are searched for the bar's count
@@ -43,6 +44,7 @@ class Keras:
         self._epoch = 0
         self._steps = b""  # of the epoch, as its bar counts them
         self._redrawn = False  # whether the line of the epoch's complete bar has not ended
+        self._cut: dict[str, None] = {}  # names of values that may be truncated
 
     def feed(self, block: Block) -> bool:
         if not self._runs and not (block.holds(b"Epoch ") and _HEADER.search(block.data)):
@@ -63,7 +65,9 @@ class Keras:
         return self._has_epochs()
 
     def found(self) -> list[Found]:
-        return [Found(run.epochs, first=run.first) for run in self._runs if run.epochs]
+        found = [Found(run.epochs, first=run.first) for run in self._runs if run.epochs]
+        notes = tuple(map(TRUNCATED.format, self._cut))
+        return [*found[:-1], *(replace(one, notes=notes) for one in found[-1:])]
 
     def _has_epochs(self) -> bool:
         return any(run.epochs for run in self._runs)
@@ -79,10 +83,10 @@ class Keras:
                 self._begin(int(event[1]), 1 if b"/" in event[0] else 0)
             elif self._runs:
                 metrics = re.split(rb"[\r\n]", text[event.end() : min(end, event.end() + _LONGEST)], maxsplit=1)[0]
-                cut_off = not whole and event.end() + len(metrics) == len(text)
-                self._take(
-                    event, [pair for pair in record.listed(metrics, b" - ", "train") if not (cut_off and pair.at_end)]
-                )
+                pairs = record.listed(metrics, b" - ", "train")
+                if pairs and pairs[-1].at_end and not whole and event.end() + len(metrics) == len(text):
+                    self._cut[pairs.pop().name.decode("utf-8", "replace")] = None
+                self._take(event, pairs)
 
     def _begin(self, epoch: int, first: int) -> None:
         if not self._runs or epoch <= self._epoch:
@@ -92,6 +96,8 @@ class Keras:
     def _take(self, event: re.Match[bytes], pairs: list[record.Pair]) -> None:
         """Take a bar if it is complete and the epoch's own."""
         done, total = _count(event)
+        if total == b"Unknown":
+            return
         self._steps = self._steps or total
         if not pairs or done != total or (total and total != self._steps):
             return

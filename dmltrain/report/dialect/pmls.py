@@ -25,7 +25,6 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from codecs import BOM_UTF8
 from dataclasses import replace
 from typing import ClassVar
 
@@ -89,7 +88,7 @@ class PMLS:
 
     def feed(self, block: Block) -> bool:
         if self._reader is None and block.data.strip():
-            self._reader = _Tables() if block.data.removeprefix(BOM_UTF8).lstrip().startswith(_HEADER) else _Log()
+            self._reader = _Tables() if block.data.lstrip().startswith(_HEADER) else _Log()
         return self._reader.feed(block) if self._reader else False
 
     def found(self) -> list[Found]:
@@ -210,7 +209,7 @@ class _Tables:
             cells = line.split(b",")
             if line.endswith(b",") or not (block.whole or place + 1 < len(lines)):
                 cells.pop()  # nothing, or what may be truncated
-            if line.removeprefix(BOM_UTF8).startswith(_HEADER):
+            if line.startswith(_HEADER):
                 names = [name.decode("utf-8", "replace") for name in cells[_FIXED : _FIXED + _MOST_OUTPUTS]]
                 self._names.append(names)
                 self._tables.append({})

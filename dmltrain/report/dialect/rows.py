@@ -13,13 +13,15 @@ from __future__ import annotations
 import csv
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import lt
 from typing import NamedTuple
 
 from dmltrain import record
-from dmltrain.report.block import LONGEST_LINE, Block
+from dmltrain.report.block import LONGEST_LINE, TRUNCATED, Block
+from dmltrain.report.dialect import attempts
 from dmltrain.report.run import Values
 
 Cells = Sequence[bytes]  # of a row or of a column
@@ -28,9 +30,9 @@ _MOST_COLUMNS = 1000
 _CLOCK = 1e8  # seconds; a larger time is that of the clock
 _LEAST_OF_FIRST = 0.2  # seconds of an epoch, of those of the first with its start-up, where times are cumulative
 _MOST_NAMED = 5  # lines in a note
-_MARK = b"\xef\xbb\xbf"  # a byte order mark in UTF-8
 _MOST_EPOCHS = 10**9  # a larger number is a time
 _EPOCH = re.compile(rb"\s*\+?(\d{1,18})(?:\.0*)?\s*")
+_TIME = re.compile(rb"\s*(?:(\d{1,6}):)?(\d{1,6}):(\d{2})\s*")
 _SPLITS = "train|training|val|valid|validation|eval|test|testing"
 _SPLIT_LAST = re.compile(rf"(.+)_({_SPLITS})")
 _BESIDE = re.compile(  # keys of columns that are measured in a test, too
@@ -72,7 +74,7 @@ class Rows:
         """The rows of the next block; [] without any."""
         if not self._started and block.data.strip(b"\r\n"):
             self._started = True
-            return self._parts(block, block.data.removeprefix(_MARK)) if self._begins(block) else []
+            return self._parts(block, block.data) if self._begins(block) else []
         if not self.header or block.limit < len(block.data):  # no line of a CSV is longer than a block
             return []
         if block.holds(self._mark):
@@ -90,12 +92,12 @@ class Rows:
                 f"{lines}{more}"
             )
         if self.cut:
-            notes.append(f"the last line is truncated; its {self.cut} is ignored")
+            notes.append(TRUNCATED.format(self.cut))
         return tuple(notes)
 
     def _begins(self, block: Block) -> bool:
         """Whether the first line is a header; it decides what separates cells."""
-        line = block.data.removeprefix(_MARK).lstrip(b"\r\n")[:LONGEST_LINE].splitlines()[0:1]
+        line = block.data.lstrip(b"\r\n")[:LONGEST_LINE].splitlines()[0:1]
         for self._separator in (",", ";", "\t"):
             if line and self._names(line[0]):
                 return block.limit == len(block.data)
@@ -173,7 +175,8 @@ class Epochs:
     """The numbers of a CSV with a column `epoch`: of each epoch and column the last one.
 
     name: the report's key of a column, or "" to leave it out. A file can have several runs, each of which begins with
-    the first epoch. Where a later one comes again, the run went on from there: what followed it before is left out.
+    the first epoch. Where a later one comes again, the run went on from there: what followed it before is left out. An
+    epoch has begun again also where its steps go back, or another header stands before it.
     """
 
     def __init__(self, accept: Callable[[list[str]], bool], name: Callable[[str, list[str]], str]) -> None:
@@ -185,6 +188,10 @@ class Epochs:
         self._columns: list[tuple[int, str]] = []  # place, key
         self._epoch_column = 0
         self._last = -1
+        self._step_column: int | None = None
+        self._step = -1.0  # of the last row
+        self._headed = False  # whether another header was the last line
+        self._rows_of: dict[int, Counter[int]] = {}  # run -> epoch -> rows with training values
         self._waiting: Cells = ()  # the last cells of rows without an epoch, which belong to the next one
 
     def feed(self, block: Block) -> bool:
@@ -201,11 +208,11 @@ class Epochs:
     def values(self) -> list[dict[int, Values]]:
         """The runs with numbers, after the last block, without what was tested or validated after them."""
         found = [{epoch: values for epoch, values in run.items() if values} for run in self.runs]
-        if self._waiting and self.runs and self._last in found[-1]:
-            found[-1][self._last] = {
-                **found[-1][self._last],
-                **self._numbers([(cell,) for cell in self._waiting], 0, 1),
-            }
+        waiting = self._numbers([(cell,) for cell in self._waiting], 0, 1) if self._waiting else {}
+        if self.runs and self._last in found[-1] and waiting.keys() - {"step", "learning_rate"}:
+            found[-1][self._last] = found[-1][self._last] | waiting
+        if self.rows.cut and self.runs and self._last in found[-1]:  # what an earlier row said is no longer its value
+            found[-1][self._last].pop(self._name(self.rows.cut, list(self.rows.header)), None)
         said = [{epoch for part, epoch in self._said if part == number} for number in range(len(found))]
         return [_without_tests(run, names) for run, names in zip(found, said, strict=True) if run]
 
@@ -217,7 +224,20 @@ class Epochs:
             if self.repeated
             else ""
         )
-        return (*filter(None, [again]), *self.rows.notes())
+        once = self._begun_again()
+        return (
+            *filter(None, [again]),
+            *([attempts.again("epoch", once)] if once is not None else []),
+            *self.rows.notes(),
+        )
+
+    def _begun_again(self) -> int | None:
+        """An epoch with several rows in a run whose other epochs have one each."""
+        for number, counts in self._rows_of.items():
+            several, epochs = [epoch for epoch, count in counts.items() if count > 1], len(self.runs[number])
+            if several and (epochs == 1 or 2 * len(several) <= epochs):
+                return min(several)
+        return None
 
     def _begin(self, header: list[str]) -> None:
         self._epoch_column = next(place for place, name in enumerate(header) if plain(name) == "epoch")
@@ -227,6 +247,8 @@ class Epochs:
             if key:
                 named.setdefault(key, place)  # the first column of a name
         self._columns = [(place, key) for key, place in named.items()]
+        self._step_column = named.get("step")
+        self._headed = bool(self.runs)
         self._waiting = ()
 
     def _take_ascending(self, columns: list[Cells]) -> bool:
@@ -249,6 +271,9 @@ class Epochs:
         slices = [[column[place : place + 1] for place in range(len(column))] for _, column in numbers]
         run.update(zip(epochs, (dict(zip(keys, row, strict=True)) for row in zip(*slices, strict=True)), strict=True))
         self._last = epochs[-1]
+        self._headed = False
+        if self._step_column is not None:
+            self._step = numbers[[key for key, _ in numbers].index("step")][1][-1]
         return True
 
     def _take_any(self, columns: list[Cells]) -> None:
@@ -261,24 +286,40 @@ class Epochs:
             end = start + len(list(group))
             epoch = as_epoch(text)
             if epoch is not None:
-                self._keep(epoch, columns, start, end)
+                for first, last in self._ascending(columns, start, end):
+                    self._keep(epoch, columns, first, last)
             start = end
         self._waiting = tuple(_last(column[whole:]) for column in columns) if whole < rows else ()
 
+    def _ascending(self, columns: Sequence[Cells], start: int, end: int) -> list[tuple[int, int]]:
+        """Rows of one epoch in parts, in each of which no step goes back."""
+        if self._step_column is None:
+            return [(start, end)]
+        steps = list(map(as_number, columns[self._step_column][start:end]))
+        pairs = zip(steps, steps[1:], strict=False)
+        cuts = [place for place, (a, b) in enumerate(pairs, start + 1) if a is not None and b is not None and b < a]
+        return list(zip([start, *cuts], [*cuts, end], strict=True))
+
     def _keep(self, epoch: int, columns: Sequence[Cells], start: int, end: int) -> None:
         numbers = self._numbers(columns, start, end)
-        if epoch < self._last and self.runs and epoch in self.runs[-1]:
-            if not any(map(trains, numbers)) and any(map(trains, self.runs[-1][epoch])):
+        step = as_number(columns[self._step_column][start]) if self._step_column is not None else None
+        back = self._headed or (step is not None and step < self._step)
+        if self.runs and epoch in self.runs[-1] and (epoch < self._last or (epoch == self._last and back)):
+            if not self._headed and not any(map(trains, numbers)) and any(map(trains, self.runs[-1][epoch])):
                 return  # a test or validation of another program, which counts its own epochs
             self._again(epoch)
         if not self.runs:
             self.runs.append({})
-        self._last = epoch
+        self._last, self._headed, is_known = epoch, False, epoch in self.runs[-1]
+        self._step = numbers["step"][0] if "step" in numbers else self._step
         self.runs[-1].setdefault(epoch, {}).update(numbers)
-        if not any(map(trains, numbers)) and any(
-            trains(key) and any(columns[place][start:end]) for place, key in self._columns
-        ):
+        trained = [place for place, key in self._columns if trains(key)]
+        if not any(map(trains, numbers)) and any(any(columns[place][start:end]) for place in trained):
             self._said.add((len(self.runs) - 1, epoch))
+        if self._step_column is None:
+            rows = sum(any(columns[place][row] for place in trained) for row in range(start, end))
+            counts = self._rows_of.setdefault(len(self.runs) - 1, Counter())
+            counts[epoch] += rows + (is_known and epoch not in counts)
 
     def _again(self, epoch: int) -> None:
         """Begin a new run, or the last one again at this epoch."""
@@ -286,6 +327,8 @@ class Epochs:
             self.runs.append({})
         else:
             self.repeated.append(epoch)
+            counts = self._rows_of.get(len(self.runs) - 1, Counter())
+            self._rows_of[len(self.runs) - 1] = Counter({each: n for each, n in counts.items() if each < epoch})
             self.runs[-1] = {each: values for each, values in self.runs[-1].items() if each < epoch}
 
     def _numbers(self, columns: Sequence[Cells], start: int, end: int) -> Values:
@@ -293,7 +336,8 @@ class Epochs:
         values: Values = {}
         for place, key in self._columns:
             cell = columns[place][end - 1] or _last(columns[place][start:end])
-            if cell and (number := as_number(cell)) is not None:
+            number = as_seconds(cell) if key == "seconds" else as_number(cell)
+            if number is not None:
                 values[key] = array("d", (number,))
         return values
 
@@ -325,20 +369,33 @@ def _is_beside(run: dict[int, Values], epochs: Sequence[int], trained: bool) -> 
 
 
 def own_seconds(run: dict[int, Values]) -> dict[int, float]:
-    """Make seconds since the start, or of the clock, those of each epoch; returns epoch -> seconds since the start."""
-    times = [run[epoch]["seconds"][0] for epoch in sorted(run) if "seconds" in run[epoch]]
-    if len(times) < 2 or len(times) < len(run) or not all(map(lt, times, times[1:])):
+    """Make seconds since the start, or of the clock, those of each epoch; returns epoch -> seconds since the start.
+    Seconds that go back are of a program that was started again."""
+    epochs = sorted(run)
+    if epochs and "seconds" not in run[epochs[-1]]:  # perhaps truncated
+        epochs.pop()
+    times = [run[epoch]["seconds"][0] for epoch in epochs if "seconds" in run[epoch]]
+    cuts = [place for place, (a, b) in enumerate(zip(times, times[1:], strict=False), 1) if not a < b]
+    parts = [times[first:end] for first, end in zip([0, *cuts], [*cuts, len(times)], strict=True)]
+    clock = bool(times) and times[0] > _CLOCK
+    if len(times) < len(epochs) or not times or (cuts and clock) or not (clock or _are_cumulative(parts)):
         return {}
-    clock = times[0] > _CLOCK
-    if not clock and (times[-1] - times[0]) / (len(times) - 1) < times[0] * _LEAST_OF_FIRST:
-        return {}
-    start = times[0] if clock else 0.0
-    elapsed = {epoch: round(time - start, 6) for epoch, time in zip(sorted(run), times, strict=True)}
-    for (epoch, end), before in zip(elapsed.items(), (0.0, *elapsed.values()), strict=False):
+    elapsed, passed = list[float](), 0.0
+    for part in parts:
+        start = part[0] if clock else 0.0
+        elapsed += [round(passed + time - start, 6) for time in part]
+        passed = elapsed[-1]
+    for epoch, end, before in zip(epochs, elapsed, (0.0, *elapsed), strict=False):
         run[epoch] = {**run[epoch], "seconds": array("d", (round(end - before, 6),))}
     if clock:
-        del run[min(run)]["seconds"]
-    return elapsed
+        del run[epochs[0]]["seconds"]
+    return dict(zip(epochs, elapsed, strict=True))
+
+
+def _are_cumulative(parts: Sequence[Sequence[float]]) -> bool:
+    """Whether times grow as those since a start do, in all parts of which each ascends."""
+    longer = [part for part in parts if len(part) > 1]
+    return bool(longer) and all((part[-1] - part[0]) / (len(part) - 1) >= part[0] * _LEAST_OF_FIRST for part in longer)
 
 
 def _of_test(key: str) -> bool:
@@ -370,6 +427,12 @@ def as_number(cell: bytes) -> float | None:
         return float(cell) if b"_" not in cell else None
     except ValueError:
         return None
+
+
+def as_seconds(cell: bytes) -> float | None:
+    """The number in a cell, which may be minutes and seconds, or hours, too."""
+    clock = _TIME.fullmatch(cell)
+    return int(clock[1] or 0) * 3600.0 + int(clock[2]) * 60 + int(clock[3]) if clock else as_number(cell)
 
 
 def as_epoch(cell: bytes) -> int | None:

@@ -13,16 +13,23 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Sequence
 from operator import lt
 from pathlib import PurePath
 from typing import ClassVar, NamedTuple
 
 from dmltrain import record
 from dmltrain.report.block import Block
+from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.rows import Cells, Rows, as_epoch, as_number, key, plain
 from dmltrain.report.run import Found, Values
 
 _MOST_STEPS = 10**9
+_LONG = 20  # times the usual time between steps
+_LEAST_PAUSE = 60.0  # seconds
+_PAUSE = (
+    "step {}: {:.0f} s after the one before, many times as long as others, as after a restart: its time is left out"
+)
 _NAME = re.compile(r"run-(?P<run>.*?)-tag-(?P<tag>.+)")
 
 
@@ -35,6 +42,7 @@ class TensorBoard:
     def __init__(self) -> None:
         self._rows = Rows(lambda header: [plain(name) for name in header] == ["wall_time", "step", "value"], b"tep")
         self._attempts: list[_Attempt] = []
+        self._again: dict[int, int] = {}  # attempt -> a step that it has twice
         self._file = ""
 
     def feed(self, block: Block) -> bool:
@@ -51,7 +59,14 @@ class TensorBoard:
         metric, by_epoch = _metric(PurePath(self._file).name)
         nameless = "the file's name does not say what its values are: expected run-RUN-tag-NAME.csv"
         notes = (*self._rows.notes(), *((nameless,) if metric == "value" else ()))
-        return [attempt.found(metric, by_epoch, notes) for attempt in self._attempts]
+        again = [
+            [attempts.again("step", self._again[number])] if number in self._again else []
+            for number in range(len(self._attempts))
+        ]
+        return [
+            attempt.found(metric, by_epoch, (*notes, *more))
+            for attempt, more in zip(self._attempts, again, strict=True)
+        ]
 
     def _take(self, columns: list[Cells], plain: bool) -> None:
         """Take columns of numbers, several times faster than row by row. ValueError if some are none."""
@@ -73,8 +88,11 @@ class TensorBoard:
 
     def _attempt(self, step: int) -> _Attempt:
         """That of a row: steps that begin again are a second start."""
-        if not self._attempts or step < next(reversed(self._attempts[-1].numbers), -1):
+        last = next(reversed(self._attempts[-1].numbers), -1) if self._attempts else -1
+        if not self._attempts or step < last or (step == last and len(self._attempts[-1].numbers) == 1):
             self._attempts.append(_Attempt({}, {}))
+        elif step == last:
+            self._again.setdefault(len(self._attempts) - 1, step)
         return self._attempts[-1]
 
 
@@ -89,6 +107,11 @@ class _Attempt(NamedTuple):
         numbers = array("d", map(self.numbers.__getitem__, steps))
         times = array("d", map(self.times.__getitem__, steps))
         seconds = array("d", [round(time - before, 6) for before, time in zip(times, times[1:], strict=False)])
+        pauses = _pauses(seconds)
+        if pauses:
+            notes = (*notes, _PAUSE.format(steps[pauses[0] + 1], seconds[pauses[0]]))
+            for place in pauses:
+                seconds[place] = math.nan
         epochs: dict[int, Values] = {
             step: {metric: numbers[place : place + 1]}
             if place == 0 or not seconds[place - 1] >= 0 or (by_epoch and step != steps[place - 1] + 1)
@@ -99,6 +122,16 @@ class _Attempt(NamedTuple):
             step: round(time - times[0], 6) for step, time in zip(steps, times, strict=True) if time - times[0] >= 0
         }
         return Found(epochs, first=0 if by_epoch else None, notes=notes, elapsed=elapsed)
+
+
+def _pauses(seconds: Sequence[float]) -> list[int]:
+    """Places of times between steps that are so long that the program was not running all the time."""
+    usual = sorted(number for number in seconds if number > 0)
+    return [
+        place
+        for place, number in enumerate(seconds)
+        if len(usual) > 1 and number > max(_LEAST_PAUSE, _LONG * usual[(len(usual) - 1) // 2])
+    ]
 
 
 def _metric(file: str) -> tuple[str, bool]:

@@ -22,15 +22,28 @@ def keras(random: Random) -> Program:
     if random.random() < 0.2:
         columns |= {random.choice(("lr", "learning_rate")): "learning_rate"}
     names = sorted(columns)
+    timed = random.choice(("", "", "", "time", "elapsed", "timestamp"))
+    seconds, start = random.uniform(1, 900), float(random.randint(10**9, 17 * 10**8)) if timed == "timestamp" else 0.0
+    clock = {"": start}
+    names += ["time"] if timed else []
     header = separator.join(f'"{name}"' if quoted else name for name in ("epoch", *names))
 
     def epoch(number_: int) -> list[Print]:
-        drawn = {name: number(random) for name in names}
-        cells = [str(number_), *(text for text, _ in drawn.values())]
-        return [Print(separator.join(cells), {columns[name]: value for name, (_, value) in drawn.items()})]
+        drawn = {name: number(random) for name in columns}
+        values = {columns[name]: value for name, (_, value) in drawn.items()}
+        if timed:
+            own = round(seconds * random.uniform(0.95, 1.05), 2)
+            clock[""] += own
+            drawn["time"] = f"{own if timed == 'time' else clock['']:.6f}", own
+            values |= {"seconds": own} if timed != "timestamp" or number_ else {}
+        return [Print(separator.join([str(number_), *(drawn[name][0] for name in names)]), values)]
 
-    again = random.choice(([""], [header]))
-    return Program(epoch, [header], is_text=False, name="x.csv", again=again)
+    again = random.choice(([], [header]))
+    once = timed == "timestamp"
+    return Program(
+        **{"epoch": epoch, "opening": [header], "is_text": False, "name": "x.csv", "again": again},
+        **{"again_and_again": not once, "resumes": timed != "elapsed", "begin": lambda: clock.update({"": start})},
+    )
 
 
 def timm(random: Random) -> Program:

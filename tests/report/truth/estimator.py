@@ -48,5 +48,5 @@ def program(random: Random) -> Program:
         ]
 
     opening = ["Training begin: using optimizer SGD with current learning rate 0.0010 ", "Train for 5 epochs."]
-    closing = [Print("Train finished using total 7s with 5 epochs. " + shown(word, "")[0])]
-    return Program(epoch, opening, closing)
+    ended = "Train finished using total 7s with 5 epochs. " + shown(word, "")[0]
+    return Program(epoch, opening if random.random() < 0.8 else (), lambda end, rows: [ended], resumes=False)

@@ -1,6 +1,5 @@
 """Keras' progress bars from 2015 to Keras 3, on terminals and in files, with bars of `evaluate` after them."""
 
-from collections.abc import Sequence
 from random import Random
 
 from tests.report.truth.known import Print, Program, Values, draw
@@ -118,6 +117,6 @@ def program(random: Random) -> Program:
     opening = ["Using TensorFlow backend.", "Train on 60000 samples, validate on 10000 samples"][: random.randint(0, 2)]
     evaluates = random.random() < 0.3 and bar.verbose == 1
     other = bar.steps if random.random() < 0.2 else bar.steps // 4 + 2
-    closing: Sequence[Print] = bar.bars(other, False) if evaluates else ()
+    closing = [each.text for each in bar.bars(other, False)] if evaluates else []
     first = 0 if bar.version.startswith("2015") else 1
-    return Program(bar.epoch, opening, closing, first=first, prefixes="none")
+    return Program(bar.epoch, opening, lambda end, rows: closing, first=first, prefixes="none")

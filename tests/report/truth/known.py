@@ -35,21 +35,20 @@ class Print(NamedTuple):
 class Program:
     """A version of a program that trains. epoch: what it prints for the epoch of that number.
 
-    opening, closing: before and after its epochs; again: the opening of a later start. first: number of the first
-    epoch, None for iterations. step: from one row to the next. tag: how its own lines name a worker. is_text: lines,
-    not cells. finish: last changes of a start's table. name: the file's. noise: lines of the same program without a
-    value. elapsed: whether the reader takes the lines' times.
+    opening: before its epochs; again: that of a later start. closing: after them; it gets the number after the last
+    epoch and the start's table, and may change that. first: number of the first epoch, None for iterations. step: from
+    one row to the next. tag: how its own lines name a worker. is_text: lines, not cells. name: the file's. noise: lines
+    of the same program without a value. elapsed: whether the reader takes the lines' times.
     """
 
     epoch: Callable[[int], list[Print]]
     opening: Sequence[str] = ()
-    closing: Sequence[Print] = ()
+    closing: Callable[[int, dict[int, Values]], Sequence[str]] = lambda end, rows: ()
     first: int | None = 0
     step: int = 1
     tag: str = ""
     is_text: bool = True
     prefixes: str = "logging"  # a key of log.PREFIXES
-    finish: Callable[[dict[int, Values]], dict[int, Values]] = lambda rows: rows
     name: str = "x.log"
     noise: Sequence[str] = ()
     again: Sequence[str] = ()
@@ -57,6 +56,7 @@ class Program:
     begin: Callable[[], None] = lambda: None  # before a worker's start
     most_workers: int = 3  # whose own tags are in one file
     again_and_again: bool = True  # whether it can be started again in the same file
+    resumes: bool = True  # whether it can go on from a later epoch
 
 
 def row(prints: Sequence[Print]) -> Values:
@@ -108,9 +108,10 @@ def answers(starts: Sequence[Start]) -> list[Answer]:
     may be left out where another start has it."""
     without = [replace(start, rows=[dict(rows) for rows in start.rows]) for start in starts]
     for place, start in enumerate(without):
-        if start.cut is not None and any(start.cut in rows for other in without[place + 1 :] for rows in other.rows):
-            for rows in start.rows:
-                rows.pop(start.cut, None)
+        others = [rows for other in without[place + 1 :] for rows in other.rows]
+        for rows in start.rows:
+            if start.cut in rows and any(start.cut in other for other in others):
+                del rows[start.cut]
     return [*_answers(starts), *_answers(without)]
 
 
@@ -129,7 +130,13 @@ def _answers(starts: Sequence[Start]) -> list[Answer]:
             left_out |= any(epoch >= start.first and epoch != cut for epoch in merged[-1])
             merged[-1] = {epoch: values for epoch, values in merged[-1].items() if epoch < start.first} | table
         cut = start.cut
-    return [(tables, False), (merged, left_out)]
+    gone_on: list[Table] = []  # a start that goes on after the last epoch is no other run
+    last = -1
+    for start in starts:
+        if table := start.table():
+            gone_on = [*gone_on[:-1], gone_on[-1] | table] if gone_on and start.first > last else [*gone_on, table]
+            last = max(*table, last if start.first > last else -1, -1 if start.cut is None else start.cut)
+    return [(tables, False), (merged, left_out), (gone_on, False)]
 
 
 def _of_workers(starts: Sequence[Start]) -> list[Answer]:
@@ -142,13 +149,11 @@ def _of_workers(starts: Sequence[Start]) -> list[Answer]:
 def verdict(case: Case, runs: Sequence[Run]) -> str:
     """exact, noted, or what is wrong."""
     said = [note for run in runs for note in (*run.notes, *run.faults)]
-    read = [{epoch: dict(values) for epoch, values in run.epochs.items()} for run in runs if run.epochs]
-    shown = [_plain(table) for table in read]
+    read = [dict(run.epochs) for run in runs if run.epochs]
+    shown = list(filter(None, map(_plain, read)))
     by_text = sorted(map(repr, shown))
     for tables, needs_note in chain(answers(case.starts), _of_workers(case.starts)):
-        if len(tables) != len(shown):
-            continue
-        plain = [_plain(table) for table in tables]
+        plain = list(filter(None, map(_plain, tables)))
         if plain == shown or (len(case.starts[0].rows) > 1 and sorted(map(repr, plain)) == by_text):
             if needs_note and not said:
                 return "values of an earlier start were left out without a note"
@@ -183,9 +188,11 @@ def _timed(case: Case, runs: Sequence[Run], said: Sequence[str]) -> str:
 
 
 def _plain(table: Table) -> dict[int, dict[str, list[str]]]:
+    """For comparisons. What a started epoch may have at once is not enough for a row."""
     return {
         epoch: {key: sorted(map(_shown, values[key])) for key in sorted(values)}
         for epoch, values in sorted(table.items())
+        if values.keys() - {"step", "learning_rate"}
     }
 
 
@@ -206,7 +213,7 @@ def _within(values: dict[str, list[float]], truth: dict[str, list[float]]) -> bo
 
 def _difference(case: Case, read: list[Table]) -> str:
     """The first value that differs from the answer that has as many runs."""
-    (tables, _), (merged, _) = _answers(case.starts)
+    (tables, _), (merged, _), _ = _answers(case.starts)
     expected = merged if len(merged) == len(read) else tables
     if len(expected) != len(read):
         return (

@@ -60,7 +60,7 @@ NOISE = (
 ENCODINGS = (*("utf-8",) * 12, "utf-8-sig", "utf-16", "utf-16-le", "latin-1")
 
 
-def _spans(random: Random, again: bool) -> list[tuple[int, int, bool]]:
+def _spans(random: Random, again: bool, resumes: bool) -> list[tuple[int, int, bool]]:
     """Of each start the first epoch, one more than the last, and whether it ends in the last one."""
     spans: list[tuple[int, int, bool]] = []
     first, more = 0, True
@@ -69,13 +69,13 @@ def _spans(random: Random, again: bool) -> list[tuple[int, int, bool]]:
         more = again and len(spans) < 3 and random.random() < 0.25
         spans.append((first, end, more and random.random() < 0.5))
         at_most = end - spans[-1][2]
-        first = random.choice((0, 0, random.randint(0, at_most), at_most))
+        first = random.choice((0, 0, random.randint(0, at_most), at_most)) if resumes else 0
     return spans
 
 
 def case(random: Random, program: Program) -> Case:
     """The log of `program`, whose version was drawn."""
-    spans = _spans(random, program.again_and_again)
+    spans = _spans(random, program.again_and_again, program.resumes)
     workers = 1 if not program.is_text or random.random() < 0.7 else random.randint(2, 3)
     own = program.tag and (workers > 1 or random.random() < 0.5)
     workers = min(workers, program.most_workers)
@@ -89,7 +89,7 @@ def case(random: Random, program: Program) -> Case:
     lines: list[str] = []
     starts: list[Start] = []
     for number, (first, end, killed) in enumerate(spans):
-        written = []
+        written, share = [], random.random()
         for worker in range(workers):
             program.begin()
             prints = [Print(text) for text in (program.again if number and program.again else program.opening)]
@@ -99,7 +99,7 @@ def case(random: Random, program: Program) -> Case:
                 at = epoch * program.step + offset
                 of_epoch = program.epoch(at)
                 if killed and epoch + 1 == end:
-                    of_epoch = of_epoch[: random.randrange(len(of_epoch))]
+                    of_epoch = of_epoch[: int(share * len(of_epoch))]
                 if values := row([each for each in of_epoch if each.tagged or not worker]):
                     rows[at] = values
                 for each in of_epoch:
@@ -108,9 +108,9 @@ def case(random: Random, program: Program) -> Case:
                     prints.append(each)
                     if each.timed:
                         timed[at] = len(prints) - 1
-            prints += [] if killed else list(program.closing)
-            written.append((prints, program.finish(rows), timed))
-        cut = (end - 1) * program.step + offset if killed else None
+            prints += [] if killed else map(Print, program.closing(end * program.step + offset, rows))
+            written.append((prints, rows, timed))
+        cut = (end - 1) * program.step + offset if killed and of_epoch else None
         start = Start(first * program.step + offset, [rows for _, rows, _ in written], cut=cut)
         starts.append(start)
         moments: dict[int, float] = {}

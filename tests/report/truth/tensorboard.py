@@ -20,18 +20,19 @@ def case(random: Random) -> Case:
     files = random.sample(sorted(TAGS if by_epoch else OF_STEPS), random.randint(1, 2))
     spans, at = [], 0
     while not spans or (random.random() < 0.3 and len(spans) < 3):
-        spans.append((random.choice((0, at)) if spans else 0, random.randint(1, 5)))
+        # a start that goes on is told from the one before by its time, if there are others
+        spans.append((at if spans and spans[-1][1] > 3 and random.random() < 0.5 else 0, random.randint(1, 6)))
         at = sum(spans[-1]) - random.randint(0, 1)
     step = 1 if by_epoch else random.choice((50, 391))
     lines = {file: ["Wall time,Step,Value"] for file in files}
     starts: list[Start] = []
-    now = random.uniform(1e9, 1.7e9)
+    now, usual = float(random.randint(10**9, 17 * 10**8)), random.uniform(0.1, 900)
     for first, count in spans:
         start = Start(first * step, [{} for _ in files])
         for file, rows in zip(files, start.rows, strict=True):
             time = now
             for number in range(first * step, (first + count) * step, step):
-                seconds, value = round(random.uniform(0.01, 900), 6), draw(random)
+                seconds, value = round(usual * random.uniform(0.9, 1.1), 2), draw(random)
                 values: Values = {(TAGS | OF_STEPS)[file]: value}
                 if rows:
                     values["seconds"] = seconds
