@@ -46,7 +46,7 @@ from dmltrain.notice import notice_of
 from dmltrain.options import Options, parse
 from dmltrain.plan import Position, plan_of, schedule_of
 from dmltrain.run import Run
-from dmltrain.safe_text import safe_lines
+from dmltrain.safe_text import open_missing_streams, safe_lines
 from dmltrain.usage import Usage, gpu
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -78,6 +78,7 @@ def main(
 
 def exit_code(prog: str, run: Callable[[], None]) -> int:
     """Run a program. The exit code says how it ended; the user's mistakes and a lost job are explained in one line."""
+    open_missing_streams()
     try:
         run()
     except (UserError, JobLost, Diverged) as error:

@@ -8,6 +8,7 @@ and tabs stay. `launch.agent.text` is the same for the launcher, which imports n
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -51,13 +52,31 @@ class Safe:
 
 @contextlib.contextmanager
 def printed() -> Iterator[None]:
-    """All that is printed inside is safe, also what argparse prints."""
+    """All that is printed inside is safe, also what argparse prints. What goes to closed streams is dropped."""
+    open_missing_streams()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream if isinstance(stream, Safe) else Safe(stream) for stream in before)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def open_missing_streams() -> None:
+    """Take /dev/null for standard streams that are closed (`>&-`, some daemons), as if they were sent there: else the
+    next file that is opened would get their number, and what is printed."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != descriptor:
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
+            os.set_inheritable(descriptor, True)
+        if getattr(sys, name) is None:
+            stream = open(descriptor, "w" if descriptor else "r", closefd=False)  # noqa: SIM115  open until exit
+            setattr(sys, name, stream)
 
 
 def raw(stream: TextIO) -> TextIO:
