@@ -16,6 +16,8 @@ from dmltrain.report.command_line import arguments
 from dmltrain.report.follow import follow
 from dmltrain.safe_text import one_line, printed, safe_lines
 
+_AT_ONCE = 1 << 20  # letters of a long table
+
 
 @printed()
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,10 +51,12 @@ def _write(text: str) -> list[str]:
     if not hasattr(sys.stdout, "buffer"):  # not a file, but an object that collects text
         sys.stdout.write(text)
         return []
-    rest = memoryview(safe_lines(text).encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
     try:
-        while rest:
-            rest = rest[sys.stdout.buffer.write(rest) :]
+        for start in range(0, len(text), _AT_ONCE):
+            part = safe_lines(text[start : start + _AT_ONCE])
+            rest = memoryview(part.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+            while rest:
+                rest = rest[sys.stdout.buffer.write(rest) :]
         sys.stdout.buffer.flush()  # before the messages, if both go to the same file
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer

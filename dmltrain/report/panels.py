@@ -22,7 +22,10 @@ def panels(tables: Sequence[Table], metrics: Sequence[str], width: int) -> str:
 
 def longest(text: str) -> int:
     """The letters of the longest line."""
-    return max(map(len, text.splitlines()), default=0)
+    longest = start = 0
+    while (end := text.find("\n", start)) >= 0:  # a list of lines takes several times the memory
+        longest, start = max(longest, end - start), end + 1
+    return max(longest, len(text) - start)
 
 
 def _parts(whole: Grid, width: int) -> Iterator[Grid]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from dmltrain.report.run import Run
 
@@ -45,7 +46,8 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], Cell]] = {"mean": mean, "max":
 
 @dataclass(frozen=True)
 class Table:
-    """The table of a run. rows: epoch as printed, ascending -> key -> cell; every row has every key.
+    """The table of a run. rows: epoch as printed, ascending -> key -> cell; every row has every key. A row is
+    made when it is asked for, because a log can have millions.
 
     places: epoch as printed -> what the first column says, which is also its place in a plot. axis: heading of that
     column.
@@ -53,13 +55,61 @@ class Table:
 
     run: Run
     keys: tuple[str, ...]
-    rows: dict[int, dict[str, Cell]]
-    places: dict[int, float]
+    rows: Mapping[int, dict[str, Cell]]
+    places: Mapping[int, float]
     axis: str = "epoch"
 
-    def counted(self) -> dict[float, dict[str, Cell]]:
-        """The rows by what the first column says."""
-        return {self.places[epoch]: row for epoch, row in self.rows.items() if epoch in self.places}
+    def counted(self) -> Mapping[float, int]:
+        """The epochs by what the first column says."""
+        if isinstance(self.places, Shifted) and len(self.places) == len(self.rows):
+            return cast("Mapping[float, int]", self.places.back())
+        return {self.places[epoch]: epoch for epoch in self.rows if epoch in self.places}
+
+    def cells(self, epoch: int, keys: Sequence[str]) -> list[Cell]:
+        """Those of an epoch."""
+        if isinstance(self.rows, _Rows):
+            return self.rows.cells(epoch, keys)
+        return [self.rows[epoch].get(key) for key in keys]
+
+
+class Shifted(Mapping[int, int]):
+    """Each of some ascending numbers -> the number and `by`."""
+
+    def __init__(self, numbers: Mapping[int, object], by: int, given: int = 0) -> None:
+        self._numbers, self._by, self._given = numbers, by, given
+
+    def back(self) -> Shifted:
+        """The other way round."""
+        return Shifted(self._numbers, -self._by, self._given + self._by)
+
+    def __getitem__(self, number: int) -> int:
+        if number - self._given in self._numbers:
+            return number + self._by
+        raise KeyError(number)
+
+    def __iter__(self) -> Iterator[int]:
+        return (number + self._given for number in self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+class _Rows(Mapping[int, dict[str, Cell]]):
+    def __init__(self, run: Run, keys: Sequence[str], one: Callable[[Sequence[float]], Cell], missing: Cell) -> None:
+        self._epochs, self._keys, self._one, self._missing = run.epochs, keys, one, missing
+
+    def cells(self, epoch: int, keys: Sequence[str]) -> list[Cell]:
+        values = self._epochs[epoch]
+        return [self._one(values[key]) if key in values else self._missing for key in keys]
+
+    def __getitem__(self, epoch: int) -> dict[str, Cell]:
+        return dict(zip(self._keys, self.cells(epoch, self._keys), strict=True))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._epochs)
+
+    def __len__(self) -> int:
+        return len(self._epochs)
 
 
 def table(run: Run, aggregate: str = "mean") -> Table:
@@ -69,9 +119,5 @@ def table(run: Run, aggregate: str = "mean") -> Table:
     keys = (*MAIN, *others)
     one = AGGREGATES[aggregate]
     missing: Cell = [] if aggregate == "all" else None
-    rows = {
-        epoch: {key: one(values[key]) if key in values else missing for key in keys}
-        for epoch, values in run.epochs.items()
-    }
     shift = 1 - run.first if run.first is not None else 0
-    return Table(run, keys, rows, {epoch: epoch + shift for epoch in rows})
+    return Table(run, keys, _Rows(run, keys, one, missing), Shifted(run.epochs, shift))

@@ -11,26 +11,42 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from dmltrain import record
 from dmltrain.report import label
-from dmltrain.report.table import Cell, Table
+from dmltrain.report.table import Cell, Shifted, Table
 
 Show = Callable[[float], str]
 Grid = list[list[str]]  # headings, then lines of as many cells
 NOTHING = "-"  # no value in the log
+_AT_ONCE = 4096  # lines
 
 
 def markdown(tables: Sequence[Table], metrics: Sequence[str]) -> str:
-    return as_markdown(grid(tables, metrics))
+    return as_markdown(lines(tables, metrics))
 
 
-def as_markdown(grid: Grid) -> str:
+def as_markdown(grid: Iterable[Sequence[str]]) -> str:
     """A table from headings and lines."""
-    lines = [grid[0], ["---"] * len(grid[0]), *grid[1:]] if grid else []
-    return "".join("| " + " | ".join(map(escaped, line)) + " |\n" for line in lines)
+    return joined("| " + " | ".join(map(escaped, line)) + " |\n" for line in _with_rule(grid))
+
+
+def _with_rule(grid: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    for number, line in enumerate(grid):
+        yield line
+        if not number:
+            yield ["---"] * len(line)
+
+
+def joined(pieces: Iterable[str]) -> str:
+    """The text of many lines; a list of them takes several times the memory."""
+    pieces, parts = iter(pieces), list[str]()
+    while part := "".join(islice(pieces, _AT_ONCE)):
+        parts.append(part)
+    return "".join(parts)
 
 
 def escaped(cell: str) -> str:
@@ -40,16 +56,19 @@ def escaped(cell: str) -> str:
 
 def tabs(tables: Sequence[Table], metrics: Sequence[str]) -> str:
     """The format `none` of MXNet's tool."""
-    return "".join("\t".join(line) + "\n" for line in grid(tables, metrics))
+    return joined("\t".join(line) + "\n" for line in lines(tables, metrics))
 
 
 def comma_separated(tables: Sequence[Table], metrics: Sequence[str]) -> str:
     """The same table for programs: numbers with 12 digits, empty cells without a value."""
-    text = io.StringIO()
-    lines = grid(tables, metrics, _long)
-    csv.writer(text, lineterminator="\n").writerows(
-        ["" if cell == NOTHING else cell.strip() for cell in line] for line in lines
+    return joined(
+        _csv_line(["" if cell == NOTHING else cell.strip() for cell in line]) for line in lines(tables, metrics, _long)
     )
+
+
+def _csv_line(cells: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
 
 
@@ -101,15 +120,9 @@ def json_cell(cell: Cell | str) -> object:
 class _Column:
     heading: str
     key: str
-    rows: dict[float, dict[str, Cell]]  # by what the first column says
     show: Show
 
-    def texts(self, places: Sequence[float]) -> list[str]:
-        """The cells at `places` of the first column."""
-        none: dict[str, Cell] = {}
-        return [self._text(self.rows.get(place, none).get(self.key)) for place in places]
-
-    def _text(self, cell: Cell) -> str:
+    def text(self, cell: Cell) -> str:
         if cell is None:
             return NOTHING
         if isinstance(cell, list):
@@ -119,18 +132,37 @@ class _Column:
 
 def grid(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = None) -> Grid:
     """Headings and lines of the table of all runs with epochs; [] if there is none. show: numbers as texts."""
+    return list(lines(tables, metrics, show))
+
+
+def lines(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = None) -> Iterator[list[str]]:
+    """The same, one by one."""
     show = show or _short
     tables = [table for table in tables if table.rows]
     if not tables:
-        return []
-    columns = [
-        column
+        return
+    parts = [
+        (table, table.counted(), _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show))
         for table, name in zip(tables, labels(tables), strict=True)
-        for column in _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)
     ]
-    places = sorted({place for column in columns for place in column.rows})
-    texts = [[_place(place, show) for place in places], *(column.texts(places) for column in columns)]
-    return [[tables[0].axis, *(column.heading for column in columns)], *map(list, zip(*texts, strict=True))]
+    yield [tables[0].axis, *(column.heading for _, _, columns in parts for column in columns)]
+    for place in _places([epochs for _, epochs, _ in parts]):
+        yield [_place(place, show), *(text for part in parts for text in _texts(*part, place))]
+
+
+def _places(counted: Sequence[Mapping[float, int]]) -> Iterable[float]:
+    """What the first column says, ascending."""
+    if len(counted) == 1 and isinstance(counted[0], Shifted):
+        return counted[0]
+    return sorted({place for epochs in counted for place in epochs})
+
+
+def _texts(table: Table, epochs: Mapping[float, int], columns: Sequence[_Column], place: float) -> list[str]:
+    """The cells of a table at a place of the first column."""
+    if place not in epochs:
+        return [NOTHING] * len(columns)
+    cells = table.cells(epochs[place], [column.key for column in columns])
+    return [column.text(cell) for column, cell in zip(columns, cells, strict=True)]
 
 
 def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> list[_Column]:
@@ -146,10 +178,9 @@ def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> l
         *((f"val-{name}", f"validation_{key}") for name, key in split.items()),
         *facts.items(),
     ]
-    rows = table.counted()
     return [
-        *(_Column(prefix + heading, key, rows, show) for heading, key in shown),
-        _Column(f"{prefix}time", "seconds", rows, _tenths if show is _short else show),
+        *(_Column(prefix + heading, key, show) for heading, key in shown),
+        _Column(f"{prefix}time", "seconds", _tenths if show is _short else show),
     ]
 
 

@@ -55,6 +55,6 @@ def rows() -> Callable[..., dict]:
 
     def read(log: str | bytes, aggregate: str = "mean") -> dict:
         found, _ = reading.scan(io.BytesIO(log.encode() if isinstance(log, str) else log))
-        return table.table(run.merge("x.log", [("x.log", found[0])]), aggregate).rows if found else {}
+        return dict(table.table(run.merge("x.log", [("x.log", found[0])]), aggregate).rows) if found else {}
 
     return read
