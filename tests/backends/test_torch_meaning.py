@@ -4,6 +4,7 @@
 import pytest
 
 from tests.backends.everyday.run import OPTIONS
+from tests.tiers import tiered
 
 RACES, SECONDS = 30, 3600.0
 
@@ -20,8 +21,9 @@ def wrong(cases):
     return {name: said for name, said in cases.items() if said != {"right"}}
 
 
-@pytest.mark.parametrize("on", OPTIONS)
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize(
+    "transport, on", tiered([(transport, on) for on in OPTIONS for transport in ("tcp", "shm")], few=lambda case: case)
+)
 def test_workers_train_what_one_process_trains(start_forked, transport, on):
     cases = found(start_forked("everyday.py", on, env={"DMLTRAIN_TRANSPORT": transport}))
     assert cases and wrong(cases) == {}

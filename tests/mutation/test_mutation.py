@@ -69,6 +69,7 @@ def tree(folder, files):
     return folder
 
 
+@pytest.mark.thorough
 def test_every_module_of_the_project_has_tests_near_it():
     for module in run.modules(run.PACKAGES):
         assert nearest.of(ROOT, module), module
@@ -128,6 +129,7 @@ def test(tmp_path):
     wait_for(lambda: not owners.started(int((tmp_path / "pid").read_text())), "the end of what it started")
 
 
+@pytest.mark.thorough
 def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_path):
     tests = tmp_path / "test_killer.py"
     tests.write_text("import os, signal\ndef test():\n    os.kill(-1, signal.SIGCONT)\n    assert os.getpid() < 1000\n")

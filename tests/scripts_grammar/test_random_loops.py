@@ -42,7 +42,7 @@ def test_members_of_an_elastic_job_train_what_one_process_trains_or_refuse(seeds
     assert not summary.failures, "\n".join([summary.text(), *summary.listings()])
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=pytest.mark.thorough)])
 def test_real_jobs_train_the_same(start_forked, transport):
     job = start_forked("in_job.py", 0, 40, env={"DMLTRAIN_TRANSPORT": transport})
     job.succeed()
