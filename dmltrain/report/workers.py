@@ -79,7 +79,8 @@ class Workers:
         for marked in self._marked.values():
             runs, of_marked = _runs(list(marked.readers.values())) if marked.believed else ([], "")
             kept_apart = _in_common(runs) and not (name == "MXNet" and marked.kind is _NODE)
-            if len(runs) > best and (kept_apart or not several):
+            fuller = len(runs) == 1 and best == 0 and _values(runs) >= _values(several)  # of one worker
+            if len(runs) > best and (kept_apart or fuller or not several):
                 several, name, best = runs, of_marked, len(runs)
         if len(set(map(len, several))) > 1:
             return [found for one in several for found in one], name
@@ -174,6 +175,11 @@ def _runs(readers: Sequence[list[Dialect]]) -> tuple[list[list[Found]], str]:
         if several := [found for dialects in readers if dialects and (found := dialects[place].found())]:
             return several, dialect.__name__
     return [], ""
+
+
+def _values(several: Sequence[list[Found]]) -> int:
+    """How many there are."""
+    return sum(len(values) for runs in several for found in runs for values in found.epochs.values())
 
 
 def _in_common(several: Sequence[list[Found]]) -> bool:

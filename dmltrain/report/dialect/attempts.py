@@ -58,11 +58,21 @@ def _without_mentions(starts: Sequence[Start]) -> list[Start]:
     """The starts with values of their first epoch. Another line only spoke of that epoch."""
     kept = list(starts[:1])
     for start in starts[1:]:
-        if not start.spoken or (start.epochs and start.first == start.epochs[0] and not _late(kept[-1], start)):
+        is_late = bool(start.epochs) and _late(kept[-1], start)
+        if not start.spoken or (start.epochs and start.first == start.epochs[0] and not is_late):
             kept.append(start)
+        elif start.epochs and not is_late and _goes_back(kept[-1], start):
+            kept.append(replace(start, first=start.epochs[0]))
         else:
             kept[-1] = _joined([kept[-1], start])
     return [start for start in kept if start.epochs] or kept[:1]
+
+
+def _goes_back(before: Start, start: Start) -> bool:
+    """Whether a start's values are of an epoch before the last one, or of the last one again."""
+    first, last = start.epochs[0], max(before.epochs, default=-1)
+    again = start.found.epochs.get(first, {}).keys() & before.found.epochs.get(first, {}).keys()
+    return first < last or (first == last and bool(again))
 
 
 def _late(before: Start, start: Start) -> bool:

@@ -26,14 +26,16 @@ from typing import ClassVar
 
 from dmltrain import record
 from dmltrain.record import Pair
-from dmltrain.report.block import Block
-from dmltrain.report.dialect import attempts
+from dmltrain.report.block import TRUNCATED, Block
+from dmltrain.report.dialect import again, attempts
+from dmltrain.report.packed import pack_last
 from dmltrain.report.run import Found, Values
 from dmltrain.report.stamp import Clock
 
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
 _LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name
 _NODE = re.compile(rb"Node\[(\d{1,6})\] ?\[?(?:Epoch|Iter)")
+_RANK = re.compile(rb"(?:Epoch|Iter|Iteration) ?\[\d{1,9}\] Rank ?\[(\d{1,6})\]")
 _NODE_HEAD = re.compile(rb"Node\[(?P<worker>\d{1,6})\][ \t]{0,4}\[?(?:Epoch|Iteration|Iter) ?\[?(?P<epoch>\d{1,9})\]")
 _MOST_TURNS = 100  # in a log; with more of them its writers do not name themselves
 _NEAR = 4096  # bytes before an epoch's last batch line to search for one with a metric, if a block has many epochs
@@ -48,21 +50,25 @@ _LISTED = re.compile(rb"[ \t]*validation:[ \t]*", re.IGNORECASE)  # values follo
 _VALUE_LINE = re.compile(rb"[ \t~]*(" + record.NAME + rb")[ \t]*=[ \t]*(" + record.VALUE + rb")[ \t]*")
 _MEAN_AP = re.compile(rb"~+ MeanAP @[^\r\n]{1,80}")  # of COCO; its value follows in the next line
 _OVER = re.compile(rb"\bover (\d{1,9}(?:\.\d{1,9})?) ?s(?:ec(?:ond)?s?)?\b")
+_PIECE = re.compile(  # ends before the next epoch line after a list of values, or after a summary
+    rb"alidation:[ \t]*\r?\n(?:(?![^\r\n]*Epoch)[^\r\n]*[\r\n]+)*"
+    rb"|Batch ?\[[^\]\r\n]{1,30}\][ \t]+Time cost=[^\r\n]*[\r\n]+"
+)
 _UNNAMED = (b"train", b"training")  # gluoncv's `train=0.4676`: a metric without a name
 
 
 class _Form:
-    """One spelling of an epoch. mark: a block without it is not searched, a fast test that several forms share."""
+    """One spelling of an epoch. marks: a block without any is not searched, a fast test that several forms share."""
 
     def __init__(
         self,
-        mark: bytes,
+        marks: tuple[bytes, ...],
         opening: bytes,
         batch: bytes = rb"(?: Rank ?\[\d{1,6}\])? Batch",
         guard: bytes = b"",
         ahead: bytes = b"",
     ):
-        self.mark, self.opening = mark, opening
+        self.marks, self.opening = marks, opening
         header = re.escape(opening) + guard + rb"(\d{1,9})\]" + ahead
         # Epoch lines of MXNet and dmltrain have one value, which the pattern captures. `_pairs` parses other lines, but
         # is slower, so the pattern excludes a frequent line of old logs, "Epoch[3] Resetting Data Iterator".
@@ -71,13 +77,19 @@ class _Form:
         self.batch_line = re.compile(header + batch)
         self.head = re.compile(header.replace(rb"(\d", rb"(?P<epoch>\d") + rb"(?: Rank ?\[(?P<worker>\d{1,6})\])?")
 
+    def is_in(self, block: Block) -> bool:
+        return any(map(block.holds, self.marks)) and block.holds(self.opening)
 
-_GLUON = _Form(b"Epoch ", b"[Epoch ", batch=rb"\[Batch")
-_COMMON = (_Form(b"Epoch[", b"Epoch["), _GLUON)  # gluoncv's logs have both
+
+_GLUON = _Form((b"Epoch ",), b"[Epoch ", batch=rb"\[Batch")
+_COMMON = (_Form((b"Epoch[",), b"Epoch["), _GLUON)  # gluoncv's logs have both
 _OF_R = _Form(
-    b"] Train-", b"[", guard=rb"(?<![\w\]]\[)(?<!Batch \[)(?<!Epoch \[)", ahead=rb"(?= (?:Train|Validation)-)"
+    (b"] Train-", b"] Validation-"),
+    b"[",
+    guard=rb"(?<![\w\]]\[)(?<!Batch \[)(?<!Epoch \[)",
+    ahead=rb"(?= (?:Train|Validation)-)",
 )
-_RARE = (_GLUON, _Form(b"Epoch ", b"Epoch ["), _Form(b"Iter", b"Iteration["), _Form(b"Iter", b"Iter["), _OF_R)
+_RARE = (_GLUON, _Form((b"Epoch ",), b"Epoch ["), _Form((b"Iter",), b"Iteration["), _Form((b"Iter",), b"Iter["), _OF_R)
 
 
 class MXNet:
@@ -103,10 +115,10 @@ class MXNet:
         return own
 
     def found(self) -> list[Found]:
-        starts = [start.settled(self._clock) for part in self._parts if (start := part.start())]
+        starts = [start.settled(self._clock) for part in self._parts for start in part.starts()]
         forms = set[_Form]().union(*(part.forms for part in self._parts))
         nodes = set[bytes]().union(*(part.nodes for part in self._parts))
-        found = attempts.runs(starts, named=bool(nodes)) if starts else []
+        found = attempts.runs(starts, named=bool(nodes) or forms == {_OF_R}) if starts else []
         if set[bool]().union(*(part.whole for part in self._parts)) == {True}:
             found = [_in_seconds(one, self._scala) for one in found]
         return [replace(one, first=1 if forms == {_OF_R} else 0) for one in found]
@@ -189,7 +201,7 @@ def _heads(block: Block) -> list[re.Pattern[bytes]]:
     if block.holds(b"Node["):
         return [_NODE_HEAD]
     forms = _COMMON if block.holds(b"Epoch[") else _RARE
-    return [form.head for form in forms if block.holds(form.mark) and block.holds(form.opening)]
+    return [form.head for form in forms if form.is_in(block)]
 
 
 class _Part:
@@ -199,6 +211,7 @@ class _Part:
         self._first, self._began = first, began
         self._epochs: dict[int, Values] = {}
         self._cells: dict[tuple[bytes, ...], array[float]] = {}  # (epoch, name) as printed -> the array in _epochs
+        self._seen: dict[tuple[bytes, int], int] = {}  # see `again`
         self._batches: dict[int, list[bytes]] = {}  # epoch -> the lines of its last batch, from the header on
         self._listing: int | None = None  # the epoch whose validation has a line for each value, until another line
         self.forms: set[_Form] = set()  # in which values were found
@@ -215,30 +228,36 @@ class _Part:
         return _Part(self._clock, first, began, self._last)
 
     def feed(self, block: Block) -> bool:
-        read = self._read if block.whole else self._read_cut
-        own = False
-        for form in _COMMON if block.holds(b"Epoch[") else _RARE:
-            if block.holds(form.mark) and block.holds(form.opening):
-                own |= read(form, block)
-        own |= self._read_listed(_GLUON, block)
+        pieces = _pieces(block)
+        own = any([self._feed(piece) for piece in pieces])
         self._last = block.data
         return own
 
-    def start(self) -> attempts.Start | None:
-        """None without values."""
+    def _feed(self, block: Block) -> bool:
+        read = self._read if block.whole else self._read_cut
+        own = False
+        for form in _COMMON if block.holds(b"Epoch[") else _RARE:
+            if form.is_in(block):
+                own |= read(form, block)
+        return own | self._read_listed(_GLUON, block)
+
+    def starts(self) -> list[attempts.Start]:
+        """[] without values; several where an epoch was begun again."""
         snapshots = {epoch: metrics for epoch, lines in self._batches.items() if (metrics := _metrics(lines))}
         if not self._epochs and not snapshots:
-            return None
-        epochs, again = self._last_values()
-        notes = (*self._notes, *again)
-        found = Found(epochs, snapshots, 0, notes, self._elapsed, unnamed=self._unnamed == {True})
-        return attempts.Start(min({*epochs, *snapshots}) if self._first is None else self._first, found, self._began)
+            return []
+        found = Found(self._epochs, snapshots, 0, tuple(self._notes), self._elapsed, unnamed=self._unnamed == {True})
+        first = min({*self._epochs, *snapshots}) if self._first is None else self._first
+        workers = 1 if self.forms == {_OF_R} else len(self.nodes)
+        seen = {(int(epoch), count): known for (epoch, count), known in self._seen.items()}
+        parts = again.parts(attempts.Start(first, found, self._began), workers, seen)
+        return [replace(part, found=_last_values(part.found, workers)) for part in parts]
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
     def _read(self, form: _Form, block: Block) -> bool:
         """The inner loop: under a microsecond per epoch line. Returns whether the block has values in this form."""
-        cells, known, lines = self._cells, len(self._cells), 0
+        cells, seen, known, lines = self._cells, self._seen, len(self._cells), 0
         ends: dict[bytes, int] = {}  # where the last line of each epoch starts
         for found in form.epoch_line.finditer(block.data):
             if found.start() >= block.limit:
@@ -247,6 +266,8 @@ class _Part:
             ends[name[0]] = found.start()
             cell = cells.get(name)
             if cell is not None:
+                if (name[0], len(cell)) not in seen:
+                    seen[name[0], len(cell)] = len(self._epochs[int(name[0])])
                 cell.append(float(found[3]))
                 lines += 1
             elif name[1]:
@@ -258,12 +279,15 @@ class _Part:
         if self._clock.running:
             self._time(block, ends)
         if lines and block.holds(b"Node["):
-            again = lines > len(cells) - known  # a value is repeated: by another worker, or after a restart
-            self.nodes.update(_NODE.findall(block.data, 0, len(block.data) if again else 1000))
+            repeated = lines > len(cells) - known  # a value: by another worker, or after a restart
+            self.nodes.update(_NODE.findall(block.data, 0, len(block.data) if repeated else 1000))
         if len(cells) > _MOST_CELLS:
             cells.clear()
+            pack_last(self._epochs)
         if any(map(block.holds, _SUMMARIES)):
             lines += self._read_summaries(form, block)
+        if lines and block.holds(b"] Rank["):
+            self.nodes.update(_RANK.findall(block.data))
         return self._locate_batches(form, block) or lines > 0
 
     def _read_summaries(self, form: _Form, block: Block) -> int:
@@ -284,8 +308,8 @@ class _Part:
             return False
         read = False
         header = b""
-        for line in block.data.splitlines(keepends=True)[: None if block.whole else -1]:
-            text = line.rstrip(b"\r\n")
+        lines = block.data.splitlines()
+        for place, text in enumerate(lines, 1):
             opened = form.epoch_line.search(text) if form.opening in text else None
             value = _VALUE_LINE.fullmatch(text) if self._listing is not None else None
             if opened:
@@ -293,6 +317,8 @@ class _Part:
                 self._listing = int(opened[1]) if listed else None
             elif b"Epoch" in text:
                 self._listing = None
+            elif self._listing is not None and not block.whole and place == len(lines):
+                self._notes += [TRUNCATED.format(text.partition(b"=")[0].decode("utf-8", "replace").strip() or "mAP")]
             elif value and self._listing is not None:
                 key = f"validation_{record.metric(value[1].decode('utf-8', 'replace'))}"
                 self._add(form, self._listing, key, value[1], value[2])
@@ -322,6 +348,8 @@ class _Part:
         cell = values.get(key)
         if cell is None:
             cell = values[key] = array("d")
+        else:
+            self._seen.setdefault((b"%d" % epoch, len(cell)), len(values))
         cell.append(record.number(text))
         if key == "seconds":
             self.whole.add(text.isdigit())
@@ -358,11 +386,17 @@ class _Part:
 
     def _read_cut(self, form: _Form, block: Block) -> bool:
         for found in form.epoch_line.finditer(block.data):
+            self._time(block, {found[1]: found.start()})
             self._add_all(form, int(found[1]), [pair for pair in _pairs(form, found) if self._complete(form, pair)])
         for found in form.batch_line.finditer(block.data):
             line = _line(form, block.data, found.start(), found.end())
-            if b"=" in line and all([self._complete(form, pair) for pair in record.pairs(line)]):
+            pairs = record.pairs(line) if b"=" in line else []
+            complete = [pair for pair in pairs if self._complete(form, pair)]
+            if _SUMMARY.match(block.data, found.end() - len(b"Batch")):
+                self._add_all(form, int(found[1]), complete)
+            elif pairs and len(complete) == len(pairs):
                 self._keep(int(found[1]), [line])
+        self.nodes.update(_RANK.findall(block.data))
         return False
 
     def _complete(self, form: _Form, pair: Pair) -> bool:
@@ -374,25 +408,39 @@ class _Part:
         others = [len(other) for other in re.findall(metric + rb"=\d{1,9}\.(\d{1,40})(?=\s)", self._last)]
         complete = form is not _OF_R and set(others) == {decimals} and (len(others) > 1 or decimals >= 6)
         if not complete:
-            self._notes.append(f"the last line is truncated; its {pair.name.decode('utf-8', 'replace')} is ignored")
+            self._notes.append(TRUNCATED.format(pair.name.decode("utf-8", "replace")))
         return complete
 
-    def _last_values(self) -> tuple[dict[int, Values], tuple[str, ...]]:
-        """The epochs, each with as many values as there are workers, if they are named; and a note on other values."""
-        workers = len(self.nodes)
-        repeated = [epoch for epoch, values in self._epochs.items() if max(map(len, values.values())) > workers]
-        if not workers or not repeated:
-            return self._epochs, ()
-        epochs = dict(self._epochs)
-        for epoch in repeated:
-            epochs[epoch] = {key: numbers[-workers:] for key, numbers in epochs[epoch].items()}
-        differ = [epoch for epoch in repeated if any(len(set(n)) > workers for n in self._epochs[epoch].values())]
-        if not differ:
-            return epochs, ()
-        return epochs, (
-            f"epoch {differ[0]} appears more than once for a worker, as after a restart ({len(differ)} such epochs): "
-            "its last values are shown",
-        )
+
+def _last_values(found: Found, workers: int) -> Found:
+    """The same, each epoch with as many values as there are workers, if they are named; and a note on other values."""
+    repeated = [epoch for epoch, values in found.epochs.items() if max(map(len, values.values())) > workers]
+    if not workers or not repeated:
+        return found
+    epochs = dict(found.epochs)
+    for epoch in repeated:
+        epochs[epoch] = {key: numbers[-workers:] for key, numbers in epochs[epoch].items()}
+    differ = [epoch for epoch in repeated if any(len(set(n)) > workers for n in found.epochs[epoch].values())]
+    if not differ:
+        return replace(found, epochs=epochs)
+    note = (
+        f"epoch {differ[0]} appears more than once for a worker, as after a restart ({len(differ)} such epochs): "
+        "its last values are shown"
+    )
+    return replace(found, epochs=epochs, notes=(*found.notes, note))
+
+
+def _pieces(block: Block) -> list[Block]:
+    """The block in parts where values would be read after others that follow them: order tells starts apart."""
+    if block.limit < len(block.data) or not (block.holds(b"alidation:") or any(map(block.holds, _SUMMARIES))):
+        return [block]
+    data = block.data
+    places = [0, *(place.end() for place in _PIECE.finditer(data)), len(data)]
+    return [
+        Block(data[start:end], whole=block.whole or end < len(data), name=block.name)
+        for start, end in zip(places[:-1], places[1:], strict=True)
+        if end > start
+    ]
 
 
 def _line(form: _Form, data: bytes, start: int, header_end: int) -> bytes:

@@ -107,8 +107,10 @@ def answers(starts: Sequence[Start]) -> list[Answer]:
     """What is right: each start a run, or a later one goes on with the run before. An epoch in which a start was killed
     may be left out where another start has it."""
     without = [replace(start, rows=[dict(rows) for rows in start.rows]) for start in starts]
-    for place, start in enumerate(without):
-        others = [rows for other in without[place + 1 :] for rows in other.rows]
+    for start in without:
+        others = [
+            rows for other in starts if other.cut != start.cut or other.first != start.first for rows in other.rows
+        ]
         for rows in start.rows:
             if start.cut in rows and any(start.cut in other for other in others):
                 del rows[start.cut]

@@ -89,10 +89,12 @@ def case(random: Random, program: Program) -> Case:
     lines: list[str] = []
     starts: list[Start] = []
     for number, (first, end, killed) in enumerate(spans):
+        killed = killed and not (own and workers > 1)  # of several workers' batch lines one counts
         written, share = [], random.random()
         for worker in range(workers):
             program.begin()
-            prints = [Print(text) for text in (program.again if number and program.again else program.opening)]
+            opening = program.again if number and program.again else program.opening
+            prints = [Print(text.replace("{first}", str(first + offset))) for text in opening]
             rows: dict[int, Values] = {}
             timed: dict[int, int] = {}
             for epoch in range(first, end):

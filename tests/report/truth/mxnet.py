@@ -225,7 +225,7 @@ def gluoncv_detection(random: Random) -> Program:
         tested |= {"validation_map": float(average)}
         return [*prints, Print(f"[Epoch {number}] Validation: \n" + "\n".join(parts), tested, timed=True)]
 
-    return Program(epoch, ["Start training from [Epoch 0]"], elapsed=True)
+    return Program(epoch, ["Start training from [Epoch {first}]"], elapsed=True)
 
 
 def horovod_mnist(random: Random) -> Program:

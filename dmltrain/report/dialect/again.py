@@ -1,0 +1,120 @@
+"""An epoch that a log has twice without going back: a program was started again at the epoch which it was in.
+
+Then this epoch has more values than the others. Several workers that do not name themselves also write several values,
+but in each epoch, and mostly by turns: the second value of one metric stands before the first one of another.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dmltrain.report.dialect.attempts import Start, again
+from dmltrain.report.run import Values
+
+Seen = Mapping[tuple[int, int], int]  # epoch and number of values -> metrics known when the first one had more values
+
+_DOUBT = "epoch {} has {} values of {}: read as those of several workers, but they may be of several starts"
+
+
+def parts(start: Start, workers: int, seen: Seen) -> list[Start]:
+    """The starts in what seems to be one. workers: 0 if they do not name themselves."""
+    epochs = start.found.epochs
+    usual = _usual(epochs, workers) if epochs else {}
+    begun = [epoch for epoch in sorted(epochs) if _is_again(epoch, epochs[epoch], usual, workers, seen)]
+    if len(epochs) > 1 and 2 * len(begun) > len(epochs):
+        return [start]
+    if not begun:
+        return [_doubted(start) if len(epochs) == 1 and not workers else start]
+    made = [start]
+    for epoch in begun:
+        made[-1:] = _begun_at(epoch, made[-1], usual, seen)
+    return made
+
+
+def _begun_at(epoch: int, start: Start, usual: Mapping[str, int], seen: Seen) -> list[Start]:
+    """The starts that were in this epoch. Of the values of their last batches only those of the last one are known."""
+    batch = start.found.snapshots.get(epoch, {}).keys()
+    first, last = _cut(start, epoch, usual, seen)
+    between = list[Start]()
+    while any(len(numbers) > usual[key] for key, numbers in first.found.epochs[epoch].items()):
+        first, middle = _cut(first, epoch, usual, seen)
+        between.insert(0, middle)
+    known = [each for each in (first, *between) if not batch - each.found.epochs[epoch].keys()]
+    if len(known) <= len(between):
+        last = replace(last, found=replace(last.found, notes=(*last.found.notes, again("epoch", epoch))))
+    if first not in known:
+        del first.found.epochs[epoch]
+        known.insert(0, first)
+    return [*known, last]
+
+
+def _usual(epochs: Mapping[int, Values], workers: int) -> dict[str, int]:
+    """How many values of each metric an epoch has."""
+    counts: dict[str, Counter[int]] = {}
+    for values in epochs.values():
+        for key, numbers in values.items():
+            counts.setdefault(key, Counter())[len(numbers)] += 1
+    if workers or len(epochs) == 1:
+        return dict.fromkeys(counts, workers or 1)
+    of_all = _commonest(Counter(max(map(len, values.values())) for values in epochs.values()))
+    return {key: min(_commonest(each), of_all) for key, each in counts.items()}
+
+
+def _commonest(counts: Counter[int]) -> int:
+    """The least of the most frequent ones."""
+    return min(number for number in counts if counts[number] == max(counts.values()))
+
+
+def _is_again(epoch: int, values: Values, usual: Mapping[str, int], workers: int, seen: Seen) -> bool:
+    more = [key for key, numbers in values.items() if len(numbers) > usual[key]]
+    if not more or workers:
+        return bool(more)
+    if len({len(numbers) for numbers in values.values()}) > 1:
+        return True
+    by_turns = seen.get((epoch, usual[more[0]]), 0) < len(values)
+    return not by_turns and (len(values) > 1 or len(usual) > 1)
+
+
+def _doubted(start: Start) -> Start:
+    ((epoch, values),) = start.found.epochs.items()
+    if len(values) != 1 or max(map(len, values.values())) == 1:
+        return start
+    ((key, numbers),) = values.items()
+    return replace(
+        start, found=replace(start.found, notes=(*start.found.notes, _DOUBT.format(epoch, len(numbers), key)))
+    )
+
+
+def _cut(start: Start, epoch: int, usual: Mapping[str, int], seen: Seen) -> list[Start]:
+    """The starts before and from the last one at `epoch`."""
+    found = start.found
+    earlier, last = dict[str, "array[float]"](), dict[str, "array[float]"]()
+    known, most = 0, max(map(len, found.epochs[epoch].values()))
+    for key, numbers in found.epochs[epoch].items():
+        count = usual[key]
+        if len(numbers) > count:
+            known = known or seen.get((epoch, most - count), 0)
+            earlier[key], last[key] = numbers[:-count], numbers[-count:]
+    for place, (key, numbers) in enumerate(found.epochs[epoch].items()):
+        if len(numbers) <= usual[key]:
+            (earlier if place < known else last)[key] = numbers
+    at = found.elapsed.get(epoch)
+    began = None if at is None else at - (last["seconds"][0] if "seconds" in last else 0.0)
+    before = {each: values for each, values in found.epochs.items() if each < epoch}
+    after = {each: values for each, values in found.epochs.items() if each > epoch}
+    first = replace(
+        found,
+        epochs={**before, epoch: earlier},
+        snapshots={each: values for each, values in found.snapshots.items() if each < epoch},
+        elapsed={each: seconds for each, seconds in found.elapsed.items() if each < epoch},
+    )
+    second = replace(
+        found,
+        epochs={epoch: last, **after},
+        snapshots={each: values for each, values in found.snapshots.items() if each >= epoch},
+        elapsed={each: seconds for each, seconds in found.elapsed.items() if each >= epoch},
+    )
+    return [replace(start, found=first), Start(epoch, second, began, spoken=False)]
