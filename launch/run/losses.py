@@ -7,6 +7,7 @@ all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from launch.run.limit import LOST_A_PEER, USAGE_CODE
 from launch.run.process import Process, Processes
 
 MAY_BE_LOST = (WORKER, SERVER)
+RECENT_SECONDS = 10.0  # in which the others notice a loss
 STILL_SECONDS = 3.0  # since the last report of a stopped process, of which agents send one every second
 
 
@@ -36,6 +38,7 @@ class Losses:
         self._may_replace = may_replace
         self.causes: list[Cause] = []
         self.notices: list[Notice] = []
+        self._own_at = -math.inf  # s: when the newest was lost that no other process explains
         self._stopped: dict[str, tuple[float, Cause]] = {}  # by name: when last found stopped
 
     def allow(self, processes: Sequence[Process], tasks: Processes) -> bool:
@@ -57,6 +60,7 @@ class Losses:
         text = f"{cause.text}; lost: {names}" if names else cause.text
         if lost and not (cause.process and cause.process.left_with_host):
             self.causes.append(self._instead(cause, now))
+            self._own_at = now if cause.code != LOST_A_PEER else self._own_at
         return f"{text}; {_left(lost, tasks)} left"
 
     def _instead(self, cause: Cause, now: float) -> Cause:
@@ -76,8 +80,19 @@ class Losses:
 
     def first(self, now: float) -> Cause | None:
         """The cause of what followed: the first loss that no other process explains, or a stopped process."""
-        own = [each for each in self.causes if each.code != LOST_A_PEER]
-        return next(iter([*own, *self._stopped_now(now).values(), *self.causes]), None)
+        return next(iter([*self._own, *self._stopped_now(now).values(), *self.causes]), None)
+
+    @property
+    def _own(self) -> list[Cause]:
+        return [each for each in self.causes if each.code != LOST_A_PEER]
+
+    def explained(self, now: float) -> bool:
+        """Whether a process that still runs need not be the one that others have lost."""
+        return bool(self._own or self._stopped_now(now))
+
+    def explained_now(self, now: float) -> bool:
+        """Whether the process that others have lost has just ended."""
+        return now - self._own_at <= RECENT_SECONDS
 
     def explain(self, cause: Cause) -> bool:
         """Whether the cause of the job's end is a loss, and what other processes did came after it."""

@@ -65,6 +65,11 @@ class Process:
         return self.code is None and not self.lost
 
     @property
+    def may_fail(self) -> bool:
+        """Whether its end may show what others have lost."""
+        return self.runs and not self.comes and not self.leaving
+
+    @property
     def label(self) -> str:
         pid = f"pid {self.pid} " if self.pid else ""
         return f"{self.task.role} {self.task.rank} ({pid}on {self.task.host.name})"

@@ -186,7 +186,7 @@ class Supervisor(Attempt):
         if self.tasks.ended:
             return self._fail(self.losses.first(now) or suspect, now) if suspect else self._end(now)
         if suspect:
-            return []
+            return self._fail(self.losses.first(now) or suspect, now) if self.losses.explained_now(now) else []
         a_worker_left = any(each.left for each in self.tasks.workers)  # perhaps at the end, as the scheduler knows
         if not self.workers_left and not a_worker_left and (cause := self.losses.first(now)):
             return self._fail(cause, now)
@@ -283,7 +283,7 @@ class Supervisor(Attempt):
         if now >= self.verdict.together_at:
             return self._fail(self.verdict.first_fault(self.hosts), now)
         if self.verdict.suspect and now >= self.verdict.suspect_at:
-            late = not self.job.elastic and any(each.runs for each in self.processes)
+            late = not self.losses.explained(now) and any(each.may_fail for each in self.processes)
             if late and self.verdict.wait_on(now, self.limits.grace):
                 return []
             return self._fail(self.verdict.from_suspect(self.losses.first(now) or self.verdict.suspect), now)

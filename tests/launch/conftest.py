@@ -192,7 +192,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 # What a process does is the argument for its name, of a replacement that for its name and `+`. Else it waits for the
-# file `done`, and who ends with a code for `go`.
+# file `done`, and who ends with a code for `go`; with -3 it needs seconds for that.
 ELASTIC = """
 import os, signal, sys, time
 name = os.environ["DMLC_ROLE"] + "-" + os.environ["DMLC_TASK_ID"] + "+" * int(os.environ.get("DMLTRAIN_JOIN", 0))
@@ -203,7 +203,10 @@ def wait(path):
         time.sleep(0.01)
 if what == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
-wait("go" if what.isdigit() else "done")
+wait("go" if what.lstrip("-").isdigit() else "done")
+if what.startswith("-"):
+    time.sleep(2.5)
+    sys.exit(int(what[1:]))
 if what.isdigit():
     print("end of", name, end="", flush=True)
     sys.exit(int(what))

@@ -267,11 +267,7 @@ def test_nothing_is_started_once_the_job_ends():
     job = Job3(replaced=3)
     job.exit(WORKER_1, 1)
     job.now += 0.5
-    job.exit(SERVER, 75)
-    job.supervisor.take_notices()
-    job.exit(WORKER_2, 75)
-    assert [each.rpartition("; ")[2] for each in job.notices] == ["1 worker is left"]
-    assert job.tick() == STOP, "and not another worker"
+    assert job.exit(SERVER, 75) == STOP, "and not another worker"
     job = Job3(replaced=3)
     job.exit(SCHEDULER, 0)
     job.exit(WORKER_1, 1)
