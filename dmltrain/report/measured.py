@@ -76,7 +76,7 @@ class Measured:
 
     def largest(self, key: str) -> float | None:
         """Of all workers and epochs."""
-        numbers = [number for values in self.run.epochs.values() for number in values.get(key, ())]
+        numbers = [number for values in self.run.epochs.values() if key in values for number in values[key]]
         return largest(numbers) if numbers else None
 
     def shares(self) -> dict[str, float]:
@@ -87,7 +87,11 @@ class Measured:
 
     def _finite(self, key: str) -> Iterable[float]:
         return (
-            number for epoch in self.later for number in self.run.epochs[epoch].get(key, ()) if math.isfinite(number)
+            number
+            for epoch in self.later
+            if key in (values := self.run.epochs[epoch])
+            for number in values[key]
+            if math.isfinite(number)
         )
 
     def _combined(self, key: str, aggregate: Callable[[Sequence[float]], float]) -> dict[int, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import lt
 
 from dmltrain.report import unnamed
 
@@ -78,7 +80,7 @@ def merge(
     return Run(
         log,
         paths,
-        dict(sorted(epochs.items())),
+        epochs if _ascends(epochs) else dict(sorted(epochs.items())),
         first,
         part,
         from_last_batch,
@@ -87,6 +89,10 @@ def merge(
         tuple(heads),
         _elapsed([found.elapsed for _, found in files]),
     )
+
+
+def _ascends(numbers: Iterable[int]) -> bool:
+    return all(map(lt, numbers, islice(numbers, 1, None)))
 
 
 def _elapsed(files: Sequence[dict[int, float]]) -> dict[int, float]:

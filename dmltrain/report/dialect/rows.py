@@ -22,6 +22,7 @@ from typing import NamedTuple
 from dmltrain import record
 from dmltrain.report.block import LONGEST_LINE, TRUNCATED, Block
 from dmltrain.report.dialect import attempts
+from dmltrain.report.packed import packer
 from dmltrain.report.run import Values
 
 Cells = Sequence[bytes]  # of a row or of a column
@@ -268,8 +269,7 @@ class Epochs:
             self.runs.append({})
         run = self.runs[-1]
         keys = [key for key, _ in numbers]
-        slices = [[column[place : place + 1] for place in range(len(column))] for _, column in numbers]
-        run.update(zip(epochs, (dict(zip(keys, row, strict=True)) for row in zip(*slices, strict=True)), strict=True))
+        run.update(zip(epochs, map(packer(keys), *(column for _, column in numbers)), strict=True))
         self._last = epochs[-1]
         self._headed = False
         if self._step_column is not None:
@@ -354,7 +354,7 @@ def _without_tests(run: dict[int, Values], said: set[int]) -> dict[int, Values]:
     epochs, tests = sorted(run), dict[str, "array[float]"]()
     while len(epochs) > 1 and epochs[-1] not in trained and _is_beside(run, epochs, bool(trained)):
         tests = {key: numbers for key, numbers in run[epochs.pop()].items() if key.startswith("test_")} | tests
-    kept = {epoch: values for epoch, values in run.items() if epoch <= epochs[-1]}
+    kept = {epoch: run[epoch] for epoch in run if epoch <= epochs[-1]} if len(epochs) < len(run) else run
     kept[epochs[-1]] = {**kept[epochs[-1]], **tests}
     return kept
 
