@@ -95,7 +95,7 @@ def _index(copy: Copy) -> Copy:
 
 
 def _plan(placing: Sequence[str], workers: int) -> list[dict[str, Any]]:
-    command = (launcher(), "--plan", "--launcher", "ssh", "-n", str(workers), *placing, "true")
+    command = (launcher(), "--plan", "--launcher", "ssh", "--torch-env", "off", "-n", str(workers), *placing, "true")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{shlex.join(placing)}: {done.stderr.strip().removeprefix('dmltrain-launch: ')}")

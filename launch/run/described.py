@@ -64,8 +64,12 @@ def make_job(options: Options, name: str) -> Job:
 
 
 def _torch_env(options: Options) -> bool:
-    """Whether workers get RANK and so on. With auto, scripts that use dmltrain do not: they may check for RANK."""
-    return options.torch_env == "on" or (options.torch_env == "auto" and not script.read(options.program).uses_dmltrain)
+    """Whether workers get RANK and so on. With auto, scripts that use dmltrain do not: they may check for RANK; and
+    MXNet's do not if they do not use torch.distributed: their ranks are those of dmlc's tracker."""
+    if options.torch_env != "auto":
+        return options.torch_env == "on"
+    used = script.read(options.program)
+    return not used.uses_dmltrain and (used.uses_torch_distributed or not used.uses_mxnet)
 
 
 def _check_wire(options: Options) -> None:

@@ -18,6 +18,7 @@ with open(name, "w") as file:
     json.dump([name for name in {VARIABLES} if name in os.environ], file)
 """
 USES_DMLTRAIN = f"{WRITE}\ndef later():\n    from dmltrain import kvstore\n"
+USES_MXNET = f"{WRITE}\ndef later():\n    import mxnet as mx\n"
 USES_DDP = f"{WRITE}\ndef later():\n    import torch.distributed as dist\n"
 IDLE = "uses torch.distributed and not dmltrain: its servers have nothing to do"
 
@@ -37,6 +38,8 @@ def found(launcher, *arguments: object) -> list[str]:
     [
         ((), WRITE, VARIABLES),
         ((), USES_DMLTRAIN, ()),
+        ((), USES_MXNET, ()),
+        ((), f"{USES_MXNET}{USES_DDP}", VARIABLES),
         (("--torch-env", "auto"), USES_DMLTRAIN, ()),
         (("--torch-env", "on"), USES_DMLTRAIN, VARIABLES),
         (("--torch-env=off",), WRITE, ()),
