@@ -232,8 +232,8 @@ def test_attributes_of_hosts_reach_their_processes(testbed: Testbed, front: Fron
         found = said(front.start("-H", "hosts", "-n", 3, "-s", 0, *SAY))
     words = {name: " ".join(each[1:]) for name, each in found.items()}
     assert words["worker-0"].startswith(f"{front.folder}/elsewhere gpus=0 note=of one"), words
-    assert words["worker-1"].startswith(f"{front.folder} gpus=1 note=of-two"), words
-    assert words["worker-2"].startswith(f"{front.folder}/elsewhere gpus=2 note=of one"), words
+    assert words["worker-1"].startswith(f"{front.folder}/elsewhere gpus=2 note=of one"), words  # host by host
+    assert words["worker-2"].startswith(f"{front.folder} gpus=1 note=of-two"), words
 
 
 @contextlib.contextmanager
