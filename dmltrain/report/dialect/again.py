@@ -22,7 +22,9 @@ _DOUBT = "epoch {} has {} values of {}: read as those of several workers, but th
 def parts(start: Start, workers: int, seen: Seen) -> list[Start]:
     """The starts in what seems to be one. workers: 0 if they do not name themselves."""
     epochs = start.found.epochs
-    usual = _usual(epochs, workers) if epochs else {}
+    if not seen:  # no value is there twice
+        return [start]
+    usual = _usual(epochs, workers)
     begun = [epoch for epoch in sorted(epochs) if _is_again(epoch, epochs[epoch], usual, workers, seen)]
     if len(epochs) > 1 and 2 * len(begun) > len(epochs):
         return [start]
@@ -57,9 +59,9 @@ def _usual(epochs: Mapping[int, Values], workers: int) -> dict[str, int]:
     for values in epochs.values():
         for key, numbers in values.items():
             counts.setdefault(key, Counter())[len(numbers)] += 1
-    if workers or len(epochs) == 1:
+    if len(epochs) == 1:
         return dict.fromkeys(counts, workers or 1)
-    of_all = _commonest(Counter(max(map(len, values.values())) for values in epochs.values()))
+    of_all = workers or _commonest(Counter(max(map(len, values.values())) for values in epochs.values()))
     return {key: min(_commonest(each), of_all) for key, each in counts.items()}
 
 
@@ -69,7 +71,7 @@ def _commonest(counts: Counter[int]) -> int:
 
 
 def _is_again(epoch: int, values: Values, usual: Mapping[str, int], workers: int, seen: Seen) -> bool:
-    more = [key for key, numbers in values.items() if len(numbers) > usual[key]]
+    more = [key for key, numbers in values.items() if len(numbers) > (workers or usual[key])]
     if not more or workers:
         return bool(more)
     if len({len(numbers) for numbers in values.values()}) > 1:

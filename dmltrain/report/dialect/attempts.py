@@ -85,6 +85,8 @@ def _late(before: Start, start: Start) -> bool:
 def _interleaved(starts: Sequence[Start]) -> bool:
     """Whether several writers, who do not name themselves, are at different epochs."""
     found = [start.found for start in starts]
+    if all(map(_is_in_sequence, found)):
+        return False
     for one in found:
         counts = [_count(values) for _, values in sorted(one.epochs.items())][:-1]
         if len(set(counts)) > 1:
@@ -97,6 +99,13 @@ def _interleaved(starts: Sequence[Start]) -> bool:
             total[epoch] = total.get(epoch, 0) + _count(values)
     counts = [count for _, count in sorted(total.items())]
     return min(counts[:-1], default=0) > 1 and len(set(counts[:-1])) == 1
+
+
+def _is_in_sequence(found: Found) -> bool:
+    """Whether one writer seems to have written it: several metrics, each once in an epoch, and no epoch is left out."""
+    first, *_ = epochs = sorted(found.epochs) or [0]
+    once = all(_count(values) == 1 for values in found.epochs.values())
+    return once and len(found.epochs.get(first, ())) > 1 and epochs == list(range(first, first + len(epochs)))
 
 
 def _count(values: Values) -> int:

@@ -48,6 +48,7 @@ _SUMMARY = re.compile(rb"Batch ?\[[^\]\r\n]{1,30}\][ \t]+(?=Time cost=)")  # of 
 _SUMMARIES = (b"\tTime cost=", b"\\tTime cost=", b"#011Time cost=")
 _LISTED = re.compile(rb"[ \t]*validation:[ \t]*", re.IGNORECASE)  # values follow, each in a line
 _VALUE_LINE = re.compile(rb"[ \t~]*(" + record.NAME + rb")[ \t]*=[ \t]*(" + record.VALUE + rb")[ \t]*")
+_MOMENT = re.compile(rb"\A\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) ")  # of docker and kubectl logs --timestamps
 _MEAN_AP = re.compile(rb"~+ MeanAP @[^\r\n]{1,80}")  # of COCO; its value follows in the next line
 _OVER = re.compile(rb"\bover (\d{1,9}(?:\.\d{1,9})?) ?s(?:ec(?:ond)?s?)?\b")
 _PIECE = re.compile(  # ends before the next epoch line after a list of values, or after a summary
@@ -309,7 +310,8 @@ class _Part:
         read = False
         header = b""
         lines = block.data.splitlines()
-        for place, text in enumerate(lines, 1):
+        for place, line in enumerate(lines, 1):
+            text = _MOMENT.sub(b"", line, 1)
             opened = form.epoch_line.search(text) if form.opening in text else None
             value = _VALUE_LINE.fullmatch(text) if self._listing is not None else None
             if opened:

@@ -106,15 +106,15 @@ Answer = tuple[list[Table], bool]  # tables of runs, and whether a note has to b
 def answers(starts: Sequence[Start]) -> list[Answer]:
     """What is right: each start a run, or a later one goes on with the run before. An epoch in which a start was killed
     may be left out where another start has it."""
-    without = [replace(start, rows=[dict(rows) for rows in start.rows]) for start in starts]
-    for start in without:
-        others = [
-            rows for other in starts if other.cut != start.cut or other.first != start.first for rows in other.rows
+    forms: list[list[Start]] = [[]]
+    for start in starts:
+        others = [rows for other in starts if other is not start for rows in other.rows]
+        forms = [[*form, start] for form in forms] + [
+            [*form, replace(start, rows=[{e: v for e, v in rows.items() if e != start.cut} for rows in start.rows])]
+            for form in forms
+            if any(start.cut in rows for rows in others)
         ]
-        for rows in start.rows:
-            if start.cut in rows and any(start.cut in other for other in others):
-                del rows[start.cut]
-    return [*_answers(starts), *_answers(without)]
+    return [answer for form in forms for answer in _answers(form)]
 
 
 def _answers(starts: Sequence[Start]) -> list[Answer]:

@@ -8,14 +8,10 @@ from tests.report.truth.known import Case, Print, Program, Start, Values, row
 
 Stamp = Callable[[float], str]
 
-MARKS: tuple[Callable[[int], str], ...] = (  # of a worker, before each of its lines
-    lambda worker: f"[1,{worker}]<stdout>:",
-    lambda worker: f"[1,{worker}]<stderr>:",
-    lambda worker: f"rank{worker}: ",
-    lambda worker: f"[rank{worker}]: ",
-    lambda worker: f"[default{worker}]:",
-    lambda worker: f"trainer-{worker}  | ",
-    lambda worker: f"[pod/job-worker-{worker}/main] ",
+MARKS = (  # of a worker, before each of its lines: mpirun, srun -l, mpiexec, pdsh, torchrun, dmltrain, containers
+    *("[1,{}]<stdout>:", "[1,{}]<stderr>:", "[prterun-host-1@1,{}]<stdout>: ", "{}: ", "[{}] ", "node0{}: "),
+    *("rank{}: ", "[rank{}]: ", "[default{}]:", "[worker-{}] ", "trainer-{}  | ", "[pod/job-worker-{}/main] "),
+    *("job-worker-{} main ", "job-worker-{} {when}"),
 )
 
 
@@ -42,6 +38,7 @@ _LOGGING: tuple[Stamp, ...] = (
     _moment("%b %d %H:%M:%S gpu17 train[4711]: "),
     lambda seconds: "\x1b[1;34m[INFO]\x1b[0m ",
 )
+_KUBERNETES = _moment("%Y-%m-%dT%H:%M:%S.UUUZ ")
 _WHOLE = _LOGGING[6:9]  # seconds
 _GLOG = (_moment("I%m%d %H:%M:%S.UUU 27501 "), _moment("I%Y%m%d %H:%M:%S.UUU 27501 "))
 _NONE: tuple[Stamp, ...] = (lambda seconds: "",)
@@ -79,8 +76,8 @@ def case(random: Random, program: Program) -> Case:
     workers = 1 if not program.is_text or random.random() < 0.7 else random.randint(2, 3)
     own = program.tag and (workers > 1 or random.random() < 0.5)
     workers = min(workers, program.most_workers)
-    mark = random.choice(MARKS) if workers > 1 and not own else None
-    if mark is None and program.is_text and random.random() < 0.05:
+    mark = random.choice(MARKS) if workers > 1 and not own else ""
+    if not mark and program.is_text and random.random() < 0.05:
         mark = random.choice(MARKS)
     prefix = random.choice(PREFIXES[program.prefixes if program.is_text else "none"])
     offset = program.first if program.first is not None else 0
@@ -101,7 +98,8 @@ def case(random: Random, program: Program) -> Case:
                 at = epoch * program.step + offset
                 of_epoch = program.epoch(at)
                 if killed and epoch + 1 == end:
-                    of_epoch = of_epoch[: int(share * len(of_epoch))]
+                    most = len(of_epoch) - 1
+                    of_epoch = of_epoch[: min(most, 1 + int(share * most))]
                 if values := row([each for each in of_epoch if each.tagged or not worker]):
                     rows[at] = values
                 for each in of_epoch:
@@ -120,10 +118,10 @@ def case(random: Random, program: Program) -> Case:
             now += random.choice((0.0, 1.0, 20.0, 900.0) if prefix in _WHOLE else (0.001, 0.25, 20.0, 900.0))
             moments[place] = now
             while noise and random.random() < 0.1:
-                lines += _marked(random.choice(noise), mark, worker)
+                lines += _marked(random.choice(noise), mark, worker, now)
             tag = program.tag.format(worker) if own else ""
             text = each.text.replace("{tag}", tag) if "{tag}" in each.text else tag * each.tagged + each.text
-            lines += _marked(prefix(now) + text, mark, worker)
+            lines += _marked(prefix(now) + text, mark, worker, now)
         if workers == 1:
             start.times = {epoch: moments[place] for epoch, place in written[0][2].items() if epoch in start.rows[0]}
         now += random.choice((5.0, 86400.0))
@@ -150,5 +148,5 @@ def _interleaved(random: Random, written: Sequence[list[Print]]) -> list[tuple[i
     return together
 
 
-def _marked(text: str, mark: Callable[[int], str] | None, worker: int) -> list[str]:
-    return [(mark(worker) if mark else "") + line for line in text.split("\n")]
+def _marked(text: str, mark: str, worker: int, now: float) -> list[str]:
+    return [mark.format(worker, when=_KUBERNETES(now)) + line for line in text.split("\n")]
