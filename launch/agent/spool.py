@@ -4,24 +4,39 @@ Frames are numbered from 1. They are kept in files of SEGMENT_BYTES, each named 
 file goes when the launcher has confirmed all of it. So the next launcher gets all that the one before has not kept.
 
 Above `most` bytes output of a process that has had its share is left out, and a line in its place says how many bytes.
-Events are few, and always kept: in memory if the disk is full. So is the share of the processes in `vital`, from whose
-lines the launcher learns who is in the job.
+Events are few, and always kept: in memory if the disk is full. So are, of the processes in `vital`, their share and
+all lines from which the launcher learns who is in the job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 
-from launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT
+from launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT, OUTPUT_BYTES
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
 SHARE_BYTES = 1 << 20  # of each process, whatever others print
 LEFT_OUT = "\n%d bytes of output are missing here: %s\n"
 NAME = "%020d"
+# A line of the job's state; see launch/run/scheduler_log.py.
+STATE_START = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?:view|worker|change) \d"
+STATE = re.compile(rb"(?m)^" + STATE_START + rb".*\n")
+START_BYTES, STATE_BYTES = 40, 1 << 14  # enough to know such a line; more than a view of 1,000 workers needs
+
+
+def _output(task: int, data: bytes) -> bytes:
+    return HEADER.pack(OUTPUT, task, len(data)) + data
+
+
+def _may_be_state(begun: bytes) -> bool:
+    """Whether a line that begins so may be one of the job's state."""
+    known = len(begun) >= START_BYTES
+    return len(begun) < STATE_BYTES and (not known or bool(re.match(STATE_START, begun)))
 
 
 class Segment:
@@ -82,6 +97,7 @@ class Spool:
         self.first, self.last, self.confirmed = 1, 0, 0
         self._segments: list[Segment] = []
         self._left_out: dict[int, int] = {}  # bytes by task
+        self._begun: dict[int, tuple[bytes, bool]] = {}  # by vital task: its last line without end, if it is there
         self._why = ""
         self._next, self._offset = 1, 0  # the first frame of the segment that is read next, and where in it
         self.bytes = 0  # that are not confirmed
@@ -101,24 +117,53 @@ class Spool:
 
     def append(self, kind: int, task: int, payload: bytes) -> None:
         """Keep a frame; or, if it is output and there is no room, count what is left out."""
-        frame = HEADER.pack(kind, task, len(payload)) + payload
         if kind == EVENT:
-            return self._keep(frame)
+            self._keep(HEADER.pack(kind, task, len(payload)) + payload)
+        elif task in self.vital:
+            self._add_vital(task, payload)
+        else:
+            self._add_output(task, payload)
+
+    def _add_output(self, task: int, payload: bytes, before: bytes = b"") -> bool:
+        """Whether there is room for it. `before`: what has been left out of its first line."""
+        frame = _output(task, payload)
         shared = self._printed(task) + len(frame) <= self._share
         if self.bytes + len(frame) > self._most and not shared:
             why = f"no launcher was attached, and its host keeps {self._most >> 20} MiB at most"
             return self._leave_out(task, len(payload), why)
         try:
             self._explain(task)
-            if shared and task in self.vital:
-                self._keep(frame)
-            else:
-                self._add(frame)
+            add = self._keep if shared and task in self.vital else self._add
+            if before:
+                add(_output(task, before))
+            add(frame)
         except OSError as error:
-            self._leave_out(task, len(payload), f"its host had no room on its disk ({error.strerror or error})")
-            return
+            why = f"its host had no room on its disk ({error.strerror or error})"
+            return self._leave_out(task, len(payload), why)
         outputs = self._segments[-1].outputs
         outputs[task] = outputs.get(task, 0) + len(frame)
+        return True
+
+    def _add_vital(self, task: int, payload: bytes) -> None:
+        """The same for a process whose lines of the job's state are kept in any case, and never in part."""
+        begun, there = self._begun.get(task, (b"", True))
+        if begun and there and _may_be_state(begun):
+            end = payload.find(b"\n") + 1 or len(payload)
+            self._keep(_output(task, payload[:end]))
+            begun, payload = (begun + payload[:end]).rpartition(b"\n")[2], payload[end:]
+        if payload:
+            whole = begun + payload
+            there = self._add_output(task, payload, b"" if there else begun)
+            if not there:
+                self._keep_state(task, whole)
+            begun = whole.rpartition(b"\n")[2]
+        self._begun[task] = begun[:STATE_BYTES], there
+
+    def _keep_state(self, task: int, data: bytes) -> None:
+        """The lines of the job's state in it, after an end of the line that is there already."""
+        lines = b"".join(STATE.findall(data))
+        for start in range(0, len(lines), OUTPUT_BYTES - 1):
+            self._keep(_output(task, (b"" if start else b"\n") + lines[start : start + OUTPUT_BYTES - 1]))
 
     def _printed(self, task: int) -> int:
         """Bytes of this process that are there."""
@@ -132,13 +177,13 @@ class Spool:
 
     def _explain(self, task: int) -> None:
         if task in self._left_out:
-            text = (LEFT_OUT % (self._left_out[task], self._why)).encode()
-            self._add(HEADER.pack(OUTPUT, task, len(text)) + text)
+            self._add(_output(task, (LEFT_OUT % (self._left_out[task], self._why)).encode()))
             del self._left_out[task]
 
-    def _leave_out(self, task: int, size: int, why: str) -> None:
+    def _leave_out(self, task: int, size: int, why: str) -> bool:
         self._left_out[task] = self._left_out.get(task, 0) + size
         self._why = why
+        return False
 
     def _keep(self, frame: bytes) -> None:
         try:

@@ -26,6 +26,7 @@ from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, Protoco
 from launch.agent.spawn import spawn
 from launch.agent.spool import MOST_BYTES, Left, Spool
 from launch.run.journal import Kept
+from launch.run.scheduler_log import SchedulerLog
 from launch.run.stream import Stream
 from tests.descriptors import descriptors
 from tests.launch.conftest import DEADLINE, wait_for
@@ -454,6 +455,14 @@ def frames(spool: Spool) -> list[tuple[int, int, bytes]]:
     return split(b"".join(iter(lambda: spool.read(1), b"")))[0]
 
 
+STAMP = b"\n2026-11-25 02:16:31,204 "
+STATES = [
+    *(b"view 3 after op 12: workers 0, 1, 4", b"worker 1 on h2 leaves on purpose: SIGTERM", b"change 2 is refused: no"),
+    *(b"change 1 is asked for by dmltrain job set", b"change 1 after step 5 of all workers: a=1"),
+    *(b"change 7 from view 3 on: b=2", b"worker 0 computes 35.0 % longer in a step than the median of 2 workers, 1 s"),
+]
+
+
 def test_above_its_limit_output_is_left_out_and_counted(tmp_path):
     spool = Spool(private(tmp_path / "spool"), most=1000, segment=100, share=0)
     for _ in range(20):
@@ -487,9 +496,50 @@ def test_what_the_launcher_reads_is_kept_without_room_on_the_disk(tmp_path):
     for _ in range(5):
         spool.append(OUTPUT, 7, b"z" * 93)
         spool.append(OUTPUT, 1, b"12345")
+    spool.append(OUTPUT, 7, b"z" * 300 + STAMP + STATES[0] + b"\n")
     (tmp_path / "away").rename(tmp_path / "spool")
     spool.rewind()
-    assert [each[2] for each in frames(spool) if each[1] == 7][:3] == [b"z" * 93] * 3
+    found = [each[2] for each in frames(spool) if each[1] == 7]
+    assert found[:3] == [b"z" * 93] * 3 and found[3] == STAMP + STATES[0] + b"\n", "more than its share, but state"
+
+
+class Learned:
+    """What launchers learn of what the scheduler prints, one after another."""
+
+    def __init__(self, spool: Spool):
+        self._spool, self._log, self._frames = spool, SchedulerLog(), 0
+        self.found, self.size = [], 0
+
+    def attach(self) -> None:
+        self._spool.rewind()
+        for number, (_, _, data) in enumerate(frames(self._spool), self._spool.first):
+            if number > self._frames:
+                self._frames, self.size = number, self.size + len(data)
+                self.found += self._log.feed(data)
+        self._spool.confirm(self._frames)
+
+
+@pytest.mark.parametrize("share", [0, 2000])
+def test_whatever_is_left_out_all_lines_of_the_jobs_state_are_there_once_and_in_order(tmp_path, share):
+    """Of a scheduler, which prints much, and in pieces."""
+    for seed in range(30):
+        chance = random.Random(seed)
+        spool = Spool(private(tmp_path / f"spool-{seed}"), most=3000, segment=500, share=share)
+        spool.vital.add(7)
+        noise = [b"\n" + b"x" * chance.randrange(200) for _ in range(300)]
+        lines = [*noise, *(STAMP + each for each in STATES * 3)]
+        chance.shuffle(lines)
+        text, place, learned = b"".join(lines) + b"\n", 0, Learned(spool)
+        while place < len(text):
+            size = chance.randrange(1, 300)
+            spool.append(OUTPUT, 7, text[place : place + size])
+            place += size
+            if chance.random() < 0.02:
+                learned.attach()
+        learned.attach()
+        whole = SchedulerLog().feed(text)
+        assert learned.found == whole and len(whole) == 3 * len(STATES), seed
+        assert learned.size < len(text), "some is left out"
 
 
 def test_processes_wait_while_a_launcher_has_not_kept_what_it_was_sent(bench, tmp_path):
