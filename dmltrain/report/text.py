@@ -74,7 +74,25 @@ def _csv_line(cells: Sequence[str]) -> str:
 
 def as_json(tables: Sequence[Table], metrics: Sequence[str]) -> str:
     """[{"log", "epochs": [{"epoch", "train_accuracy", "validation_accuracy", "seconds", ...}]}] for all metrics."""
-    return json.dumps([_json_run(table) for table in tables], indent=1, allow_nan=False) + "\n"
+    return joined(_json_pieces(tables))
+
+
+def _json_pieces(tables: Sequence[Table]) -> Iterator[str]:
+    """What json.dumps(..., indent=1) writes, without all rows in memory."""
+    yield "["
+    for number, table in enumerate(tables):
+        yield ",\n " if number else "\n "
+        head, between = _dumped(_json_run(table), 1).removesuffix("[]\n }"), "["
+        yield head
+        for epoch in table.rows:
+            yield f"{between}\n   {_dumped(_json_row(table, epoch), 3)}"
+            between = ","
+        yield "\n  ]\n }" if table.rows else "[]\n }"
+    yield "\n]\n" if tables else "]\n"
+
+
+def _dumped(value: object, indent: int) -> str:
+    return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n" + " " * indent)
 
 
 FORMATS: dict[str, Callable[[Sequence[Table], Sequence[str]], str]] = {
@@ -86,18 +104,20 @@ FORMATS: dict[str, Callable[[Sequence[Table], Sequence[str]], str]] = {
 
 
 def _json_run(table: Table) -> dict[str, object]:
+    """Without its rows."""
     run = table.run
-    rows = [
-        {"epoch": epoch, **_json_place(table, epoch), **{key: json_cell(cell) for key, cell in row.items()}}
-        for epoch, row in table.rows.items()
-    ]
     return {
         "log": run.log,
         **({"part": run.part} if run.part else {}),
         "files": list(run.files),
         "train_from_last_batch": list(run.from_last_batch),
-        "epochs": rows,
+        "epochs": [],
     }
+
+
+def _json_row(table: Table, epoch: int) -> dict[str, object]:
+    cells = {key: json_cell(cell) for key, cell in table.rows[epoch].items()}
+    return {"epoch": epoch, **_json_place(table, epoch), **cells}
 
 
 def _json_place(table: Table, epoch: int) -> dict[str, object]:
@@ -141,12 +161,15 @@ def lines(tables: Sequence[Table], metrics: Sequence[str], show: Show | None = N
     tables = [table for table in tables if table.rows]
     if not tables:
         return
-    parts = [
-        (table, table.counted(), _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show))
+    columns = [
+        _columns(table, metrics, f"{name} " if len(tables) > 1 else "", show)
         for table, name in zip(tables, labels(tables), strict=True)
     ]
-    yield [tables[0].axis, *(column.heading for _, _, columns in parts for column in columns)]
-    for place in _places([epochs for _, epochs, _ in parts]):
+    yield [tables[0].axis, *(column.heading for each in columns for column in each)]
+    counted = [table.counted() for table in tables]
+    keys = [[column.key for column in each] for each in columns]
+    parts = list(zip(tables, counted, keys, columns, strict=True))
+    for place in _places(counted):
         yield [_place(place, show), *(text for part in parts for text in _texts(*part, place))]
 
 
@@ -157,12 +180,14 @@ def _places(counted: Sequence[Mapping[float, int]]) -> Iterable[float]:
     return sorted({place for epochs in counted for place in epochs})
 
 
-def _texts(table: Table, epochs: Mapping[float, int], columns: Sequence[_Column], place: float) -> list[str]:
+def _texts(
+    table: Table, epochs: Mapping[float, int], keys: Sequence[str], columns: Sequence[_Column], place: float
+) -> list[str]:
     """The cells of a table at a place of the first column."""
-    if place not in epochs:
+    epoch = epochs.get(place)
+    if epoch is None:
         return [NOTHING] * len(columns)
-    cells = table.cells(epochs[place], [column.key for column in columns])
-    return [column.text(cell) for column, cell in zip(columns, cells, strict=True)]
+    return [column.text(cell) for column, cell in zip(columns, table.cells(epoch, keys), strict=True)]
 
 
 def _columns(table: Table, metrics: Sequence[str], prefix: str, show: Show) -> list[_Column]:

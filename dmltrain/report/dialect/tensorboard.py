@@ -22,6 +22,7 @@ from dmltrain import record
 from dmltrain.report.block import Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.rows import Cells, Rows, as_epoch, as_number, key, plain
+from dmltrain.report.packed import packer
 from dmltrain.report.run import Found, Values
 
 _MOST_STEPS = 10**9
@@ -112,10 +113,11 @@ class _Attempt(NamedTuple):
             notes = (*notes, _PAUSE.format(steps[pauses[0] + 1], seconds[pauses[0]]))
             for place in pauses:
                 seconds[place] = math.nan
+        alone, timed = packer([metric]), packer([metric, "seconds"])
         epochs: dict[int, Values] = {
-            step: {metric: numbers[place : place + 1]}
+            step: alone(numbers[place])
             if place == 0 or not seconds[place - 1] >= 0 or (by_epoch and step != steps[place - 1] + 1)
-            else {metric: numbers[place : place + 1], "seconds": seconds[place - 1 : place]}
+            else timed(numbers[place], seconds[place - 1])
             for place, step in enumerate(steps)
         }
         elapsed = {
