@@ -34,6 +34,7 @@ def strange(tmp_path, monkeypatch):
     (folder / "job.json").write_text(json.dumps(facts))
     lines = f"Options: network={EVIL!r}\nEpoch[0] Train-accuracy=0.5\nEpoch[0] {EVIL}=1\nEpoch[0] Train-x{EVIL}=1\n"
     (folder / "worker-0.log").write_bytes(lines.encode() + f"{EVIL}\n".encode() + b"\x9b31m \xff\n")
+    (folder / f"agent-h{EVIL}.log").write_text("x\n")
     (folder / f"no{EVIL}.csv").write_text(f"epoch,loss{EVIL}\n0,1{EVIL}\n")
     for number, name in enumerate((f"a{EVIL}", "b\udc9b")):
         Path("images", name).mkdir(parents=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
-from launch.agent.text import safe_output
+from launch.agent.text import one_line, safe_output
 from launch.commands.log_choice import ORDER, Source, all_logs, find, selected
 from launch.terminal.log_folder import JOURNAL, RECORD
 from launch.terminal.output import LINE_BYTES, tag, write_all
@@ -141,7 +141,7 @@ class Reader:
         for restart, source, path in sorted(found, key=lambda each: (each[0], each[1].order)):
             colour = self._colours.setdefault(source, len(self._colours))
             name = f"restart-{restart}/{source}" if restart else str(source)
-            prefix = tag(name, colour if self._coloured else None)
+            prefix = tag(one_line(name), colour if self._coloured else None)
             try:
                 self._logs[path] = Log(path, restart, len(self._logs), prefix)
             except FileNotFoundError:  # a new job has just moved it to previous-N
