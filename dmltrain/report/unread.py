@@ -51,11 +51,17 @@ class Unread:
 
     def __init__(self) -> None:
         self._start = b""
+        self._waiting: Block | None = None  # most logs have an epoch in their first block, which is then not searched
         self._line = 0  # lines before the block
         self._of = [(" or ".join(dialect.programs), _Lines(dialect.sign)) for dialect in DIALECTS]
         self._others = _Lines(_OTHER.pattern)
 
     def feed(self, block: Block) -> None:
+        if self._waiting:
+            self._search(self._waiting)
+        self._waiting = block
+
+    def _search(self, block: Block) -> None:
         data = block.data[: block.limit]
         self._start = self._start or data[:_BINARY]
         if _WORDS.search(data):
@@ -65,6 +71,9 @@ class Unread:
 
     def explanation(self) -> str:
         """Why the log has no epoch."""
+        if self._waiting:
+            self._search(self._waiting)
+            self._waiting = None
         if not self._start:
             return "the file is empty: expected a training log; has the training started?"
         if self._start.startswith(b"\x1f\x8b"):
