@@ -113,14 +113,26 @@ def copy(each: Copy) -> None:
         same = f'= "{digest}  -" ]'
         begin = f"touch {part} && wc -c < {part}"
         whole = f'[ -f {path} ] && [ "$(sha256sum < {path})" {same}'
-        there = _run(each, f"{enter}if {whole}; then echo {WHOLE}; else {begin}; fi").strip()
+        there = _last_word(each, _run(each, f"{enter}if {whole}; then echo {WHOLE}; else {begin}; fi"))
         if there == WHOLE:
             return
-        first = int(there) if there.isdecimal() and int(there) <= size else 0
+        first = int(there) if int(there) <= size else 0
         file.seek(first)
         append = f"cat {'>>' if first else '>'} {part}"
         ready, failed = f"mv {part} {path}", f"rm -f {part}; echo {OTHER} >&2; exit 1"
         _run(each, f'{enter}{append} && if [ "$(sha256sum < {part})" {same}; then {ready}; else {failed}; fi', file)
+
+
+def _last_word(each: Copy, said: str) -> str:
+    """WHOLE, or the size of what is there; a start-up file may print something before. UserError: neither is there. So
+    another program ran, which would take the file for commands."""
+    last = said.split()[-1:]
+    if last and (last[0] == WHOLE or last[0].isdecimal()):
+        return last[0]
+    raise UserError(
+        f"{each}: the host's shell did not run what it was given; does `ssh {each.login} echo hello` print hello? if "
+        "not, a start-up file there, such as .bashrc or .zshenv, ends the shell or starts another one"
+    )
 
 
 def _digest(file: FileIO) -> str:

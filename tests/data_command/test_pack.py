@@ -420,6 +420,16 @@ def test_a_part_goes_to_a_folder_that_is_new_or_the_users_alone(tmp_path):
         assert to.read_bytes() == source.read_bytes() and [each.name for each in to.parent.iterdir()] == [to.name]
 
 
+@pytest.mark.parametrize("shell", ["exec sh", "exit 0", "echo Welcome; exec sh"])
+def test_a_part_is_no_command_for_a_shell_that_a_start_up_file_starts(tmp_path, shell):
+    source, seen = tmp_path / "part-0.rec", tmp_path / "seen"
+    source.write_text(f"touch {seen}\n")
+    ssh = shell_script(tmp_path / "ssh", shell)
+    with pytest.raises(UserError, match="ssh h1 echo hello` print hello. if not, a start-up file"):
+        copy(Copy(source, "h1", "", 0, str(tmp_path / "train.rec"), (str(ssh),)))
+    assert not seen.exists()
+
+
 @pytest.mark.thorough
 def test_a_copy_goes_on_where_it_ended(run, packed, tmp_path, home, sshds):  # noqa: F811
     sshd = sshds()
