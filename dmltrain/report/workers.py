@@ -78,8 +78,9 @@ class Workers:
         best = 0
         for marked in self._marked.values():
             runs, of_marked = _runs(list(marked.readers.values())) if marked.believed else ([], "")
-            kept_apart = _in_common(runs) and not (name == "MXNet" and marked.kind is _NODE)
-            fuller = len(runs) == 1 and best == 0 and _values(runs) >= _values(several)  # of one worker
+            own = name == "MXNet" and marked.kind is _NODE
+            kept_apart = _in_common(runs) and not own
+            fuller = len(runs) == 1 and best == 0 and not own and _values(runs) >= _values(several)  # of one worker
             if len(runs) > best and (kept_apart or fuller or not several):
                 several, name, best = runs, of_marked, len(runs)
         if len(set(map(len, several))) > 1:

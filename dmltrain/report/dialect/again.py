@@ -16,7 +16,8 @@ from dmltrain.report.run import Values
 
 Seen = Mapping[tuple[int, int], int]  # epoch and number of values -> metrics known when the first one had more values
 
-_DOUBT = "epoch {} has {} values of {}: read as those of several workers, but they may be of several starts"
+_FEW = 3  # epochs; with more of them starts that each go on after one epoch are improbable
+_DOUBT = "epoch {} has several values of {}: read as those of several workers, but they may be of several starts"
 
 
 def parts(start: Start, workers: int, seen: Seen) -> list[Start]:
@@ -25,11 +26,11 @@ def parts(start: Start, workers: int, seen: Seen) -> list[Start]:
     if not seen:  # no value is there twice
         return [start]
     usual = _usual(epochs, workers)
-    begun = [epoch for epoch in sorted(epochs) if _is_again(epoch, epochs[epoch], usual, workers, seen)]
+    begun = [epoch for epoch in sorted(epochs) if _is_again(epoch, start, usual, workers, seen)]
     if len(epochs) > 1 and 2 * len(begun) > len(epochs):
         return [start]
     if not begun:
-        return [_doubted(start) if len(epochs) == 1 and not workers else start]
+        return [start if workers else _doubted(start, seen)]
     made = [start]
     for epoch in begun:
         made[-1:] = _begun_at(epoch, made[-1], usual, seen)
@@ -60,7 +61,9 @@ def _usual(epochs: Mapping[int, Values], workers: int) -> dict[str, int]:
         for key, numbers in values.items():
             counts.setdefault(key, Counter())[len(numbers)] += 1
     if len(epochs) == 1:
-        return dict.fromkeys(counts, workers or 1)
+        most = max(len(numbers) for values in epochs.values() for numbers in values.values())
+        starts = max(1, most // (workers or 1))
+        return {key: max(1, len(numbers) // starts) for values in epochs.values() for key, numbers in values.items()}
     of_all = workers or _commonest(Counter(max(map(len, values.values())) for values in epochs.values()))
     return {key: min(_commonest(each), of_all) for key, each in counts.items()}
 
@@ -70,24 +73,25 @@ def _commonest(counts: Counter[int]) -> int:
     return min(number for number in counts if counts[number] == max(counts.values()))
 
 
-def _is_again(epoch: int, values: Values, usual: Mapping[str, int], workers: int, seen: Seen) -> bool:
+def _is_again(epoch: int, start: Start, usual: Mapping[str, int], workers: int, seen: Seen) -> bool:
+    values = start.found.epochs[epoch]
     more = [key for key, numbers in values.items() if len(numbers) > (workers or usual[key])]
     if not more or workers:
         return bool(more)
     if len({len(numbers) for numbers in values.values()}) > 1:
         return True
     by_turns = seen.get((epoch, usual[more[0]]), 0) < len(values)
-    return not by_turns and (len(values) > 1 or len(usual) > 1)
+    return not by_turns and (len(values) > 1 or len(start.found.epochs) > 2)
 
 
-def _doubted(start: Start) -> Start:
-    ((epoch, values),) = start.found.epochs.items()
-    if len(values) != 1 or max(map(len, values.values())) == 1:
+def _doubted(start: Start, seen: Seen) -> Start:
+    """With a note if the few epochs do not show that several workers wrote by turns."""
+    epochs = start.found.epochs
+    if len(epochs) > _FEW or any(seen.get((epoch, 1), len(values)) < len(values) for epoch, values in epochs.items()):
         return start
-    ((key, numbers),) = values.items()
-    return replace(
-        start, found=replace(start.found, notes=(*start.found.notes, _DOUBT.format(epoch, len(numbers), key)))
-    )
+    epoch = min(epoch for epoch, values in epochs.items() if max(map(len, values.values())) > 1)
+    note = _DOUBT.format(epoch, next(key for key, numbers in epochs[epoch].items() if len(numbers) > 1))
+    return replace(start, found=replace(start.found, notes=(*start.found.notes, note)))
 
 
 def _cut(start: Start, epoch: int, usual: Mapping[str, int], seen: Seen) -> list[Start]:

@@ -85,7 +85,8 @@ def _late(before: Start, start: Start) -> bool:
 def _interleaved(starts: Sequence[Start]) -> bool:
     """Whether several writers, who do not name themselves, are at different epochs."""
     found = [start.found for start in starts]
-    if all(map(_is_in_sequence, found)):
+    several = any(len(values) > 1 for one in found for values in one.epochs.values())
+    if several and all(map(_is_in_sequence, found)):
         return False
     for one in found:
         counts = [_count(values) for _, values in sorted(one.epochs.items())][:-1]
@@ -102,10 +103,12 @@ def _interleaved(starts: Sequence[Start]) -> bool:
 
 
 def _is_in_sequence(found: Found) -> bool:
-    """Whether one writer seems to have written it: several metrics, each once in an epoch, and no epoch is left out."""
-    first, *_ = epochs = sorted(found.epochs) or [0]
+    """Whether one writer seems to have written it: each metric once in an epoch, and no epoch is left out. Of several
+    epochs the first has several metrics."""
+    epochs = sorted(found.epochs)
     once = all(_count(values) == 1 for values in found.epochs.values())
-    return once and len(found.epochs.get(first, ())) > 1 and epochs == list(range(first, first + len(epochs)))
+    whole = len(epochs) < 2 or len(found.epochs[epochs[0]]) > 1
+    return once and whole and epochs == list(range(epochs[0], epochs[-1] + 1) if epochs else ())
 
 
 def _count(values: Values) -> int:

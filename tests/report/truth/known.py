@@ -164,7 +164,8 @@ def verdict(case: Case, runs: Sequence[Run]) -> str:
             return _timed(case, runs, said)
     if not said:
         return f"wrong without a note: {_difference(case, read)}"
-    for table in read:
+    doubted = any("may be of several starts" in note for note in said)
+    for table in read if not doubted else ():
         for epoch, values in table.items():
             if not any(_within(values, start.table().get(epoch, {})) for start in case.starts):
                 return f"wrong beside a note ({said[0]}): epoch {epoch}: {values}, {_difference(case, read)}"
