@@ -67,3 +67,14 @@ def test_without_a_job_that_was_submitted_from_here_no_record_is_believed(tmp_pa
 def test_what_the_launcher_says_never_passes_for_a_file(capsys):
     say(f"no room\n{FILE} {RECORD} e30=\nor\x1b[2J so")
     assert capsys.readouterr().err == f"no room\n {FILE} {RECORD} e30=\nor\\x1b[2J so\n"
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_what_a_followed_job_prints_controls_no_terminal(tmp_path, capfd, safe):
+    """Only the job's own output, while its user runs it, comes as it is; the log has every byte."""
+    with Copy(LogFolder(tmp_path / "job"), lambda source: True, safe) as copy:
+        copy.take([b"[worker-0] \x1b[31mred \xc2\x9b", b"the launcher says \x1b[31mred"])
+    out, err = capfd.readouterr()
+    assert out == ("[worker-0] \\x1b[31mred \\x9b\n" if safe else "[worker-0] \x1b[31mred \x9b\n")
+    assert err == "the launcher says \\x1b[31mred\n"
+    assert (tmp_path / "job/worker-0.log").read_bytes() == b"\x1b[31mred \xc2\x9b\n"
