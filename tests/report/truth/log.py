@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import NamedTuple
 
 from tests.report.truth.known import Case, Print, Program, Start, Values, row
 
@@ -73,66 +74,96 @@ def _spans(random: Random, again: bool, resumes: bool) -> list[tuple[int, int, b
 def case(random: Random, program: Program) -> Case:
     """The log of `program`, whose version was drawn."""
     spans = _spans(random, program.again_and_again, program.resumes)
-    workers = 1 if not program.is_text or random.random() < 0.7 else random.randint(2, 3)
-    own = program.tag and (workers > 1 or random.random() < 0.5)
-    workers = min(workers, program.most_workers)
-    mark = random.choice(MARKS) if workers > 1 and not own else ""
-    if not mark and program.is_text and random.random() < 0.05:
-        mark = random.choice(MARKS)
-    prefix = random.choice(PREFIXES[program.prefixes if program.is_text else "none"])
-    offset = program.first if program.first is not None else 0
-    now = float(random.randint(1_000_000_000, 1_700_000_000))
-    noise = (*NOISE, *program.noise) if program.is_text else ()
-    lines: list[str] = []
-    starts: list[Start] = []
+    log = _Log(random, program)
     for number, (first, end, killed) in enumerate(spans):
-        killed = killed and not (own and workers > 1)  # of several workers' batch lines one counts
-        written, share = [], random.random()
-        for worker in range(workers):
-            program.begin()
-            opening = program.again if number and program.again else program.opening
-            prints = [Print(text.replace("{first}", str(first + offset))) for text in opening]
-            rows: dict[int, Values] = {}
-            timed: dict[int, int] = {}
-            for epoch in range(first, end):
-                at = epoch * program.step + offset
-                of_epoch = program.epoch(at)
-                if killed and epoch + 1 == end:
-                    most = len(of_epoch) - 1
-                    of_epoch = of_epoch[: min(most, 1 + int(share * most))]
-                if values := row([each for each in of_epoch if each.tagged or not worker]):
-                    rows[at] = values
-                for each in of_epoch:
-                    if not each.tagged and worker:
-                        continue
-                    prints.append(each)
-                    if each.timed:
-                        timed[at] = len(prints) - 1
-            prints += [] if killed else map(Print, program.closing(end * program.step + offset, rows))
-            written.append((prints, rows, timed))
-        cut = (end - 1) * program.step + offset if killed and of_epoch else None
-        start = Start(first * program.step + offset, [rows for _, rows, _ in written], cut=cut)
-        starts.append(start)
+        log.add(
+            first, end, killed and not (log.own and log.workers > 1), number > 0
+        )  # of several one batch line counts
+    data, encoding = log.encoded()
+    where = "marks" if log.mark else "tags" if log.own else "neither marks nor tags"
+    description = f"{spans}, {log.workers} workers with {where}, {encoding}"
+    elapsed = log.prefix in STAMPED and program.elapsed and log.workers == 1
+    return Case({program.name: data}, log.starts, program.first, description, elapsed)
+
+
+class _Written(NamedTuple):
+    """By a worker in a start. timed: epoch -> place of the print whose time is the epoch's."""
+
+    prints: list[Print]
+    rows: dict[int, Values]
+    timed: dict[int, int]
+
+
+class _Log:
+    def __init__(self, random: Random, program: Program) -> None:
+        self.random, self.program = random, program
+        workers = 1 if not program.is_text or random.random() < 0.7 else random.randint(2, 3)
+        self.own = bool(program.tag) and (workers > 1 or random.random() < 0.5)
+        self.workers = min(workers, program.most_workers)
+        self.mark = random.choice(MARKS) if self.workers > 1 and not self.own else ""
+        if not self.mark and program.is_text and random.random() < 0.05:
+            self.mark = random.choice(MARKS)
+        self.prefix = random.choice(PREFIXES[program.prefixes if program.is_text else "none"])
+        self.offset = program.first if program.first is not None else 0
+        self.now = float(random.randint(1_000_000_000, 1_700_000_000))
+        self.lines: list[str] = []
+        self.starts: list[Start] = []
+
+    def add(self, first: int, end: int, killed: bool, again: bool) -> None:
+        """A start of all workers. again: it is not the first."""
+        share = self.random.random() if killed else None
+        numbers = [epoch * self.program.step + self.offset for epoch in range(first, end + 1)]
+        written = [self._worker(worker, numbers, share, again) for worker in range(self.workers)]
+        start = Start(numbers[0], [each.rows for each in written], cut=numbers[-2] if killed else None)
+        moments = self._write(written)
+        if self.workers == 1:
+            start.times = {at: moments[place] for at, place in written[0].timed.items() if at in start.rows[0]}
+        self.starts.append(start)
+        self.now += self.random.choice((5.0, 86400.0))
+
+    def _worker(self, worker: int, numbers: list[int], share: float | None, again: bool) -> _Written:
+        """share: how much of its last epoch it writes before it is killed."""
+        program = self.program
+        program.begin()
+        opening = program.again if again and program.again else program.opening
+        made = _Written([Print(text.replace("{first}", str(numbers[0]))) for text in opening], {}, {})
+        for at in numbers[:-1]:
+            prints = [each for each in program.epoch(at) if each.tagged or not worker]
+            if share is not None and at == numbers[-2]:
+                prints = prints[: max(1, min(len(prints) - 1, 1 + int(share * (len(prints) - 1))))]
+            if values := row(prints):
+                made.rows[at] = values
+            for each in prints:
+                made.prints.append(each)
+                if each.timed:
+                    made.timed[at] = len(made.prints) - 1
+        made.prints.extend(map(Print, program.closing(numbers[-1], made.rows) if share is None else ()))
+        return made
+
+    def _write(self, written: Sequence[_Written]) -> dict[int, float]:
+        """Returns place -> time, for a single worker."""
+        noise = (*NOISE, *self.program.noise) if self.program.is_text else ()
         moments: dict[int, float] = {}
-        for worker, place, each in _interleaved(random, [prints for prints, _, _ in written]):
-            now += random.choice((0.0, 1.0, 20.0, 900.0) if prefix in _WHOLE else (0.001, 0.25, 20.0, 900.0))
-            moments[place] = now
-            while noise and random.random() < 0.1:
-                lines += _marked(random.choice(noise), mark, worker, now)
-            tag = program.tag.format(worker) if own else ""
+        for worker, place, each in _interleaved(self.random, [one.prints for one in written]):
+            steps = (0.0, 1.0, 20.0, 900.0) if self.prefix in _WHOLE else (0.001, 0.25, 20.0, 900.0)
+            self.now += self.random.choice(steps)
+            moments[place] = self.now
+            while noise and self.random.random() < 0.1:
+                self._marked(self.random.choice(noise), worker)
+            tag = self.program.tag.format(worker) if self.own else ""
             text = each.text.replace("{tag}", tag) if "{tag}" in each.text else tag * each.tagged + each.text
-            lines += _marked(prefix(now) + text, mark, worker, now)
-        if workers == 1:
-            start.times = {epoch: moments[place] for epoch, place in written[0][2].items() if epoch in start.rows[0]}
-        now += random.choice((5.0, 86400.0))
-    ending = random.choice(("\n",) * 5 + ("\r\n",))
-    text = ending.join(lines).replace("\r\r\n", "\r\n") + ("" if random.random() < 0.02 else ending)
-    encoding = random.choice(ENCODINGS)
-    data = text.encode(encoding, "replace")
-    where = "marks" if mark else "tags" if own else "neither marks nor tags"
-    description = f"{spans}, {workers} workers with {where}, {encoding}"
-    stamped = prefix in STAMPED
-    return Case({program.name: data}, starts, program.first, description, stamped and program.elapsed and workers == 1)
+            self._marked(self.prefix(self.now) + text, worker)
+        return moments
+
+    def _marked(self, text: str, worker: int) -> None:
+        mark = self.mark.format(worker, when=_KUBERNETES(self.now))
+        self.lines += [mark + line for line in text.split("\n")]
+
+    def encoded(self) -> tuple[bytes, str]:
+        ending = self.random.choice(("\n",) * 5 + ("\r\n",))
+        text = ending.join(self.lines).replace("\r\r\n", "\r\n") + ("" if self.random.random() < 0.02 else ending)
+        encoding = self.random.choice(ENCODINGS)
+        return text.encode(encoding, "replace"), encoding
 
 
 def _interleaved(random: Random, written: Sequence[list[Print]]) -> list[tuple[int, int, Print]]:
@@ -146,7 +177,3 @@ def _interleaved(random: Random, written: Sequence[list[Print]]) -> list[tuple[i
         together.append((worker, places[worker], written[worker][places[worker]]))
         places[worker] += 1
     return together
-
-
-def _marked(text: str, mark: str, worker: int, now: float) -> list[str]:
-    return [mark.format(worker, when=_KUBERNETES(now)) + line for line in text.split("\n")]
