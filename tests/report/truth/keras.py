@@ -39,7 +39,7 @@ class Bar:
         if len(set(self.names.values())) < len(names):
             self.names = {"acc": "accuracy"}
         self.validates, self.rate = random.random() < 0.8, random.random() < 0.15
-        self.unknown = self.version in ("tf 2", "3") and random.random() < 0.1
+        self.unknown = self.version in ("tf 2", "3") and random.random() < 0.3
 
     def metrics(self, complete: bool) -> tuple[str, Values]:
         keys = {"loss": "train_loss"} | {name: f"train_{key}" for name, key in self.names.items()}
