@@ -36,7 +36,7 @@ def case(random: Random) -> Case:
                 values: Values = {(TAGS | OF_STEPS)[file]: value}
                 if rows:
                     values["seconds"] = seconds
-                    time += seconds
+                    time = round(time + seconds, 2)
                 rows[number] = values
                 text = {"nan": "NaN", "inf": "Infinity"}.get(repr(value), repr(value))
                 lines[file].append(f"{time:.6f},{number},{text}")
