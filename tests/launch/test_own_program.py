@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON_OPTION = re.compile(r"""["' ](-[mc])(?=["' ])""")
 STARTS = {  # file -> options of Python or of a shell in it: all that could import from the current folder
     "dmltrain/data_command/copying.py": ["-c"],  # of wc
-    "dmltrain/report/reading.py": ["-c"],  # of gzip, xz and others
+    "dmltrain/report/unread.py": ["-c"],  # of gzip, xz and others
     "launch/agent/inspection.py": ["-c"],  # removes the folder, and is tested below
     "launch/channels/__init__.py": ["-c", "-c"],  # -I, and of a shell
     "launch/channels/bridges/bridge.py": ["-c"],  # of a shell
