@@ -22,8 +22,8 @@ sys.path.insert(0, str(CHECKOUT))  # the dmltrain that is measured lies beside t
 
 from dmltrain import kvstore, models, options  # noqa: E402
 from dmltrain.backends.table import BACKENDS  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
-from dmltrain.normalisation import Normalisation  # noqa: E402
+from dmltrain.base.errors import UserError  # noqa: E402
+from dmltrain.base.normalisation import Normalisation  # noqa: E402
 
 WARM_UP, BATCHES = 5, 10
 SIZES = "1,32,64,128,256"

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the dmltrain of 
 
 from report import facts, installed, show
 
-from dmltrain import emulation
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.options import Options, parse
+from dmltrain.train import emulation
 
 
 def epoch_seconds(durations: Sequence[Sequence[float]], staleness: float) -> float:

@@ -26,7 +26,7 @@ PATIENCE = 600.0  # seconds; no member may count as lost because this machine is
 
 
 def environment(role: str, index: int, members: int, servers: int, port: int, listen: int | None = None):
-    from dmltrain.env import Environment
+    from dmltrain.base.env import Environment
 
     return Environment(
         role=role,

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from dmltrain.api import Loader
+    from dmltrain.api import State as State
     from dmltrain.backends.torch.distributed import DistributedOptimizer
-    from dmltrain.env import Environment
-    from dmltrain.loop import Loader
-    from dmltrain.loop import State as State
+    from dmltrain.base.env import Environment
 
 __version__ = "0.4.0"
 
@@ -76,7 +76,7 @@ def distribute(
     - `factors`: lets dense layers send sufficient factors where that is faster (dist_sync, the optimizer on the
       workers). The largest number of rows of a worker's step: samples, times positions where inputs have them; 0: none.
       `choices` of the result says which layers do, and why.
-    - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.env (default:
+    - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.base.env (default:
       from the environment, else the first one).
     - `balance`: in an elastic job with `dmltrain.State` and `dmltrain.loader`, whether each worker's part of a step's
       samples follows the speed at which it computes (docs/elastic.md).
@@ -110,7 +110,7 @@ def distribute(
     cannot be sent, and an optimizer that servers do not have where they run it; JobLost.
     """
     environment = _worker()
-    from dmltrain import script
+    from dmltrain.api import script
 
     asked = script.Exchange(
         kvstore,
@@ -173,19 +173,19 @@ def loader(
 
     Raises UserError for wrong values, and without a State.
     """
-    from dmltrain import loop
-    from dmltrain.loop.state import newest
+    from dmltrain import api
+    from dmltrain.api.state import newest
 
-    return loop.Loader(newest(), dataset, batch_size, micro_batches, seed, drop_last, options)
+    return api.Loader(newest(), dataset, batch_size, micro_batches, seed, drop_last, options)
 
 
 def __getattr__(name: str) -> Any:
     """State, which needs more than scripts without it."""
     if name != "State":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dmltrain import loop
+    from dmltrain import api
 
-    return loop.State
+    return api.State
 
 
 def rank() -> int:
@@ -199,7 +199,8 @@ def num_workers() -> int:
 
 
 def _worker() -> Environment:
-    from dmltrain import env, errors, kvstore
+    from dmltrain import kvstore
+    from dmltrain.base import env, errors
 
     errors.end_scripts_without_traceback()
     environment = env.read()

@@ -18,35 +18,32 @@ from pathlib import Path
 from typing import Any
 
 import dmltrain
-from dmltrain import (
+from dmltrain import kvstore, rounds
+from dmltrain.backends.table import BACKENDS
+from dmltrain.base import env, errors, malloc_tuning
+from dmltrain.base.errors import Diverged, JobLost, UserError
+from dmltrain.base.safe_text import open_missing_streams, safe_lines
+from dmltrain.checkpoints import checkpoint
+from dmltrain.kvstore import KVStore
+from dmltrain.logs import record
+from dmltrain.options import Options, parse
+from dmltrain.train import (
     board,
-    checkpoint,
     common_network,
     divergence,
-    elastic,
+    dry_parse,
     emulation,
-    env,
     epochs,
-    errors,
     fine_tuning,
-    heap,
-    kvstore,
     loading,
     measure,
-    option_check,
     read_speed,
-    record,
     resume,
 )
-from dmltrain.backends.table import BACKENDS
-from dmltrain.board import Board, EventBoard
-from dmltrain.errors import Diverged, JobLost, UserError
-from dmltrain.kvstore import KVStore
-from dmltrain.notice import notice_of
-from dmltrain.options import Options, parse
-from dmltrain.plan import Position, plan_of, schedule_of
-from dmltrain.run import Run
-from dmltrain.safe_text import open_missing_streams, safe_lines
+from dmltrain.train.board import Board, EventBoard
+from dmltrain.train.notice import notice_of
+from dmltrain.train.plan import Position, plan_of, schedule_of
+from dmltrain.train.run import Run
 from dmltrain.usage import Usage, gpu
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -65,7 +62,7 @@ def main(
 
     def run() -> None:
         if file := env.check_file():
-            print(option_check.line(file, lambda given: parse(given, prog, description, defaults)), flush=True)
+            print(dry_parse.line(file, lambda given: parse(given, prog, description, defaults)), flush=True)
             return
         options = parse(words, prog, description, defaults)
         if seconds := env.measure_seconds():
@@ -95,7 +92,7 @@ def train(options: Options, command: str) -> None:
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
     its = env.read()
-    elastic.check(options, its)
+    rounds.check(options, its)
     if its.role == "worker" or (its.role == "server" and its.joins and options.update_on_kvstore):
         BACKENDS[options.backend].load()  # a server that joins does so while the others train
     store = kvstore.create(
@@ -113,8 +110,8 @@ def train(options: Options, command: str) -> None:
             store.close()
             return
         run = prepare(options, store, command)
-        heap.keep_freed_memory()
-        elastic.train(run, train_epochs)
+        malloc_tuning.keep_freed_memory()
+        rounds.train(run, train_epochs)
     except BaseException as error:
         store.failed(error)  # the other processes end at once and report this reason, or go on without this one
         raise
@@ -201,7 +198,7 @@ def board_of(run: Run, command: str) -> Board:
 
 def introduce(run: Run, command: str) -> None:
     """Log everything needed to repeat the run."""
-    from dmltrain import hardware
+    from dmltrain.train import hardware
 
     options, dataset, network = run.options, run.dataset, run.network
     devices = f"{len(options.device_names)} x {options.device_names[0].partition(':')[0]}"

@@ -18,26 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import dmltrain
-from dmltrain import (
-    common_network,
-    data,
-    env,
-    evaluation,
-    fit,
-    kvstore,
-    loading,
-    models,
-    option_check,
-    record,
-    trained,
-)
+from dmltrain import data, fit, kvstore, models
 from dmltrain.backends.table import BACKENDS
-from dmltrain.errors import UserError
+from dmltrain.base import env
+from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import pretrained_weights
+from dmltrain.checkpoints.pretrained_weights import Trained
 from dmltrain.kvstore import KVStore
+from dmltrain.logs import record
 from dmltrain.models import graph_file
 from dmltrain.mxnet_files import weights
 from dmltrain.options import LAST, Options, gives, parse, usual_top_k
-from dmltrain.trained import Trained
+from dmltrain.train import common_network, dry_parse, evaluation, loading
 
 
 def main(
@@ -53,7 +45,7 @@ def main(
 
     def run() -> None:
         if file := env.check_file():
-            print(option_check.line(file, lambda given: parse(given, prog, description, defaults)), flush=True)
+            print(dry_parse.line(file, lambda given: parse(given, prog, description, defaults)), flush=True)
             return
         options = parse(words, prog, description, defaults)
         if not options.model_prefix:
@@ -88,7 +80,7 @@ def _score(options: Options, given: Collection[str], store: KVStore, command: st
     log.info("dmltrain %s: %s", dmltrain.__version__, command)
     assert options.model_prefix
     asked = None if options.load_epoch == LAST else options.load_epoch
-    found = trained.shared(options.model_prefix, asked, store, log, iteration=options.load_iteration)
+    found = pretrained_weights.shared(options.model_prefix, asked, store, log, iteration=options.load_iteration)
     options = as_saved(options, found, given)
     dataset = loading.load_dataset(options, store, log.warning)
     if not len(dataset.validation):

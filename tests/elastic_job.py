@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain import checkpoint, npz
 from dmltrain.audit.count import count
 from dmltrain.audit.views_file import read
 from dmltrain.backends.torch.backend import TorchBackend
+from dmltrain.base import npz
+from dmltrain.checkpoints import checkpoint
 from launch.certificate import new
 from tests.forked_job import ForkedJob, forker
 from tests.waiting import wait_for

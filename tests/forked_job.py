@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dmltrain.errors import exit_now
+from dmltrain.base.errors import exit_now
 from tests.running_job import ROOT, RunningJob
 
 LARGEST = 1 << 16  # bytes of a request

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.backends.mxnet import compat as mxnet_compat
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]

@@ -96,7 +96,7 @@ def test_folders_import_only_from_those_below_them(name):
 def test_files_that_are_whole_after_a_power_cut_have_one_writer():
     """A download has its own, because its content does not fit into memory at once."""
     found = {path for package in ("launch", "dmltrain") for path in sources(package) if "fsync" in path.read_text()}
-    writers = ("launch/whole_file.py", "dmltrain/whole_file.py", "dmltrain/data/download.py")
+    writers = ("launch/whole_file.py", "dmltrain/base/whole_file.py", "dmltrain/data/download.py")
     assert {str(path.relative_to(ROOT)) for path in found} == set(writers)
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dmltrain import board, communication, event_file, fit
-from dmltrain.errors import UserError
+from dmltrain import fit
+from dmltrain.base.errors import UserError
+from dmltrain.logs import event_file
+from dmltrain.train import board, communication
 from tests.forked_job import run_forked
 from tests.test_fit import DIGITS, EXAMPLES, ROOT, Log, environment, finished, installed
 
@@ -133,7 +135,7 @@ def test_without_the_option_nothing_is_imported_or_written(tmp_path):
 
 def test_the_writer_imports_no_framework():
     program = (
-        "import sys\nfrom dmltrain import event_file\nevent_file.library()\n"
+        "import sys\nfrom dmltrain.logs import event_file\nevent_file.library()\n"
         "print({'torch', 'mxnet', 'tensorflow', 'grpc'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import checkpoint, whole_file, wholeness
-from dmltrain.errors import UserError
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import checkpoint, seal
 
 
 def archive(text: str = "weights") -> bytes:
@@ -90,7 +91,7 @@ def test_a_snapshot_is_newer_than_its_epochs_before_and_older_than_its_own(tmp_p
         checkpoint.read(tmp_path / "m-0009.pt")
 
 
-@pytest.mark.parametrize("seal", [bytes, wholeness.sealed], ids=["0.4", "with a digest"])
+@pytest.mark.parametrize("seal", [bytes, seal.sealed], ids=["0.4", "with a digest"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file_is_refused_and_skipped(tmp_path, damage, seal):
     for epoch in (1, 2, 3):

@@ -15,7 +15,7 @@ READS = {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime", "asctime
 READS |= {"now", "utcnow", "today"}
 MODULES = {"time", "datetime", "date"}
 MAY_READ = {  # file and function -> what for
-    "dmltrain/event_file.py __init__": "stamps of events, and the order of files",
+    "dmltrain/logs/event_file.py __init__": "stamps of events, and the order of files",
     "dmltrain/kvstore/log.py log": "stamps of log lines",
     "launch/agent/copied.py store": "the time of a file",
     "launch/agent/probe.py facts": "the host's clock, for a warning",
@@ -41,7 +41,7 @@ MAY_READ = {  # file and function -> what for
     "launch/terminal/log_folder.py stamp": "a date in a record",
     "launch/terminal/usage_file.py __init__": "stamps of rows",
     "launch/whole_file.py _remove_if_left": "the age, in days, of what a killed writer of another host left",
-    "dmltrain/whole_file.py _remove_if_left": "the same",
+    "dmltrain/base/whole_file.py _remove_if_left": "the same",
 }
 
 

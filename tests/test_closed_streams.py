@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import launch.ending
-from dmltrain import safe_text
+from dmltrain.base import safe_text
 from tests.image_records import jpeg
 
 ROOT = Path(__file__).parents[1]

@@ -7,11 +7,13 @@ import os
 
 import pytest
 
-from dmltrain import common_checkpoint, common_network, models, resume
-from dmltrain.errors import JobLost, UserError
+from dmltrain import models
+from dmltrain.base.errors import JobLost, UserError
+from dmltrain.checkpoints import common_checkpoint
+from dmltrain.checkpoints.seal import Examined, sealed
 from dmltrain.options import parse
-from dmltrain.plan import Plan
-from dmltrain.wholeness import Examined, sealed
+from dmltrain.train import common_network, resume
+from dmltrain.train.plan import Plan
 from tests.kvstore.whole_job import WholeJob
 from tests.test_checkpoint import archive
 

@@ -7,9 +7,10 @@ from datetime import datetime
 
 import pytest
 
-from dmltrain import emulation, fit
-from dmltrain.emulation import Slowness, SlowPace
+from dmltrain import fit
 from dmltrain.options import Options, parse
+from dmltrain.train import emulation
+from dmltrain.train.emulation import Slowness, SlowPace
 from tests.benchmarks.as_a_user import benchmark_module
 from tests.test_fit import backend, finished, run, train  # noqa: F401  (fixtures)
 

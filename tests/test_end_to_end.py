@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from dmltrain import checkpoint
+from dmltrain.checkpoints import checkpoint
 from tests.launch.conftest import ROOT, Launched, launcher, wait_for  # noqa: F401  (a fixture)
 from tests.test_fit import installed
 from tests.tiers import tiered

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dmltrain import env
-from dmltrain.errors import UserError
+from dmltrain.base import env
+from dmltrain.base.errors import UserError
 
 WORKER = {
     "DMLC_ROLE": "worker",

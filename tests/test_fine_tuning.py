@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from dmltrain import checkpoint, common_network, fine_tuning, initial, models
+from dmltrain import initial, models
 from dmltrain.backends.torch.backend import TorchBackend
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import checkpoint
 from dmltrain.kvstore import create
 from dmltrain.layers import Conv, Flatten, GlobalAvgPool, Network, chain
 from dmltrain.options import parse
+from dmltrain.train import common_network, fine_tuning
 from tests.test_fit import RESNET, backend, run, train  # noqa: F401  (fixtures)
 
 SMALL = ["--num-examples", 300]

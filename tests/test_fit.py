@@ -18,7 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain import checkpoint, fit, record
+from dmltrain import fit
+from dmltrain.checkpoints import checkpoint
+from dmltrain.logs import record
 from tests.forked_job import ForkedJob, forker, run_forked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own

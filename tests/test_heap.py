@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import heap
+from dmltrain.base import malloc_tuning
 
 ROOT = Path(__file__).parents[1]
 MIB = 40  # larger than any block that glibc keeps by itself
@@ -39,7 +39,9 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="anoth
 
 def faults(program, **settings):
     """Page faults of ten blocks of MIB after `program`."""
-    kept = {name: value for name, value in os.environ.items() if name not in heap.OWN and name != "GLIBC_TUNABLES"}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in malloc_tuning.OWN and name != "GLIBC_TUNABLES"
+    }
     command = [sys.executable, "-c", textwrap.dedent(program) + ALLOCATE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env={**kept, **settings})
     assert done.returncode == 0, done.stderr
@@ -49,7 +51,7 @@ def faults(program, **settings):
 @pytest.mark.parametrize(
     "program",
     [
-        "from dmltrain import heap\nassert heap.keep_freed_memory()\n",
+        "from dmltrain.base import malloc_tuning as heap\nassert heap.keep_freed_memory()\n",
         MODEL + "dmltrain.distribute(model, optimizer)\n",
         TRAINING,
         pytest.param(MEASURING, marks=pytest.mark.thorough),
@@ -68,7 +70,10 @@ def test_the_next_step_gets_freed_memory_without_page_faults(program):
     ids=["variable", "tunable"],
 )
 def test_own_settings_of_malloc_stay(settings):
-    assert faults("from dmltrain import heap\nassert not heap.keep_freed_memory()\n", **settings) > 9 * PAGES
+    assert (
+        faults("from dmltrain.base import malloc_tuning as heap\nassert not heap.keep_freed_memory()\n", **settings)
+        > 9 * PAGES
+    )
 
 
 def test_an_import_changes_nothing():

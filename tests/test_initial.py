@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dmltrain import initial, models
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import (
     INITIALISERS,
     Constant,

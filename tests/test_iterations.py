@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from dmltrain import checkpoint, models
+from dmltrain import models
+from dmltrain.checkpoints import checkpoint
 from dmltrain.report import reading
 from tests.test_fit import RESNET, SYNC, backend, finished, run, saved, train  # noqa: F401  (fixtures)
 

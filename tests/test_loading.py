@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dmltrain import data, loading, options
+from dmltrain import data, options
+from dmltrain.base.errors import UserError
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.parts import Local
 from dmltrain.data.readers import open_reader
 from dmltrain.data.readers.record_writer import RecordWriter
-from dmltrain.errors import UserError
+from dmltrain.train import loading
 from tests import image_records
 
 

@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import dmltrain  # noqa: E402
+from dmltrain.api import state as states  # noqa: E402
+from dmltrain.base.errors import UserError  # noqa: E402
 from dmltrain.data.deal import Dealing  # noqa: E402
-from dmltrain.errors import UserError  # noqa: E402
-from dmltrain.loop import state as states  # noqa: E402
-from dmltrain.loop.rounds import PlainRounds  # noqa: E402
+from dmltrain.rounds.plain import PlainRounds  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

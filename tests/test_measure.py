@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import data, env, measure, models
-from dmltrain.errors import UserError
+from dmltrain import data, models
+from dmltrain.base import env
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker import sharding
 from dmltrain.options import Options
+from dmltrain.train import measure
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmltrain.normalisation import Normalisation
+from dmltrain.base.normalisation import Normalisation
 
 SHAPE = (5, 3, 6, 7)  # images, channels, height, width
 MEAN_IMAGE = np.random.default_rng(2).uniform(0, 255, SHAPE[1:]).astype(np.float32)

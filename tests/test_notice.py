@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dmltrain.kvstore.local import LocalKVStore
-from dmltrain.notice import Notice, SignalNotice, notice_of, steps_within
+from dmltrain.train.notice import Notice, SignalNotice, notice_of, steps_within
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain import bounded, npz, wholeness
-from dmltrain.errors import UserError
+from dmltrain.base import bounded, npz
+from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import seal
 from dmltrain.kvstore import state_file
 from tests.archives import refused
 
@@ -52,7 +53,7 @@ def of(dtype, shape, data=b"", **options):
     return archive({"a.npy": npy(header, data, **options)})
 
 
-@pytest.mark.parametrize("seal", [bytes, wholeness.sealed])
+@pytest.mark.parametrize("seal", [bytes, seal.sealed])
 def test_numpys_files_are_read(seal):
     found = npz.read(seal(saved(**ARRAYS)))
     assert list(found) == list(ARRAYS)
@@ -202,53 +203,53 @@ KINDS = {".npz": two_arrays, ".pt": pt, ".params": params}
 
 @pytest.mark.parametrize("suffix", KINDS)
 def test_the_digest_is_that_of_sha256sum(suffix):
-    whole = wholeness.sealed(KINDS[suffix]())
-    assert wholeness.examine(whole, suffix) == wholeness.Examined(whole, hashlib.sha256(whole).hexdigest(), "")
-    assert wholeness.examine(b"", suffix).digest == hashlib.sha256(b"").hexdigest()
+    whole = seal.sealed(KINDS[suffix]())
+    assert seal.examine(whole, suffix) == seal.Examined(whole, hashlib.sha256(whole).hexdigest(), "")
+    assert seal.examine(b"", suffix).digest == hashlib.sha256(b"").hexdigest()
 
 
 @pytest.mark.parametrize("suffix", KINDS)
 def test_a_bit_that_flips_anywhere_before_the_last_line_is_found(suffix):
-    whole = wholeness.sealed(KINDS[suffix]())
-    content = len(whole) - wholeness.LINE_BYTES
+    whole = seal.sealed(KINDS[suffix]())
+    content = len(whole) - seal.LINE_BYTES
     for byte in range(content):
         flipped = bytearray(whole)
         flipped[byte] ^= 1 << rng.randrange(8)
-        assert wholeness.examine(bytes(flipped), suffix).damage.startswith("its content has sha256 "), byte
+        assert seal.examine(bytes(flipped), suffix).damage.startswith("its content has sha256 "), byte
 
 
-@pytest.mark.parametrize("suffix", wholeness.ARCHIVES)
+@pytest.mark.parametrize("suffix", seal.ARCHIVES)
 def test_an_archive_with_a_damaged_last_line_is_not_whole(suffix):
-    whole = wholeness.sealed(KINDS[suffix]())
-    for byte in range(len(whole) - wholeness.LINE_BYTES, len(whole)):
+    whole = seal.sealed(KINDS[suffix]())
+    for byte in range(len(whole) - seal.LINE_BYTES, len(whole)):
         flipped = bytearray(whole)
         flipped[byte] ^= 1
-        assert wholeness.examine(bytes(flipped), suffix).damage, byte
+        assert seal.examine(bytes(flipped), suffix).damage, byte
 
 
-@pytest.mark.parametrize("suffix", wholeness.ARCHIVES)
-@pytest.mark.parametrize("seal", [bytes, wholeness.sealed], ids=["0.4", "with a digest"])
+@pytest.mark.parametrize("suffix", seal.ARCHIVES)
+@pytest.mark.parametrize("seal", [bytes, seal.sealed], ids=["0.4", "with a digest"])
 def test_an_archive_that_is_cut_anywhere_is_not_whole(suffix, seal):
     whole = seal(KINDS[suffix]())
     for length in range(0, len(whole), 7):
-        assert wholeness.examine(whole[:length], suffix).damage, length
-    assert wholeness.examine(whole[:-1], suffix).damage
-    assert wholeness.examine(whole + b"\0", suffix).damage
-    assert not wholeness.examine(whole, suffix).damage
+        assert seal.examine(whole[:length], suffix).damage, length
+    assert seal.examine(whole[:-1], suffix).damage
+    assert seal.examine(whole + b"\0", suffix).damage
+    assert not seal.examine(whole, suffix).damage
 
 
 def test_an_archive_of_0_4_names_the_damaged_member_and_compressed_ones_are_not_unpacked():
     whole = bytearray(two_arrays())
     data = bytes(whole).index(np.arange(20.0).tobytes())
     whole[data + 40] ^= 4
-    assert wholeness.examine(bytes(whole), ".npz").damage == f"a.npy of its {len(whole)} bytes is unreadable"
+    assert seal.examine(bytes(whole), ".npz").damage == f"a.npy of its {len(whole)} bytes is unreadable"
     stream = io.BytesIO()
     np.savez_compressed(stream, a=np.zeros(1 << 23))
-    assert wholeness.examine(stream.getvalue(), ".npz").damage.startswith("'a.npy' in it is compressed; expected an")
+    assert seal.examine(stream.getvalue(), ".npz").damage.startswith("'a.npy' in it is compressed; expected an")
 
 
 def test_numpy_and_unzip_read_the_file_as_before():
-    whole = wholeness.sealed(two_arrays())
+    whole = seal.sealed(two_arrays())
     with np.load(io.BytesIO(whole), allow_pickle=False) as found:
         assert found["a"].tolist() == list(range(20)) and found["b"].shape == (3, 3)
     assert zipfile.ZipFile(io.BytesIO(whole)).testzip() is None
@@ -259,7 +260,7 @@ def test_pytorch_reads_the_file_as_before(tmp_path, mapped):
     import torch
 
     path = tmp_path / "m-0001.pt"
-    path.write_bytes(wholeness.sealed(pt()))
+    path.write_bytes(seal.sealed(pt()))
     found = torch.load(path, weights_only=True, mmap=mapped)
     assert found["a"].tolist() == list(range(20)) and found["b"] == [1, "two"]
 
@@ -267,6 +268,6 @@ def test_pytorch_reads_the_file_as_before(tmp_path, mapped):
 def test_mxnet_reads_the_file_as_before(mx, tmp_path):
     path = tmp_path / "m-0001.params"
     mx.nd.save(str(path), {"arg:a": mx.nd.arange(20)})
-    path.write_bytes(wholeness.sealed(path.read_bytes()))
+    path.write_bytes(seal.sealed(path.read_bytes()))
     assert mx.nd.load(str(path))["arg:a"].asnumpy().tolist() == list(range(20))
     assert mx.nd.load_frombuffer(path.read_bytes())["arg:a"].asnumpy().tolist() == list(range(20))

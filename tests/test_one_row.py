@@ -30,7 +30,7 @@ import numpy as np
 
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split
-from dmltrain.normalisation import Normalisation
+from dmltrain.base.normalisation import Normalisation
 
 SHAPE = (1, 4, 4)
 
@@ -252,7 +252,7 @@ def test_images_of_the_format_are_read(tree):
 
 def test_the_forecast_includes_the_codec_and_frames_accept_its_number_and_none_above(tree):
     program = (
-        "from dmltrain import measure, options; print(measure.compression(options.Options())['24bit']);"
+        "from dmltrain.train import measure; from dmltrain import options; print(measure.compression(options.Options())['24bit']);"
         "from dmltrain.kvstore.transport import wire; from dmltrain.kvstore import codec;"
         "print(wire.MAX_DTYPE, codec.make({'type': '24bit'}).number)"
     )

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import data, env, models, optimizers, option_check, options, schedule
-from dmltrain.errors import UserError
+from dmltrain import data, models, optimizers, options
+from dmltrain.base import env
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec
+from dmltrain.optimizers import schedule
 from dmltrain.options import mxnet, refused
 from dmltrain.options.network import OWN
+from dmltrain.train import dry_parse
 
 ROOT = Path(__file__).parents[1]
 CIFAR10 = {
@@ -266,7 +269,7 @@ def test_a_file_that_is_no_list_of_command_lines(tmp_path, content):
     file = tmp_path / "lines.json"
     file.write_text(content)
     with pytest.raises(UserError, match="JSON list of lists"):
-        option_check.line(str(file), options.parse)
+        dry_parse.line(str(file), options.parse)
 
 
 TEXT = """

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dmltrain import record
-from dmltrain.metric import Sums
+from dmltrain.logs import record
+from dmltrain.logs.metric import Sums
 from tests.running_job import ROOT
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_a_line_is_one_write_with_time_and_rank() -> None:
     """Over a datagram socket: each write of the process arrives as a message of its own."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     program = (
-        "from dmltrain import record\n"
+        "from dmltrain.logs import record\n"
         "record.logger(9)\n"  # asked twice: still one line each
         "log = record.logger(2)\n"
         "record.logger(2)\n"
@@ -87,7 +87,7 @@ def test_a_line_is_one_write_with_time_and_rank() -> None:
 
 
 def test_it_imports_only_the_standard_library() -> None:
-    program = "import sys; from dmltrain import record; print(*sys.modules)"
+    program = "import sys; from dmltrain.logs import record; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"numpy", "torch", "mxnet", "matplotlib", "dmltrain.report"} & set(done.stdout.split())
 

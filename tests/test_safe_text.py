@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import launch.cli
-from dmltrain import record, safe_text
+from dmltrain.base import safe_text
 from dmltrain.data_command import cli as data
 from dmltrain.experiment import cli as experiment
+from dmltrain.logs import record
 from dmltrain.report import cli as parse
 from dmltrain.report.page import cli as page
 from launch.agent import text

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from dmltrain import options
-from dmltrain.plan import Plan, Position, plan_of, schedule_of
-from dmltrain.schedule import POLICIES, Schedule
+from dmltrain.optimizers.schedule import POLICIES, Schedule
+from dmltrain.train.plan import Plan, Position, plan_of, schedule_of
 
 STEPS, EPOCHS = 5, 6
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import dmltrain
-from dmltrain import env
-from dmltrain.errors import UserError
+from dmltrain.base import env
+from dmltrain.base.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,16 +20,16 @@ from types import ModuleType
 
 import pytest
 
-import dmltrain.whole_file
+import dmltrain.base.whole_file
 import launch.whole_file
-from dmltrain.errors import JobLost
+from dmltrain.base.errors import JobLost
 from tests.descriptors import descriptors
 from tests.traced import traced
 
 OLD, NEW, OTHER = b"old" * 1000, b"new" * 1000, b"other" * 1000
 
 
-@pytest.fixture(params=[dmltrain.whole_file, launch.whole_file], ids=["dmltrain", "launch"])
+@pytest.fixture(params=[dmltrain.base.whole_file, launch.whole_file], ids=["dmltrain", "launch"])
 def package(request: pytest.FixtureRequest) -> ModuleType:
     return request.param
 
@@ -80,7 +80,7 @@ def test_mode_and_umask_count(package, target, mode, umask, found):
     assert target.stat().st_mode & 0o777 == found
 
 
-@first_in_make_test(dmltrain.whole_file, launch.whole_file)
+@first_in_make_test(dmltrain.base.whole_file, launch.whole_file)
 def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, target):
     found, left = [], 0
     for calls in itertools.count():
@@ -98,7 +98,7 @@ def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, 
     assert replaced > 10 and left > 5, "the writer was stopped in its work"
 
 
-@first_in_make_test(launch.whole_file, dmltrain.whole_file)
+@first_in_make_test(launch.whole_file, dmltrain.base.whole_file)
 def test_another_writer_at_each_system_call_disturbs_nothing(package, target):
     """It removes the leftovers of killed writers first, and this one is alive."""
     found = set()
@@ -302,5 +302,5 @@ def test_what_is_not_confirmed_replaces_nothing(tmp_path):
     target = tmp_path / "m-0001.npz"
     target.write_bytes(b"of the next leader")
     with pytest.raises(JobLost):
-        dmltrain.whole_file.write(target, b"of this one", confirm=confirm)
+        dmltrain.base.whole_file.write(target, b"of this one", confirm=confirm)
     assert target.read_bytes() == b"of the next leader" and [*tmp_path.iterdir()] == [target]

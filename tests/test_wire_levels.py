@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from dmltrain.backends.mxnet import ps_lite
-from dmltrain.env import Environment, read
-from dmltrain.errors import UserError
+from dmltrain.base.env import Environment, read
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.transport import tls
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from dmltrain.emulation import Slowness
+from dmltrain.train.emulation import Slowness
 
 FROZEN = 1  # rank of the worker whose host freezes
 

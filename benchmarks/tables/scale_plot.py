@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report import style
 
 LABELS = {"workers": "workers", "servers": "servers", "keys": "keys", "megabytes": "model, MB"}

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
 from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.lines import Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
+from dmltrain.base.arrays import Array
 from dmltrain.data.async_deal import AsyncDealing
 from dmltrain.data.deal import Dealing
 from dmltrain.data.ranges import ranges

@@ -20,10 +20,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dmltrain.arrays import Array
 from dmltrain.audit import fields, receipt
 from dmltrain.audit.receipt import Receipt
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 
 SAMPLES, COMMITS = "samples-{}.jsonl", "commits-{}.jsonl"  # by member
 

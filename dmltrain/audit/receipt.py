@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 SIZE = 3  # elements
 MODULUS = 1 << 32

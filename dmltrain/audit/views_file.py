@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dmltrain import bounded, whole_file
 from dmltrain.audit import fields
+from dmltrain.base import bounded, whole_file
+from dmltrain.base.errors import UserError
 from dmltrain.data.ranges import Ranges
-from dmltrain.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
 

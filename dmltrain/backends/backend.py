@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dmltrain.arrays import Array
-from dmltrain.env import Environment
+from dmltrain.base.arrays import Array
+from dmltrain.base.env import Environment
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.layers import Network
-from dmltrain.metric import Sums
-from dmltrain.normalisation import Normalisation
+from dmltrain.logs.metric import Sums
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore

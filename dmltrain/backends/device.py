@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 
 def gpu_index(name: str, present: int, framework: str) -> int:

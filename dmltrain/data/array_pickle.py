@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 MAX_STEPS = 200_000  # the batches of CIFAR-10 have about 30,000; each makes an object of 250 bytes at most
 _STORES = ("PUT", "BINPUT", "LONG_BINPUT")  # the unpickler makes room for as many objects as their number says

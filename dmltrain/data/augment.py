@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain import random_bits
-from dmltrain.arrays import Array
+from dmltrain.base import random_bits
+from dmltrain.base.arrays import Array
 
 
 @dataclass(frozen=True)

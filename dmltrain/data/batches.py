@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.ahead import ahead
 from dmltrain.data.dataset import ABSENT, Samples
 from dmltrain.data.parts import Part

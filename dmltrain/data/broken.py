@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 LOOKED_AT = 64  # records, to see what --skip-broken would have to skip
 NEARLY_ALL = 0.9  # of them: the data have another fault

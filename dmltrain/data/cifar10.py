@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import cifar10_files, source
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.cifar10_files import BASE_URL, CIFAR10, Files
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
-from dmltrain.normalisation import Normalisation
 
 SHAPE = (3, 32, 32)
 NUM_CLASSES = 10

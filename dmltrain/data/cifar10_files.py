@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data import array_pickle, source
 from dmltrain.data.download import Remote, fetch
-from dmltrain.errors import UserError
 
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import augment as augmenting
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.broken import Broken
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.errors import UserError
-from dmltrain.normalisation import Normalisation
 
 Shape = tuple[int, int, int]
 Inputs = tuple[Array, Array]  # images uint8 (n, C, H, W) in any order of memory; labels int64 (n,)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.parts import Epoch, Part, window
 from dmltrain.data.ranges import numbers, ranges
 

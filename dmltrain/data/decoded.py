@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data.broken import Broken, Others, looked_at
 from dmltrain.data.dataset import ABSENT, Inputs, Shape
 from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
 from dmltrain.data.readers import Reader, Record
 from dmltrain.data.readers.reader import one_label
-from dmltrain.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)

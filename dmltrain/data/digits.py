@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import random_bits
-from dmltrain.arrays import Array
+from dmltrain.base import random_bits
+from dmltrain.base.arrays import Array
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
-from dmltrain.normalisation import Normalisation
 
 SHAPE = (1, 8, 8)
 NUM_CLASSES = 10

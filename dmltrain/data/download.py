@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dmltrain.errors import UserError
-from dmltrain.safe_text import safe_lines
+from dmltrain.base.errors import UserError
+from dmltrain.base.safe_text import safe_lines
 
 CHUNK = 1 << 20  # bytes
 Advance = Callable[[int], None]  # called with the number of bytes since the last call

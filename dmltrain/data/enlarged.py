@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data.dataset import Dataset, Inputs, Samples, Shape, Split
-from dmltrain.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)

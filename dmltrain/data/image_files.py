@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from dmltrain.base.errors import UserError
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import Dataset, ImageFiles, Shape, examples_to_use
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.readers import Reader, open_reader
-from dmltrain.errors import UserError
-from dmltrain.normalisation import Normalisation
 
 
 def load(

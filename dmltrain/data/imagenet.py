@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import image_files, source
 from dmltrain.data.dataset import Dataset, Description, ImageFiles, Shape, check_count
-from dmltrain.normalisation import Normalisation
 
 NUM_CLASSES = 1000
 DEFAULT_SHAPE = (3, 224, 224)

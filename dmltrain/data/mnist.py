@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.data import source
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Split, check_shape, examples_to_use
 from dmltrain.data.download import Remote, fetch
-from dmltrain.errors import UserError
-from dmltrain.normalisation import Normalisation
 
 BASE_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 SHAPE = (1, 28, 28)

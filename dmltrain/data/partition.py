@@ -10,10 +10,10 @@ the parts of an epoch that follow from this, and those of workers with files of 
 
 import numpy as np
 
-from dmltrain import random_bits
-from dmltrain.arrays import Array
+from dmltrain.base import random_bits
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data import permutation
-from dmltrain.errors import UserError
 
 # --shuffle chunk: at 110 KB an image, a chunk is 28 MB, which a disk reads in twenty times the time of a seek.
 CHUNK = 256  # consecutive records

@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
-from dmltrain import random_bits
-from dmltrain.arrays import Array
+from dmltrain.base import random_bits
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data import partition
-from dmltrain.errors import UserError
 
 NEAR = 4096  # positions; to make the words between costs no more than another generator
 

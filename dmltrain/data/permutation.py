@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 PIECE = 1 << 20  # elements that are changed at once
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import Dataset, Samples, Shape, Split
 from dmltrain.data.decoded import Decoded

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 
 class Rooms:

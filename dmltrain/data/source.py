@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 CHUNK = 1 << 20  # bytes
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import random_bits
-from dmltrain.arrays import Array
+from dmltrain.base import random_bits
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.dataset import Dataset, Description, Shape, Split, check_count
-from dmltrain.errors import UserError
-from dmltrain.normalisation import Normalisation
 
 NUM_CLASSES = 10
 DEFAULT_SHAPE = (3, 32, 32)

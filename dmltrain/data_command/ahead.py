@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.ahead import ahead
-from dmltrain.errors import UserError
 
 AHEAD = 4  # results of each thread that may wait
 Result = TypeVar("Result")

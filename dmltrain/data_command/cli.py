@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from dmltrain.base.errors import UserError
+from dmltrain.base.safe_text import printed
 from dmltrain.data_command import index, pack, partition, show, speed, verify
 from dmltrain.data_command.say import say
-from dmltrain.errors import UserError
 from dmltrain.options import Parser
-from dmltrain.safe_text import printed
 
 # Each module has HELP and EXAMPLES (texts), add_arguments(parser) and run(arguments) -> exit code.
 # With TRAINING_OPTIONS it also gets the words that are none of its own arguments, in arguments.rest.

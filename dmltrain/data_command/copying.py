@@ -17,8 +17,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from dmltrain.errors import UserError
-from dmltrain.launcher import launcher
+from dmltrain.base.errors import UserError
+from dmltrain.base.launcher import launcher
 
 RANK = "{rank}"
 OTHER = "it arrived with other bytes than it has here"

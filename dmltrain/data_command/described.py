@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dmltrain import data, kvstore, loading, options
+from dmltrain import data, kvstore, options
 from dmltrain.data.batches import TrainBatches
 from dmltrain.data.dataset import Dataset
 from dmltrain.data.parts import Part
 from dmltrain.data_command.say import say
 from dmltrain.options import Options
+from dmltrain.train import loading
 
 ANY_CLASSES = 1 << 24  # labels are float32, which has all integers below this
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data.images.decode import MAX_PIXELS, BrokenImage, check_pixels, open_image
-from dmltrain.errors import UserError
 
 COLOURS = (-1, 0, 1)  # --color
 ENCODINGS = (".jpg", ".png")

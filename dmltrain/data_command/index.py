@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dmltrain import whole_file
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import record_index
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data_command.say import say
-from dmltrain.errors import UserError
 
 HELP = "make the index of .rec files anew"
 EXAMPLES = """examples:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dmltrain import whole_file
-from dmltrain.errors import UserError
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
 
 EXTENSIONS = (".jpeg", ".jpg", ".png")
 SHUFFLE_SEED = 100  # im2rec's, with Python's own generator: the same order

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import FORMATS, image_folder, open_reader
 from dmltrain.data_command import listing, verify
 from dmltrain.data_command.ahead import check_threads
 from dmltrain.data_command.encode import COLOURS, ENCODINGS, Encoding
 from dmltrain.data_command.packing import Packing, check_targets, pack
 from dmltrain.data_command.say import say
-from dmltrain.errors import UserError
 
 HELP = "pack images into .rec files, or write image lists (MXNet's im2rec)"
 EXAMPLES = """examples:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dmltrain import whole_file
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
 from dmltrain.data.broken import Others, looked_at
 from dmltrain.data.readers import Reader, Record, recordio
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command.ahead import in_order
 from dmltrain.data_command.encode import Encoding, NotEncoded
 from dmltrain.data_command.progress import progress
-from dmltrain.errors import UserError
 
 LARGEST = recordio.MAX_BYTES - (1 << 20)  # bytes of an image: leaves room for the labels
 COMPARED = 1000  # images whose places two runs compare

@@ -13,13 +13,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import Reader, open_reader
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command import copying
 from dmltrain.data_command.packing import check_targets
 from dmltrain.data_command.progress import progress
 from dmltrain.data_command.say import say
-from dmltrain.errors import UserError
 
 HELP = "divide a data set into one .rec for each worker, and copy each to its worker's host"
 EXAMPLES = """examples:

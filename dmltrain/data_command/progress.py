@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from dmltrain.safe_text import raw
+from dmltrain.base.safe_text import raw
 
 EVERY_SECONDS = 10.0
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data.batches import EvalBatches
 from dmltrain.data.images.libraries import library
 from dmltrain.data_command import described
 from dmltrain.data_command.say import say
-from dmltrain.errors import UserError
 
 HELP = "draw a batch as the network sees it after augmentation, with labels"
 EXAMPLES = """examples:

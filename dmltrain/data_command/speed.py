@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.dataset import Dataset
 from dmltrain.data.decoded import Decoded
 from dmltrain.data_command import described
 from dmltrain.data_command.ahead import in_order
-from dmltrain.errors import UserError
 from dmltrain.options import Options
 
 HELP = "measure how fast images are read, decoded and augmented, by the number of threads"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from dmltrain.base.errors import UserError
+from dmltrain.base.safe_text import one_line
 from dmltrain.data.images.decode import BrokenImage, check_pixels, open_image
 from dmltrain.data.readers import Reader, open_reader
 from dmltrain.data.readers.reader import one_label
 from dmltrain.data_command.ahead import check_threads, in_order
 from dmltrain.data_command.progress import progress
 from dmltrain.data_command.say import say
-from dmltrain.errors import UserError
-from dmltrain.safe_text import one_line
 
 HELP = "decode every record, and list those that cannot be used"
 EXAMPLES = """examples:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dmltrain import env
-from dmltrain.errors import UserError
+from dmltrain.base import env
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.program import CHECK, Program
 
 SECONDS = 300.0  # a thousand command lines take ten

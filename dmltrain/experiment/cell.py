@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import grid
 from dmltrain.experiment.definition import Experiment, Options
 from dmltrain.experiment.expression import Value, as_text

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
+from dmltrain.base.launcher import LAUNCHER, launcher
+from dmltrain.base.safe_text import printed, raw
 from dmltrain.experiment import answers, command_line, devices, file, forecast, outputs, program, store, text
 from dmltrain.experiment.cell import Cell, Cells, cells
 from dmltrain.experiment.check import Answers, Asked, check
@@ -29,8 +31,6 @@ from dmltrain.experiment.result import DONE, ERROR, Result
 from dmltrain.experiment.run import Reports, Runner, Setting, to_run
 from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import Store
-from dmltrain.launcher import LAUNCHER, launcher
-from dmltrain.safe_text import printed, raw
 
 SHARE = 10  # the results are written while cells run, for at most a tenth of the time
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.expression import Value
 from dmltrain.experiment.read_yaml import Content, Place
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import change
 from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.extends import SECTION as EXTENDS

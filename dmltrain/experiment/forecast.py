@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dmltrain import env
+from dmltrain.base import env
 from dmltrain.experiment import answers
 from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.grid import SEED

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import expression
 from dmltrain.experiment.definition import Axis, Experiment, Grid
 from dmltrain.experiment.expression import Expression, Value, as_text

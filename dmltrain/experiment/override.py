@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.cell import OF_LAUNCHER
 from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.expression import Value

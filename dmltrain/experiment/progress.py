@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from dmltrain.base.safe_text import one_line
 from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.forecast import from_done, quick
 from dmltrain.experiment.result import DONE, PENDING, Result
 from dmltrain.experiment.text import duration
-from dmltrain.safe_text import one_line
 
 LINE = "\r\x1b[K"  # to the start of the line, which is erased
 WIDTH = 160

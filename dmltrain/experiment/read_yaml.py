@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 MOST_BYTES = 128 << 10
 MOST_DEPTH = 16

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.definition import Axis, Experiment, Grid
 from dmltrain.experiment.expression import Value, as_text
 from dmltrain.experiment.read_yaml import Content, Place, plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import expression
 from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.expression import as_text

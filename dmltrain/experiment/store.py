@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import dmltrain
-from dmltrain import whole_file
-from dmltrain.errors import UserError
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.difference import different

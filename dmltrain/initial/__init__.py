@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmltrain import random_bits
-from dmltrain.arrays import Array
+from dmltrain.base import random_bits
+from dmltrain.base.arrays import Array
 from dmltrain.initial.draws import CHUNK
 from dmltrain.initial.kinds import values_of
 from dmltrain.initial.normal import normal_quantile

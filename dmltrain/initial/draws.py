@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.initial.normal import normal_quantile
 from dmltrain.layers import Shape
 

@@ -7,7 +7,7 @@ from math import prod, sqrt
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.initial.draws import normal, uniform
 from dmltrain.layers import Constant, Exactly, Initialiser, Normal, Orthogonal, Shape, Uniform, Xavier
 

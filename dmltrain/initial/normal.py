@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 LN_2 = 0.6931471805599453
 LOG_TERMS = 16  # of the series below, whose argument is at most 1/3: the rest is under 1e-16

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from dmltrain import env
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError, exit_now
+from dmltrain.base import env
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost, UserError, exit_now
 from dmltrain.kvstore import spawned, types
 from dmltrain.kvstore.base import READ, Handle, KVStore
 from dmltrain.kvstore.types import TYPES

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.waiting import Trip, Waits

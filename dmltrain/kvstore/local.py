@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, check_rate, keys_and_values, summed
 from dmltrain.kvstore.state_file import read_arrays, write_whole
 from dmltrain.kvstore.step import MakeStep, Step

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 BLOCK = 65536  # elements, a multiple of every codec's group; less fits L2 better, but costs more numpy calls
 

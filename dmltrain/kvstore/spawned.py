@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 
-from dmltrain.env import Environment
-from dmltrain.errors import UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import UserError
 
 FIX = "call the function itself in place of spawn; dmltrain-launch starts all workers (-n 4 for 4 GPUs)"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dmltrain import bounded, npz, whole_file
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base import bounded, npz, whole_file
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 
 
 def read_state(path: str) -> bytes:

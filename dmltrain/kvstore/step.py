@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 
 class Step(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.local_steps import LocalSteps, checked
 
 OptimizerOn = Literal["workers", "servers"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 
 def refuse_depth(network: str, num_layers: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import Network
 from dmltrain.models.depth import refuse_depth
 from dmltrain.mxnet_files import rebuild

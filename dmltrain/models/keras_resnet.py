@@ -11,7 +11,7 @@ here are in the manner of MXNet's.
 
 from __future__ import annotations
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import (
     BatchNorm,
     Chain,

@@ -8,7 +8,7 @@ MXNet's constant gammas, and 4,221,032 without them.
 
 from __future__ import annotations
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import MXNET_EPSILON, AvgPool, BatchNorm, Conv, Dense, Flatten, Layer, Network, Relu, chain
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth

@@ -7,7 +7,7 @@ first block also has an expanding convolution (of factor 1), which adds 1,088 pa
 
 from __future__ import annotations
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Chain, Clip, Conv, Dense, Flatten, GlobalAvgPool, Layer, Network, add, chain
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.depth import refuse_depth

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Chain, Conv, Layer, MaxPool, Relu, chain
 
 SMALL_IMAGE = 32  # pixels of height, the most for a CIFAR network

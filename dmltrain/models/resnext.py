@@ -10,7 +10,7 @@ sizes: residual.py.
 
 from __future__ import annotations
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Dense, Flatten, GlobalAvgPool, Layer, Network, Relu, add, chain
 from dmltrain.models.architecture import Architecture
 from dmltrain.models.residual import DEPTHS, Plan, conv, imagenet_stem, norm, plan

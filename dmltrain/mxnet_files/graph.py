@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dmltrain import bounded
-from dmltrain.errors import UserError
+from dmltrain.base import bounded
+from dmltrain.base.errors import UserError
 
 MAX_BYTES = 16 << 20  # MXNet's inception-resnet-v2 has 0.4 MiB
 MAX_NODES = 50_000  # and 2,332 nodes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 LIST = 0x112
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA  # versions of an array; 3 can have no dimensions

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import Chain, Layer, Network, Rule, Shape, ShapeError, chain
 from dmltrain.mxnet_files.graph import Graph, Node
 from dmltrain.mxnet_files.graph import read as read_graph

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import bounded
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base import bounded
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Network, Parameter
 from dmltrain.mxnet_files import params
 

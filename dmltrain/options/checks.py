@@ -9,7 +9,7 @@ from typing import Any
 from dmltrain import models, optimizers
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import rules, types
 from dmltrain.options import learning_rate
 from dmltrain.options.field import flag

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmltrain import env, kvstore
+from dmltrain import kvstore
 from dmltrain.backends.table import BACKENDS
+from dmltrain.base import env
 from dmltrain.kvstore import codec, types
 from dmltrain.options.field import option
 from dmltrain.options.values import integer, number, one_of, path, switch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dmltrain import schedule
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
+from dmltrain.optimizers import schedule
 from dmltrain.options.field import flag
 from dmltrain.options.table import Options
 from dmltrain.options.values import Power

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.options.checks import checked
 from dmltrain.options.field import flag
 from dmltrain.options.refused import REFUSED

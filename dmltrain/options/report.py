@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain.backends.table import BACKENDS
-from dmltrain.metric import LOSSES
+from dmltrain.logs.metric import LOSSES
 from dmltrain.options.field import option
 from dmltrain.options.values import epoch_or_last, integer, number, one_of, path, several_of
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmltrain import optimizers, schedule
+from dmltrain import optimizers
 from dmltrain.layers import INITIALISERS
+from dmltrain.optimizers import schedule
 from dmltrain.options.field import option
 from dmltrain.options.values import integer, integers, number, one_of, step_epochs
 

@@ -20,5 +20,5 @@
     cli       the program
     page/     runs -> one HTML page: the program `dmltrain-report`
 
-`dmltrain.record` has the format of dmltrain's own lines. Nothing here trains or imports a framework.
+`dmltrain.logs.record` has the format of dmltrain's own lines. Nothing here trains or imports a framework.
 """

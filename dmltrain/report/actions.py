@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report import asked, compare_text, panels, plot, reading, summary_text
 from dmltrain.report.command_line import width
 from dmltrain.report.compare import compare

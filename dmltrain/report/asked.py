@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.table import Table
 
 _GROUPS = {*record.USAGE_KEYS, *map(record.metric, record.COMMUNICATION)}  # shown by their groups' names

@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from dmltrain.base.safe_text import one_line, printed, safe_lines
 from dmltrain.report import actions
 from dmltrain.report.actions import Outcome
 from dmltrain.report.command_line import arguments
 from dmltrain.report.follow import follow
-from dmltrain.safe_text import one_line, printed, safe_lines
 
 _AT_ONCE = 1 << 20  # letters of a long table
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report import dialect, follow_options
 from dmltrain.report.series import AXES
 from dmltrain.report.table import AGGREGATES

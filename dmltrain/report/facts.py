@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report import arguments, job_record
 from dmltrain.report.arguments import Value
 from dmltrain.report.job_record import JobRecord

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report import asked
 from dmltrain.report.actions import Outcome
 from dmltrain.report.live_job import LiveJob

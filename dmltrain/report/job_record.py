@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 NAME = "job.json"
 _MOST_BYTES = 4 << 20  # a job of 1,000 hosts and 3,000 processes needs 1 MiB

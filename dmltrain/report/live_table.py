@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dmltrain.base.safe_text import raw
 from dmltrain.report import text
 from dmltrain.report.follow import State
 from dmltrain.report.table import table
-from dmltrain.safe_text import raw
 
 _BESIDE = 4  # lines of the terminal that are not rows: heading, rule, what comes before and after
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.facts import Facts
 from dmltrain.report.run import Run
 from dmltrain.report.table import AGGREGATES, largest, mean, total

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report.block import blocks
 from dmltrain.report.head import Head
 from dmltrain.report.run import Found, Run, merge

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report.facts import Facts, facts
 from dmltrain.report.measured import ACCURACY, Measured
 from dmltrain.report.run import Run

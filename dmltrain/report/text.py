@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report import label
 from dmltrain.report.table import Cell, Shifted, Table
 

@@ -26,11 +26,12 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from dmltrain import data, models, optimizers, schedule
+from dmltrain import data, models, optimizers
 from dmltrain.data import readers
 from dmltrain.data.images import ImageAugmentation
 from dmltrain.kvstore import codec, types
 from dmltrain.mxnet_files.operators import OPERATORS, One
+from dmltrain.optimizers import schedule
 from dmltrain.options import Options, flag, mxnet
 from dmltrain.report import dialect, summary
 from launch.clusters import LAUNCHERS

@@ -6,9 +6,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from dmltrain import wholeness
 from dmltrain.backends.table import BACKENDS
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import seal
 from tests.archives import repacked
 from tests.fuzzing import Fuzzed, parts, survive
 
@@ -16,7 +16,7 @@ ZIP = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7")
 
 
 def read(backend: str, suffix: str, data: bytes) -> None:
-    damage = wholeness.examine(data, suffix).damage
+    damage = seal.examine(data, suffix).damage
     if damage:
         raise UserError(damage)
     BACKENDS[backend].decode(data)
@@ -34,15 +34,15 @@ def torch_checkpoints() -> list[bytes]:
         "state": {"model": {"weight": torch.ones(2, 3)}, "optimizer": state},
     }
     whole = BACKENDS["torch"].encode(content)
-    return [whole, wholeness.sealed(whole)]
+    return [whole, seal.sealed(whole)]
 
 
 def sealed(data: bytes) -> bytes:
     """With the checksums of the members, and the sha256 that tells whether the file is whole."""
     data = repacked(data)
-    if not wholeness.LINE.fullmatch(data[-wholeness.LINE_BYTES :]):
-        return wholeness.sealed(data)
-    content = data[: -wholeness.LINE_BYTES]
+    if not seal.LINE.fullmatch(data[-seal.LINE_BYTES :]):
+        return seal.sealed(data)
+    content = data[: -seal.LINE_BYTES]
     return content + b"\ndmltrain sha256 %s\n" % hashlib.sha256(content).hexdigest().encode()
 
 
@@ -67,7 +67,7 @@ def mxnet_checkpoints() -> list[bytes]:
         "residuals": {"server 0": b"abc"},
     }
     whole = BACKENDS["mxnet"].encode(content)
-    return [whole, wholeness.sealed(whole)]
+    return [whole, seal.sealed(whole)]
 
 
 MXNET = Fuzzed(

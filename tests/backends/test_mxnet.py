@@ -14,7 +14,7 @@ from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.backends.mxnet import trainer as backend
 from dmltrain.backends.mxnet.optimizer import Updater, spec_of
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.options import parse
 from tests.backends.trainers import MLP, RESNET, SMALL, batch
 from tests.forked_job import run_forked

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.backends.mxnet import compat as mxnet_compat
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 PTH = ROOT / "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
@@ -43,7 +43,7 @@ def stand_in(folder: Path, name: str, text: str) -> Path:
 
 def refusal(folder: Path | None) -> str:
     program = (
-        f"from dmltrain.errors import UserError\ntry:\n    {LOAD.replace(chr(10), chr(10) + '    ')}\n"
+        f"from dmltrain.base.errors import UserError\ntry:\n    {LOAD.replace(chr(10), chr(10) + '    ')}\n"
         "except UserError as error:\n    print(error)"
     )
     done = python(program, folder)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dmltrain.backends.mxnet.server import command as mxnet_command
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.errors import JobLost, UserError
 from tests.forked_job import ForkedJob, forker
 from tests.running_job import RunningJob, need_mxnet
 from tests.waiting import wait_for

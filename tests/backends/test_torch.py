@@ -16,8 +16,8 @@ from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
 from dmltrain.backends.torch.server_optimizer import Step
-from dmltrain.env import TRANSPORTS
-from dmltrain.errors import UserError
+from dmltrain.base.env import TRANSPORTS
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.local import LocalKVStore
 from dmltrain.options import parse

@@ -12,7 +12,7 @@ from torch import nn
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed import distribute, layout, parts
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore, create
 from tests.backends import trainers
 from tests.backends.a_gpu import DEVICES, device_for

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from dmltrain import divergence, kvstore
+from dmltrain import kvstore
 from dmltrain.backends import weights
 from dmltrain.backends.torch.trainer import TorchTrainer
+from dmltrain.base.errors import Diverged
 from dmltrain.data.parts import Shared
-from dmltrain.errors import Diverged
 from dmltrain.kvstore import types
 from dmltrain.options import parse
-from dmltrain.plan import Plan
-from dmltrain.run import Run
+from dmltrain.train import divergence
+from dmltrain.train.plan import Plan
+from dmltrain.train.run import Run
 from tests.backends.trainers import SMALL, batch
 from tests.kvstore.whole_job import WholeJob
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dmltrain.backends.torch.distributed import distribute, layout
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from tests.backends.a_gpu import DEVICES, device_for
 from tests.backends.changing_store import ChangingStore
 from tests.backends.late_store import LateStore

@@ -15,7 +15,7 @@ from dmltrain.backends.torch import layers
 from dmltrain.backends.torch.distributed import choice, distribute, gates
 from dmltrain.backends.torch.distributed.choice import Layer, Trial, decide, sizes
 from dmltrain.backends.torch.trainer import TorchTrainer
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.options import parse
 from tests.backends import trainers
 from tests.backends.factored_net import Net

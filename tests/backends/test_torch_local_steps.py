@@ -10,18 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from dmltrain import agreement, divergence
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.trainer import TorchTrainer
+from dmltrain.base.errors import Diverged, UserError
 from dmltrain.data.parts import Shared
-from dmltrain.epochs import step_total
-from dmltrain.errors import Diverged, UserError
+from dmltrain.kvstore import agreement
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.options import parse
-from dmltrain.plan import Plan
-from dmltrain.resume import check_all_save
-from dmltrain.run import Run
+from dmltrain.train import divergence
+from dmltrain.train.epochs import step_total
+from dmltrain.train.plan import Plan
+from dmltrain.train.resume import check_all_save
+from dmltrain.train.run import Run
 from tests.backends import stepping_alone
 from tests.backends.stepping_alone import MEAN, NESTEROV, Line, batches, joined, slopes, step, trained, weights
 from tests.backends.trainers import SMALL, batch, torch_trainer

@@ -10,7 +10,7 @@ from dmltrain import kvstore, optimizers
 from dmltrain.backends.torch import layers, state
 from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import lay_out_state, make_optimizer
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.options import parse
 from tests.backends.changing_store import ChangingStore

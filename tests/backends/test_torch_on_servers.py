@@ -10,7 +10,7 @@ from torch import nn
 from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of, set_rate
 from dmltrain.backends.torch.server_optimizer import Step, make_spec
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from tests.backends.served_store import ServedStore
 
 OPTIMIZERS = {

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch.distributed import distribute
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.errors import JobLost, UserError
 from dmltrain.layers import Dense, Network, chain
 from tests.backends.late_store import LateStore
 

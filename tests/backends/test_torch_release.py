@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.backends.torch import release
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ TorchBackend().decode(b"")
 """
 
 
-QUIET = "from dmltrain import errors; errors.end_scripts_without_traceback()\n"
+QUIET = "from dmltrain.base import errors; errors.end_scripts_without_traceback()\n"
 
 
 @pytest.mark.parametrize(

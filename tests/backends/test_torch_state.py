@@ -7,9 +7,9 @@ import zipfile
 import pytest
 import torch
 
-from dmltrain import wholeness
 from dmltrain.backends.torch import state
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import seal
 from tests.fuzzing import peak
 
 CONTENT = {
@@ -29,7 +29,7 @@ def remade(change, compression=zipfile.ZIP_STORED):
     return made.getvalue()
 
 
-@pytest.mark.parametrize("content", [state.encode(CONTENT), wholeness.sealed(state.encode(CONTENT)), remade(bytes)])
+@pytest.mark.parametrize("content", [state.encode(CONTENT), seal.sealed(state.encode(CONTENT)), remade(bytes)])
 def test_what_was_written_is_read(content):
     found = state.decode(content)
     assert torch.equal(found["model"]["weight"], CONTENT["model"]["weight"])

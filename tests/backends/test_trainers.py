@@ -5,7 +5,7 @@ import pytest
 
 from dmltrain import initial, kvstore
 from dmltrain.backends.table import BACKENDS
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import Auxiliary, BatchNorm, Conv, Dense, Dropout, Flatten, Network, Tanh, chain
 from dmltrain.options import parse
 from tests.backends.trainers import MLP, RESNET, batch

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from dmltrain import random_bits
+from dmltrain.base import random_bits
 from dmltrain.data.images.draws import RandomNumbers
 
 DRAWS = 10_000

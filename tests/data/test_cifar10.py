@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data import array_pickle, cifar10, source
-from dmltrain.errors import UserError
 from tests.archives import little_memory
 from tests.data.conftest import tar_gz
 

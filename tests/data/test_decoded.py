@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data import partition
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.broken import Broken
@@ -12,7 +13,6 @@ from dmltrain.data.images import ImageAugmentation
 from dmltrain.data.parts import Shared
 from dmltrain.data.pixels import Pixels
 from dmltrain.data.readers import Record, open_reader
-from dmltrain.errors import UserError
 from tests import image_records
 from tests.image_records import CLASSES
 from tests.waiting import wait_for

@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.download import Remote, fetch
-from dmltrain.errors import UserError
 from tests.readable import readable
 from tests.waiting import wait_for
 

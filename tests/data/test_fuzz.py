@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data import cifar10, cifar10_files, mnist, source
 from dmltrain.data.cifar10_files import BatchFile, Files
 from dmltrain.data.mnist import IdxFile
 from dmltrain.data.readers import datum, mat_file, open_reader, recordio
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.record_writer import RecordWriter
-from dmltrain.errors import UserError
 from tests.archives import tar
 from tests.data import matlab
 from tests.data.conftest import python2_pickle, tar_gz

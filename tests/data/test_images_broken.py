@@ -11,10 +11,10 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.images import BrokenImage, ImageAugmentation, evaluation_image, training_image
 from dmltrain.data.images.decode import MAX_PIXELS, Jpeg, open_image
 from dmltrain.data.images.libraries import library
-from dmltrain.errors import UserError
 
 SHAPE = (3, 32, 32)
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)

@@ -8,12 +8,12 @@ import cv2
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.images import ImageAugmentation, augmentation_level
 from dmltrain.data.images.colour import change_colours, colour_noise, hls_shifts, jitter_factors
 from dmltrain.data.images.decode import BrokenImage
 from dmltrain.data.images.draws import RandomNumbers
 from dmltrain.data.images.geometry import training_geometry
-from dmltrain.errors import UserError
 from tests.data.drawing import DRAWS, assert_alike, assert_moments, assert_uniform, assert_whole, many
 
 SOURCE, OUTPUT = (300, 400), (224, 224)

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from dmltrain import random_bits
+from dmltrain.base import random_bits
 from dmltrain.data.images import ImageAugmentation, training_image
 from dmltrain.data.readers import recordio
 from tests.data.drawing import assert_alike

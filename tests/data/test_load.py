@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dmltrain import data
+from dmltrain.base.errors import UserError
 from dmltrain.data import digits, synthetic
-from dmltrain.errors import UserError
 
 
 def test_an_unknown_name_lists_the_valid_ones():

@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data import mnist
-from dmltrain.errors import UserError
 from tests.archives import little_memory
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain import random_bits
+from dmltrain.base import random_bits
+from dmltrain.base.errors import UserError
 from dmltrain.data import partition, permutation
 from dmltrain.data.parts import NEAR, Epoch, Local, Shared
-from dmltrain.errors import UserError
 from tests.archives import little_memory
 
 numbers = st.integers(1, 300)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import database, datum, open_reader
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.errors import UserError
 
 
 def varint(value: int) -> bytes:

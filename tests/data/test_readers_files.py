@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import names, open_reader
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.errors import UserError
 
 
 def make(folder: Path, *paths: str) -> Path:

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import open_reader, record_index, recordio
 from dmltrain.data.readers.data_file import DataFile
 from dmltrain.data.readers.record_index import RecordIndex
 from dmltrain.data.readers.record_reader import RecordReader
 from dmltrain.data.readers.record_writer import RecordWriter
-from dmltrain.errors import UserError
 from tests.archives import little_memory
 from tests.descriptors import descriptors
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import mat_file, open_reader
 from dmltrain.data.readers.data_file import Damaged
-from dmltrain.errors import UserError
 from tests.archives import tar
 from tests.data import matlab
 

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import open_reader
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.data_command import cli, listing, speed, verify
 from dmltrain.data_command.cli import VERBS
 from dmltrain.data_command.listing import Item, Parts
 from dmltrain.data_command.progress import Lines, duration
-from dmltrain.errors import UserError
 from tests.data_command.conftest import refused
 
 cv2 = pytest.importorskip("cv2", reason="opencv-python-headless is not installed: pip install 'dmltrain[images]'")

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import open_reader
 from dmltrain.data_command import listing, packing
 from dmltrain.data_command.copying import Copy, copies, copy
 from dmltrain.data_command.encode import Encoding
 from dmltrain.data_command.pack import old_values
 from dmltrain.data_command.partition import owner_of_each, part_sizes
-from dmltrain.errors import UserError
 from tests.data.test_readers_caffe import make_lmdb, raw
 from tests.data_command.conftest import refused
 from tests.launch.sshd import home, sshds  # noqa: F401

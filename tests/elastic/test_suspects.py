@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from dmltrain.elastic.speed import ROUNDS, SECONDS, SKIPPED, OwnSpeed
-from dmltrain.elastic.suspects import Suspects
+from dmltrain.rounds.speed import ROUNDS, SECONDS, SKIPPED, OwnSpeed
+from dmltrain.rounds.suspects import Suspects
 from tests.elastic_job import AUDIT, each_sample_once, make_forker, make_jobs  # noqa: F401
 
 thorough = pytest.mark.thorough

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import expression
 from dmltrain.experiment.cell import Cell, cells
 from dmltrain.experiment.expression import as_text, filled, found_in, names_in

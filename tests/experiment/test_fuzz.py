@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import answers, expression, forecast, launch
 from dmltrain.experiment.cell import cells
 from dmltrain.experiment.file import parse

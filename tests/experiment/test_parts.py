@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
+from dmltrain.base.launcher import launcher
 from dmltrain.experiment import cli, devices, forecast, launch, text
 from dmltrain.experiment.cell import Cell, cells
 from dmltrain.experiment.difference import different
@@ -21,7 +22,6 @@ from dmltrain.experiment.result import DONE, PENDING, Result
 from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import DiskFull, Store, disk, identity, state
 from dmltrain.experiment.text import duration
-from dmltrain.launcher import launcher
 from tests.scripts import shell_script
 
 EXPERIMENT = parse(b"program: t.py\ngrid: {lr: [0.1, 0.2], devices: [1, 2]}\nseeds: [0, 1]", Path("x.yaml"))

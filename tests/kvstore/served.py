@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.process import ServerProcess
 from dmltrain.kvstore.server.service import Service, allocator

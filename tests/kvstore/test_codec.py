@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.scratch import BLOCK
 from dmltrain.kvstore.transport import wire

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.scheduler import client
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.scheduler.process import SchedulerProcess

@@ -5,8 +5,9 @@ import sys
 import pytest
 
 import dmltrain
-from dmltrain import kvstore, script
-from dmltrain.errors import UserError
+from dmltrain import kvstore
+from dmltrain.api import script
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.worker.store import DistKVStore
 from tests.kvstore.whole_job import NEVER, begun

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.server import group, groups
 from dmltrain.kvstore.server.core import MAX_LAG, ServerCore

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import link, wire
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import address, link, message, send_window, wire
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed, Link

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import pytest
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import link, message, rendezvous, wire
 from dmltrain.kvstore.transport.handshake import MEMORY, Answers, Caller, Listener
 from dmltrain.kvstore.transport.link import Closed, Link
@@ -249,7 +249,7 @@ def test_unauthenticated_peers_of_this_host_are_named_so(listening, logged):
 
 
 WITHOUT_THREADS = """import os, queue, resource, socket, threading
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed

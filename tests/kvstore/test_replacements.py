@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.server import service
 from dmltrain.kvstore.transport import host, message, wire

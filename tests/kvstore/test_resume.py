@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.scheduler.actions import Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.following import Following, Standing

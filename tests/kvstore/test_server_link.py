@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Handle, ViewChanged
 from dmltrain.kvstore.server.core import ServerCore

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.server.core import Reply
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Buffer

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain import npz
-from dmltrain.errors import UserError
+from dmltrain.base import npz
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.transport import state, wire

@@ -12,9 +12,9 @@ from concurrent.futures import wait
 import numpy as np
 import pytest
 
-from dmltrain import npz
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base import npz
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server.process import serve
 from dmltrain.kvstore.transport.wire import Header, Kind

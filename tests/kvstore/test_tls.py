@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from dmltrain.env import Environment
-from dmltrain.errors import UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.transport import link, message, tls, wire
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server import optimizer_state

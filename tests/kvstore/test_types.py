@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dmltrain import kvstore
-from dmltrain.env import Environment
-from dmltrain.errors import UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, types
 from dmltrain.kvstore.scheduler.actions import Log
 from dmltrain.kvstore.scheduler.change_file import ChangeFile

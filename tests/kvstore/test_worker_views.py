@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ, ViewChanged
 from dmltrain.kvstore.transport import host

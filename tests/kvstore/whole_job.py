@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore

@@ -3,7 +3,7 @@
 import os
 from types import SimpleNamespace
 
-from dmltrain import checkpoint
+from dmltrain.checkpoints import checkpoint
 from dmltrain.kvstore.base import KVStore
 from launch.agent.compare import CHECKPOINT
 

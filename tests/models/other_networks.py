@@ -7,7 +7,7 @@ Networks that are compared with MXNet's own graphs (mxnet_graphs.py) are not amo
 from collections.abc import Collection
 
 from dmltrain import models
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import Network
 from tests.models.changed import without_dropout
 from tests.models.mxnet_graphs import HELD

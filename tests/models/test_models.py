@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from dmltrain import models
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Conv, MaxPool, Normal, Xavier
 from tests.models.mxnet_graphs import GRAPHS
 from tests.models.other_networks import usual

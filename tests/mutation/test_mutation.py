@@ -134,13 +134,16 @@ def test_a_mutant_that_kills_every_process_kills_those_of_its_trial_only(tmp_pat
     tests = tmp_path / "test_killer.py"
     tests.write_text("import os, signal\ndef test():\n    os.kill(-1, signal.SIGCONT)\n    assert os.getpid() < 1000\n")
     root = tree(tmp_path / "project", {})
-    for name in ["dmltrain/schedule.py", *(path.relative_to(ROOT) for path in Path(__file__).parent.glob("*.[pt]*"))]:
+    for name in [
+        "dmltrain/optimizers/schedule.py",
+        *(path.relative_to(ROOT) for path in Path(__file__).parent.glob("*.[pt]*")),
+    ]:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, root / name)
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     innocent = subprocess.Popen(["sleep", "1000"])
     innocent.send_signal(signal.SIGSTOP)
-    words = f"-u -m tests.mutation.run dmltrain/schedule.py --jobs 1 --sample 1 --tests={tests}".split()
+    words = f"-u -m tests.mutation.run dmltrain/optimizers/schedule.py --jobs 1 --sample 1 --tests={tests}".split()
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
     try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.mxnet_files import graph, rebuild, weights
 from tests.fuzzing import Fuzzed, parts, survive
 

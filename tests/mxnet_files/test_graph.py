@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.mxnet_files import graph
 from tests.mxnet_files.graphs import Written
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import BatchNorm, Conv, Dense, Flatten, Network, chain
 from dmltrain.mxnet_files import params, weights
 from tests.archives import refused

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dmltrain import layers
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.layers import ShapeError
 from dmltrain.mxnet_files import graph, rebuild, weights
 from dmltrain.mxnet_files.node_options import NotSupported

@@ -25,10 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import checkpoint, fit, whole_file
+from dmltrain import fit
 from dmltrain.backends.torch.trainer import TorchTrainer
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
+from dmltrain.checkpoints import checkpoint
 from dmltrain.data.dataset import Split
-from dmltrain.errors import UserError
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership

@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 
 import dmltrain
+from dmltrain.api.state import newest
 from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers as OnServers
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore as Store
-from dmltrain.loop.state import newest
 from tests.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples/elastic_script.py"

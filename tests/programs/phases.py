@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import errors, kvstore
+from dmltrain import kvstore
+from dmltrain.base import errors
 
 errors.end_scripts_without_traceback()
 phase, folder = sys.argv[1], Path(sys.argv[2])

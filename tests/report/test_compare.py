@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report import reading
 from dmltrain.report.compare import Comparison, compare
 from dmltrain.report.statistic import difference, t_quantile

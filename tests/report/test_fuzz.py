@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report import block, job_record, reading
 from dmltrain.report.page import experiment, samples
 from dmltrain.report.page.chart import Curve, Lines

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report import cli, reading
 from dmltrain.report.table import Table, table
 from tests.waiting import wait_for

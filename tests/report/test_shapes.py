@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report import block, reading
 from dmltrain.report.unnamed import Verdict, judge
 

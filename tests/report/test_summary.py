@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report import actions, reading, summary_text
 from dmltrain.report.run import Run, merge
 from dmltrain.report.series import AXES, points

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dmltrain.backends.torch.optimizer import lay_out_state
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import KVStore
 from tests.scripts_grammar.drawing import Program, program
 from tests.scripts_grammar.memory_store import Finished, Group, Hangs, MemoryStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ, keys_and_values
 from tests.backends.agreeing import Together

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from tests.scripts_grammar import page
 from tests.scripts_grammar.drawing import Piece, Program
 from tests.scripts_grammar.judging import alone, judge, smallest, valid

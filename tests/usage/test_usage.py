@@ -15,7 +15,7 @@ import psutil
 import pynvml
 import pytest
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.usage import GpuUse, Usage, gpu
 from dmltrain.usage.capacity import TICKS, Capacity
 from tests.launch.test_cores import MOUNTS, V1, V2, Kernel, control_group

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from dmltrain import data
-from dmltrain.normalisation import Normalisation
+from dmltrain.base.normalisation import Normalisation
 
 
 class Unit(nn.Module):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from dmltrain import optimizers
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.layers import Network
-from dmltrain.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dmltrain.backends.mxnet import compat as mxnet_compat
-from dmltrain.normalisation import Normalisation
+from dmltrain.base.normalisation import Normalisation
 
 mx = mxnet_compat.load()
 NDArray = Any  # mx.nd.NDArray: MXNet has no types

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from dmltrain import optimizers
-from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.layers import Parameter
 
 COMMON = {

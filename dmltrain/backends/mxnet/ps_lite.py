@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost, UserError
 
 PORT = "mxnet_port"  # the fact by which the scheduler announces ps-lite's port
 EXIT_SECONDS = 0.25  # a process of a lost job has this long to end: its main thread mostly waits inside ps-lite

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import npz
-from dmltrain.arrays import Array
 from dmltrain.backends.backend import CommonArray
 from dmltrain.backends.mxnet import compat
-from dmltrain.errors import UserError
+from dmltrain.base import npz
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 
 CONTENT = "content"  # the member that holds the JSON text
 ARRAY = "array:"  # prefix of strings in it that name an array

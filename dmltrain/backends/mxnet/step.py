@@ -13,7 +13,7 @@ from typing import Any
 from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import state as mxnet_state
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray, Pace, Settings
 from dmltrain.backends.device import gpu_index
@@ -24,11 +23,12 @@ from dmltrain.backends.mxnet import layers as mxnet_layers
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.backends.mxnet.normalise import Normalise
 from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, optimizer_spec
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
-from dmltrain.metric import Sums
-from dmltrain.normalisation import Normalisation
+from dmltrain.logs.metric import Sums
 
 mx = mxnet_compat.load()
 NDArray = Any  # mx.nd.NDArray: MXNet has no types

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dmltrain import optimizers
-from dmltrain.arrays import Array
 from dmltrain.backends.backend import Capabilities, Settings, State, Trainer
 from dmltrain.backends.torch import release
-from dmltrain.env import SERVER_SHARES, TRANSPORTS, Environment
+from dmltrain.base.arrays import Array
+from dmltrain.base.env import SERVER_SHARES, TRANSPORTS, Environment
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore import codec, types
 from dmltrain.kvstore.step import Step
 from dmltrain.layers import Network
-from dmltrain.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore

@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.data import DataLoader, IterableDataset
 
-from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.torch import state
 from dmltrain.backends.torch.distributed import DistributedOptimizer
 from dmltrain.backends.torch.optimizer import load_state
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

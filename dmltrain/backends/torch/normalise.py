@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dmltrain.normalisation import Normalisation
+from dmltrain.base.normalisation import Normalisation
 
 
 class Normalise:

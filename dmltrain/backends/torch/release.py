@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 OLDEST = (2, 10)  # fixes CVE-2025-32434 and CVE-2026-24747
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.arrays import Array
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.optimizer import BY_CLASS, class_of, follow, row_of
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 
 RATE = "lr"  # in a state
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dmltrain import npz
-from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray
-from dmltrain.errors import UserError
+from dmltrain.base import npz
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 
 # What a checkpoint names. torch.load allows more even with weights_only, among it functions that only take memory.
 NAMES = re.compile(r"collections (OrderedDict|Counter)|torch\._utils _rebuild_tensor_v2|torch \w+Storage")

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dmltrain.arrays import Array
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray, Pace, Settings
 from dmltrain.backends.device import gpu_index
@@ -36,11 +35,12 @@ from dmltrain.backends.torch.optimizer import (
     takes_loss_scale,
     taking_loss_scale,
 )
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Conv, Network
-from dmltrain.metric import Sums
-from dmltrain.normalisation import Normalisation
+from dmltrain.logs.metric import Sums
 
 FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
 OTHERS = "workers"  # in checkpoints: what workers 1, 2, ... have of their own

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.images.augmentation import ImageAugmentation
 from dmltrain.data.images.draws import Draw, RandomNumbers
 from dmltrain.data.images.libraries import library

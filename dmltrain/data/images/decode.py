@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.images.libraries import library
 
 MAX_PIXELS = 1 << 26  # decoded at once: 8192 x 8192, 192 MiB as RGB; the largest image of ILSVRC12 has 19 million

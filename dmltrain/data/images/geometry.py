@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.images.augmentation import ImageAugmentation
 from dmltrain.data.images.decode import BrokenImage
 from dmltrain.data.images.draws import Draw, RandomNumbers

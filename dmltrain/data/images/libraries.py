@@ -9,7 +9,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 
 @cache

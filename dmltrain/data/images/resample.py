@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.images.decode import MAX_PIXELS, REDUCTIONS, BrokenImage
 from dmltrain.data.images.geometry import Geometry
 from dmltrain.data.images.libraries import library

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.images.augmentation import ImageAugmentation
 from dmltrain.data.images.colour import change_colours
 from dmltrain.data.images.decode import MAX_PIXELS, Source, open_image

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import (
     image_folder,
     image_list,
@@ -22,7 +23,6 @@ from dmltrain.data.readers import (
 )
 from dmltrain.data.readers.joined import Joined
 from dmltrain.data.readers.reader import Format, Reader, Record, Source
-from dmltrain.errors import UserError
 
 __all__ = ["FORMATS", "Format", "Reader", "Record", "Source", "open_reader"]
 

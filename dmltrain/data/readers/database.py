@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import datum, sampled
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.names import Names
 from dmltrain.data.readers.reader import Record
-from dmltrain.errors import UserError
 
 TEXTS = b"num-samples"  # a key in databases of programs that read text
 DIGITS = re.compile(rb"[0-9]{5,18}")

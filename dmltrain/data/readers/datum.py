@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.reader import Record
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import mat_file, tar
 from dmltrain.data.readers.data_file import Damaged, DataFile
-from dmltrain.errors import UserError
 
 META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"

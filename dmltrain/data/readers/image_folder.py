@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import image_file, names, sampled
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.names import Names
 from dmltrain.data.readers.reader import Format, Record, Source
-from dmltrain.errors import UserError
 
 MAX_DEPTH = 8  # folders within the folder of a class; a link to a folder above it would have no end
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import image_file, sampled
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data.readers.reader import Format, Record, Source
-from dmltrain.errors import UserError
 
 CHUNK = 1 << 22  # bytes that are read at once
 MAX_LINE = 1 << 16  # bytes; a path has at most 4,096

@@ -7,8 +7,8 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers.reader import Reader, Record
-from dmltrain.errors import UserError
 
 
 class Joined:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmltrain import whole_file
-from dmltrain.arrays import Array
+from dmltrain.base import whole_file
+from dmltrain.base.arrays import Array
 from dmltrain.data.readers.data_file import Damaged, DataFile
 
 FORMAT = "dmltrain index 1"

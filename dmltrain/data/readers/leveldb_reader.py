@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import database, kept, names
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.database import DatabaseReader, Keys, Listed, Numbered
 from dmltrain.data.readers.kept import Kept
 from dmltrain.data.readers.names import Names
 from dmltrain.data.readers.reader import Format, Source
-from dmltrain.errors import UserError
 
 TABLES = (".ldb", ".sst")
 OTHERS = ("CURRENT", "MANIFEST-*", "*.log")  # that a database needs

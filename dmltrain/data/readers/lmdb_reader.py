@@ -6,11 +6,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import database, names
 from dmltrain.data.readers.data_file import Damaged
 from dmltrain.data.readers.database import DatabaseReader, Keys, Listed, Numbered
 from dmltrain.data.readers.reader import Format, Source
-from dmltrain.errors import UserError
 
 FILE = "data.mdb"
 OPEN: weakref.WeakValueDictionary[tuple[int, int], _Shared] = weakref.WeakValueDictionary()  # by device and inode

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.readers.data_file import Damaged
 
 HEADER_BYTES = 128

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.readers.data_file import Damaged
 
 MAX_BYTES = (1 << 32) - 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)

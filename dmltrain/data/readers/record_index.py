@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.readers import recordio, sampled
 from dmltrain.data.readers.data_file import Damaged, DataFile
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dmltrain import whole_file
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import record_index, recordio
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data.readers.reader import Format, Record, Source
 from dmltrain.data.readers.record_index import RecordIndex
-from dmltrain.errors import UserError
 
 
 class RecordReader:

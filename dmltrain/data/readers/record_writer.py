@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import whole_file
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import record_index, recordio
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data.readers.record_index import RecordIndex
-from dmltrain.errors import UserError
 
 
 class RecordWriter:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.data.readers import image_file, kept, sampled, tar
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data.readers.kept import Kept

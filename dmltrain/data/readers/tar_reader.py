@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.data.readers import devkit, kept, tar, tar_index
 from dmltrain.data.readers.data_file import Damaged, DataFile
 from dmltrain.data.readers.reader import Format, Record, Source
 from dmltrain.data.readers.tar_index import TarIndex
-from dmltrain.errors import UserError
 
 
 class TarReader:

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dmltrain import whole_file
-from dmltrain.errors import UserError
+from dmltrain.base import whole_file
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.result import Result
 from dmltrain.experiment.results import derived, reading

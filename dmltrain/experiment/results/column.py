@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import expression
 from dmltrain.experiment.read_yaml import Place
 from dmltrain.experiment.results.cell import Cell, Row, plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.read_yaml import Place, shown
 
 

@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment import expression
 from dmltrain.experiment.read_yaml import Place
 from dmltrain.experiment.results.cell import plain

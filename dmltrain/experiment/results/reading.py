@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.result import DONE, ERROR, Result
 from dmltrain.experiment.results.cell import Cell, Record
 from dmltrain.experiment.results.measured import Value

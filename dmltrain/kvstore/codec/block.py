@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.scratch import BLOCK, scratch
 
 

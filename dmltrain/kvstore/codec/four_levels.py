@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, Codec, Parameter, pack, packed_size, whole_groups
 from dmltrain.kvstore.codec.two_bits import TwoBits
 from dmltrain.kvstore.scratch import scratch

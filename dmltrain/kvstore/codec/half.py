@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, constant, nonfinite_mask
 from dmltrain.kvstore.scratch import scratch
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, whole_groups
 from dmltrain.kvstore.scratch import scratch
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.codec.block import Codec, Parameter, blocks
 from dmltrain.kvstore.scratch import scratch
 

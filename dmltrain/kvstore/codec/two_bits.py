@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.codec.block import BlockCodec, nonfinite_mask, pack, packed_size
 from dmltrain.kvstore.scratch import scratch
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost
 from dmltrain.kvstore import spawned
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.following import Following, Standing

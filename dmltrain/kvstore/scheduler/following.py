@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.scheduler.incarnation import Incarnation, newest
 from dmltrain.kvstore.scheduler.lost_links import process
 from dmltrain.kvstore.transport import link

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import Kind, kind_of
 from dmltrain.kvstore.scheduler.actions import Log

@@ -9,8 +9,8 @@ import threading
 import time
 from typing import Any
 
-from dmltrain.env import Environment
-from dmltrain.errors import UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.change_file import ChangeFile

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.server import taking_back

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dmltrain import bounded
-from dmltrain.errors import UserError
+from dmltrain.base import bounded
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
 from dmltrain.kvstore.transport.message import Consistency, Declare, Key

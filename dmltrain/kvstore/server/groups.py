@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.declared import MAX_SLICES, Rejected
 from dmltrain.kvstore.server.group import Group
 from dmltrain.kvstore.server.lockstep import Lockstep, Parts, borrowed, can_begin, of_members

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server import summing
 from dmltrain.kvstore.server.group import Group
 from dmltrain.kvstore.server.slice import Buffer, Push, ServerSlice, Work

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.slice import Allocate, Buffer
 
 

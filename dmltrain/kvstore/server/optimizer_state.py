@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dmltrain import npz
-from dmltrain.arrays import Array
+from dmltrain.base import npz
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.slice import Buffer, ServerSlice
 from dmltrain.kvstore.step import Step

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
 from dmltrain.kvstore.scheduler.following import Standing

@@ -27,8 +27,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.env import Environment
+from dmltrain.base.arrays import Array
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.server.answers import Answers, next_of

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.optimizer_state import encoded
 from dmltrain.kvstore.server.slice import ServerSlice
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import cut
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.cut import Stall

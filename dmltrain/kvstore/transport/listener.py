@@ -18,8 +18,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from dmltrain.env import Environment
-from dmltrain.errors import UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.transport import link, message, rendezvous
 from dmltrain.kvstore.transport.address import shown

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.log import log
 
 ALIGNMENT = 64  # bytes; a cache line, and the best alignment for vector instructions

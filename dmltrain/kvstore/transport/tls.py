@@ -15,7 +15,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.transport.wire import FrameError
 
 READ_BYTES = 1 << 18  # of one read from the socket; a record has up to 16 KiB

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.worker import probe
 from dmltrain.kvstore.worker.server_link import ServerLink

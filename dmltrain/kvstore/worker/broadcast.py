@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.keys import Entries

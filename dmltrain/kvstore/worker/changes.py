@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.transport.message import ASKS, CANCELLED, MAX_TEXT, Change, Stops

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 
 CLOCK, BEGUN, AGE, LEAST, MOST = range(5)  # rows of a table: of workers in the view, of those that have left
 

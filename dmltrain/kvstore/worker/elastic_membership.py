@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dmltrain.env import Environment
-from dmltrain.errors import UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, ViewChanged
 from dmltrain.kvstore.scheduler.client import Handlers
 from dmltrain.kvstore.scheduler.following import Standing

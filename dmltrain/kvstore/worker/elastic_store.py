@@ -31,9 +31,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.env import Environment
-from dmltrain.errors import Diverged, JobLost, Unreadable, UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import Diverged, JobLost, Unreadable, UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import READ, Dismissed, Handle, Key, Keys, Stopped, ViewChanged, keys_and_values, summed
 from dmltrain.kvstore.kind import kind_of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.worker.outgoing import Outgoing

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport.message import Start
 from dmltrain.kvstore.worker.keys import Entries

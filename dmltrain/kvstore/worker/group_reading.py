@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.worker.entry import Entry, Reading, memory_of, read_only
 from dmltrain.kvstore.worker.link_groups import GroupLanding, WorkerGroup
 from dmltrain.kvstore.worker.outgoing import Outgoing

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.broadcast import Broadcast

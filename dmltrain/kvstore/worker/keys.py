@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport.message import Declare, encode

@@ -6,8 +6,8 @@ import atexit
 import os
 import sys
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.base import Dismissed, Handle
 from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing

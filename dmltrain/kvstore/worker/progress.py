@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from dmltrain.errors import JobLost
+from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.base import Dismissed, ViewChanged
 from dmltrain.kvstore.transport.message import Enter, Flush, Flushed, NewServer
 from dmltrain.kvstore.view import NEVER, View

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dmltrain import npz
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base import npz
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker.sharding import Slice
 
 Fields = Mapping[str, Array]  # of one slice: "value", "momentum_buffer", ...

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker.entry import Entry
 from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 

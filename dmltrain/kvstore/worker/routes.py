@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.codec import Codec
 from dmltrain.kvstore.transport import message, state, wire

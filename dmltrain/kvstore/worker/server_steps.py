@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import npz
-from dmltrain.arrays import Array
+from dmltrain.base import npz
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle, Key, ViewChanged
 from dmltrain.kvstore.transport.message import Hold, Optimizer, encode
 from dmltrain.kvstore.transport.outbox import LAST

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.worker import resharding, residual

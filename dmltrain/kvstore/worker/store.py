@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.env import Environment
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
 from dmltrain.kvstore.kind import Kind

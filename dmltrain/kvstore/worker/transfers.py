@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, as_array, keys_and_values, summed
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.shared_memory import Arena

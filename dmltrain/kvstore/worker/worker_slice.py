@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dmltrain.arrays import Array
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.worker.sharding import Slice

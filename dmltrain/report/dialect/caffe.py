@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.run import Found, Values

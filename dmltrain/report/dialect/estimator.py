@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.run import Found, Values

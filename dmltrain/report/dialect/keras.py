@@ -16,7 +16,7 @@ from array import array
 from dataclasses import replace
 from typing import ClassVar
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.run import Found, Values
 

@@ -24,8 +24,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import ClassVar
 
-from dmltrain import record
-from dmltrain.record import Pair
+from dmltrain.logs import record
+from dmltrain.logs.record import Pair
 from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import again, attempts
 from dmltrain.report.packed import pack_last

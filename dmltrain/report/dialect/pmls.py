@@ -28,7 +28,7 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import ClassVar
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.caffe import MARK, NAME, SAID

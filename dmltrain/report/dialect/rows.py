@@ -19,7 +19,7 @@ from itertools import groupby
 from operator import lt
 from typing import NamedTuple
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.block import LONGEST_LINE, TRUNCATED, Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.packed import packer

@@ -18,7 +18,7 @@ from operator import lt
 from pathlib import PurePath
 from typing import ClassVar, NamedTuple
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.block import Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.rows import Cells, Rows, as_epoch, as_number, key, plain

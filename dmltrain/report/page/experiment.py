@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 RESULTS, CELLS = "results.json", "cells"
 MOST_BYTES = 16 << 20

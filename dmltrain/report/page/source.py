@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.report import job_record, reading
 from dmltrain.report.facts import Facts, facts
 from dmltrain.report.job_record import JobRecord

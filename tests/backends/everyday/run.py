@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import dmltrain
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.errors import JobLost, UserError
 
 SAMPLES, INPUTS, HIDDEN = 12, 6, 5
 LONGEST_PAUSE = 0.01  # s

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain import errors, kvstore
+from dmltrain import kvstore
 from dmltrain.backends.mxnet import compat as mxnet_compat
+from dmltrain.base import errors
 from tests.waiting import wait_for
 
 errors.end_scripts_without_traceback()

@@ -38,7 +38,8 @@ if phase == "start" and (role, rank) == ("worker", workers - 1):
 
 import numpy as np  # noqa: E402  the file's head is what runs before any import
 
-from dmltrain import errors, kvstore  # noqa: E402
+from dmltrain import kvstore  # noqa: E402
+from dmltrain.base import errors  # noqa: E402
 
 errors.end_scripts_without_traceback()
 kv = kvstore.create("dist_sync")

@@ -16,7 +16,7 @@ import time
 import pytest
 from markdown_it import MarkdownIt
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.results import check, write
 from dmltrain.experiment.results.formats import FORMATS, latex, markdown
 from dmltrain.report.summary import COLUMNS

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.experiment.results.column import Names
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.plots import KINDS, plots

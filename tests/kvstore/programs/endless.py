@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from dmltrain import kvstore
-from dmltrain.errors import JobLost
+from dmltrain.base.errors import JobLost
 
 try:
     kv = kvstore.create(sys.argv[1])

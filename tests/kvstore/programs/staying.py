@@ -4,7 +4,8 @@ import time
 
 import numpy as np
 
-from dmltrain import errors, kvstore
+from dmltrain import kvstore
+from dmltrain.base import errors
 
 errors.end_scripts_without_traceback()
 store = kvstore.create("dist_sync")

@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 
-from dmltrain import communication, kvstore
+from dmltrain import kvstore
+from dmltrain.train import communication
 
 size, steps, *seconds = map(float, sys.argv[1:])
 store = kvstore.create("dist_sync")

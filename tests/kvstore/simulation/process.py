@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.env import Environment
+from dmltrain.base.env import Environment
 from dmltrain.kvstore.scheduler.following import Following
 from dmltrain.kvstore.server.reply import Reply
 from dmltrain.kvstore.transport.message import Register, Superseded

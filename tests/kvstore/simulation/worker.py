@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dmltrain.base.errors import JobLost
 from dmltrain.data.deal import Deal, Dealing
-from dmltrain.errors import JobLost
 from dmltrain.kvstore.base import Dismissed, Stopped, ViewChanged
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport import message as say

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from dmltrain import record
+from dmltrain.logs import record
 
 BATCHES_SHOWN = 2  # lines of batches in an epoch
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from dmltrain import record
+from dmltrain.logs import record
 from tests.report.truth.known import METRICS, Print, Program, Values, draw, some
 
 _FIELD = re.compile(r"\{(\w*):(\w+)\}")

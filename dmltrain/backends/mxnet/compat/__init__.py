@@ -34,7 +34,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
 from dmltrain.backends.mxnet.compat import exit as mxnet_exit
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 PYTHONS = ((3, 10), (3, 11))
 VERSION = "1.9"

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping
 from typing import NoReturn
 
-from dmltrain.errors import JobLost, UserError
+from dmltrain.base.errors import JobLost, UserError
 
 # code: exit code of the last call of sys.exit; raised: id of the exception that it raised
 _state: dict[str, int] = {"watching": False, "code": 0, "raised": 0}

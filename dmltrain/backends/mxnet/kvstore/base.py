@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, check_rate, keys_and_values
 
 

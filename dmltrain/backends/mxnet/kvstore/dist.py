@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import npz
-from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import ps_lite as mxnet_ps
@@ -31,8 +29,10 @@ from dmltrain.backends.mxnet.compat import exit as mxnet_exit
 from dmltrain.backends.mxnet.kvstore.base import MXNetStore, arrays_of
 from dmltrain.backends.mxnet.kvstore.deadline import Wait
 from dmltrain.backends.mxnet.server import command as mxnet_command
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost, UserError, stuck
+from dmltrain.base import npz
+from dmltrain.base.arrays import Array
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost, UserError, stuck
 from dmltrain.kvstore.base import Key, Keys, check_rate, keys_and_values
 from dmltrain.kvstore.worker.store import DistKVStore
 

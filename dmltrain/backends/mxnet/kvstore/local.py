@@ -15,7 +15,7 @@ import numpy as np
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet.kvstore.base import MXNetStore
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import check_rate
 from dmltrain.kvstore.state_file import read_arrays, write_whole
 

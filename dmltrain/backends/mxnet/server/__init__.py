@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain import npz
-from dmltrain.arrays import Array
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import ps_lite as mxnet_ps
 from dmltrain.backends.mxnet.server import command as mxnet_command
-from dmltrain.env import Environment
-from dmltrain.errors import JobLost
+from dmltrain.base import npz
+from dmltrain.base.arrays import Array
+from dmltrain.base.env import Environment
+from dmltrain.base.errors import JobLost
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.process import SchedulerProcess
 from dmltrain.kvstore.server.declared import Rejected

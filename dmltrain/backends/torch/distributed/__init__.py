@@ -23,7 +23,6 @@ from collections.abc import Collection
 
 import torch
 
-from dmltrain import heap
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
 from dmltrain.backends.torch.distributed.early import EarlyOptimizer
 from dmltrain.backends.torch.distributed.elastic import ElasticOptimizer
@@ -33,7 +32,8 @@ from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
-from dmltrain.errors import UserError
+from dmltrain.base import malloc_tuning
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import KVStore
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
@@ -84,7 +84,7 @@ def distribute(
     optimizer's own, with the worker's gradients: average, overlap, update_on_kvstore, step_early and defer have no
     effect.
     """
-    heap.keep_freed_memory()
+    malloc_tuning.keep_freed_memory()
     while isinstance(optimizer, DistributedOptimizer):
         optimizer = optimizer.inner
     if not store.is_distributed:

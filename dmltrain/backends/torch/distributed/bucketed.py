@@ -13,7 +13,7 @@ from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.backends.torch.distributed.layout import make_buckets
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import KVStore
 
 

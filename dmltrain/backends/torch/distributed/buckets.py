@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from dmltrain.arrays import Array
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.base import READ
 

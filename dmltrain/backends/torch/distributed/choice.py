@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from dmltrain.backends.torch.distributed import gates
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import KVStore, rules
 
 BYTES = 4  # of an element

@@ -16,7 +16,7 @@ from dmltrain.backends.torch.distributed import parts
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 

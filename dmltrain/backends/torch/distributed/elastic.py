@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.arrays import Array
 from dmltrain.backends.torch.distributed import backward
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.early import EarlyOptimizer
 from dmltrain.backends.torch.distributed.overlap import Mode
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, Handle, KVStore
 from dmltrain.kvstore.base import ViewChanged
 

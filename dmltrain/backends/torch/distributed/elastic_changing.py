@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmltrain.arrays import Array
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore import READ
 from dmltrain.kvstore.base import ViewChanged
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain.arrays import Array
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.elastic import RECEIPT, check_round
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.overlap import Mode
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore import READ, Handle
 from dmltrain.kvstore.base import ViewChanged
 from dmltrain.kvstore.types import KVStoreType

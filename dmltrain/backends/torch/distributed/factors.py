@@ -22,9 +22,9 @@ import torch
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from dmltrain.arrays import Array
 from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 

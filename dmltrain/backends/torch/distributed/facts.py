@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.arrays import Array
 from dmltrain.backends.torch.distributed import same
 from dmltrain.backends.torch.distributed.buckets import Bucket
+from dmltrain.base.arrays import Array
 from dmltrain.kvstore import READ, Handle, KVStore
 
 LARGEST = 1 << 16  # counts are compared modulo this, so that their squares are exact

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 Action = Callable[[Bucket], None]
 COMPILED_CALL = os.path.join("torch", "_dynamo", "eval_frame.py")

@@ -10,7 +10,7 @@ import torch
 
 from dmltrain.backends.torch.distributed.buckets import Bucket, dense_strides
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 
 BUCKET_BYTES = 1 << 20  # small enough to be pushed early in backward, large enough for the cost of a frame
 DTYPES = (torch.float32, torch.float64)

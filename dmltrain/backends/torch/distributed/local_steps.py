@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmltrain import agreement
 from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.outer import OuterOptimizer
-from dmltrain.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore import KVStore, agreement
 from dmltrain.kvstore.local_steps import LocalSteps
 
 OUTER = "outer"  # in a state_dict: what all workers have in common, beside the worker's own inner state

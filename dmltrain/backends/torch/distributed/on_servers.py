@@ -21,7 +21,7 @@ from dmltrain.backends.torch.distributed.buckets import Bucket, memory_order, sa
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
 from dmltrain.backends.torch.optimizer import row_of
 from dmltrain.backends.torch.server_optimizer import make_spec, plain
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 from dmltrain.kvstore.types import KVStoreType
 

@@ -16,7 +16,7 @@ from dmltrain.backends.torch.distributed import backward, owners
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.backends.torch.distributed.reducer import check_optimizer, reducers_of
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import KVStore
 
 

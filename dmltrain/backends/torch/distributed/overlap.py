@@ -21,7 +21,7 @@ import torch
 from dmltrain.backends.torch.distributed import gates, same
 from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 

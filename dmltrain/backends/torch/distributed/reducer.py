@@ -29,7 +29,7 @@ from dmltrain.backends.torch.distributed.facts import Exchange, Facts, Place
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.backends.torch.distributed.parameter_buckets import ParameterBuckets
 from dmltrain.backends.torch.distributed.sparse_rows import SparseRows
-from dmltrain.errors import UserError
+from dmltrain.base.errors import UserError
 from dmltrain.kvstore import Handle, KVStore
 
 State = tuple[torch.Tensor | None, int]  # a gradient, with its version

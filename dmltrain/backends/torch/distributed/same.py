@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from dmltrain import agreement
 from dmltrain.backends.torch.distributed.buckets import memory_order
-from dmltrain.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore import KVStore, agreement
 
 CHUNK = 1 << 26  # bytes that are shared at once
 EQUAL = 1e-4  # relative: norms that differ by rounding at most

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from dmltrain.arrays import Array
 from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.choice import Choice
 from dmltrain.backends.torch.optimizer import lay_out_state, row_of
-from dmltrain.errors import UserError
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmltrain import record
+from dmltrain.logs import record
 from dmltrain.report.page import thin
 from dmltrain.report.page.chart import Chart, Stack
 from dmltrain.report.page.html import Content, element

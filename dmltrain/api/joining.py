@@ -1,0 +1,52 @@
+"""What a script's elastic job has in common with others, and the views of a replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dmltrain.audit import views_file
+from dmltrain.audit.views_file import Job
+from dmltrain.base import env
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore import KVStore, types
+from dmltrain.kvstore.view import View
+from dmltrain.options.training import CONSTANT
+
+if TYPE_CHECKING:
+    from dmltrain.api.loader import Loader
+
+REPLAY = "DMLTRAIN_REPLAY"
+
+
+def check(is_elastic: bool) -> None:
+    """Raises UserError for what only elastic jobs have."""
+    for name, value in (("DMLTRAIN_AUDIT", env.audit()), (REPLAY, env.replay())):
+        if value and not is_elastic:
+            raise UserError(f"{name} needs a job that was started with dmltrain-launch --elastic")
+
+
+def job(store: KVStore, workers: int, loader: Loader, epochs: int, model: Any, batch: str) -> Job:
+    """See views_file.Job. `batch`: the kind of batch, one of BATCHES."""
+    data = f"{len(loader.dataset)} samples of {type(loader.dataset).__name__}"
+    samples, kvstore = loader.shared.samples, store.kvstore_type.name
+    each = 0 if batch == CONSTANT else loader.shared.batch_size
+    return Job(workers, loader.seed, samples, loader.batch, epochs, type(model).__name__, data, each, kvstore)
+
+
+def replayed(own: Job) -> tuple[View, ...]:
+    """The views that DMLTRAIN_REPLAY asks for. Raises UserError for those of another job, and where workers return."""
+    file = env.replay()
+    if not file:
+        return ()
+    if not types.find(own.kvstore).synchronous:
+        raise UserError(f"{REPLAY} needs dist_sync: with {own.kvstore} no two runs have the same weights")
+    recorded = views_file.read(Path(file), REPLAY)
+    views_file.check_same(recorded, own, f"{REPLAY} {file}")
+    views_file.check_together(recorded, f"{REPLAY} {file}")
+    if any(view.joined for view in recorded.views):
+        raise UserError(
+            f"{REPLAY} {file}: workers joined that job; a script's replay can only let workers go, because its loop "
+            "cannot return"
+        )
+    return recorded.views

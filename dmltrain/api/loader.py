@@ -1,0 +1,160 @@
+"""`dmltrain.loader`: the batches of each epoch, dealt out to the workers that are there."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dmltrain.audit import receipt
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import UserError
+from dmltrain.data.parts import Epoch, Part, Shared
+from dmltrain.rounds.plain import Rounds
+
+if TYPE_CHECKING:
+    from dmltrain.api.state import State
+
+OURS = ("shuffle", "sampler", "batch_sampler", "generator")  # of torch's DataLoader
+
+
+class Loader:
+    """See dmltrain.loader. `count`: how many samples of the present batch count in its step. It is 0 for a batch that
+    only stands in where this worker has no samples. `step_ends`: whether it is the last one of its step."""
+
+    def __init__(
+        self,
+        state: State,
+        dataset: Any,
+        batch_size: int,
+        micro_batches: int,
+        seed: int,
+        drop_last: bool,
+        options: dict[str, Any],
+    ) -> None:
+        _check({"batch_size": (batch_size, 1), "micro_batches": (micro_batches, 1), "seed": (seed, 0)}, options)
+        from dmltrain.backends.torch import loop
+
+        self._state, self.dataset, self.batch_size, self.seed, self.count = state, dataset, batch_size, seed, 0
+        self.micro_batches, self.step_ends = micro_batches, True
+        size, workers = loop.length(dataset), state.workers_at_start
+        batch = batch_size * micro_batches * workers
+        samples = size // batch * batch if drop_last else size
+        if not samples:
+            raise UserError(
+                f"dmltrain.loader: the data set has {size} samples, which is less than a step of {workers} workers "
+                f"({batch}): choose a smaller batch_size, or leave drop_last out"
+            )
+        self.shared = Shared(size, workers, batch_size * micro_batches, samples)
+        self._batches: list[list[int]] = []  # of the indices of samples, for torch's loader
+        self._loader = loop.Batches(dataset, self._batches, options)
+        self._changed: bool | None = None  # of the present round; None: its step has not been made
+        state.take_loader(self)
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step, of all workers."""
+        return self.shared.batch_size * self.shared.num_workers
+
+    def __len__(self) -> int:
+        """Steps of an epoch. One in which workers are lost or join may have more."""
+        return self.shared.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises UserError outside of a loop over `State.epochs`."""
+        state = self._state
+        with state.reading() as rounds:
+            epoch = Epoch(self.shared, self.seed, state.epoch)
+            while not rounds.is_over():
+                yield from self._until_changed(rounds, epoch)
+        state.settle()
+
+    def _until_changed(self, rounds: Rounds, epoch: Epoch) -> Iterator[Any]:
+        """Until a round was completed by other members, or to the epoch's end. torch's loader may prepare batches of
+        later rounds, which nobody uses if the members change."""
+        state = self._state
+        planned = self._indices(rounds.part(epoch), epoch)
+        self._batches[:] = [batch for each in planned for batch in each]
+        self._loader.seed(_number(self.seed, state.epoch, state.member, state.view_number))
+        batches = iter(self._loader)
+        for each in planned:
+            first = next(batches)
+            if rounds.has_moved:  # in the loop's body, by something else than a step
+                return
+            positions, dealt = rounds.begin()
+            state.optimizer.rate_factor = state.rate_factor(rounds)
+            sizes = [len(batch) for batch in each]
+            if len(positions):
+                yield from self._round(rounds, sizes, itertools.chain([first], batches), positions, dealt)
+            elif not state.steps_alone:
+                with state.unchanged_statistics():
+                    yield from self._round(rounds, [0], iter([first]), positions, dealt)
+            else:
+                self._changed = rounds.end(receipt.of(positions))
+            if self._changed:
+                return
+
+    def _round(
+        self, rounds: Rounds, sizes: list[int], batches: Iterator[Any], positions: Array, dealt: int
+    ) -> Iterator[Any]:
+        """One round of batches with so many samples: the loop's body makes its step with the last."""
+        optimizer, own = self._state.optimizer, receipt.of(positions)
+        self._changed, before = None, 0
+        for number, self.count in enumerate(sizes, 1):
+            self.step_ends = number == len(sizes)
+            if before:
+                optimizer.rescale(before / self.count)
+            optimizer.weigh(self._weight(self.count, len(positions), dealt), more=not self.step_ends)
+            if self.step_ends:
+                optimizer.round(dealt, own, lambda receipts: self._made(rounds, len(positions), receipts))
+            yield next(batches)
+            before = self.count
+        if not self._state.is_elastic:
+            self._made(rounds, len(positions), own)
+        elif self._changed is None and not optimizer.skip_round():
+            raise UserError(
+                "the loop over dmltrain.loader has not called optimizer.step() for a batch, and the other workers wait "
+                "for it: in an elastic job call it once for each batch (with micro-batches, where loader.step_ends)"
+            )
+
+    def _made(self, rounds: Rounds, samples: int, receipts: Array) -> None:
+        self._changed = rounds.end(receipts)
+        self._state.add_seen(samples)
+
+    def _weight(self, count: int, own: int, dealt: int) -> float:
+        """See DistributedOptimizer.weigh: of this worker's `own` samples, the last batch has `count`, and gradients of
+        earlier ones were rescaled to its. Exactly 1 where all parts are equal and of one batch."""
+        if not self._state.steps_together:
+            return count / own if own else 0.0
+        return count * self.shared.num_workers / dealt
+
+    def _indices(self, part: Part, epoch: Epoch) -> list[list[list[int]]]:
+        """The samples of each batch of each round. Where this worker has none, the epoch's first ones stand in: the
+        loop's body makes as many steps on all workers, so that all change the learning rate alike."""
+        bounds: Sequence[tuple[int, int]] = [part.bounds(step) for step in range(part.steps)]
+        found = [part.order[start:stop].tolist() for start, stop in bounds]
+        if not all(found):
+            first = epoch.samples_at(np.arange(min(self.batch_size, self.shared.samples))).tolist()
+            found = [each or first for each in found]
+        size = self.batch_size if self.micro_batches > 1 else max(map(len, found), default=1)
+        return [[each[start : start + size] for start in range(0, len(each), size)] for each in found]
+
+
+def _check(numbers: dict[str, tuple[Any, int]], options: dict[str, Any]) -> None:
+    for name, (value, least) in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UserError(f"dmltrain.loader: {name}={value!r}, expected a whole number of at least {least}")
+    for name in OURS:
+        if name in options:
+            raise UserError(
+                f"dmltrain.loader: {name} is not an option, because the order of samples follows from seed and epoch: "
+                "leave it out"
+            )
+
+
+def _number(*values: int) -> int:
+    """63 bits that follow from the values."""
+    return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,70 @@
+"""The rounds of an epoch, whatever the kvstore is: it may change from one view to the next."""
+
+from __future__ import annotations
+
+from dmltrain.base.arrays import Array
+from dmltrain.data.async_deal import AsyncDealing
+from dmltrain.data.deal import Dealing
+from dmltrain.data.parts import Epoch, Part
+from dmltrain.rounds.async_steps import ApartRounds
+from dmltrain.rounds.member import Member
+from dmltrain.rounds.sync_steps import TogetherRounds
+
+
+class MemberRounds:
+    """The rounds of one epoch on this worker, or its steps: `begin`, the step, and `end`, until `is_over`."""
+
+    def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
+        """`first`: the step from which an earlier job's checkpoint goes on."""
+        self._member, self._epoch, self._before = member, epoch, 0
+        self._rounds = self._now(first)
+
+    def _now(self, first: int = 0) -> TogetherRounds | ApartRounds:
+        return (TogetherRounds if self._member.together else ApartRounds)(self._member, self._epoch, first)
+
+    def is_over(self) -> bool:
+        """Whether all samples of the epoch are used. May wait for the others."""
+        while True:
+            over = self._rounds.is_over()
+            if self._is_present():
+                return over
+            self._before = self.count
+            self._rounds = self._now()
+
+    def _is_present(self) -> bool:
+        """Whether the kvstore has not changed since these rounds began."""
+        together = isinstance(self._rounds, TogetherRounds)
+        return together == self._member.together and self._rounds.dealing is self._member.journal.dealing
+
+    @property
+    def dealing(self) -> Dealing | AsyncDealing:
+        return self._rounds.dealing
+
+    @property
+    def step(self) -> int:
+        """The step of a plain job that is like the next one of this worker; a schedule's."""
+        return self._rounds.step
+
+    @property
+    def count(self) -> int:
+        """How many rounds, or steps, of the epoch this worker has made."""
+        return self._before + self._rounds.count
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the steps to come are not those of the last `part` any more."""
+        return self._rounds.has_moved
+
+    def part(self, epoch: Epoch) -> Part:
+        """The samples of this worker from its next step on, until `end` says otherwise."""
+        return self._rounds.part(epoch)
+
+    def begin(self) -> tuple[Array, int]:
+        """Before the first push of a step: this worker's positions, int64, and how many samples the step has on all
+        that make it together. Those who wait may join. Raises JobLost."""
+        return self._rounds.begin()
+
+    def end(self, receipts: Array) -> bool:
+        """The step was made; `receipts`: the sum of those of all that made it, float64 (3,). Returns whether the steps
+        to come are not those of the last `part`."""
+        return self._rounds.end(receipts)

@@ -1,0 +1,35 @@
+"""The network that all workers train. If it is in a file, each rebuilds it from its own copy, and all must agree."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from dmltrain import models
+from dmltrain.base.errors import UserError
+from dmltrain.kvstore import KVStore, agreement
+from dmltrain.layers import INITIALISERS, Network
+from dmltrain.models import graph_file
+from dmltrain.options import Options
+
+
+def create(options: Options, num_classes: int | None, image_shape: tuple[int, int, int], store: KVStore) -> Network:
+    """The network of the options; `num_classes` None: as many as its graph has, or as usual. Every worker must call
+    this. Raises UserError, on all workers if one of them has another graph."""
+    network = models.create(options.network, options.num_layers, num_classes, image_shape, **options.network_options)
+    if graph_file.is_graph(options.network):
+        check(options.network, network, store)
+    initialiser = INITIALISERS[options.initializer]
+    return replace(network, initialiser=initialiser) if initialiser else network
+
+
+def check(source: str, network: Network, store: KVStore) -> None:
+    """Raise UserError on all workers if one of them has another network."""
+    digest = hashlib.sha256(repr(network).encode()).hexdigest()  # of all layers, their options and the images' shape
+    table = agreement.rows(store, "network", agreement.words(digest))
+    others = agreement.different(table)
+    if others:
+        raise UserError(
+            f"--network {source}: {agreement.named(others)} rebuilt another network than worker 0 from this file: look "
+            f"at {agreement.suspects(table, others)}, and copy the right file to all hosts"
+        )

@@ -1,0 +1,217 @@
+"""How a run becomes elastic, and the rounds of an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dmltrain.audit import receipt, views_file
+from dmltrain.audit.views_file import Job
+from dmltrain.base import env
+from dmltrain.base.arrays import Array
+from dmltrain.base.errors import Unreadable, UserError
+from dmltrain.data.batches import Batch, TrainBatches
+from dmltrain.data.parts import Epoch, Shared
+from dmltrain.kvstore.base import Dismissed, Stopped
+from dmltrain.kvstore.view import EQUAL, Balancing, View
+from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
+from dmltrain.options.distribution import SNAPSHOT_SECONDS
+from dmltrain.options.images import ImageOptions
+from dmltrain.options.network import NetworkOptions
+from dmltrain.options.training import CONSTANT, TrainingOptions
+from dmltrain.rounds import notice
+from dmltrain.rounds.member import Member
+from dmltrain.rounds.member_rounds import MemberRounds
+from dmltrain.rounds.rates import Rates
+from dmltrain.train import resume
+from dmltrain.train.meter import Meter
+from dmltrain.train.plan import Position
+from dmltrain.train.run import Run
+
+OF_HOSTS = ("network", "data_nthreads", "mean_img", "compile")  # may differ; `network` may be a file: Job has its name
+BATCH = "--batch"  # not as its field is called: Job has another `batch`
+
+
+def train(run: Run, epochs: Callable[[Run], None]) -> None:
+    """Train the epochs, in an elastic job with the others from where they are. If that has to end with too few workers,
+    they save a checkpoint. Raises JobLost, UserError."""
+    if not run.store.elastic:
+        return epochs(run)
+    try:
+        run = arm(run)
+        while True:
+            try:
+                epochs(run)
+                break
+            except Dismissed:
+                run = again(run)
+    except Dismissed as end:
+        run.log.info("This worker's part has ended: %s", end)
+    except Stopped as end:
+        stop(run)
+        left(run)
+        run.store.close()
+        raise end
+    left(run)
+
+
+def arm(run: Run) -> Run:
+    """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until it
+    has joined; returns the run from where the others are. Raises UserError for a replay of another job, JobLost,
+    Dismissed."""
+    store = run.store
+    assert isinstance(store, ElasticKVStore)
+    member = Member(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
+    member.has_statistics = bool(run.network.auxiliary())
+    run = replace(run, member=member)
+    every = run.options.server_snapshot
+    store.snapshot_every(SNAPSHOT_SECONDS if every is None else every)
+    member.arm(_facts(run), partial(_replayed, run), _balancing(run))
+    if run.options.replay is None:
+        notice.Notice(store.leave, env.read().leave_seconds, run.log)
+    return replace(run, start=Position(member.journal.epoch)) if member.journal.joins else run
+
+
+def again(run: Run) -> Run:
+    """After Dismissed: go on in a later view of the replay that has this worker again. Raises Dismissed if there is
+    none, JobLost."""
+    assert run.member
+    run.member.wait_to_return()
+    return replace(run, start=Position(run.member.journal.epoch))
+
+
+def stop(run: Run) -> None:
+    """The job ends between two rounds: all members save a checkpoint of where they are. Raises JobLost."""
+    assert run.member
+    dealing, epoch, store = run.member.journal.dealing, run.member.journal.epoch, run.store
+    assert dealing is not None
+    run.trainer.synchronize()
+    store.repeat(lambda: run.trainer.merge_statistics(store.all_reduce, store.num_workers))
+    position = run.plan.after(epoch, dealing.step)
+    store.repeat(lambda: _save(run, position))
+    if not run.store.kvstore_type.synchronous:
+        run.log.warning("Some samples of this epoch may come again, or be left out: workers were at different steps")
+    else:
+        first, rest = dealing.step * dealing.batch, dealing.rest
+        out, again = int((rest < first).sum()), dealing.samples - first - int((rest >= first).sum())
+        if again or out:
+            text = "A job that goes on from this checkpoint uses %d samples of this epoch again, and leaves out %d"
+            run.log.info(text, again, out)
+
+
+def _save(run: Run, position: Position) -> None:
+    resume.save(run, position)
+    run.store.barrier()  # until it is there
+
+
+def left(run: Run) -> None:
+    """The last thing before this worker leaves the job."""
+    if run.member:
+        run.member.close()
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """The options that a replacement must have in common with the others, so that it trains as they do."""
+    names = [each.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for each in fields(group)]
+    found = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
+    return {BATCH: found.pop("batch"), **found}
+
+
+def _state(run: Run, place: dict[str, Any]) -> bytes:
+    """What a new member needs: the trainer's state, and the `place` where the job is."""
+    run.trainer.synchronize()
+    return run.backend.encode({"trainer": run.trainer.state(), **place})
+
+
+def _take(run: Run, content: bytes, own_statistics: bool) -> dict[str, Any]:
+    """The inverse of _state."""
+    found = run.backend.decode(content)
+    run.trainer.take_state(found.pop("trainer"), own_statistics)
+    return found
+
+
+def _job(run: Run) -> Job:
+    options, parts = run.options, _shared(run)
+    batch, data = options.batch_size * parts.num_workers, run.dataset.digests.get("training data", run.dataset.name)
+    each = 0 if options.batch == CONSTANT else options.batch_size
+    network, kvstore = run.network.name, run.store.kvstore_type.name
+    return Job(parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, each, kvstore)
+
+
+def _balancing(run: Run) -> Balancing:
+    job = _job(run)
+    return Balancing(job.batch, job.each) if run.options.balance else EQUAL
+
+
+def _replayed(run: Run, job: Job) -> tuple[View, ...]:
+    file = run.options.replay
+    if file is None:
+        return ()
+    recorded = views_file.read(Path(file), "--replay")
+    views_file.check_same(recorded, job, f"--replay {file}")
+    views_file.check_together(recorded, f"--replay {file}")
+    views_file.check_ranks(recorded, env.read().ranks, f"--replay {file}")
+    return recorded.views
+
+
+def _shared(run: Run) -> Shared:
+    assert isinstance(run.parts, Shared)  # see checks.py
+    return run.parts
+
+
+def _read(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches. Data that cannot be read are a fault of this worker's host: the job goes on without it."""
+    try:
+        yield from batches
+    except UserError as error:
+        raise Unreadable(f"{error}; the job goes on without this worker") from error
+
+
+def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
+    """Make the rounds of this epoch, from step `first` of a plain job on. Returns the last learning rate."""
+    return Rounds(run, epoch, first, meter).train()
+
+
+class Rounds:
+    """The rounds of one epoch on this worker."""
+
+    def __init__(self, run: Run, epoch: int, first: int, meter: Meter) -> None:
+        assert run.member
+        self._run, self._number, self._meter, self._member = run, epoch, meter, run.member
+        self._epoch = Epoch(_shared(run), run.options.seed, epoch)
+        self._rounds = MemberRounds(run.member, epoch, first)
+        self._rate, self._rates = 0.0, Rates(run.log, run.options.batch)
+
+    def train(self) -> float:
+        while not self._rounds.is_over():
+            self._train_in(self._member.view)
+        return self._rate
+
+    def _train_in(self, view: View) -> None:
+        """Until a round was completed in another view, or to the epoch's end. Batches are prepared ahead."""
+        run = self._run
+        if view.number > 1:  # so that this worker's random numbers follow from the view
+            run.trainer.seed(run.options.seed, self._number, self._member.store.member, view.number)
+        part = self._rounds.part(self._epoch)
+        batches = TrainBatches(run.dataset.train, part, run.threads, run.options.prefetch_bytes)
+        with contextlib.closing(iter(batches)) as prepared:
+            for batch in _read(prepared):
+                if self._round(batch.images, batch.labels):
+                    return
+
+    def _round(self, images: Array, labels: Array) -> bool:
+        """One round. When this returns it was completed, perhaps in a later view. The result is MemberRounds.end's."""
+        run, rounds = self._run, self._rounds
+        if run.pace:
+            run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))
+        self._rate = self._rates.factor(rounds.dealing) * run.schedule(self._number, rounds.step)
+        positions, dealt = rounds.begin()
+        receipts = run.trainer.train_step(images, labels, dealt, self._rate, receipt.of(positions))
+        assert receipts is not None
+        if rounds.count and rounds.count % run.options.disp_batches == 0:
+            self._meter.show(rounds.count)
+        return rounds.end(receipts)

@@ -1,0 +1,217 @@
+"""An epoch of a run: its steps, what happens between them and after the last, and the log lines.
+
+In the middle of an epoch a snapshot or a test makes all workers' weights and statistics the same, as the epoch's end
+does. After a snapshot the frameworks' random numbers start anew from its position. So a run that resumes from a
+snapshot makes the steps of the run that wrote it, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dmltrain import rounds
+from dmltrain.data.batches import TrainBatches
+from dmltrain.logs import record
+from dmltrain.logs.metric import Sums
+from dmltrain.train import communication, divergence, evaluation, monitor, resume
+from dmltrain.train.meter import Meter
+from dmltrain.train.plan import Position
+from dmltrain.train.run import Run
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an epoch of training cost."""
+
+    speed: float  # samples per second, of this worker
+    learning_rate: float  # of its last step
+    sent_before: int  # bytes, until the epoch's start
+    received_before: int
+    spent: Mapping[str, float]  # see communication.between; empty for stores without counters
+    used: Mapping[str, float]  # see record.usage
+
+
+def train(run: Run, epoch: int) -> Cost:
+    """Train on each sample of this worker's part once, or up to the run's last step. After it all workers have the same
+    weights and statistics."""
+    trainer, store = run.trainer, run.store
+    first = run.start.step if epoch == run.start.epoch else 0
+    sent, received = store.bytes_sent, store.bytes_received
+    seed(run, Position(epoch, first))
+    start = communication.mark(store)
+    run.usage.begin()
+    meter = Meter(run, epoch)
+    rate = rounds.steps(run, epoch, first, meter) if store.elastic else steps(run, epoch, first, meter)
+    trainer.synchronize()
+    store.repeat(store.barrier)  # the epoch lasts until the last worker has made its steps, also asynchronous ones
+    seconds = meter.finish()
+    run.log_values(epoch, {f"Train-{name}": value for name, value in run.metrics(meter.whole).items()})
+    run.log_values(epoch, {"Time cost": seconds})
+    settle(run)
+    used, end = run.usage.end(), communication.mark(store)
+    spent = communication.between(store, start, end) if start and end else {}
+    return Cost(meter.whole.samples / seconds, rate, sent, received, spent, used)
+
+
+def seed(run: Run, position: Position) -> None:
+    """Seed the frameworks' random numbers, so that a run that resumes there draws what this one does."""
+    run.trainer.seed(run.options.seed, position.epoch, run.store.member, *([position.step] if position.step else []))
+
+
+def settle(run: Run) -> None:
+    """Give all workers the same weights and statistics."""
+    store, trainer = run.store, run.trainer
+    trainer.synchronize()
+    store.repeat(store.barrier)  # asynchronous workers arrive one by one; the weights do not change after the last
+    trainer.synchronize()
+    store.repeat(lambda: trainer.merge_statistics(store.all_reduce, store.num_workers))
+
+
+def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
+    """Make the epoch's steps from number `first` on. Returns the last learning rate."""
+    options, trainer, plan, rate = run.options, run.trainer, run.plan, 0.0
+    for batch in training_batches(run, epoch, first):
+        step = batch.index // plan.group
+        if run.pace and batch.index % plan.group == 0:
+            run.pace.step(plan.iteration(Position(epoch, step)), len(plan.batches_of(step)), own_samples(run, step))
+        complete = (batch.index + 1) % plan.group == 0 or batch.index + 1 == plan.batches
+        if complete:
+            rate = run.schedule(epoch, step)
+            trainer.train_step(batch.images, batch.labels, step_total(run, step), rate)
+        else:
+            trainer.accumulate(batch.images, batch.labels, step_total(run, step))
+        if batch.index and batch.index % options.disp_batches == 0:
+            meter.show(batch.index)
+        if complete:
+            between_steps(run, Position(epoch, step + 1), meter)
+    return rate
+
+
+def between_steps(run: Run, position: Position, meter: Meter) -> None:
+    """Do what the options ask for after this step. After the last step of an epoch, `save` and `validate` do."""
+    options, iteration = run.options, run.plan.iteration(position)
+    if due(options.monitor, iteration):
+        monitor.log(run, iteration)
+    if position.step == run.plan.steps_of(position.epoch):
+        return
+    noticed = run.notice.comes()
+    if noticed:
+        run.log.info("A worker got SIGUSR1: all make a snapshot after iteration %d", iteration)
+    snapshot, test = noticed or due(options.snapshot, iteration), due(options.test_interval, iteration)
+    if not (snapshot or test):
+        return
+    with meter.pause():
+        settle(run)
+        if snapshot:
+            divergence.check(run, position.epoch)
+            resume.save(run, position)
+            seed(run, position)
+        if test:
+            log_validation(run, iteration, evaluated(run))
+
+
+def due(interval: int, iteration: int) -> bool:
+    return interval > 0 and iteration % interval == 0
+
+
+def training_batches(run: Run, epoch: int, first: int) -> TrainBatches:
+    """The batches of the run's steps in this epoch, from step `first` on."""
+    plan, part = run.plan, run.parts.part(run.store.rank, run.options.seed, epoch)
+    return TrainBatches(
+        run.dataset.train,
+        part,
+        run.threads,
+        run.options.prefetch_bytes,
+        first=first * plan.group,
+        stop=plan.steps_of(epoch) * plan.group,
+    )
+
+
+def step_total(run: Run, step: int) -> int:
+    """Number of samples in a step's mean gradient: of all workers if they step together, else of this worker."""
+    if run.store.kvstore_type.steps_together:
+        return sum(sum(run.parts.step_sizes(batch)) for batch in run.plan.batches_of(step))
+    return max(1, own_samples(run, step))
+
+
+def own_samples(run: Run, step: int) -> int:
+    """This worker's, of a step."""
+    return sum(run.parts.step_sizes(batch)[run.store.rank] for batch in run.plan.batches_of(step))
+
+
+def save(run: Run, epoch: int) -> None:
+    """Write a checkpoint after this epoch if the options ask for it, or if it is the last."""
+    options, position = run.options, run.plan.after(epoch, run.plan.steps_of(epoch))
+    last = epoch + 1 == run.plan.epochs
+    if last or (epoch + 1) % options.save_period == 0 or due(options.snapshot, run.plan.iteration(position)):
+        run.store.repeat(lambda: write(run, position))
+
+
+def write(run: Run, position: Position) -> None:
+    """Write a checkpoint. If worker 0 of an elastic job is lost before all know that it is there, the next one writes
+    it."""
+    resume.save(run, position)
+    if run.store.elastic:
+        run.store.barrier()
+
+
+def validate(run: Run, epoch: int) -> None:
+    """Log the accuracy on the whole validation set after this epoch."""
+    sums = evaluated(run)
+    if not sums.samples:
+        return
+    run.log_values(epoch, {f"Validation-{name}": value for name, value in run.metrics(sums).items()})
+    iteration = run.plan.iteration(run.plan.after(epoch, run.plan.steps_of(epoch)))
+    if due(run.options.test_interval, iteration):
+        log_validation(run, iteration, sums)
+
+
+def evaluated(run: Run) -> Sums:
+    """The sums over the whole validation set."""
+    options = run.options
+    return run.store.repeat(
+        lambda: evaluation.evaluated(
+            run.trainer,
+            run.dataset.validation,
+            run.store,
+            options.batch_size,
+            run.threads,
+            options.prefetch_bytes,
+            run.own_validation,
+        )
+    )
+
+
+def log_validation(run: Run, iteration: int, sums: Sums) -> None:
+    if not sums.samples:
+        return  # there are no validation data
+    values = {f"Validation-{name}": value for name, value in run.metrics(sums).items()}
+    for name, value in values.items():
+        run.log.info(record.step_value(iteration, name, value))
+    run.board.test(iteration, values)
+
+
+def report(run: Run, epoch: int, cost: Cost) -> None:
+    """Log what the epoch cost. Bytes include those of validation."""
+    from dmltrain.train import hardware
+
+    store, memory = run.store, run.trainer.device_memory()
+    staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet does not count it
+    run.log_values(
+        epoch,
+        {
+            "Speed": cost.speed,
+            "Memory": hardware.peak_memory(),
+            **({} if memory is None else {"Device-Memory": memory}),
+            "Sent": store.bytes_sent - cost.sent_before,
+            "Received": store.bytes_received - cost.received_before,
+            "Learning-rate": cost.learning_rate,
+            **({} if staleness is None else {"Staleness": staleness}),
+        },
+    )
+    if cost.spent:
+        run.log.info(record.communication(epoch, cost.spent))
+        run.board.spent(epoch, "communication", communication.shares(cost.spent))
+    run.log.info(record.usage(epoch, cost.used))
+    run.board.spent(epoch, "usage", cost.used)

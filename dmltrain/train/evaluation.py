@@ -1,0 +1,31 @@
+"""The accuracy on a validation set, by all workers together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dmltrain.backends.backend import Trainer
+from dmltrain.data import partition
+from dmltrain.data.batches import PREFETCH_BYTES, EvalBatches
+from dmltrain.data.dataset import Samples
+from dmltrain.kvstore import KVStore
+from dmltrain.logs.metric import Sums
+
+
+def evaluated(
+    trainer: Trainer,
+    samples: Samples,
+    store: KVStore,
+    batch_size: int,
+    threads: int = 1,
+    prefetch_bytes: int = PREFETCH_BYTES,
+    own: bool = False,
+) -> Sums:
+    """The sums over all samples: each worker evaluates its part, all workers get the total. own: each worker has
+    samples of its own; else all have the same."""
+    rank, workers = (0, 1) if own else (store.rank, store.num_workers)
+    shard = partition.validation_shard(len(samples), rank, workers)
+    for batch in EvalBatches(samples, shard, batch_size, threads=threads, prefetch_bytes=prefetch_bytes):
+        trainer.evaluate(batch.images, batch.labels)
+    counted = trainer.take_sums()
+    return Sums.of(store.all_reduce("validation", np.array(counted.values())))
