@@ -22,11 +22,11 @@ from report import facts, fail, installed, show, spread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import TrainBatches
 from dmltrain.data.broken import Broken
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation, augmentation_level
-from dmltrain.data.parts import Shared
 from dmltrain.data.readers import open_reader
 
 SHAPE = (3, 224, 224)

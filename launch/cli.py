@@ -18,7 +18,7 @@ from launch.clusters import LAUNCHERS, Allocating, Cluster, make_cluster
 from launch.command_line.options import STARTS, check_usage, parse, usage, words_inside
 from launch.ending import end_with, say, show
 from launch.job.options import Options
-from launch.run.limit import FAULT_CODE
+from launch.run.supervisor.limit import FAULT_CODE
 
 CHECK, JOB = "dmltrain-check", "dmltrain-job"
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from launch import LaunchError, as_utf8
 from launch.agent.text import safe_lines
-from launch.run.limit import FAULT_CODE
+from launch.run.supervisor.limit import FAULT_CODE
 
 FILE = "dmltrain-file"  # begins the line of a file that comes with a job's output
 

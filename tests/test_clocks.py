@@ -17,9 +17,9 @@ MODULES = {"time", "datetime", "date"}
 MAY_READ = {  # file and function -> what for
     "dmltrain/logs/event_file.py __init__": "stamps of events, and the order of files",
     "dmltrain/kvstore/log.py log": "stamps of log lines",
-    "launch/agent/copied.py store": "the time of a file",
-    "launch/agent/probe.py facts": "the host's clock, for a warning",
-    "launch/agent/probe.py poll": "the host's clock, for a warning",
+    "launch/agent/copy/copied.py store": "the time of a file",
+    "launch/agent/host/probe.py facts": "the host's clock, for a warning",
+    "launch/agent/host/probe.py poll": "the host's clock, for a warning",
     "launch/agent/ending.py write_last_line": "the stamp of a log line",
     "launch/certificate.py new": "it is valid from a day ago until ten years from now",
     "launch/cli.py dry_run": "the date in a new job's name",

@@ -8,9 +8,9 @@ import pytest
 
 from dmltrain import data, options
 from dmltrain.base.errors import UserError
+from dmltrain.data.assignment.parts import Local
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.data.parts import Local
 from dmltrain.data.readers import open_reader
 from dmltrain.data.readers.record_writer import RecordWriter
 from dmltrain.train import loading

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import dmltrain  # noqa: E402
 from dmltrain.api import state as states  # noqa: E402
 from dmltrain.base.errors import UserError  # noqa: E402
-from dmltrain.data.deal import Dealing  # noqa: E402
+from dmltrain.data.assignment.deal import Dealing  # noqa: E402
 from dmltrain.rounds.plain import PlainRounds  # noqa: E402
 
 

@@ -11,7 +11,7 @@ import pytest
 from dmltrain import data, models
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.worker import sharding
+from dmltrain.kvstore.worker.links import sharding
 from dmltrain.options import Options
 from dmltrain.train import measure
 

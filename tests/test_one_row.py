@@ -124,7 +124,7 @@ DIALECT = '''"""Logs of Newtrainer: `round 3 hit 0.5`."""
 import re
 from array import array
 
-from dmltrain.report.run import Found
+from dmltrain.report.runs.run import Found
 
 LINE = re.compile(rb"round (\\d+) hit ([\\d.]+)")
 
@@ -271,7 +271,7 @@ def test_results_have_the_format_and_the_plot_and_the_page_the_section(tree):
     (tree / "new.log").write_text("round 0 hit 0.25\nround 1 hit 0.75\n")
     (tree / "results").mkdir()
     program = (
-        "from pathlib import Path; from dmltrain.experiment import file, results; from dmltrain.report.page import cli;"
+        "from pathlib import Path; from dmltrain.experiment.plan import file; from dmltrain.experiment import results; from dmltrain.report.page import cli;"
         "experiment = file.parse(b'program: t.py\\nplots: [empty: {grid: true}]', Path('x.yaml'));"
         "results.write(Path('results'), experiment, []); cli.main(['new.log', '-o', 'new.html'])"
     )

@@ -20,7 +20,7 @@ import psutil
 
 from contest.team import Block, Contest, Team
 from contest.workload import bytes_of, shapes_of
-from dmltrain.kvstore.worker import sharding
+from dmltrain.kvstore.worker.links import sharding
 
 AXES = {"workers": (1, 2, 4, 8), "servers": (1, 2, 4), "keys": (10, 100, 1000), "megabytes": (1.0, 10.0, 100.0, 1000.0)}
 BASE = {"workers": 2, "servers": 1, "keys": 100, "megabytes": 100.0}  # other cells differ from it in one axis

@@ -12,7 +12,7 @@ import numpy as np
 from dmltrain.audit import receipt
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.data.parts import Epoch, Part, Shared
+from dmltrain.data.assignment.parts import Epoch, Part, Shared
 from dmltrain.rounds.plain import Rounds
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dmltrain.api.content import Content, read
 from dmltrain.base import env, whole_file
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.data.deal import Dealing
+from dmltrain.data.assignment.deal import Dealing
 from dmltrain.kvstore import KVStore
 from dmltrain.kvstore.base import Dismissed
 from dmltrain.kvstore.view import EQUAL, Balancing

@@ -12,7 +12,7 @@ from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.lines import Begun, Committed
 from dmltrain.audit.receipt import Receipt
 from dmltrain.base.arrays import Array
-from dmltrain.data.ranges import ranges
+from dmltrain.data.assignment.ranges import ranges
 
 SHOWN = 10  # ranges of positions that a problem names
 

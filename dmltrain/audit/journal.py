@@ -19,9 +19,9 @@ from dmltrain.audit import lines, receipt, views_file
 from dmltrain.audit.lines import Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
 from dmltrain.base.arrays import Array
-from dmltrain.data.async_deal import AsyncDealing
-from dmltrain.data.deal import Dealing
-from dmltrain.data.ranges import ranges
+from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.ranges import ranges
 from dmltrain.kvstore.view import View
 
 

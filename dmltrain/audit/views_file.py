@@ -28,7 +28,7 @@ from typing import Any
 from dmltrain.audit import fields
 from dmltrain.base import bounded, whole_file
 from dmltrain.base.errors import UserError
-from dmltrain.data.ranges import Ranges
+from dmltrain.data.assignment.ranges import Ranges
 from dmltrain.kvstore import types
 from dmltrain.kvstore.view import NEVER, Lost, LostServer, View
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from dmltrain.base.errors import UserError
 from dmltrain.data import cifar10, digits, image_files, imagenet, mnist, synthetic
+from dmltrain.data.assignment.parts import Local, Shared
 from dmltrain.data.augment import Augmentation
 from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
 from dmltrain.data.dataset import Dataset, Description, ImageFiles, Samples, Split
-from dmltrain.data.parts import Local, Shared
 
 __all__ = [
     "DATASETS",

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from dmltrain.data.assignment.parts import Part
 from dmltrain.data.dataset import Samples
-from dmltrain.data.parts import Part
 
 
 class ReadAhead:

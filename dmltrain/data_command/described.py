@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dmltrain import data, kvstore, options
+from dmltrain.data.assignment.parts import Part
 from dmltrain.data.batches import TrainBatches
 from dmltrain.data.dataset import Dataset
-from dmltrain.data.parts import Part
 from dmltrain.data_command.say import say
 from dmltrain.options import Options
 from dmltrain.train import loading

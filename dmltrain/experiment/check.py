@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dmltrain.experiment import answers
-from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.command import Where, launch_words
-from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.hosts import names_hosts
 from dmltrain.experiment.launch import Planned
+from dmltrain.experiment.plan.cell import Cell
+from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.program import Program
 
 NAMED = 3  # cells that a problem names

@@ -18,18 +18,19 @@ from pathlib import Path
 from dmltrain.base.errors import UserError
 from dmltrain.base.launcher import LAUNCHER, launcher
 from dmltrain.base.safe_text import printed, raw
-from dmltrain.experiment import answers, command_line, devices, file, forecast, outputs, program, store, text
-from dmltrain.experiment.cell import Cell, Cells, cells
+from dmltrain.experiment import answers, command_line, devices, forecast, outputs, program, store, text
 from dmltrain.experiment.check import Answers, Asked, check
 from dmltrain.experiment.command import Where
 from dmltrain.experiment.command_line import MOST_CELLS, NAME, RESULTS
-from dmltrain.experiment.definition import Experiment
-from dmltrain.experiment.grid import combinations
+from dmltrain.experiment.plan import file
+from dmltrain.experiment.plan.cell import Cell, Cells, cells
+from dmltrain.experiment.plan.definition import Experiment
+from dmltrain.experiment.plan.grid import combinations
+from dmltrain.experiment.plan.select import chosen
 from dmltrain.experiment.program import Program, from_here
 from dmltrain.experiment.progress import Progress
 from dmltrain.experiment.result import DONE, ERROR, Result
 from dmltrain.experiment.run import Reports, Runner, Setting, to_run
-from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import Store
 
 SHARE = 10  # the results are written while cells run, for at most a tenth of the time

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmltrain.experiment.cell import Cell
-from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.plan.cell import Cell
+from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.program import from_here
 
 THIS_MACHINE = "local"  # the launcher that uses no hosts file

@@ -13,8 +13,8 @@ from typing import Any
 
 from dmltrain.base import env
 from dmltrain.experiment import answers
-from dmltrain.experiment.cell import Cell
-from dmltrain.experiment.grid import SEED
+from dmltrain.experiment.plan.cell import Cell
+from dmltrain.experiment.plan.grid import SEED
 from dmltrain.experiment.program import Program
 from dmltrain.experiment.result import DONE, Result
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dmltrain.experiment import results as tables_and_plots
-from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import Result
 from dmltrain.report.page import cli as page_program
 

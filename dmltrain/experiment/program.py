@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.plan.definition import Experiment
 
 CHECKED = ("dmltrain.fit", "dmltrain.score")  # whose programs have the options of `dmltrain.options`
 CHECK = "DMLTRAIN_CHECK"

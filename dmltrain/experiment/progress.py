@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from dmltrain.base.safe_text import one_line
-from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.forecast import from_done, quick
+from dmltrain.experiment.plan.cell import Cell
 from dmltrain.experiment.result import DONE, PENDING, Result
 from dmltrain.experiment.text import duration
 

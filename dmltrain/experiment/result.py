@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmltrain.experiment.expression import Value
+from dmltrain.experiment.plan.expression import Value
 
 DONE, ERROR, PENDING, RUNNING = "done", "error", "pending", "running"
 STATUSES = (DONE, ERROR, RUNNING, PENDING)

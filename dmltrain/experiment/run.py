@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dmltrain.experiment import launch
-from dmltrain.experiment.cell import Cell
 from dmltrain.experiment.command import Where, command, launch_words
-from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.hosts import Hosts
 from dmltrain.experiment.launch import Planned
+from dmltrain.experiment.plan.cell import Cell
+from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
 from dmltrain.experiment.store import CELLS, DiskFull, Store, free_bytes, wait_until_free
 

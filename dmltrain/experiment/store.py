@@ -28,9 +28,9 @@ from typing import Any
 import dmltrain
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.cell import Cell
-from dmltrain.experiment.definition import Experiment
 from dmltrain.experiment.difference import different
+from dmltrain.experiment.plan.cell import Cell
+from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
 
 FORMAT = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmltrain import data
+from dmltrain.data.assignment.partition import SHUFFLES
 from dmltrain.data.batches import PREFETCH_BYTES
-from dmltrain.data.partition import SHUFFLES
 from dmltrain.options.field import option
 from dmltrain.options.values import image_shape, integer, numbers, one_of, path, switch
 

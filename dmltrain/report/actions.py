@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmltrain.base.errors import UserError
-from dmltrain.report import asked, compare_text, panels, plot, reading, summary_text
+from dmltrain.report import asked, panels, plot, reading
 from dmltrain.report.command_line import width
-from dmltrain.report.compare import compare
-from dmltrain.report.compare_text import Compared
-from dmltrain.report.facts import facts
 from dmltrain.report.label import labels
-from dmltrain.report.run import Run
-from dmltrain.report.series import table_over
-from dmltrain.report.summary import summary
+from dmltrain.report.runs.facts import facts
+from dmltrain.report.runs.run import Run
+from dmltrain.report.summaries import compare_text, summary_text
+from dmltrain.report.summaries.compare import compare
+from dmltrain.report.summaries.compare_text import Compared
+from dmltrain.report.summaries.series import table_over
+from dmltrain.report.summaries.summary import summary
 from dmltrain.report.table import Table, table
 from dmltrain.report.text import FORMATS
 

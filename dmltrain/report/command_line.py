@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from dmltrain.logs import record
 from dmltrain.report import dialect, follow_options
-from dmltrain.report.series import AXES
+from dmltrain.report.summaries.series import AXES
 from dmltrain.report.table import AGGREGATES
 from dmltrain.report.text import FORMATS
 

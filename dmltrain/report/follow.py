@@ -19,7 +19,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.report import asked
 from dmltrain.report.actions import Outcome
 from dmltrain.report.live_job import LiveJob
-from dmltrain.report.run import Found, Run, merge
+from dmltrain.report.runs.run import Found, Run, merge
 from dmltrain.report.table import table
 from dmltrain.report.tail import Tail
 from dmltrain.report.text import FORMATS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from dmltrain.report.run import Run
+from dmltrain.report.runs.run import Run
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

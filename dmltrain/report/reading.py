@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from dmltrain.base.errors import UserError
-from dmltrain.report.block import blocks
-from dmltrain.report.head import Head
-from dmltrain.report.run import Found, Run, merge
+from dmltrain.report.runs.block import blocks
+from dmltrain.report.runs.head import Head
+from dmltrain.report.runs.run import Found, Run, merge
 from dmltrain.report.unread import EXPECTED, Unread
 from dmltrain.report.workers import Workers
 

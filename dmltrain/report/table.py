@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from dmltrain.report.run import Run
+from dmltrain.report.runs.run import Run
 
 Cell = float | list[float] | None  # None: no value in the log
 

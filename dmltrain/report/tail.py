@@ -9,9 +9,9 @@ import copy
 import os
 from collections.abc import Sequence
 
-from dmltrain.report.block import CHUNK, Splitter
-from dmltrain.report.head import Head
-from dmltrain.report.run import Found
+from dmltrain.report.runs.block import CHUNK, Splitter
+from dmltrain.report.runs.head import Head
+from dmltrain.report.runs.run import Found
 from dmltrain.report.workers import Workers
 
 

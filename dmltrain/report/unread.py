@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from dmltrain.report.block import Block
 from dmltrain.report.dialect import DIALECTS, programs
+from dmltrain.report.runs.block import Block
 
 _NAMED = 5  # lines in the message
 _QUOTED = 80  # letters of a line

@@ -23,9 +23,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dmltrain.report.block import Block
 from dmltrain.report.dialect import DIALECTS, Dialect
-from dmltrain.report.run import Found
+from dmltrain.report.runs.block import Block
+from dmltrain.report.runs.run import Found
 
 _NUMBER = rb"\d{1,6}"
 _MARKS = (

@@ -11,8 +11,8 @@ from logging import Logger
 from typing import TYPE_CHECKING, Any
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.async_deal import AsyncDealing
-from dmltrain.data.parts import Epoch, Part
+from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.parts import Epoch, Part
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker.clocks import Clocks
 

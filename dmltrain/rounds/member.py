@@ -16,7 +16,7 @@ import dmltrain
 from dmltrain.audit.journal import Journal
 from dmltrain.audit.views_file import Job
 from dmltrain.base import env
-from dmltrain.data.parts import Epoch
+from dmltrain.data.assignment.parts import Epoch
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.rounds.async_steps import Apart

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.async_deal import AsyncDealing
-from dmltrain.data.deal import Dealing
-from dmltrain.data.parts import Epoch, Part
+from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.parts import Epoch, Part
 from dmltrain.rounds.async_steps import ApartRounds
 from dmltrain.rounds.member import Member
 from dmltrain.rounds.sync_steps import TogetherRounds

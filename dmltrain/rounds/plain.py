@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.async_deal import AsyncDealing
-from dmltrain.data.deal import Dealing
-from dmltrain.data.parts import Epoch, Part
+from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.parts import Epoch, Part
 
 
 class Rounds(Protocol):

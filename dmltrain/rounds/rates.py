@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from logging import Logger
 
-from dmltrain.data.async_deal import AsyncDealing
-from dmltrain.data.deal import Dealing
+from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.deal import Dealing
 from dmltrain.options.training import SCALED
 
 

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dmltrain.base.arrays import Array
-from dmltrain.data.deal import Dealing
-from dmltrain.data.parts import Epoch, Part
+from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.parts import Epoch, Part
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker.clocks import Clocks
 

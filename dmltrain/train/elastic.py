@@ -14,8 +14,8 @@ from dmltrain.audit.views_file import Job
 from dmltrain.base import env
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import Unreadable, UserError
+from dmltrain.data.assignment.parts import Epoch, Shared
 from dmltrain.data.batches import Batch, TrainBatches
-from dmltrain.data.parts import Epoch, Shared
 from dmltrain.kvstore.base import Dismissed, Stopped
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore

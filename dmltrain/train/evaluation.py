@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dmltrain.backends.backend import Trainer
-from dmltrain.data import partition
+from dmltrain.data.assignment import partition
 from dmltrain.data.batches import PREFETCH_BYTES, EvalBatches
 from dmltrain.data.dataset import Samples
 from dmltrain.kvstore import KVStore

@@ -17,11 +17,12 @@ from dmltrain.base import env
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
-from dmltrain.data import enlarged, partition, pixels, synthetic
+from dmltrain.data import enlarged, pixels, synthetic
+from dmltrain.data.assignment import partition
+from dmltrain.data.assignment.parts import Local, Parts, Shared
 from dmltrain.data.dataset import Dataset, First, ImageFiles
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.data.parts import Local, Parts, Shared
 from dmltrain.kvstore import KVStore, agreement
 from dmltrain.mxnet_files import weights
 from dmltrain.options import Options

@@ -11,7 +11,7 @@ import numpy as np
 from dmltrain.base import whole_file
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.data import partition
+from dmltrain.data.assignment import partition
 from dmltrain.data.batches import EvalBatches
 from dmltrain.data.dataset import Dataset
 from dmltrain.kvstore import KVStore

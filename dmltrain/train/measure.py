@@ -24,12 +24,12 @@ from dmltrain import kvstore, models
 from dmltrain.backends.table import BACKENDS
 from dmltrain.base import env
 from dmltrain.data import synthetic
+from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import Batch, TrainBatches
 from dmltrain.data.dataset import Dataset
-from dmltrain.data.parts import Shared
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.local import LocalKVStore
-from dmltrain.kvstore.worker import sharding
+from dmltrain.kvstore.worker.links import sharding
 from dmltrain.layers import Network
 from dmltrain.options import Options
 from dmltrain.train import emulation, loading

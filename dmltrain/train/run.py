@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dmltrain.backends.backend import Backend, Trainer
 from dmltrain.backends.table import BACKENDS
+from dmltrain.data.assignment.parts import Parts
 from dmltrain.data.dataset import Dataset
-from dmltrain.data.parts import Parts
 from dmltrain.kvstore import KVStore
 from dmltrain.layers import Network
 from dmltrain.logs import record

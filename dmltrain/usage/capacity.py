@@ -3,7 +3,7 @@
 What a host has is what this process may use: the CPUs of its affinity or, with a CPU quota, that many cores; the
 machine's memory, or the limit of a control group. In a control group with a quota only the group's own processes count.
 
-launch/agent/capacity.py and dmltrain/usage/capacity.py are the same text, because the packages import nothing of each
+launch/agent/host/capacity.py and dmltrain/usage/capacity.py are the same text, because the packages import nothing of each
 other. Standard library only, Python 3.8.
 """
 

@@ -33,7 +33,8 @@ from dmltrain.kvstore import codec, types
 from dmltrain.mxnet_files.operators import OPERATORS, One
 from dmltrain.optimizers import schedule
 from dmltrain.options import Options, flag, mxnet
-from dmltrain.report import dialect, summary
+from dmltrain.report import dialect
+from dmltrain.report.summaries import summary
 from launch.clusters import LAUNCHERS
 from launch.command_line import old_options
 

@@ -130,7 +130,7 @@ class File(Command):
 
 @value(frozen=True)
 class Probe(Command):
-    """Inspect the host, see `launch.agent.probe`; answered by Probed."""
+    """Inspect the host, see `launch.agent.host.probe`; answered by Probed."""
 
     request: dict[str, Any]
 

@@ -45,7 +45,7 @@ class Ready(Event):
     cores: Count
     python: Text = ""
     reached: Text = ""  # the address of the host that SSH connected to
-    machine: Facts = field(default_factory=dict)  # see `launch.agent.cores`
+    machine: Facts = field(default_factory=dict)  # see `launch.agent.host.cores`
     door: Text = ""
     spool: str = ""
 
@@ -101,7 +101,7 @@ class Synced(Event):
 
 @value(frozen=True)
 class Probed(Event):
-    """The facts about the host, see `launch.agent.probe`. The launcher adds `skew`: the host's clock minus its own."""
+    """The facts about the host, see `launch.agent.host.probe`. The launcher adds `skew`: the host's clock minus its own."""
 
     facts: Facts
     skew: float = 0.0  # s

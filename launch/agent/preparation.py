@@ -13,10 +13,10 @@ from launch.agent.events import Bound, Measured, Probed, Reached
 from launch.agent.spawn import HeldPorts
 
 if TYPE_CHECKING:  # imported only when needed: each takes time to load, and few jobs need all
-    from launch.agent.probe import Probe
-    from launch.agent.reach import Reach
-    from launch.agent.receive import Receiver
-    from launch.agent.throughput import Throughput
+    from launch.agent.copy.receive import Receiver
+    from launch.agent.host.probe import Probe
+    from launch.agent.network.reach import Reach
+    from launch.agent.network.throughput import Throughput
 
 Listener = TypeVar("Listener", "Reach", "Throughput")
 
@@ -51,7 +51,7 @@ class Preparation:
 
     def examine(self, command: commands.Probe) -> None:
         """Inspect this host; answers Probed."""
-        from launch.agent.probe import Probe
+        from launch.agent.host.probe import Probe
 
         request = command.request
         self.probe = Probe(dict(request, workdir=os.path.expanduser(request.get("workdir") or "")))
@@ -78,12 +78,12 @@ class Preparation:
                 self.ports.bind(purpose, wanted.address, port, self.channel.host)
         ports = self.ports.numbers
         if wanted.reach:
-            from launch.agent.reach import Reach
+            from launch.agent.network.reach import Reach
 
             self.reach = self.reach or self._listen(Reach, wanted.address, self._poll_reach)
             ports["reach"] = self.reach.port
         if wanted.throughput:
-            from launch.agent.throughput import Throughput
+            from launch.agent.network.throughput import Throughput
 
             self.throughput = self._listen(Throughput, wanted.address, self._poll_throughput)
             ports["throughput"] = self.throughput.port
@@ -131,9 +131,9 @@ class Preparation:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def receive(self, command: commands.Command) -> None:
-        """Receive the launcher's working directory: see `launch.agent.receive`."""
+        """Receive the launcher's working directory: see `launch.agent.copy.receive`."""
         if self.receiver is None:
-            from launch.agent.receive import Receiver
+            from launch.agent.copy.receive import Receiver
 
             self.receiver = Receiver(self.channel.host, self.channel.send)
         if isinstance(command, commands.File):

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from launch.agent import Refusal, commands, cores, devices
+from launch.agent import Refusal, commands
 from launch.agent.channel import READ_BYTES, Channel
 from launch.agent.children import Children
 from launch.agent.ending import LOOK_SECONDS, Ending, write_last_line
 from launch.agent.events import Alive, Ended, Listing, Noticed, Ready, Refused, Stopped, StoppedProcess
+from launch.agent.host import cores, devices
 from launch.agent.preparation import Preparation
 from launch.agent.process import Process, become_subreaper, members
 from launch.agent.protocol import ProtocolError, filler
@@ -22,7 +23,7 @@ from launch.agent.spawn import RunFolder, environment_here, reached_at, spawn
 
 if TYPE_CHECKING:
     from launch.agent.detached import Detached  # few jobs need it
-    from launch.agent.usage import Usage  # not every job samples
+    from launch.agent.host.usage import Usage  # not every job samples
 
 FAULT_CODE = 125
 
@@ -252,7 +253,7 @@ class Agent:
             own = {**base, **devices.share(given, task.environment)}
             self.children.add(spawn(task, own, self.channel.host, listener))
         if self.usage_interval and not self.usage:
-            from launch.agent.usage import Usage
+            from launch.agent.host.usage import Usage
 
             self.usage = Usage(self.selector, self.channel, self.usage_interval, time.monotonic())
 

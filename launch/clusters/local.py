@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from launch import LaunchError
-from launch.agent.cores import report, usable
+from launch.agent.host.cores import report, usable
 from launch.channels.local import LocalChannel
 from launch.job.host import Host
 from launch.job.options import Options

@@ -19,7 +19,7 @@ from launch.control.message import ATTACH, Request
 from launch.job.options import Options
 from launch.run import journal
 from launch.run.detached_start import AttachedStart
-from launch.run.limit import FAULT_CODE
+from launch.run.supervisor.limit import FAULT_CODE
 from launch.terminal.log_folder import JOURNAL, RECORD, LogFolder
 from launch.terminal.record import read_own_record
 

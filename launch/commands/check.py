@@ -19,7 +19,7 @@ from launch.preflight import Problem
 from launch.preflight.table import Check, drawn, lines
 from launch.run.described import limits, make_job, used_hosts
 from launch.run.session import Session, catching
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.supervise import Supervisor
 
 Print = Callable[[str], None]
 

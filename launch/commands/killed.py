@@ -11,7 +11,7 @@ from launch import LaunchError
 from launch.commands import show
 from launch.commands.recorded import Launcher
 from launch.run import journal
-from launch.run.limit import as_shell
+from launch.run.supervisor.limit import as_shell
 from launch.terminal.log_folder import RECORD, LogFolder, seconds_of, stamp
 from launch.terminal.record import read_own_record
 

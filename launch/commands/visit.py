@@ -26,7 +26,7 @@ from launch.commands.log_choice import find
 from launch.commands.recorded import Launcher, Recorded, recorded
 from launch.job.host import Host
 from launch.job.options import Options
-from launch.run.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
+from launch.run.supervisor.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
 from launch.terminal.log_folder import KILLED, RECORD
 from launch.terminal.record import read_own_record
 

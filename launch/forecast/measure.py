@@ -25,7 +25,7 @@ from launch.job.options import Options
 from launch.job.role import WORKER
 from launch.run.described import limits, new_mark
 from launch.run.session import Session, catching
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.supervise import Supervisor
 from launch.secret import redact
 
 SECONDS = 5.0  # how long each worker measures steps

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Machine:
-    """The CPUs that a host may use, as `launch.agent.cores` reports them.
+    """The CPUs that a host may use, as `launch.agent.host.cores` reports them.
 
     Hosts with the same `boot_id` are containers or namespaces of one machine. They share the CPUs that both may use
     and the limits (in cores) of common control groups.
@@ -21,7 +21,7 @@ class Machine:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Machine:
-        """From a report of `launch.agent.cores`."""
+        """From a report of `launch.agent.host.cores`."""
         return cls(report["boot_id"], tuple(report["cpus"]), tuple(sorted(report["limits"].items())))
 
 

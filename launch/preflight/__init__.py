@@ -1,6 +1,6 @@
 """Preflight checks: all problems on all hosts, from the facts that the agents report, each with a fix. Pure.
 
-`request(job, host)` is the request to an agent (`launch.agent.probe`). `problems` and `differences` check the answers.
+`request(job, host)` is the request to an agent (`launch.agent.host.probe`). `problems` and `differences` check the answers.
 `paths` checks which hosts reach each other. The code of a problem, if any, is the launcher's exit code.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
+from launch.agent.network.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
 from launch.job.host import Host
 from launch.job.job import OWNED, Job, workdir_of
 from launch.preflight.pairs import Paths
 
-Facts = Mapping[str, Any]  # the answer of `launch.agent.probe`
+Facts = Mapping[str, Any]  # the answer of `launch.agent.host.probe`
 USER, NOT_EXECUTABLE, NOT_FOUND = 2, 126, 127  # exit codes; the last two are those of a shell
 OLDEST_PYTHON = (3, 10)  # python_requires of dmltrain's setup.py
 SKEW_SECONDS = 1.0  # log lines of several hosts are compared by their times
@@ -237,7 +237,7 @@ DROPPED = f"a firewall drops packets to high ports, or this is not their common 
 
 
 def paths(addresses: Mapping[str, str], reached: Paths) -> list[Problem]:
-    """Which hosts do not reach each other. `reached` has the results of `launch.agent.reach` by host."""
+    """Which hosts do not reach each other. `reached` has the results of `launch.agent.network.reach` by host."""
     return [
         Problem(
             name,

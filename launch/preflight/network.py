@@ -26,7 +26,7 @@ from launch import LaunchError
 from launch.job.host import Host
 
 if TYPE_CHECKING:  # a module of the agent, which the launcher does not run
-    from launch.agent.interface import Interface
+    from launch.agent.host.interface import Interface
 
 VIRTUAL = re.compile(r"(docker|podman|virbr|lxcbr|lxdbr|lxc|cni|veth|vnet|vmnet|vboxnet)\d|br-|flannel|cali|kube-")
 FIX = "choose it with --interface NAME or --subnet 10.0.0.0/24, or give addr= in the hosts file"
@@ -65,7 +65,7 @@ def choose(
 ) -> dict[str, tuple[str, str]]:
     """(IP, name of its interface) of each host by name; LaunchError with hosts, their addresses and the fix.
 
-    `interfaces` has what `launch.agent.interface` found on each host. If it found none, an address is used unchecked
+    `interfaces` has what `launch.agent.host.interface` found on each host. If it found none, an address is used unchecked
     and its interface is "". `reached` has the IPs that SSH connected to ("" or missing: unknown).
     """
     have = {host.name: _addresses(interfaces.get(host.name) or ()) for host in hosts}

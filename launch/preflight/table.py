@@ -39,8 +39,8 @@ class Check:
     """The facts about the hosts by name; a host without facts gets a row of dashes."""
 
     hosts: Sequence[Host]  # with the chosen addresses
-    facts: Mapping[str, Facts] = field(default_factory=dict)  # from `launch.agent.probe`, with "skew"
-    reached: Paths = field(default_factory=dict)  # from `launch.agent.reach`
+    facts: Mapping[str, Facts] = field(default_factory=dict)  # from `launch.agent.host.probe`, with "skew"
+    reached: Paths = field(default_factory=dict)  # from `launch.agent.network.reach`
     problems: Sequence[Problem] = ()
     throughput: Paths = field(default_factory=dict)  # {"speed": bits/s} or "error"
 

@@ -16,7 +16,7 @@ from launch import channels
 from launch.agent.commands import Beat, Command
 from launch.agent.protocol import ProtocolError, encode_command, filler
 from launch.channels import Channel
-from launch.run.event import Event, Lost, Quiet
+from launch.run.supervisor.event import Event, Lost, Quiet
 
 HEARTBEAT_SECONDS = 1.0
 QUIET_SECONDS = 3.0  # three heartbeats of the agent

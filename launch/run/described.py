@@ -20,7 +20,7 @@ from launch.job.rule import Rule
 from launch.preflight import script
 from launch.preflight.needs import needs
 from launch.run import report
-from launch.run.limit import Limits
+from launch.run.supervisor.limit import Limits
 from launch.terminal.log_folder import default_path
 
 RESTART_SCHEDULER = 3  # by default, in an elastic job

@@ -19,14 +19,14 @@ from launch.agent.commands import Command
 from launch.agent.events import Ended, Ready, Resumed
 from launch.control.message import ATTACH
 from launch.run import journal
-from launch.run.action import Action, Connect, Reply
-from launch.run.event import Asked, Connected, Event, Lost, Tick, Unreached
 from launch.run.journal import Beginning, Entry, Journal
 from launch.run.keeping import Answered, CaughtUp, KeepingSession, Numbered
-from launch.run.limit import FAULT_CODE, RECONNECT_LOST_SECONDS, USAGE_CODE
 from launch.run.repeated import Repeated
 from launch.run.session import secret
 from launch.run.stream import Stream
+from launch.run.supervisor.action import Action, Connect, Reply
+from launch.run.supervisor.event import Asked, Connected, Event, Lost, Tick, Unreached
+from launch.run.supervisor.limit import FAULT_CODE, RECONNECT_LOST_SECONDS, USAGE_CODE
 
 ATTACH_SECONDS = 20.0  # to reach the agents, for a launcher that attaches
 ALONE = "has ended: no process of the job was left there, and no launcher came"

@@ -16,15 +16,15 @@ from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.options import Options
 from launch.run import journal, report
-from launch.run.action import Continue
 from launch.run.detached import DetachedSession
 from launch.run.journal import Beginning, Journal, Story
-from launch.run.limit import FAULT_CODE
 from launch.run.repeated import Repeated
 from launch.run.room import Room
 from launch.run.session import Session
 from launch.run.start import Start
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.action import Continue
+from launch.run.supervisor.limit import FAULT_CODE
+from launch.run.supervisor.supervise import Supervisor
 from launch.terminal.choice import make_display
 from launch.terminal.log_folder import JOURNAL, LogFolder
 from launch.terminal.output import Output

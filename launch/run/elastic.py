@@ -13,10 +13,10 @@ from launch.agent import events
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.role import SCHEDULER
-from launch.run.action import Action
-from launch.run.cause import Cause
-from launch.run.changes import Changes
-from launch.run.event import (
+from launch.run.planned.changes import Changes
+from launch.run.supervisor.action import Action
+from launch.run.supervisor.cause import Cause
+from launch.run.supervisor.event import (
     Asked,
     Connected,
     Copied,
@@ -31,11 +31,11 @@ from launch.run.event import (
     Unreached,
     Viewed,
 )
-from launch.run.limit import UNLIMITED, Limits, as_shell
-from launch.run.losses import Notice
-from launch.run.process import Process
-from launch.run.succession import Succession
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.limit import UNLIMITED, Limits, as_shell
+from launch.run.supervisor.losses import Notice
+from launch.run.supervisor.process import Process
+from launch.run.supervisor.succession import Succession
+from launch.run.supervisor.supervise import Supervisor
 
 PREPARED = (Copied, events.Ready, events.Probed, events.Bound, events.Reached)
 

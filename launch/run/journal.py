@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
-from launch.agent.ownership import is_foreign, others_can_write
+from launch.agent.copy.ownership import is_foreign, others_can_write
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.options import Options
-from launch.run.event import Event
 from launch.run.stream import Number
+from launch.run.supervisor.event import Event
 from launch.terminal.log_folder import JOURNAL, Again, never
 
 FORMAT = 1

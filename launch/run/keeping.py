@@ -19,9 +19,9 @@ from launch.channels import Channel
 from launch.job.host import Host
 from launch.run import journal
 from launch.run.connection import Connection
-from launch.run.event import Event, Lost, OutputFailed
 from launch.run.session import Session
 from launch.run.stream import Number, Stream
+from launch.run.supervisor.event import Event, Lost, OutputFailed
 
 AGAIN_SECONDS = 60.0  # to reach an agent again whose connection was lost
 PAUSE_SECONDS = 1.0

@@ -8,12 +8,12 @@ from launch import LaunchError
 from launch.control.message import SET
 from launch.job.host import Host
 from launch.job.job import Job
-from launch.run.action import Action
-from launch.run.event import Asked, Event, Slowest, Tick, Told
-from launch.run.limit import FAULT_CODE, UNLIMITED, Limits
-from launch.run.settings import SettingsChanges
-from launch.run.supervise import Supervisor
-from launch.run.waiters import Waiter, Waiters
+from launch.run.planned.settings import SettingsChanges
+from launch.run.planned.waiters import Waiter, Waiters
+from launch.run.supervisor.action import Action
+from launch.run.supervisor.event import Asked, Event, Slowest, Tick, Told
+from launch.run.supervisor.limit import FAULT_CODE, UNLIMITED, Limits
+from launch.run.supervisor.supervise import Supervisor
 
 NOT_ELASTIC = "the job's workers are those of its start: start it with --elastic to add and remove some while it runs"
 

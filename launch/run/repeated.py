@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from launch.agent.commands import Command
 from launch.agent.events import Ready
-from launch.run.action import Action, Continue, Open, Send
-from launch.run.event import Connected
 from launch.run.journal import Story
 from launch.run.stream import Number
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.action import Action, Continue, Open, Send
+from launch.run.supervisor.event import Connected
+from launch.run.supervisor.supervise import Supervisor
 
 
 class Repeated:

@@ -12,9 +12,9 @@ from launch.agent.process import boot_id, process
 from launch.channels.exit_text import signal_name
 from launch.job.host import Host
 from launch.job.options import Options
-from launch.run.attempt import Attempt
-from launch.run.limit import as_shell
-from launch.run.process import Process
+from launch.run.supervisor.attempt import Attempt
+from launch.run.supervisor.limit import as_shell
+from launch.run.supervisor.process import Process
 from launch.terminal.log_folder import stamp
 from launch.terminal.record import FORMAT
 

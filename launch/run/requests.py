@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from launch.control.listener import Listener
 from launch.control.listener import Reply as Answered
 from launch.control.message import Answer, Request
-from launch.run.action import Reply
-from launch.run.event import Asked, Event
+from launch.run.supervisor.action import Reply
+from launch.run.supervisor.event import Asked, Event
 
 Explain = Callable[[Sequence[tuple[str, int | None]]], list[str]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launch.run.event import ASKED, MADE, REFUSED, Leaves, Slowest, Told, Viewed
+from launch.run.supervisor.event import ASKED, MADE, REFUSED, Leaves, Slowest, Told, Viewed
 
 STAMP = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
 VIEW = re.compile(STAMP + rb"view (\d{1,9}) after op \d+: workers (\d{1,6}(?:, \d{1,6})*)")

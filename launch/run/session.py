@@ -28,20 +28,12 @@ from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.role import SCHEDULER
 from launch.preflight import clock_skew
-from launch.run.action import Action, Connect, Continue, Copy, Open, Reply, Send
 from launch.run.connection import Connection
-from launch.run.event import (
-    Connected,
-    Copied,
-    Event,
-    Interrupted,
-    OutputFailed,
-    Tick,
-    Unreached,
-)
 from launch.run.requests import Requests
 from launch.run.scheduler_log import SchedulerLog
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.action import Action, Connect, Continue, Copy, Open, Reply, Send
+from launch.run.supervisor.event import Connected, Copied, Event, Interrupted, OutputFailed, Tick, Unreached
+from launch.run.supervisor.supervise import Supervisor
 from launch.terminal.output import Sink
 
 if TYPE_CHECKING:

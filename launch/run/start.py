@@ -19,15 +19,15 @@ from launch.job.host import Host
 from launch.job.job import Job, placements
 from launch.job.options import Options
 from launch.run import report
-from launch.run.backoff import backoff
 from launch.run.described import advice, limits, new_mark
 from launch.run.elastic import ElasticSupervisor
-from launch.run.event import Copied, Event
-from launch.run.limit import FAULT_CODE
 from launch.run.plain import PlainSupervisor
 from launch.run.requests import Requests
 from launch.run.session import Session, catching
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.backoff import backoff
+from launch.run.supervisor.event import Copied, Event
+from launch.run.supervisor.limit import FAULT_CODE
+from launch.run.supervisor.supervise import Supervisor
 from launch.run.watch import HostsWatch
 from launch.secret import redact, redact_all
 from launch.terminal.choice import make_display

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from launch import LaunchError
 from launch.job.host import Host
-from launch.run.event import Event, Listed, Unlisted
+from launch.run.supervisor.event import Event, Listed, Unlisted
 
 POLL_SECONDS = 0.5
 

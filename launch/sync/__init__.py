@@ -6,7 +6,7 @@
     sync.cancel()                             makes all calls of `copy` return soon
     sync.progress(), sync.lines()             for the display, from any thread
 
-All hosts get the same files; only checkpoints that the job wrote on a host stay there (`launch.agent.compare`). A file
+All hosts get the same files; only checkpoints that the job wrote on a host stay there (`launch.agent.copy.compare`). A file
 that changes after its announcement is announced again to all hosts, and `copy` returns for no host before all hosts
 have it. If a host's folder is the working directory itself, directly or on a shared file system, nothing is copied: the
 launcher then sees a file with a random name that the agent created there.
@@ -24,10 +24,10 @@ from typing import TypeVar
 
 from launch import LaunchError
 from launch.agent import Refusal, commands
+from launch.agent.copy.receive import ENTRIES
+from launch.agent.copy.way import shown
 from launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
 from launch.agent.protocol import ProtocolError, encode_command
-from launch.agent.receive import ENTRIES
-from launch.agent.way import shown
 from launch.sync.manifest import Manifest, Over, encoded
 from launch.sync.send import Write, answer_missing, offer, push
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch import LaunchError
-from launch.agent.destination import LIST, PREFIX
-from launch.agent.way import shown
+from launch.agent.copy.destination import LIST, PREFIX
+from launch.agent.copy.way import shown
 from launch.sync import ignore as sync_ignore
 from launch.sync.ignore import Chain
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from launch.agent.commands import Entries, File, Remove
 from launch.agent.commands import Entry as Row
-from launch.agent.destination import checked
+from launch.agent.copy.destination import checked
 from launch.agent.protocol import batches, encode_command
 from launch.sync.manifest import FILE, Entry, Manifest, opened, unreadable
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import LaunchError
-from launch.agent.ownership import is_foreign, others_can_write, user_name
+from launch.agent.copy.ownership import is_foreign, others_can_write, user_name
 
 FORMAT = 1
 MODE = 0o644  # others can never write it, whatever the umask

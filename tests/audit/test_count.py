@@ -18,8 +18,8 @@ from dmltrain.audit.journal import Journal
 from dmltrain.audit.lines import Committed, Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
 from dmltrain.base.errors import UserError
-from dmltrain.data.deal import Dealing
-from dmltrain.data.ranges import numbers, ranges
+from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.ranges import numbers, ranges
 from dmltrain.kvstore.view import Lost, View
 from tests.fuzzing import Fuzzed, parts, survive
 

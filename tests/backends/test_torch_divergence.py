@@ -13,7 +13,7 @@ from dmltrain import kvstore
 from dmltrain.backends import weights
 from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.base.errors import Diverged
-from dmltrain.data.parts import Shared
+from dmltrain.data.assignment.parts import Shared
 from dmltrain.kvstore import types
 from dmltrain.options import parse
 from dmltrain.train import divergence

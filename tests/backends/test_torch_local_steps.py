@@ -14,7 +14,7 @@ from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.distributed import distribute
 from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.base.errors import Diverged, UserError
-from dmltrain.data.parts import Shared
+from dmltrain.data.assignment.parts import Shared
 from dmltrain.kvstore import agreement
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.options import parse

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmltrain.base.errors import UserError
-from dmltrain.data import partition, synthetic
+from dmltrain.data import synthetic
 from dmltrain.data.ahead import ahead
+from dmltrain.data.assignment import partition
+from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.augment import Augmentation, draw, evaluation_images, training_images
 from dmltrain.data.batches import Batch, EvalBatches, TrainBatches
 from dmltrain.data.dataset import ABSENT, Dataset, Split
 from dmltrain.data.enlarged import enlarged
-from dmltrain.data.parts import Shared
 from tests.tiers import examples
 from tests.waiting import wait_for
 

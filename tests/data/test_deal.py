@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.data import partition
-from dmltrain.data.async_deal import AsyncDealing
-from dmltrain.data.deal import Dealing
-from dmltrain.data.parts import Epoch, Shared
+from dmltrain.data.assignment import partition
+from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.deal import Dealing
+from dmltrain.data.assignment.parts import Epoch, Shared
 
 shuffles = st.sampled_from(sorted(partition.SHUFFLES))
 

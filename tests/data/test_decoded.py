@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from dmltrain.base.errors import UserError
-from dmltrain.data import partition
+from dmltrain.data.assignment import partition
+from dmltrain.data.assignment.parts import Shared
 from dmltrain.data.batches import EvalBatches, TrainBatches
 from dmltrain.data.broken import Broken
 from dmltrain.data.dataset import ABSENT
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.data.parts import Shared
 from dmltrain.data.pixels import Pixels
 from dmltrain.data.readers import Record, open_reader
 from tests import image_records

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dmltrain.base import random_bits
 from dmltrain.base.errors import UserError
-from dmltrain.data import partition, permutation
-from dmltrain.data.parts import NEAR, Epoch, Local, Shared
+from dmltrain.data.assignment import partition, permutation
+from dmltrain.data.assignment.parts import NEAR, Epoch, Local, Shared
 from tests.archives import little_memory
 
 numbers = st.integers(1, 300)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dmltrain.experiment import cli
-from dmltrain.experiment.cell import Cell, cells
-from dmltrain.experiment.definition import Experiment
-from dmltrain.experiment.file import load
+from dmltrain.experiment.plan.cell import Cell, cells
+from dmltrain.experiment.plan.definition import Experiment
+from dmltrain.experiment.plan.file import load
 from dmltrain.experiment.results import presentation
 from dmltrain.experiment.results.measured import is_number
 from dmltrain.options import FLAGS

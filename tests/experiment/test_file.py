@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment import expression
-from dmltrain.experiment.cell import Cell, cells
-from dmltrain.experiment.expression import as_text, filled, found_in, names_in
-from dmltrain.experiment.file import load, parse
+from dmltrain.experiment.plan import expression
+from dmltrain.experiment.plan.cell import Cell, cells
+from dmltrain.experiment.plan.expression import as_text, filled, found_in, names_in
+from dmltrain.experiment.plan.file import load, parse
 from dmltrain.options import FLAGS
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment import answers, expression, forecast, launch
-from dmltrain.experiment.cell import cells
-from dmltrain.experiment.file import parse
+from dmltrain.experiment import answers, forecast, launch
+from dmltrain.experiment.plan import expression
+from dmltrain.experiment.plan.cell import cells
+from dmltrain.experiment.plan.file import parse
 from dmltrain.experiment.results.presentation import presentation
 from dmltrain.experiment.store import parsed, state
 from dmltrain.options import FLAGS

@@ -12,14 +12,14 @@ import pytest
 from dmltrain.base.errors import UserError
 from dmltrain.base.launcher import launcher
 from dmltrain.experiment import cli, devices, forecast, launch, text
-from dmltrain.experiment.cell import Cell, cells
 from dmltrain.experiment.difference import different
-from dmltrain.experiment.file import parse
 from dmltrain.experiment.hosts import Hosts, names_hosts
 from dmltrain.experiment.launch import reason
+from dmltrain.experiment.plan.cell import Cell, cells
+from dmltrain.experiment.plan.file import parse
+from dmltrain.experiment.plan.select import chosen
 from dmltrain.experiment.program import Program, uses_dmltrain
 from dmltrain.experiment.result import DONE, PENDING, Result
-from dmltrain.experiment.select import chosen
 from dmltrain.experiment.store import DiskFull, Store, disk, identity, state
 from dmltrain.experiment.text import duration
 from tests.scripts import shell_script

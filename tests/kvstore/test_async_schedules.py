@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dmltrain.data.async_deal import AsyncDealing
-from dmltrain.data.deal import Dealing
+from dmltrain.data.assignment.async_deal import AsyncDealing
+from dmltrain.data.assignment.deal import Dealing
 from dmltrain.kvstore import types
 from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.server.core import ServerCore

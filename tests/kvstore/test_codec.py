@@ -16,9 +16,9 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.handing_over import HandingOver
-from dmltrain.kvstore.worker.sharding import Slice
-from dmltrain.kvstore.worker.undo import Undo
-from dmltrain.kvstore.worker.worker_slice import WorkerSlice
+from dmltrain.kvstore.worker.links.sharding import Slice
+from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from tests.kvstore.through_a_codec import decode, encode, through
 from tests.tiers import examples
 

@@ -16,12 +16,12 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.message import Declare, Key
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import FrameError
-from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.calls import MAX_CALLS, Calls, runs
 from dmltrain.kvstore.worker.entry import Entry
-from dmltrain.kvstore.worker.link_groups import GroupLanding, LinkGroups, WorkerGroup
-from dmltrain.kvstore.worker.routes import Way
-from dmltrain.kvstore.worker.worker_slice import Traffic, WorkerSlice
+from dmltrain.kvstore.worker.links import sharding
+from dmltrain.kvstore.worker.links.link_groups import GroupLanding, LinkGroups, WorkerGroup
+from dmltrain.kvstore.worker.links.routes import Way
+from dmltrain.kvstore.worker.links.worker_slice import Traffic, WorkerSlice
 from tests.kvstore.carrying_out import push as push_alone
 from tests.kvstore.carrying_out import run
 from tests.kvstore.made import declaration, plain_sgd
@@ -393,9 +393,9 @@ def test_each_group_of_a_link_is_declared_once(monkeypatch):
     assert (header.kind, header.view, header.key, header.length) == (wire.Kind.GROUP, 0, 0, 48)
     assert wire.parse_group(sent[0].header[wire.HEADER_SIZE :]) == [(0, 0, 0), (1, 0, 0), (2, 0, 1)]
     assert sent[0].priority > 1 << 20 and len(sent) == 2
-    monkeypatch.setattr("dmltrain.kvstore.worker.link_groups.MAX_IN_GROUPS", 8)
+    monkeypatch.setattr("dmltrain.kvstore.worker.links.link_groups.MAX_IN_GROUPS", 8)
     assert link_groups.find(slices, (0, 0, 3)) is None and link_groups.find(slices[:2], (0, 0)).number == 2
-    monkeypatch.setattr("dmltrain.kvstore.worker.link_groups.MAX_GROUPS", 3)
+    monkeypatch.setattr("dmltrain.kvstore.worker.links.link_groups.MAX_GROUPS", 3)
     assert link_groups.find([], ()) is None and len(sent) == 3
 
 

@@ -19,8 +19,8 @@ from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker import membership
 from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.links.routes import Sharing
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.routes import Sharing
 from tests.kvstore import served
 from tests.kvstore.made import start
 from tests.kvstore.served import ELASTIC, FIRST, Peer, Process, Server, answered, expect_sum, heard, leave, push

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmltrain.kvstore.scheduler.actions import ALL, Finish, Send
-from dmltrain.kvstore.scheduler.balance import GAIN, LEAST, PAUSE, Balance, divided, seconds
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
+from dmltrain.kvstore.scheduler.membership.balance import GAIN, LEAST, PAUSE, Balance, divided, seconds
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import Balancing, Lost, View
 from tests.tiers import seed_ranges

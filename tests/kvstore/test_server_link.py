@@ -24,11 +24,11 @@ from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
 from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, Header, Kind
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.keys import Entries
-from dmltrain.kvstore.worker.routes import Routes, Sharing
-from dmltrain.kvstore.worker.server_link import ServerLink
-from dmltrain.kvstore.worker.sharding import Slice
-from dmltrain.kvstore.worker.undo import Undo
-from dmltrain.kvstore.worker.worker_slice import Landing, WorkerSlice
+from dmltrain.kvstore.worker.links.routes import Routes, Sharing
+from dmltrain.kvstore.worker.links.server_link import ServerLink
+from dmltrain.kvstore.worker.links.sharding import Slice
+from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.worker_slice import Landing, WorkerSlice
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS

@@ -22,14 +22,15 @@ from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 from dmltrain.kvstore.view import View
-from dmltrain.kvstore.worker import resharding, sharding, store
+from dmltrain.kvstore.worker import resharding, store
 from dmltrain.kvstore.worker.entry import joined
 from dmltrain.kvstore.worker.keys import FIRST_SUM, Entries
-from dmltrain.kvstore.worker.routes import Way
+from dmltrain.kvstore.worker.links import sharding
+from dmltrain.kvstore.worker.links.routes import Way
+from dmltrain.kvstore.worker.links.sharding import Slice
+from dmltrain.kvstore.worker.links.shares import shares
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from dmltrain.kvstore.worker.server_steps import _by_slice, _said, keepers
-from dmltrain.kvstore.worker.sharding import Slice
-from dmltrain.kvstore.worker.shares import shares
-from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 from tests.fuzzing import peak
 
 FIVE = ["h1", "h2", "h3", "h4", "h5"]

@@ -11,9 +11,9 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server import optimizer_state
-from dmltrain.kvstore.worker import probe
 from dmltrain.kvstore.worker.broadcast import CHUNK
 from dmltrain.kvstore.worker.gathering import servers_of
+from dmltrain.kvstore.worker.links import probe
 from dmltrain.kvstore.worker.transfers import Transfers
 from launch.certificate import new
 from tests.kvstore.made import start

@@ -7,7 +7,7 @@ import pytest
 from dmltrain.kvstore.scheduler.actions import ALL, Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import WAIT_SECONDS
-from dmltrain.kvstore.scheduler.views import Views
+from dmltrain.kvstore.scheduler.membership.views import Views
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import EQUAL, NEVER, Balancing, Lost, View
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dmltrain.kvstore.waiting import Trip, Waits, split
-from dmltrain.kvstore.worker.bound import Bound, Carried
+from dmltrain.kvstore.worker.links.bound import Bound, Carried
 from tests.waiting import SECONDS
 
 

@@ -24,8 +24,8 @@ from dmltrain.kvstore.transport.message import Flush, Flushed
 from dmltrain.kvstore.view import NEVER, Lost, View
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 from dmltrain.kvstore.worker.progress import Progress
-from dmltrain.kvstore.worker.routes import Routes, Sharing
 from dmltrain.kvstore.worker.transfers import Transfers
 from tests.kvstore import served
 from tests.kvstore.made import start

@@ -33,12 +33,12 @@ from launch.job.host import Host
 from launch.job.job import Job
 from launch.run import journal
 from launch.run.connection import Connection
-from launch.run.event import Lost
 from launch.run.keeping import KeepingSession, Numbered
-from launch.run.limit import Limits
 from launch.run.session import EVENTS_AT_ONCE, Session
 from launch.run.stream import Stream
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.event import Lost
+from launch.run.supervisor.limit import Limits
+from launch.run.supervisor.supervise import Supervisor
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.output import Output, Silent
 from tests.scripts import executable, shell_script

@@ -14,12 +14,25 @@ from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.role import WORKER
-from launch.run import event, report
-from launch.run.action import Connect, Open, Reply, Send
+from launch.run import report
 from launch.run.elastic import ElasticSupervisor
-from launch.run.event import Asked, Connected, Copied, Leaves, Listed, Lost, Tick, Told, Unlisted, Unreached, Viewed
-from launch.run.limit import Limits
 from launch.run.scheduler_log import SchedulerLog
+from launch.run.supervisor import event
+from launch.run.supervisor.action import Connect, Open, Reply, Send
+from launch.run.supervisor.event import (
+    Asked,
+    Connected,
+    Copied,
+    Leaves,
+    Listed,
+    Lost,
+    Tick,
+    Told,
+    Unlisted,
+    Unreached,
+    Viewed,
+)
+from launch.run.supervisor.limit import Limits
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, WORKER_0, WORKER_1, WORKER_2, Job3
 
 LISTED = [*HOSTS, Host("e", port=2222, slots=2)]  # in the hosts file

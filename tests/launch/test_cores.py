@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent.cores import limits, report, usable
+from launch.agent.host.cores import limits, report, usable
 from launch.job.cores import threads
 from launch.job.host import Host, Machine
 from tests.launch.conftest import wait_for

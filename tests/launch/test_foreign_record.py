@@ -24,8 +24,8 @@ from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.options import Options
 from launch.run import report
-from launch.run.limit import Limits
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.limit import Limits
+from launch.run.supervisor.supervise import Supervisor
 from launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import run, wait_for
 from tests.launch.refusal import refusal

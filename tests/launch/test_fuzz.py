@@ -10,7 +10,7 @@ from launch.agent import commands, events, protocol
 from launch.agent.channel import Incoming
 from launch.agent.commands import Entry, Peer, Spawn
 from launch.agent.events import StoppedProcess
-from launch.agent.gpus import Reports
+from launch.agent.host.gpus import Reports
 from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
 from launch.channels import ChannelError
 from launch.channels.bridges.channel import BridgeChannel, frame

@@ -20,7 +20,7 @@ from launch.job.hosts.roles import by_roles
 from launch.job.hosts.selection import select
 from launch.job.role import SCHEDULER, SERVER, WORKER
 from launch.run import watch
-from launch.run.event import Unlisted
+from launch.run.supervisor.event import Unlisted
 from launch.run.watch import HostsWatch
 from tests.launch.refusal import refusal
 

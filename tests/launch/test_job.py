@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import LaunchError
-from launch.agent.devices import share
+from launch.agent.host.devices import share
 from launch.job.host import Host
 from launch.job.job import (
     OWNED,

@@ -21,8 +21,8 @@ from launch.job.host import Host
 from launch.job.job import Job
 from launch.job.options import Options
 from launch.run import journal
-from launch.run.event import Lost, Tick
 from launch.run.journal import HEAD, JOURNAL, Beginning, Entry, Journal
+from launch.run.supervisor.event import Lost, Tick
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.record import FORMAT, read_record
 from tests.launch.conftest import ROOT

@@ -18,10 +18,10 @@ from launch.job.job import Job
 from launch.job.options import Options
 from launch.job.role import WORKER
 from launch.run import report
-from launch.run.action import Connect, Continue, Send
-from launch.run.event import Connected, Lost, Quiet, Tick, Unreached
-from launch.run.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.action import Connect, Continue, Send
+from launch.run.supervisor.event import Connected, Lost, Quiet, Tick, Unreached
+from launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
+from launch.run.supervisor.supervise import Supervisor
 from tests.launch.conftest import go, said, wait_for
 
 HOSTS = [Host("a", "10.0.0.1", roles=("scheduler", "server", "worker"), slots=1)]

@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from launch.agent.events import Measured
-from launch.agent.interface import interfaces
-from launch.agent.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
-from launch.agent.reach import PROOF_BYTES, proof
-from launch.agent.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
-from launch.agent.unauthenticated import MAX
+from launch.agent.host.interface import interfaces
+from launch.agent.network.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
+from launch.agent.network.reach import PROOF_BYTES, proof
+from launch.agent.network.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
+from launch.agent.network.unauthenticated import MAX
 from launch.job.host import Host
 from launch.preflight.network import choose
 from launch.preflight.pairs import rounds, slowest
-from launch.run.action import Send
+from launch.run.supervisor.action import Send
 from tests.launch.conftest import DEADLINE
 from tests.launch.refusal import refusal
 from tests.launch.test_prepare import Course

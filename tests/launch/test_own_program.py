@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent import inspection
+from launch.agent.host import inspection
 from launch.own_program import own_program
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +15,7 @@ PYTHON_OPTION = re.compile(r"""["' ](-[mc])(?=["' ])""")
 STARTS = {  # file -> options of Python or of a shell in it: all that could import from the current folder
     "dmltrain/data_command/copying.py": ["-c"],  # of wc
     "dmltrain/report/unread.py": ["-c"],  # of gzip, xz and others
-    "launch/agent/inspection.py": ["-c"],  # removes the folder, and is tested below
+    "launch/agent/host/inspection.py": ["-c"],  # removes the folder, and is tested below
     "launch/channels/__init__.py": ["-c", "-c"],  # -I, and of a shell
     "launch/channels/bridges/bridge.py": ["-c"],  # of a shell
     "launch/channels/bridges/engine.py": ["-c", "-c"],  # of a shell, and -I

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent.outcome import REFUSED, TIMED_OUT, UNAUTHENTICATED
+from launch.agent.network.outcome import REFUSED, TIMED_OUT, UNAUTHENTICATED
 from launch.job.host import Host
 from launch.job.job import Job, Setting
 from launch.preflight import OLDEST_PYTHON, Problem, clock_skew, differences, paths, problems, request

@@ -10,9 +10,9 @@ from launch.agent.events import Bound, Measured, Probed, Reached, Ready
 from launch.job.host import Host, Machine
 from launch.job.job import Job, Ports
 from launch.preflight import request
-from launch.run.action import Action, Connect, Copy, Send
-from launch.run.event import Copied
-from launch.run.prepare import Preparation
+from launch.run.supervisor.action import Action, Connect, Copy, Send
+from launch.run.supervisor.event import Copied
+from launch.run.supervisor.prepare import Preparation
 
 LOCAL = Job("name", "mark", ("true",), 2, 1, "/work")
 FAR = replace(LOCAL, over_network=True)

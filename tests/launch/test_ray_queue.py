@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from launch import LaunchError
-from launch.agent.cores import engines_limit
+from launch.agent.host.cores import engines_limit
 from launch.clusters.in_ray import inside, queue, relay
 from launch.clusters.in_ray.jobs import Absent, Client
 from launch.clusters.in_ray.placement import Node, find, inventory, lacking, names, resources, text_of

@@ -13,13 +13,14 @@ from launch.cli import launch
 from launch.commands.processes import lost
 from launch.job.host import Host
 from launch.job.job import Job, Ports
-from launch.run import report, returning
-from launch.run.action import Connect, Send
-from launch.run.event import Interrupted, Listed, Lost, Tick, Unreached
-from launch.run.limit import FINISH_SECONDS, LATE_SECONDS
-from launch.run.process import Processes
-from launch.run.replace import Replacer
-from launch.run.replacements import LIVED_SECONDS, Replacements, Seat
+from launch.run import report
+from launch.run.planned import returning
+from launch.run.supervisor.action import Connect, Send
+from launch.run.supervisor.event import Interrupted, Listed, Lost, Tick, Unreached
+from launch.run.supervisor.limit import FINISH_SECONDS, LATE_SECONDS
+from launch.run.supervisor.process import Processes
+from launch.run.supervisor.replace import Replacer
+from launch.run.supervisor.replacements import LIVED_SECONDS, Replacements, Seat
 from tests.launch.conftest import go, said
 from tests.launch.test_changes import LISTED, Changing, started
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3, two_servers

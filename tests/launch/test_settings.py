@@ -12,10 +12,10 @@ from launch.commands.processes import lost
 from launch.control.message import ADD, SET
 from launch.job.rule import parse_rule
 from launch.job.settings import STAYS, Settings, parse
-from launch.run.action import Reply, Send
-from launch.run.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
 from launch.run.plain import NOT_ELASTIC, PlainSupervisor
-from launch.run.settings import LOST, NONE, READ_SECONDS, SILENT
+from launch.run.planned.settings import LOST, NONE, READ_SECONDS, SILENT
+from launch.run.supervisor.action import Reply, Send
+from launch.run.supervisor.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, go, said
 from tests.launch.refusal import refusal

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch.agent import Refusal
-from launch.agent.outcome import UNAUTHENTICATED
+from launch.agent.network.outcome import UNAUTHENTICATED
 from launch.agent.process import living, process
 from launch.agent.spawn import HeldPorts, RunFolder, environment_here, reached_at, spawn_refusal
 from tests.launch.conftest import DEADLINE, wait_for

@@ -9,9 +9,9 @@ import pytest
 
 from launch.agent.commands import Bind, Notice, Scheduler, Stop
 from launch.agent.events import Bound, Refused, Started
-from launch.run.action import Connect, Continue, Send
 from launch.run.elastic import ElasticSupervisor
-from launch.run.event import Asked, Lost
+from launch.run.supervisor.action import Connect, Continue, Send
+from launch.run.supervisor.event import Asked, Lost
 from tests.launch.conftest import go, said
 from tests.launch.test_losses import HOSTS, SCHEDULER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3
 from tests.waiting import wait_for

@@ -13,10 +13,10 @@ from launch.job.host import Host
 from launch.job.job import OWNED, Job
 from launch.job.options import Options
 from launch.run import report
-from launch.run.action import Connect, Copy, Send
-from launch.run.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
-from launch.run.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
-from launch.run.supervise import Supervisor
+from launch.run.supervisor.action import Connect, Copy, Send
+from launch.run.supervisor.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
+from launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
+from launch.run.supervisor.supervise import Supervisor
 from tests.launch.test_losses import Job3
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]

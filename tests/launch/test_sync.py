@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from launch import LaunchError
 from launch.agent import commands, events
 from launch.agent.channel import Incoming
-from launch.agent.destination import LIST, PREFIX, Destination
+from launch.agent.copy.destination import LIST, PREFIX, Destination
+from launch.agent.copy.receive import Receiver
+from launch.agent.copy.way import shown
 from launch.agent.events import Event, Refused, Wanted
 from launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
-from launch.agent.receive import Receiver
-from launch.agent.way import shown
 from launch.sync import Sync
 from launch.sync.manifest import Manifest, Over, manifest, opened
 from launch.sync.send import WRITE_BYTES, offer, push

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from launch.agent.events import Used
-from launch.agent.gpus import LINE_BYTES, WRONG_LINES, GpuUse, Reports
+from launch.agent.host.gpus import LINE_BYTES, WRONG_LINES, GpuUse, Reports
+from launch.agent.host.usage import TICKS, JobProcesses, Pace
 from launch.agent.process import living
-from launch.agent.usage import TICKS, JobProcesses, Pace
 from launch.terminal.log_folder import LogFolder
 from launch.terminal.usage_file import HEADER, UsageFile, row
 from tests import control_groups
@@ -192,7 +192,7 @@ BURN = "import time\nwhile time.process_time() < 0.3:\n    pass\n"
 
 SAMPLES = """
 import selectors, subprocess, sys, time
-from launch.agent.usage import Usage
+from launch.agent.host.usage import Usage
 
 class Channel:
     host, full, sent = "h1", False, []

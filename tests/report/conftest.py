@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.report import cli, reading, run, table
+from dmltrain.report import cli, reading, table
+from dmltrain.report.runs import run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.report import reading
-from dmltrain.report.block import LONGEST_LINE, LONGEST_RECORD, blocks
+from dmltrain.report.runs.block import LONGEST_LINE, LONGEST_RECORD, blocks
 from tests.benchmarks.as_a_user import run
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ import pytest
 
 from dmltrain.logs import record
 from dmltrain.report import reading
-from dmltrain.report.compare import Comparison, compare
-from dmltrain.report.statistic import difference, t_quantile
-from dmltrain.report.verdict import NO_DIFFERENCE, UNKNOWN
+from dmltrain.report.summaries.compare import Comparison, compare
+from dmltrain.report.summaries.statistic import difference, t_quantile
+from dmltrain.report.summaries.verdict import NO_DIFFERENCE, UNKNOWN
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.report import block, reading
+from dmltrain.report import reading
 from dmltrain.report.dialect.rows import Rows
+from dmltrain.report.runs import block
 
 KERAS = (
     "epoch,accuracy,loss,lr,mae,val_accuracy,val_loss\n"

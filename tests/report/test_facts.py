@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.report import arguments, reading
-from dmltrain.report.facts import Facts, facts
-from dmltrain.report.head import LONGEST, MOST, Head
-from dmltrain.report.run import Run
+from dmltrain.report import reading
+from dmltrain.report.runs import arguments
+from dmltrain.report.runs.facts import Facts, facts
+from dmltrain.report.runs.head import LONGEST, MOST, Head
+from dmltrain.report.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
 INTRODUCTION = """\

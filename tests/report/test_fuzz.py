@@ -12,16 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dmltrain.base.errors import UserError
-from dmltrain.report import block, job_record, reading
+from dmltrain.report import reading
 from dmltrain.report.page import experiment, samples
 from dmltrain.report.page.chart import Curve, Lines
 from dmltrain.report.page.pack import Pool
 from dmltrain.report.page.sections import experiments
 from dmltrain.report.page.sections.section import Context
 from dmltrain.report.page.source import Sources
-from dmltrain.report.run import Run, merge
-from dmltrain.report.series import AXES, TEST_ERROR, points
-from dmltrain.report.summary import COLUMNS, summary
+from dmltrain.report.runs import block, job_record
+from dmltrain.report.runs.run import Run, merge
+from dmltrain.report.summaries.series import AXES, TEST_ERROR, points
+from dmltrain.report.summaries.summary import COLUMNS, summary
 from dmltrain.report.table import AGGREGATES, table
 from dmltrain.report.text import FORMATS
 from tests.fuzzing import Fuzzed, parts, survive

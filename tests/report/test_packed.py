@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain.report.packed import pack_last, packer
+from dmltrain.report.runs.packed import pack_last, packer
 
 EXPECTED = {"a": array("d", [1.5]), "b": array("d", [float("inf")])}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dmltrain.report import reading
-from dmltrain.report.run import merge
+from dmltrain.report.runs.run import merge
 from dmltrain.report.table import table
 
 KEYS = ("train_loss", "elapsed", "seconds", "validation_accuracy", "validation_loss")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dmltrain.logs import record
-from dmltrain.report import block, reading
-from dmltrain.report.unnamed import Verdict, judge
+from dmltrain.report import reading
+from dmltrain.report.runs import block
+from dmltrain.report.runs.unnamed import Verdict, judge
 
 PLAIN = """Epoch[0] Batch [20]\tSpeed: 1733.12 samples/sec\taccuracy=0.100000
 Epoch[0] Train-accuracy=0.250000

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from dmltrain.logs import record
-from dmltrain.report import actions, reading, summary_text
-from dmltrain.report.run import Run, merge
-from dmltrain.report.series import AXES, points
-from dmltrain.report.spreadsheet import quoted
-from dmltrain.report.stamp import Clock
-from dmltrain.report.summary import COLUMNS, summary
-from dmltrain.report.summary_text import plain
+from dmltrain.report import actions, reading
+from dmltrain.report.runs.run import Run, merge
+from dmltrain.report.runs.stamp import Clock
+from dmltrain.report.summaries import summary_text
+from dmltrain.report.summaries.series import AXES, points
+from dmltrain.report.summaries.spreadsheet import quoted
+from dmltrain.report.summaries.summary import COLUMNS, summary
+from dmltrain.report.summaries.summary_text import plain
 from tests.running_job import ROOT
 
 STAMP = "2026-11-20 12:00:00,123"

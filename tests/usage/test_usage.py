@@ -254,7 +254,7 @@ def capacity(kernel: Kernel) -> Capacity:
 
 
 def test_both_packages_have_the_same_text():
-    assert (ROOT / "launch/agent/capacity.py").read_text() == (ROOT / "dmltrain/usage/capacity.py").read_text()
+    assert (ROOT / "launch/agent/host/capacity.py").read_text() == (ROOT / "dmltrain/usage/capacity.py").read_text()
 
 
 def test_the_time_of_the_usable_cpus(kernel):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import Result
 from dmltrain.experiment.results import derived, reading
 from dmltrain.experiment.results.caption import caption, machines

@@ -16,7 +16,7 @@ from dmltrain.experiment.results.derived import SpeedUp
 from dmltrain.experiment.results.measured import Value
 from dmltrain.experiment.results.published import Published
 from dmltrain.experiment.results.shown import exact
-from dmltrain.report.summary import COLUMNS
+from dmltrain.report.summaries.summary import COLUMNS
 
 EMULATED = {  # option -> in words
     "emulate-step": "each step takes at least {} s",

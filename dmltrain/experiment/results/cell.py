@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dmltrain.experiment.result import DONE, STATUSES
 from dmltrain.experiment.results.measured import Value
-from dmltrain.report.run import Run
+from dmltrain.report.runs.run import Run
 
 SEED = "seed"
 
@@ -26,7 +26,7 @@ class Cell:
     """One run of a setting.
 
     settings: the variables of the grid and the seed. options: those of the program. summary: the columns of
-    `dmltrain.report.summary` for a cell that is done, run: its values by epoch. log: the path of its log from the
+    `dmltrain.report.summaries.summary` for a cell that is done, run: its values by epoch. log: the path of its log from the
     folder of results, with slashes.
     """
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment import expression
-from dmltrain.experiment.read_yaml import Place
+from dmltrain.experiment.plan import expression
+from dmltrain.experiment.plan.read_yaml import Place
 from dmltrain.experiment.results.cell import Cell, Row, plain
 from dmltrain.experiment.results.derived import DERIVED
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import NOTHING, Measured, Value, is_number, measured
-from dmltrain.report.summary import COLUMNS
+from dmltrain.report.summaries.summary import COLUMNS
 
 NOT_MEASURED = frozenset(  # columns of the summary that say how a run was set up
     (

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment.read_yaml import Place, shown
+from dmltrain.experiment.plan.read_yaml import Place, shown
 
 
 class Fault(UserError):

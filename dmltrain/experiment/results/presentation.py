@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dmltrain.experiment.definition import Experiment
+from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.results.cell import plain
 from dmltrain.experiment.results.column import Column, Names, columns
 from dmltrain.experiment.results.derived import SCALES, SpeedUp

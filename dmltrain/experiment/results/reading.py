@@ -12,9 +12,9 @@ from dmltrain.experiment.result import DONE, ERROR, Result
 from dmltrain.experiment.results.cell import Cell, Record
 from dmltrain.experiment.results.measured import Value
 from dmltrain.report import reading
-from dmltrain.report.facts import Facts, facts
-from dmltrain.report.run import Run
-from dmltrain.report.summary import summary
+from dmltrain.report.runs.facts import Facts, facts
+from dmltrain.report.runs.run import Run
+from dmltrain.report.summaries.summary import summary
 
 VERSIONS = ("dmltrain", "torch", "mxnet", "python")  # in this order
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dmltrain.experiment.read_yaml import Place
+from dmltrain.experiment.plan.read_yaml import Place
 from dmltrain.experiment.results import shown
 from dmltrain.experiment.results.cell import Row
 from dmltrain.experiment.results.column import Names
 from dmltrain.experiment.results.derived import DERIVED
 from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import Measured, Value, is_number, measured
-from dmltrain.report.summary import COLUMNS
+from dmltrain.report.summaries.summary import COLUMNS
 
 
 @dataclass(frozen=True)

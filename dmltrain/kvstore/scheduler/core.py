@@ -24,11 +24,11 @@ from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Se
 from dmltrain.kvstore.scheduler.barriers import Barriers
 from dmltrain.kvstore.scheduler.changes import Changes
 from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node, process
+from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED
+from dmltrain.kvstore.scheduler.membership.views import Views
 from dmltrain.kvstore.scheduler.peers import Peer, Peers, name_of
-from dmltrain.kvstore.scheduler.replay import ALL_NEEDED
 from dmltrain.kvstore.scheduler.resume import Resume
 from dmltrain.kvstore.scheduler.stragglers import Stragglers
-from dmltrain.kvstore.scheduler.views import Views
 from dmltrain.kvstore.transport.message import (
     Abort,
     Admit,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport.wire import MAX_MEMBERS
-from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.entry import Entry
 from dmltrain.kvstore.worker.keys import Entries
-from dmltrain.kvstore.worker.link_groups import WorkerGroup
-from dmltrain.kvstore.worker.server_link import ServerLink
+from dmltrain.kvstore.worker.links import sharding
+from dmltrain.kvstore.worker.links.link_groups import WorkerGroup
+from dmltrain.kvstore.worker.links.server_link import ServerLink
 
 MAX_CALLS = 256  # that are remembered
 MAX_CHANGES = 8  # of the differences of a group's clocks, before its keys travel alone for good

@@ -13,9 +13,9 @@ from dmltrain.kvstore.scheduler.client import Handlers
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport.message import Enter, Flush, Invite, LinkLost, Ready
 from dmltrain.kvstore.view import View, barrier_of
+from dmltrain.kvstore.worker.links.routes import Sharing
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.progress import Progress
-from dmltrain.kvstore.worker.routes import Sharing
 
 
 class ElasticMembership(Membership):

@@ -10,9 +10,9 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport import message
-from dmltrain.kvstore.worker.outgoing import Outgoing
-from dmltrain.kvstore.worker.routes import Way
-from dmltrain.kvstore.worker.worker_slice import WorkerSlice
+from dmltrain.kvstore.worker.links.outgoing import Outgoing
+from dmltrain.kvstore.worker.links.routes import Way
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 
 class Kept(Protocol):

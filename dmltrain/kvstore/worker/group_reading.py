@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.worker.entry import Entry, Reading, memory_of, read_only
-from dmltrain.kvstore.worker.link_groups import GroupLanding, WorkerGroup
-from dmltrain.kvstore.worker.outgoing import Outgoing
-from dmltrain.kvstore.worker.server_link import ServerLink
-from dmltrain.kvstore.worker.worker_slice import Landing
+from dmltrain.kvstore.worker.links.link_groups import GroupLanding, WorkerGroup
+from dmltrain.kvstore.worker.links.outgoing import Outgoing
+from dmltrain.kvstore.worker.links.server_link import ServerLink
+from dmltrain.kvstore.worker.links.worker_slice import Landing
 
 
 @dataclass(eq=False, slots=True)

@@ -13,12 +13,12 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport.message import Declare, encode
-from dmltrain.kvstore.worker import sharding
 from dmltrain.kvstore.worker.entry import Entry, declared
-from dmltrain.kvstore.worker.routes import Routes, Way
-from dmltrain.kvstore.worker.server_link import ServerLink
-from dmltrain.kvstore.worker.undo import Undo
-from dmltrain.kvstore.worker.worker_slice import WorkerSlice
+from dmltrain.kvstore.worker.links import sharding
+from dmltrain.kvstore.worker.links.routes import Routes, Way
+from dmltrain.kvstore.worker.links.server_link import ServerLink
+from dmltrain.kvstore.worker.links.undo import Undo
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 NONE: dict[str, Any] = {"type": "none"}
 FLOAT = np.dtype(np.float32)

@@ -13,7 +13,7 @@ from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport.message import Change, Changed, LinkLost, Took
 from dmltrain.kvstore.worker.changes import Changes
-from dmltrain.kvstore.worker.routes import Routes, Sharing
+from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 
 LINGER_SECONDS = 2.0  # for the scheduler to report a process that could not be reached; for a cut link's thread to end
 

@@ -16,7 +16,7 @@ import numpy as np
 from dmltrain.base import npz
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore.worker.sharding import Slice
+from dmltrain.kvstore.worker.links.sharding import Slice
 
 Fields = Mapping[str, Array]  # of one slice: "value", "momentum_buffer", ...
 

@@ -11,7 +11,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.worker.entry import Entry
-from dmltrain.kvstore.worker.worker_slice import WorkerSlice
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 
 def slices_with_residual(entries: Iterable[Entry]) -> list[WorkerSlice]:

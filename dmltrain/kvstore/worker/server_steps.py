@@ -25,9 +25,9 @@ from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.links.server_link import ServerLink
+from dmltrain.kvstore.worker.links.worker_slice import FIRST
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.server_link import ServerLink
-from dmltrain.kvstore.worker.worker_slice import FIRST
 
 STATE, VALUE, CLOCKS, STEPS = "state ", "value", "clocks", "steps"  # in the names of arrays: see server/taking_back.py
 States = Mapping[str, Array]  # by such names

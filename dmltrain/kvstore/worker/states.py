@@ -11,9 +11,9 @@ from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.transport.wire import Header, Kind
 from dmltrain.kvstore.worker import resharding, residual
 from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.links.server_link import ServerLink
+from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.server_link import ServerLink
-from dmltrain.kvstore.worker.worker_slice import WorkerSlice
 
 SumUp = Callable[[str, Array], None]  # replaces an array by the sum of all workers' arrays
 

@@ -23,11 +23,11 @@ from dmltrain.kvstore.worker.calls import Call, Calls, Together
 from dmltrain.kvstore.worker.entry import Entry, Reading, cut, memory_of
 from dmltrain.kvstore.worker.group_reading import GroupReading
 from dmltrain.kvstore.worker.keys import Entries
-from dmltrain.kvstore.worker.link_groups import GroupLanding, WorkerGroup
+from dmltrain.kvstore.worker.links.link_groups import GroupLanding, WorkerGroup
+from dmltrain.kvstore.worker.links.outgoing import Outgoing
+from dmltrain.kvstore.worker.links.routes import Way
+from dmltrain.kvstore.worker.links.worker_slice import Landing
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.outgoing import Outgoing
-from dmltrain.kvstore.worker.routes import Way
-from dmltrain.kvstore.worker.worker_slice import Landing
 
 _NOTHING = np.empty(0)  # in place of a value that has not come
 

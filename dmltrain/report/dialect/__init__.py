@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from dmltrain.report.block import Block
 from dmltrain.report.dialect.caffe import Caffe
 from dmltrain.report.dialect.csv_logger import CSVLogger
 from dmltrain.report.dialect.estimator import Estimator
@@ -16,7 +15,8 @@ from dmltrain.report.dialect.lightning import Lightning
 from dmltrain.report.dialect.mxnet import MXNet
 from dmltrain.report.dialect.pmls import PMLS
 from dmltrain.report.dialect.tensorboard import TensorBoard
-from dmltrain.report.run import Found
+from dmltrain.report.runs.block import Block
+from dmltrain.report.runs.run import Found
 
 
 class Dialect(Protocol):

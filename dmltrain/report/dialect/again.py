@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dmltrain.report.dialect.attempts import Start, again
-from dmltrain.report.run import Values
+from dmltrain.report.runs.run import Values
 
 Seen = Mapping[tuple[int, int], int]  # epoch and number of values -> metrics known when the first one had more values
 

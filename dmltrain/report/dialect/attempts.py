@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dmltrain.report.run import Found, Values
-from dmltrain.report.stamp import Clock
+from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.stamp import Clock
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from functools import lru_cache
 from typing import ClassVar
 
 from dmltrain.logs import record
-from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import attempts
-from dmltrain.report.run import Found, Values
-from dmltrain.report.stamp import Clock
+from dmltrain.report.runs.block import TRUNCATED, Block
+from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.stamp import Clock
 
 MARK = b"solver.cpp:"
 SAID = rb"solver\.cpp:\d{1,6}\] {0,20}(?:\[[^\]\r\n]{0,20}\] {0,20})?"  # before each line; NVIDIA's Caffe names a GPU

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from dmltrain.logs import record
-from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import attempts
-from dmltrain.report.run import Found, Values
+from dmltrain.report.runs.block import TRUNCATED, Block
+from dmltrain.report.runs.run import Found, Values
 
 _MARK, _BEGIN = b"] Finished in ", b"Training begin: "
 _EVENT = re.compile(rb"Training begin: |\[Epoch (\d{1,9})\] Finished in (\d{1,9}\.\d{3})s(?:, ([^\r\n]{0,2000}))?")

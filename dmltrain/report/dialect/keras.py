@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from dmltrain.logs import record
-from dmltrain.report.block import TRUNCATED, Block
-from dmltrain.report.run import Found, Values
+from dmltrain.report.runs.block import TRUNCATED, Block
+from dmltrain.report.runs.run import Found, Values
 
 _EPOCH = rb"Epoch (\d{1,9})(?:/\d{1,9}\b|(?=[ \t]{0,80}[\r\n]))"
 _HEADER = re.compile(_EPOCH)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dmltrain.report.block import Block
 from dmltrain.report.dialect.rows import Epochs, is_metric, key, own_seconds, plain
-from dmltrain.report.run import Found
+from dmltrain.report.runs.block import Block
+from dmltrain.report.runs.run import Found
 
 
 class Lightning:

@@ -26,11 +26,11 @@ from typing import ClassVar
 
 from dmltrain.logs import record
 from dmltrain.logs.record import Pair
-from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import again, attempts
-from dmltrain.report.packed import pack_last
-from dmltrain.report.run import Found, Values
-from dmltrain.report.stamp import Clock
+from dmltrain.report.runs.block import TRUNCATED, Block
+from dmltrain.report.runs.packed import pack_last
+from dmltrain.report.runs.run import Found, Values
+from dmltrain.report.runs.stamp import Clock
 
 _LONGEST_LINE = 1000  # bytes after the header; a longer line is noise
 _LEAD = re.compile(rb"\A(?:[\s:,|-]|Rank ?\[\d{1,6}\])*")  # between header and first name

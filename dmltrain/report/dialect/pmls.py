@@ -29,11 +29,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from dmltrain.logs import record
-from dmltrain.report.block import TRUNCATED, Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.caffe import MARK, NAME, SAID
 from dmltrain.report.dialect.rows import as_number
-from dmltrain.report.run import Found, Values
+from dmltrain.report.runs.block import TRUNCATED, Block
+from dmltrain.report.runs.run import Found, Values
 
 Numbers = dict[str, float]
 

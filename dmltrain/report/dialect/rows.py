@@ -20,10 +20,10 @@ from operator import lt
 from typing import NamedTuple
 
 from dmltrain.logs import record
-from dmltrain.report.block import LONGEST_LINE, TRUNCATED, Block
 from dmltrain.report.dialect import attempts
-from dmltrain.report.packed import packer
-from dmltrain.report.run import Values
+from dmltrain.report.runs.block import LONGEST_LINE, TRUNCATED, Block
+from dmltrain.report.runs.packed import packer
+from dmltrain.report.runs.run import Values
 
 Cells = Sequence[bytes]  # of a row or of a column
 

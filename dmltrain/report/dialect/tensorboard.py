@@ -19,11 +19,11 @@ from pathlib import PurePath
 from typing import ClassVar, NamedTuple
 
 from dmltrain.logs import record
-from dmltrain.report.block import Block
 from dmltrain.report.dialect import attempts
 from dmltrain.report.dialect.rows import Cells, Rows, as_epoch, as_number, key, plain
-from dmltrain.report.packed import packer
-from dmltrain.report.run import Found, Values
+from dmltrain.report.runs.block import Block
+from dmltrain.report.runs.packed import packer
+from dmltrain.report.runs.run import Found, Values
 
 _MOST_STEPS = 10**9
 _LONG = 20  # times the usual time between steps

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dmltrain.base.errors import UserError
-from dmltrain.report import job_record, reading
-from dmltrain.report.facts import Facts, facts
-from dmltrain.report.job_record import JobRecord
+from dmltrain.report import reading
 from dmltrain.report.label import labels
 from dmltrain.report.page import experiment, samples
 from dmltrain.report.page.experiment import Experiment
-from dmltrain.report.run import Run
+from dmltrain.report.runs import job_record
+from dmltrain.report.runs.facts import Facts, facts
+from dmltrain.report.runs.job_record import JobRecord
+from dmltrain.report.runs.run import Run
 
 RESTART = re.compile(r"restart-([1-9]\d{0,5})")
 PREVIOUS = re.compile(r"previous-([1-9]\d{0,5})")

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmltrain.experiment.cell import Cell, cells
-from dmltrain.experiment.definition import Experiment
-from dmltrain.experiment.file import parse
+from dmltrain.experiment.plan.cell import Cell, cells
+from dmltrain.experiment.plan.definition import Experiment
+from dmltrain.experiment.plan.file import parse
 from dmltrain.experiment.result import DONE, ERROR, Result
 from dmltrain.experiment.results import outcome
 from dmltrain.experiment.results.presentation import presentation

@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 from dmltrain.base.errors import UserError
 from dmltrain.experiment.results import check, write
 from dmltrain.experiment.results.formats import FORMATS, latex, markdown
-from dmltrain.report.summary import COLUMNS
+from dmltrain.report.summaries.summary import COLUMNS
 from tests.experiment.results import made
 from tests.running_job import ROOT
 
@@ -225,7 +225,7 @@ AGAIN = """
 import sys
 from pathlib import Path
 from dmltrain.experiment.results import write
-from dmltrain.experiment.cell import cells
+from dmltrain.experiment.plan.cell import cells
 from dmltrain.experiment.result import Result
 from tests.experiment.results import made
 

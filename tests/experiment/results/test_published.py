@@ -6,7 +6,7 @@ from dmltrain.experiment.results.column import Names, columns
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.published import published
 from dmltrain.experiment.results.table import tables
-from dmltrain.report.summary import COLUMNS
+from dmltrain.report.summaries.summary import COLUMNS
 from tests.experiment.results import made
 
 ACCURACY = COLUMNS["last_accuracy"].heading

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from dmltrain.experiment.file import parse
+from dmltrain.experiment.plan.file import parse
 from dmltrain.experiment.results.column import Names
 from dmltrain.experiment.results.fault import Fault
 from dmltrain.experiment.results.sentence import sentences
-from dmltrain.report.summary import COLUMNS
+from dmltrain.report.summaries.summary import COLUMNS
 from tests.experiment.results import made
 
 ACCURACY = COLUMNS["last_accuracy"].heading

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmltrain.data.deal import Dealing
+from dmltrain.data.assignment.deal import Dealing
 from tests.kvstore.simulation.job import SIZE, SPEC, Step, Unlucky, gradient, growth, require, stepped
 from tests.kvstore.simulation.worker import Worker
 

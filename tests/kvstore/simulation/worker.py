@@ -3,13 +3,13 @@
 import numpy as np
 
 from dmltrain.base.errors import JobLost
-from dmltrain.data.deal import Deal, Dealing
+from dmltrain.data.assignment.deal import Deal, Dealing
 from dmltrain.kvstore.base import Dismissed, Stopped, ViewChanged
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import barrier_of
+from dmltrain.kvstore.worker.links.undo import Undo
 from dmltrain.kvstore.worker.progress import Progress
-from dmltrain.kvstore.worker.undo import Undo
 from tests.kvstore.simulation.job import BITS, RECEIPT, RECEIPTS, SIZE, STATE, SUM, gradient, growth, require, stepped
 from tests.kvstore.simulation.process import REGISTER, SCHEDULER, Declared, Process
 

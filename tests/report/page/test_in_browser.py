@@ -9,7 +9,7 @@ import pytest
 
 from dmltrain.report import reading
 from dmltrain.report.page import cli
-from dmltrain.report.series import points
+from dmltrain.report.summaries.series import points
 from tests.browser import Page
 from tests.report.page import written
 

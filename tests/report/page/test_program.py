@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import report_page
 from dmltrain.report.page import cli, document, html
-from dmltrain.report.statistic import difference
+from dmltrain.report.summaries.statistic import difference
 from tests.report.page import written
 from tests.report.page.written import run
 

@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from dmltrain.report import reading
-from dmltrain.report.run import Run, merge
+from dmltrain.report.runs.run import Run, merge
 from tests.report.truth import caffe, csv_logger, estimator, keras, lightning, log, mxnet, tensorboard
 from tests.report.truth.known import Case, Program, verdict
 

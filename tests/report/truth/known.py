@@ -7,7 +7,7 @@ from itertools import chain, product
 from random import Random
 from typing import NamedTuple
 
-from dmltrain.report.run import Run
+from dmltrain.report.runs.run import Run
 
 Values = dict[str, float]  # by the report's keys
 Table = dict[int, dict[str, list[float]]]  # epoch -> key -> the numbers of all workers

@@ -12,7 +12,7 @@ from dmltrain.experiment.results.cell import plain
 from dmltrain.experiment.results.outcome import Line, Outcome
 from dmltrain.experiment.results.published import Published, PublishedRow
 from dmltrain.experiment.results.shown import exact
-from dmltrain.report.spreadsheet import quoted
+from dmltrain.report.summaries.spreadsheet import quoted
 
 FIRST = ("source", "status", "seeds")  # title of the published results, or nothing; state of the row; its cells
 LAST = ("cells", "error")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmltrain.base.errors import UserError
-from dmltrain.experiment import expression
-from dmltrain.experiment.read_yaml import Place
+from dmltrain.experiment.plan import expression
+from dmltrain.experiment.plan.read_yaml import Place
 from dmltrain.experiment.results.cell import Cell, Row, plain
 from dmltrain.experiment.results.column import Names
 from dmltrain.experiment.results.derived import DERIVED
@@ -16,7 +16,7 @@ from dmltrain.experiment.results.fault import Fault, nearest
 from dmltrain.experiment.results.measured import Measured, Value, measured
 from dmltrain.experiment.results.outcome import Outcome
 from dmltrain.experiment.results.shown import exact
-from dmltrain.report.summary import COLUMNS
+from dmltrain.report.summaries.summary import COLUMNS
 
 Check = Callable[[object, Names, Place], Any]
 MOST_PANELS = 6

@@ -9,9 +9,10 @@ from typing import Any
 from dmltrain.experiment.results.cell import Cell, Row
 from dmltrain.experiment.results.plots import choice, lines
 from dmltrain.experiment.results.plots.choice import Chosen, Shown
-from dmltrain.report import series, style
-from dmltrain.report.facts import facts
-from dmltrain.report.measured import ACCURACY, LOSSES
+from dmltrain.report import style
+from dmltrain.report.runs.facts import facts
+from dmltrain.report.summaries import series
+from dmltrain.report.summaries.measured import ACCURACY, LOSSES
 
 TITLE = "Learning curves"
 KEYS: dict[str, tuple[str, ...]] = {  # choice -> the report's keys, the first that a log has

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from dmltrain.report.job_record import NAME as RECORD
 from dmltrain.report.page.html import Content, element, join, mark
 from dmltrain.report.page.samples import NAME as SAMPLES
 from dmltrain.report.page.sections.section import Context, Section
 from dmltrain.report.page.source import Shown
+from dmltrain.report.runs.job_record import NAME as RECORD
 
 MOST = 200  # links of a run
 

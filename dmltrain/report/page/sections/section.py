@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import PurePath
 from urllib.parse import quote
 
-from dmltrain.report.measured import Measured
 from dmltrain.report.page.chart import Chart, Curve, Lines
 from dmltrain.report.page.html import Content
 from dmltrain.report.page.source import Shown, Sources
-from dmltrain.report.series import positions
+from dmltrain.report.summaries.measured import Measured
+from dmltrain.report.summaries.series import positions
 from dmltrain.report.table import mean
 
 PERCENT = 100.0

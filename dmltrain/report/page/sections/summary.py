@@ -7,7 +7,7 @@ import math
 from dmltrain.report.page.html import NOTHING, Cell, table
 from dmltrain.report.page.sections.section import Context, Section
 from dmltrain.report.page.source import Shown
-from dmltrain.report.summary import COLUMNS, Column, Value, summary
+from dmltrain.report.summaries.summary import COLUMNS, Column, Value, summary
 
 
 def section(context: Context) -> Section | None:

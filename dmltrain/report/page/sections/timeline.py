@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from dmltrain.report.job_record import JobRecord
 from dmltrain.report.page.html import Content, Markup, element, join
 from dmltrain.report.page.sections.section import Context, Section
 from dmltrain.report.page.source import Folder
+from dmltrain.report.runs.job_record import JobRecord
 
 STAMP = "%Y-%m-%dT%H:%M:%S%z"  # launch.terminal.log_folder.stamp
 EXIT_CODES = {  # docs/faults.md

@@ -1,0 +1,1 @@
+"""The mean of all workers' gradients, when the outermost backward() returns."""

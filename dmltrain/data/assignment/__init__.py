@@ -1,0 +1,1 @@
+"""Which worker gets which samples in which step. Pure."""

@@ -1,0 +1,105 @@
+"""An experiment file -> its value, as its section `small` and the command line change it. The format:
+docs/experiments.md."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dmltrain.base.errors import UserError
+from dmltrain.experiment.plan import change
+from dmltrain.experiment.plan.definition import Experiment
+from dmltrain.experiment.plan.extends import SECTION as EXTENDS
+from dmltrain.experiment.plan.extends import extended
+from dmltrain.experiment.plan.override import overridden
+from dmltrain.experiment.plan.read_yaml import MOST_BYTES, Content, read
+from dmltrain.experiment.plan.sections import SECTIONS, SMALL, Sections, check_names
+
+MOST_FILES = 4  # of which each extends the next
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}")
+
+
+def load(path: str | os.PathLike[str], make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
+    """The experiment in the file at `path`; `words` are those of --set. UserError if it cannot be read or says
+    something impossible."""
+    return parse(_data(path), Path(path), make_small, words)
+
+
+def _data(path: str | os.PathLike[str]) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{os.fspath(path)}: {reason}: expected an experiment file, such as those in examples/experiments"
+        ) from None
+
+
+def parse(data: bytes, path: Path, make_small: bool = False, words: Sequence[str] = ()) -> Experiment:
+    """The experiment in the content of the file `path`."""
+    content = _content(data, path)
+    stem = path.name.removesuffix(".yml").removesuffix(".yaml")
+    if not FILE_NAME.fullmatch(stem):
+        raise UserError(f"{path}: its name is also that of the results' folder: use letters, digits and - _ . + only")
+    whole = Sections(content, ()).experiment(path, stem)
+    made_small = _small(content, whole)  # also without --small, so that its mistakes show
+    if not make_small:
+        return _overridden(whole, words)
+    if made_small is None:
+        raise content.error((), "--small needs a section `small` in the file, with what is smaller in it")
+    smaller = change.text(whole, made_small, "whole") or "nothing"
+    return _overridden(replace(made_small, name=f"{stem}-small", small=smaller), words)
+
+
+def _overridden(experiment: Experiment, words: Sequence[str]) -> Experiment:
+    if not words:
+        return experiment
+    made = overridden(experiment, words)
+    return replace(made, changed=change.text(experiment, made, "in the file"))
+
+
+def _content(data: bytes, path: Path, depth: int = 1) -> Content:
+    """What the file says, with what it has from a file that it extends."""
+    content = read(data, str(path))
+    if not isinstance(content.value, dict):
+        raise content.error((), f"expected sections such as `program: train.py`: {', '.join(SECTIONS)}")
+    check_names(content, (), SECTIONS, "section")
+    name = content.value.get(EXTENDS)
+    if name is None:
+        return content
+    if not isinstance(name, str) or not name:
+        raise content.error((EXTENDS,), f"expected the path of a file, relative to this file, found {name!r}")
+    if depth == MOST_FILES:
+        raise content.error((EXTENDS,), f"more than {MOST_FILES} files extend each other: does one extend itself?")
+    other = path.parent / os.path.expanduser(name)
+    try:
+        data = _data(other)
+    except UserError as error:
+        raise content.error((EXTENDS,), str(error)) from None
+    return extended(content, _content(data, other, depth + 1), os.path.dirname(os.path.expanduser(name)))
+
+
+def _small(content: Content, whole: Experiment) -> Experiment | None:
+    """The experiment with its section `small`."""
+    if "small" not in content.value:
+        return None
+    section = content.value["small"]
+    if not isinstance(section, dict):
+        raise content.error(("small",), f"expected sections such as `options:`: {', '.join(SMALL)}")
+    check_names(content, ("small",), SMALL, "section of small")
+    reader = Sections(content, ("small",))
+    launch, arguments = reader.launch()
+    return replace(
+        whole,
+        launch={**whole.launch, **launch},
+        arguments=arguments or whole.arguments,
+        options={**whole.options, **reader.options()},
+        grids=reader.grids() if "grid" in section else whole.grids,
+        where=reader.text("where") if "where" in section else whole.where,
+        seeds=reader.seeds() if "seeds" in section else whole.seeds,
+        time_limit=reader.time_limit() if "time-limit" in section else whole.time_limit,
+    )

@@ -1,0 +1,511 @@
+"""The views of an elastic job: who takes part from which op on. Pure; core.py notices who was lost.
+
+Theory of operation. A member holds op n when its training thread has recognised that it has all results of op n. An op
+needs all members, so members differ by at most one op. An op is committed if a member that is present, or one that has
+finished, holds it. When a worker is lost:
+
+1. `flush` without permission goes to all present members. Each recognises nothing new from now on, and answers with the
+   last op that it holds.
+2. The target is the highest answer. Who is behind gets `flush` with the target as permission: the servers still have
+   its results. It answers when it holds it.
+3. When all hold the target (flushing.py), the next view begins there. Nobody has recognised a later op, so those who
+   died with a part of one are the only ones who knew of it: the others do that op again without them.
+
+A lost server goes the same way. Its results are lost with it, so who is behind does not complete the target. Its
+replacement waits for the next view, or for the leader as those workers do that join (server_losses.py).
+
+Another loss meanwhile begins a new turn. Each flush replaces the permission of earlier turns, so a member that held
+more, and dies between two turns, takes its op with it. A planned end (`View.until`, in a replay, or where
+`View.is_passing`) goes the same way: members report it unasked.
+
+A replacement of a lost worker has its rank, a worker that comes in addition a new one. Both join with a change of view
+(newcomers.py).
+Only the members know when that is possible: between two rounds of training. So the leader is told who waits. When its
+next op is a round, it asks for the change and waits for it. That round needs the leader, so nobody can hold it: the
+next op is the same round for all. (If workers make steps of their own, which are no ops, that is any time between two
+steps of the leader.) Samples are divided anew (balance.py) in the same way, so that no round is interrupted by it, and
+so does the kvstore change (kind_change.py). In a replay (replay.py) the views themselves say who joins when, and wait
+for who is not ready yet.
+
+Members leave on purpose in the same way, and only there may a job with too few of them wait or end: departures.py. If
+they have residuals to hand over, that is the only op of one more view (`View.hands_over`), whose end is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dmltrain.kvstore.scheduler.actions import Action, Log, Send
+from dmltrain.kvstore.scheduler.lost_links import Members, Node, cut_off
+from dmltrain.kvstore.scheduler.membership.balance import Balance
+from dmltrain.kvstore.scheduler.membership.departures import Decision, Departures
+from dmltrain.kvstore.scheduler.membership.flushing import NOTHING, Flushing
+from dmltrain.kvstore.scheduler.membership.kind_change import KindChange
+from dmltrain.kvstore.scheduler.membership.newcomers import Newcomers
+from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED, FIXED, Replay
+from dmltrain.kvstore.scheduler.membership.server_losses import ALL_SERVERS_NEEDED, NO_SERVER, ServerLosses
+from dmltrain.kvstore.transport.message import (
+    Admit,
+    Barrier,
+    Change,
+    Enter,
+    Flush,
+    Flushed,
+    HasState,
+    Invite,
+    Leaving,
+    LinkLost,
+    NewServer,
+    Ready,
+    Release,
+    ServerAddress,
+    Speed,
+)
+from dmltrain.kvstore.view import EQUAL, Lost, View, barrier_of
+
+
+@dataclass
+class Views:
+    """`minimum`: with fewer workers the job ends, after `patience` seconds of waiting for more. `servers`: how many
+    there are. Workers are members by their rank. `now`: seconds of the core's clock, which it sets. `restarts`: how
+    many replacements of servers there can be."""
+
+    workers: int
+    servers: int
+    minimum: int
+    patience: float = 0.0
+    now: float = 0.0
+    restarts: int = 0
+    view: View | None = None  # until all are ready
+    entered: Enter | None = None  # as its members were told of it
+    finished: dict[int, int] = field(default_factory=dict)  # member that has left at its end -> the last op it held
+    dismissed: set[int] = field(default_factory=set)  # members that a replay has let go
+    failed: dict[int, int] = field(default_factory=dict)  # member that ends by an error of its own -> in which op
+    removed: set[int] = field(default_factory=set)  # members that were lost, and have no replacement
+    facts: Mapping[str, Any] = field(default_factory=dict)  # that are the same for all workers
+    _kvstore: tuple[str, float] = ("", 0.0)  # its type and staleness at the start; see View
+    _present: set[int] = field(init=False)
+    _ready: set[int] = field(default_factory=set)
+    _replay: Replay = field(default_factory=Replay)
+    _newcomers: Newcomers = field(default_factory=Newcomers)
+    _flushing: Flushing = field(default_factory=Flushing)
+    _lost: list[Lost] = field(default_factory=list)  # since the view began
+    _lacking: set[int] = field(default_factory=set)  # members that perhaps do not have the state of training yet
+    _barriers: dict[str, set[int]] = field(default_factory=dict)  # of this view
+    _servers: ServerLosses = field(init=False)
+    _balance: Balance = field(default_factory=lambda: Balance(EQUAL))
+    _kind: KindChange = field(default_factory=KindChange)
+    _departures: Departures = field(init=False)
+    _resumed: bool = False  # until the next view: the scheduler before may not have released all barriers
+
+    def __post_init__(self) -> None:
+        self._present = set(range(self.workers))
+        self._servers = ServerLosses(set(range(self.servers)), self.restarts)
+        self._departures = Departures(self.minimum, self.patience)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change of view has begun and has not ended."""
+        return self._flushing.active
+
+    @property
+    def present(self) -> list[int]:
+        """The members that are neither lost nor at their end."""
+        return sorted(self._present)
+
+    @property
+    def silent(self) -> list[int]:
+        """The members that have not answered the flush."""
+        return sorted(self._flushing.behind(self._present, self._target))
+
+    def survives(self, node: Node) -> bool:
+        """Whether the job goes on without this process, if enough others are left."""
+        return self.view is not None and node[1] in (self._present if node[0] == "worker" else self._servers.present)
+
+    @property
+    def lost_servers(self) -> tuple[int, ...]:
+        """The servers that the present view has no longer, or not yet."""
+        return tuple(number for number in range(self.servers) if number not in self._servers.present)
+
+    def is_lost(self, server: int) -> bool:
+        """Whether this server was lost, and no replacement has come."""
+        return server not in self._servers.present and server not in self._servers.coming
+
+    @property
+    def new_servers(self) -> tuple[NewServer, ...]:
+        """The servers of the present view that are not where they were at the start."""
+        return self._servers.new
+
+    @property
+    def waits_for_server(self) -> bool:
+        """Whether no server is left, and the next view begins when a replacement comes."""
+        return self._servers.waits
+
+    def server_returns(self, number: int, address: ServerAddress) -> list[Action]:
+        """A replacement of a lost server has registered. Call `stuck` after it."""
+        self._servers.comes(number, address)
+        return self._proceed() if self.changing else self._invite()
+
+    def ready(self, member: int, message: Ready, hosts: Sequence[tuple[int, ...]]) -> list[Action]:
+        """A worker is ready. `hosts`: the ranks on each host. The first view begins when all of the start are; one that
+        comes later has to wait until it is admitted."""
+        if self.view is not None:
+            return self._newcomer(member, next(host for host in hosts if member in host))
+        self._ready.add(member)
+        if member == 0:
+            self.facts = message.facts
+            self._replay = Replay(message.replay, tuple(range(self.servers)))
+            self._balance = Balance(message.balance)
+            self._kvstore = message.kvstore, message.staleness
+            self._kind.why_fixed = FIXED if self._replay.active else message.why_fixed
+        if len(self._ready) < self.workers:
+            return []
+        if self._replay.active:
+            return self._begin(self._replay.next())
+        kvstore, staleness = self._kvstore
+        servers = tuple(range(self.servers))
+        return self._begin(View(1, 0, tuple(hosts), servers, kvstore=kvstore, staleness=staleness))
+
+    def resume(
+        self, entered: Enter, finished: Mapping[int, int], lost: Mapping[int, str], ready: Ready, back: Collection[int]
+    ) -> list[Action]:
+        """Go on where the scheduler before this one was lost: all who are left know the view of `entered`. `lost`:
+        members of it that have not come back, and why. `back`: all workers that have, also those that were removed
+        before. Look at `over` and `too_few` after it. An answer to the scheduler before may count here: who has given
+        it is still frozen."""
+        view = entered.view
+        self.view, self.entered, self.finished, self.facts = view, entered, dict(finished), ready.facts
+        self._balance, self._kind.why_fixed = Balance(ready.balance), ready.why_fixed
+        self._present = set(view.members).difference(finished, lost)
+        self._departures.gone = set(entered.departed)
+        self._departures.holding, self._departures.ends = entered.holds, entered.ends
+        apart = {*self._present, *finished, *self._departures.gone}
+        self.removed = {*range(self.workers), *view.members, *back}.difference(apart)
+        self._lost += [Lost(member, reason) for member, reason in sorted(lost.items())]
+        self._lacking = {*view.joined, *view.behind}
+        self._servers.resume(view.servers, entered.new_servers)
+        self._resumed = True
+        return self._ask() if self._present else []
+
+    # -- newcomers ------------------------------------------------------------------------------------------------
+
+    def returns(self, member: int) -> None:
+        """A replacement of a removed worker, or an additional one, has registered."""
+        self.removed.discard(member)
+        self.dismissed.discard(member)
+        self._departures.gone.discard(member)
+        self._newcomers.comes(member)
+
+    def joins(self, node: Node) -> bool:
+        """Whether this process is to join and is not a member yet."""
+        return node[1] in (self._newcomers.joining if node[0] == "worker" else self._servers.coming)
+
+    def gives_up(self, node: Node) -> None:
+        """A process was lost before it was in a view."""
+        member = node[1]
+        if node[0] == "server":
+            del self._servers.coming[member]
+            return
+        self._newcomers.gives_up(member)
+        self.removed.add(member)
+
+    def differences(self, facts: Mapping[str, Any]) -> str:
+        """What a newcomer has other than the job; empty if nothing."""
+        names = sorted(name for name in {*self.facts, *facts} if self.facts.get(name) != facts.get(name))
+        return ", ".join(f"{name} {facts.get(name)!s:.80} (the job: {self.facts.get(name)!s:.80})" for name in names)
+
+    def admit(self, member: int, message: Admit) -> list[Action]:
+        """The leader waits before a round of training."""
+        if not self._is_now(message.view, member):
+            return []
+        self._newcomers.admit(member)
+        return self._ask()
+
+    def _newcomer(self, member: int, host: tuple[int, ...]) -> list[Action]:
+        if not self._newcomers.ready(member, host):
+            return []
+        return self._end_as_planned() if self._replay.active and not self.changing else self._invite()
+
+    def _invite(self) -> list[Action]:
+        """Tell the leader that a change waits."""
+        leaders = [member for member in self.view.by_duty if member in self._present] if self.view else []
+        if self._replay.active or self.changing or not leaders or self._departures.ends or self._passes:
+            return []
+        waiting = self._newcomers.waiting
+        if self._departures.holding:
+            enough = self._departures.enough(len(self._present) + len(waiting))
+            return self._ask() if enough or self._departures.notices else []
+        wants = self._balance.proposal or self._departures.wanted or self._kind.waits
+        if not (waiting or self._servers.coming or wants):
+            return []
+        return [Send(("worker", leaders[0]), Invite(tuple(sorted(waiting))))]
+
+    def speed(self, member: int, message: Speed, now: float) -> list[Action]:
+        """A member has measured its speed. Perhaps samples are divided anew, which the leader asks for as above."""
+        if self._replay.active or not self._is_now(message.view, member):
+            return []
+        assert self.view is not None
+        return self._invite() if self._balance.report(self.view, member, message.samples, now) else []
+
+    def has_state(self, member: int, message: HasState) -> list[Action]:
+        """A member lacks the state of training no more."""
+        if self.view is not None and message.view == self.view.number:
+            self._lacking.discard(member)
+        return []
+
+    def change(self, change: Change) -> list[Action]:
+        """The user wants to change the job's kvstore."""
+        told = self._kind.ask(change, self.view, bool(self.finished or self.ends))
+        return [*told, *self._invite()]
+
+    # -- departures -----------------------------------------------------------------------------------------------
+
+    def leaves(self, member: int, message: Leaving) -> list[Action] | None:
+        """A member gives notice. None if that means nothing."""
+        if self.view is None or self._replay.active:
+            return None
+        if member not in self._present or member in self._departures.notices:
+            return None
+        self._departures.notice(member, message.reason, message.residuals)
+        return self._invite()
+
+    def has_left(self, node: Node) -> bool:
+        """Whether this process has left on purpose, and no replacement has come."""
+        return node[0] == "worker" and node[1] in self._departures.gone
+
+    @property
+    def ends(self) -> str:
+        """Why the job ends before its time, or empty."""
+        return self._departures.ends
+
+    def tick(self) -> list[Action]:
+        """Time has passed: a job that waits for more workers may have waited for long enough."""
+        return self._ask() if not self.changing and self._departures.overdue(self.now) else []
+
+    # -- losses and ends ------------------------------------------------------------------------------------------
+
+    def gone(self, member: int, reason: str) -> list[Action]:
+        """A member was lost; see `survives`. Call `too_few` after it."""
+        self._present.discard(member)
+        self.removed.add(member)
+        self._lost.append(Lost(member, reason, self.failed.pop(member, 0)))
+        self._departures.forget(member)
+        self._newcomers.member_gone(member)
+        return self._ask() if self._present else []
+
+    def server_gone(self, number: int, reason: str) -> list[Action]:
+        """A server was lost; see `survives`. Call `stuck` after it."""
+        self._servers.gone(number, reason)
+        return self._ask() if self._present else []
+
+    @property
+    def stuck(self) -> str:
+        """Why the job cannot go on without the servers that were lost, or empty."""
+        if self._replay.active and len(self._servers.present) < self.servers:
+            return ALL_SERVERS_NEEDED
+        if self._servers.none and not self._servers.waits:
+            return NO_SERVER
+        if self.view is None or not self.changing or not self._flushing.complete(self._present):
+            return ""
+        target = self._target
+        behind = self._flushing.behind(self._present, target)
+        if self._servers.can_complete(target) or not behind or behind != self._present:
+            return ""
+        return (
+            f"only workers that have finished have its results of op {target}: start the job again from its last "
+            "checkpoint"
+        )
+
+    @property
+    def too_few(self) -> str:
+        """Why the job cannot go on with those who are left, or empty."""
+        count = len(self._present) + len(self.finished)
+        if not count or (count < self.minimum and not (self.patience or self.ends)):
+            left = "no worker is left" if not count else f"{count} worker{'s are' if count > 1 else ' is'} left"
+            return f"{left}, and --min-workers is {self.minimum}"
+        if self._replay.active:
+            return ALL_NEEDED
+        return ""
+
+    @property
+    def over(self) -> bool:
+        """Whether no member is present, and one at least has come to its end: it holds everything."""
+        return not self._present and bool(self.finished)
+
+    def left(self, member: int, done: int) -> list[Action]:
+        """A member has come to its end."""
+        if self.view is None or member not in self._present:
+            return []
+        self._present.remove(member)
+        self._departures.forget(member)
+        self.finished[member] = max(done, self.view.base)
+        told: list[Action] = [*self._kind.cancel()]
+        return [*told, *self._proceed()] if self.changing and self._present else told
+
+    def flushed(self, member: int, message: Flushed) -> list[Action]:
+        """A member says which op it holds."""
+        if self.view is None or member not in self._present or message.view != self.view.number:
+            return []
+        if not self._flushing.expects(message.turn):
+            return []
+        self._flushing.reports[member] = message.done
+        if message.met:  # if another member holds that op, all have reached its barrier
+            self._servers.released(barrier_of(message.done + 1))
+        return self._proceed() if self.changing or self._passes else self._end_as_planned()
+
+    @property
+    def _passes(self) -> bool:
+        """Whether this view is for a few ops only, after which the next view follows: residuals are handed over, or
+        the members complete their steps."""
+        return bool(self.view and self.view.is_passing) and not self._replay.active
+
+    def barrier(self, member: int, message: Barrier) -> list[Action]:
+        """A member waits for the others. A barrier that a change interrupts is waited for again in the next view."""
+        if not self._is_now(message.view, member):
+            return []
+        assert self.view is not None
+        arrived = self._barriers.setdefault(message.id, set())
+        arrived.add(member)
+        if not arrived.issuperset(self.view.members):
+            return []
+        del self._barriers[message.id]
+        self._servers.released(message.id)
+        return self._send(Release(message.id, message.view))
+
+    def waits_in_vain(self) -> tuple[str, int] | None:
+        """A barrier, and a member of the view that has come to its end without reaching it."""
+        for name, arrived in self._barriers.items():
+            for member in self.finished:
+                if self.view is not None and member in self.view.members and member not in arrived:
+                    return name, member
+        return None
+
+    def judge(self, links: Sequence[LinkLost]) -> list[Node]:
+        """Who is removed because of the lost links between workers and servers. A member that has finished took leave
+        of all servers, so it counts as one that has lost none. It holds everything, so nobody else has to."""
+        count = len(self._present) + len(self.finished)
+        holders = () if self.finished else self._present - self._lacking
+        return cut_off(links, Members(count, holders, self._newcomers.joining, self._servers.present))
+
+    # -- the change -----------------------------------------------------------------------------------------------
+
+    def _is_now(self, view: int, member: int) -> bool:
+        """Whether what a member says in this view still counts: it is a member, and no change has begun."""
+        return self.view is not None and not self.changing and view == self.view.number and member in self._present
+
+    @property
+    def _target(self) -> int:
+        """The last op that anybody holds who is present or has finished, as far as is known."""
+        held = self._flushing.highest(self._present)
+        return max(self.view.base if self.view else 0, held, *self.finished.values())
+
+    def _ask(self) -> list[Action]:
+        """Begin a turn."""
+        assert self.view is not None
+        self._flushing.begin_turn()
+        self._barriers.clear()
+        return self._send(Flush(self.view.number, self._flushing.turn, NOTHING))
+
+    def _proceed(self) -> list[Action]:
+        """Go on when all have answered."""
+        assert self.view is not None
+        if not self._flushing.complete(self._present):
+            return []
+        target = self._target
+        late = self._flushing.behind(self._present, target)
+        if late and self._servers.can_complete(target):
+            return self._permit(late, target)
+        if self.stuck or self._servers.none:
+            return []
+        if target > self.view.base:
+            self._departures.residuals.difference_update(self.view.hands_over)
+        decision = self._decide(late)
+        gone = (set(self.view.members) - self._present) | decision.leaves.keys()
+        left = tuple(Lost(member, reason) for member, reason in sorted(decision.leaves.items()))
+        view = self.view.without(gone, target, tuple(self._lost), left)
+        if decision.admits:
+            view = view.joined_by(self._newcomers.admitted)
+        if decision.hands_over:
+            view = replace(view, until=target + 1, hands_over=decision.hands_over)
+        view = self._servers.next_view(view, late)
+        between = self._newcomers.between_rounds and decision.trains and not late
+        view = self._kind.next_view(self.view, view, between, drained=not self.changing)
+        return self._begin(self._balance.next_view(self.view, view), decision)
+
+    def _decide(self, late: set[int]) -> Decision:
+        """What comes with the next view. Between two rounds are those who wait there, and all when the leader does, or
+        when residuals are handed over, but for those who are `late` and need what others hold."""
+        assert self.view is not None
+        departures, newcomers = self._departures, self._newcomers
+        if departures.ends:
+            return Decision(ends=departures.ends)
+        if departures.holding:
+            newcomers.admit_but(self.view.members)
+        elif late or not (newcomers.between_rounds or self.view.hands_over):
+            return Decision()
+        return departures.decide(self._present, len(newcomers.admitted), self.now)
+
+    def _permit(self, late: set[int], target: int) -> list[Action]:
+        """Let those who are behind recognise the target. They answer in the same turn."""
+        assert self.view is not None
+        permit: list[Release | Flush] = [Flush(self.view.number, self._flushing.turn, target)]
+        if self._resumed:  # who holds the target has passed its last barrier, which all had reached
+            permit.insert(0, Release(barrier_of(target), self.view.number))
+        return [Send(("worker", member), message) for member in self._flushing.permit(late) for message in permit]
+
+    def _end_as_planned(self) -> list[Action]:
+        if not self._flushing.complete(self._present) or self._replay.ended:
+            return []
+        if missing := self._replay.missing(self._newcomers.waiting.keys() | self.dismissed):
+            names = ", ".join(f"worker {member}" for member in missing)
+            return [Log(f"the replay waits for {names} to join, as in the replayed job")]
+        return self._begin(self._replay.next())
+
+    def _begin(self, view: View, decision: Decision = Decision()) -> list[Action]:  # noqa: B008  it is frozen
+        dismissed = self._present.difference(view.members)
+        self._servers.begin(view)
+        new, departed = self._servers.new, tuple(sorted(self._departures.gone | decision.leaves.keys()))
+        enter = Enter(view, holds=decision.holds, ends=decision.ends, new_servers=new, departed=departed)
+        told = [
+            Send(("worker", member), Enter(view, self.needs(member), new_servers=new, departed=departed))
+            for member in sorted(dismissed)
+        ]
+        self._lacking = self._that_lack_the_state(view)
+        self.view, self.entered, self.dismissed = view, enter, (self.dismissed | dismissed).difference(view.members)
+        self._present = (self._present - dismissed) | set(view.joined)
+        self._newcomers.begin(view)
+        self._flushing.end()
+        self._resumed = False
+        self._lost.clear()
+        self._barriers.clear()
+        servers = [Send(("server", number), enter) for number in view.servers]
+        names = ", ".join(str(member) for member in view.members)
+        logs = [Log(f"view {view.number} after op {view.base}: workers {names}")]
+        logs += [*self._kind.begins(view), *(Log(text) for text in self._depart(decision) if text)]
+        return [*servers, *self._send(enter), *told, *logs, *self._invite()]
+
+    def _that_lack_the_state(self, view: View) -> set[int]:
+        """Members of a view that begins. They get the state in the view's first op, or in that of a later view, and
+        report that."""
+        had_no_op = self.view is not None and view.base == self.view.base
+        before = self._lacking if had_no_op else set()
+        return {*before, *view.joined, *view.behind}.intersection(view.members)
+
+    def _depart(self, decision: Decision) -> list[str]:
+        """A view begins with this decision; what there is to say."""
+        departures = self._departures
+        for member in decision.leaves:
+            departures.forget(member)
+        departures.gone |= decision.leaves.keys()
+        said = f"the job ends: {decision.ends}" if decision.ends and not departures.ends else ""
+        departures.holding, departures.ends = decision.holds, decision.ends
+        return [said, departures.observe(len(self._present) + len(self.finished), self.now)]
+
+    def needs(self, member: int) -> bool:
+        """Whether a later view of the replay has this member."""
+        return self._replay.needs(member)
+
+    def _send(self, message: Release | Flush | Enter) -> list[Action]:
+        return [Send(("worker", member), message) for member in self.present]

@@ -1,0 +1,334 @@
+"""The groups of a link to a server: small slices that are pushed and pulled together, with one frame for all of them.
+
+Theory of operation. A group is declared to the server once, and means a number from then on. Its frames stand for those
+of its slices, one after another; the server may answer a pull of a group with one VALUE_GROUP or with a VALUE for each
+slice. Where the slices lie in shared memory is a payload of offsets. It seldom changes, so what belongs to a payload is
+found once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dmltrain.base.arrays import Array
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.transport.link import Link
+from dmltrain.kvstore.transport.outbox import Frame, Outbox, Payload
+from dmltrain.kvstore.transport.shared_memory import Mapping
+from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.waiting import Trip
+from dmltrain.kvstore.worker.links.worker_slice import FIRST, Landing, Traffic, WorkerSlice, as_bytes, bounded
+
+MAX_GROUPS, MAX_IN_GROUPS = 4096, 1 << 16  # of a link: groups, and slices in them
+MAX_KNOWN = 16  # payloads of a group's values that are kept
+
+Id = tuple[int, int, int]
+
+
+@dataclass(eq=False)
+class Sending:
+    """Shared memory that pushes of some slices are copied into; all groups of these slices, which differ in their
+    clocks' differences, use it. Clocks are those of the first slice."""
+
+    arrays: list[Array] = field(default_factory=list)  # none until the first push
+    places: bytes = b""  # of `arrays`, as they are sent
+    loaned: int = 0  # the last clock whose push lies in `arrays`, where the server reads it
+    differences: tuple[int, ...] = ()  # of the slices' clocks, then
+    returned: int = 0  # the last clock whose value has arrived in one frame
+
+
+@dataclass(eq=False)
+class WorkerGroup:
+    """Some slices on one server. A clock of the group is that of its first slice; `differences` are those of each
+    slice's clock to it."""
+
+    number: int
+    slices: list[WorkerSlice]
+    differences: tuple[int, ...]
+    sending: Sending = field(default_factory=Sending)
+    nbytes: int = field(init=False)
+    _known: dict[bytes, list[Array]] = field(default_factory=dict)  # values by payload
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(slice_.nbytes for slice_ in self.slices)
+
+    @property
+    def free(self) -> bool:
+        """Whether the server reads nothing in `sending`."""
+        sending = self.sending
+        return sending.loaned <= sending.returned or all(
+            slice_.returned >= sending.loaned + further
+            for slice_, further in zip(self.slices, sending.differences, strict=True)
+        )
+
+    def place_of(self, key: int, index: int) -> int | None:
+        """The position of a slice in the group."""
+        ids = ((slice_.range.key, slice_.range.index) for slice_ in self.slices)
+        return next((place for place, id in enumerate(ids) if id == (key, index)), None)
+
+    def found(self, payload: bytes, memory: Mapping) -> list[Array]:
+        """The slices' values at these offsets of the server's memory. Raises FrameError or ValueError."""
+        if payload not in self._known:
+            places = wire.parse_offsets(payload, len(self.slices))
+            if len(self._known) == MAX_KNOWN:
+                self._known.clear()
+            self._known[payload] = [
+                memory.view(place, slice_.nbytes).view(slice_.dtype)
+                for place, slice_ in zip(places, self.slices, strict=True)
+            ]
+        return self._known[payload]
+
+
+@dataclass(eq=False)
+class GroupLanding:
+    """The destination of a pulled group at a clock: flat arrays, one for each slice."""
+
+    group: WorkerGroup
+    clock: int
+    handle: Handle
+    asked: float  # see Landing
+    arrays: list[Array]
+    handled: float = 0.0
+
+    def targets(self) -> list[Array]:
+        """Memory to receive the values into."""
+        return self.arrays
+
+    def read(self, values: list[Array], number: int) -> bool:
+        """Read `values` where they are, and release them later by `number`; False: the caller must copy them."""
+        return False
+
+    def received(self) -> None:
+        """The values are in `targets`."""
+
+    def done(self, trip: Trip) -> None:
+        """The values have arrived."""
+        self.handle.some_done(len(self.group.slices), trip)
+
+    def alone(self, place: int) -> Landing:
+        """The destination of one slice whose value comes alone."""
+        return Landing(
+            self.group.slices[place], self.arrays[place], self.handle, asked=self.asked, handled=self.handled
+        )
+
+
+@dataclass(eq=False)
+class Scattered(GroupLanding):
+    """The destinations of a group's slices that several pulls have left."""
+
+    landings: list[Landing] = field(kw_only=True)
+
+    def done(self, trip: Trip) -> None:
+        for landing in self.landings:
+            landing.handle.one_done(trip)
+
+
+@dataclass(eq=False)
+class LinkGroups:
+    """The groups of one link. `lock` guards `traffic` and the pulls. `alone`: destinations of values of slices, by key,
+    slice and clock."""
+
+    link: Link
+    outbox: Outbox
+    traffic: Traffic
+    lock: threading.Lock
+    alone: dict[Id, list[Landing]] = field(default_factory=dict)
+    _groups: list[WorkerGroup] = field(default_factory=list)
+    _by_content: dict[tuple[Id, ...], WorkerGroup] = field(default_factory=dict)
+    _sending: dict[tuple[tuple[int, int], ...], Sending] = field(default_factory=dict)  # by keys and slices
+    _pulls: dict[tuple[int, int], list[GroupLanding]] = field(default_factory=dict)  # by group and clock
+
+    def find(self, slices: Sequence[WorkerSlice], differences: Sequence[int]) -> WorkerGroup | None:
+        """The group of these slices, declared to the server if it is new; None if there are too many groups."""
+        content = tuple(
+            (slice_.range.key, slice_.range.index, further) for slice_, further in zip(slices, differences, strict=True)
+        )
+        if content in self._by_content:
+            return self._by_content[content]
+        if len(self._groups) == MAX_GROUPS or len(content) + sum(map(len, self._by_content)) > MAX_IN_GROUPS:
+            return None
+        sending = self._sending.setdefault(tuple(id[:2] for id in content), Sending())
+        group = self._by_content[content] = WorkerGroup(len(self._groups), list(slices), tuple(differences), sending)
+        self._groups.append(group)
+        payload = wire.group(content)
+        header = Header(Kind.GROUP, len(payload), key=group.number)
+        self.outbox.put_all([Frame(header.pack() + payload, None, FIRST)])
+        return group
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        group: WorkerGroup,
+        arrays: list[Array],
+        clock: int,
+        rate: float,
+        priority: int,
+        flags: int,
+        ready: float,
+        places: bytes,
+    ) -> Frame:
+        """The PUSH_GROUP frame of the slices' gradients `arrays`, flat. `places`: the payload of their offsets in the
+        arena, or empty if they lie elsewhere. For the rest see ServerLink.push."""
+
+        def header(flags: int, length: int) -> bytes:
+            return Header(
+                Kind.PUSH_GROUP,
+                length,
+                0,
+                group.number,
+                0,
+                clock,
+                rate,
+                0,
+                flags,
+                0,
+                time.perf_counter() - ready,
+                priority=bounded(priority),
+            ).pack()
+
+        def prepared() -> tuple[bytes, Payload]:
+            if self._copy(group, arrays, clock):
+                return header(flags | Flag.OFFSETS, len(group.sending.places)), memoryview(group.sending.places)
+            return header(flags, group.nbytes), [as_bytes(array) for array in arrays if array.size]
+
+        if places:
+            self._count_sent(group)
+            return Frame(header(flags | Flag.OFFSETS, len(places)) + places, None, priority)
+        return Frame(b"", priority=priority, prepare=prepared, prepared_bytes=wire.HEADER_SIZE + group.nbytes)
+
+    def _copy(self, group: WorkerGroup, arrays: list[Array], clock: int) -> bool:
+        """On the sending thread: copy a push into shared memory; False if there is none, or the server reads it."""
+        arena = self.link.own_arena
+        if arena is None or not group.free:
+            return False
+        since, sending = time.perf_counter(), group.sending
+        if not sending.places:
+            taken = [arena.take(slice_.nbytes) for slice_ in group.slices]
+            there = [each for each in taken if each is not None]
+            if len(there) < len(taken):
+                return False
+            sending.arrays = [
+                memory.view(slice_.dtype) for (_, memory), slice_ in zip(there, group.slices, strict=True)
+            ]
+            sending.places = wire.offsets([place for place, _ in there])
+        for memory, array in zip(sending.arrays, arrays, strict=True):
+            np.copyto(memory, array)
+        sending.loaned, sending.differences = clock, group.differences
+        self._count_sent(group)
+        self.traffic.prepared += time.perf_counter() - since
+        return True
+
+    def _count_sent(self, group: WorkerGroup) -> None:
+        with self.lock:
+            self.traffic.shared_sent += group.nbytes
+
+    def expect(self, landing: GroupLanding) -> None:
+        """Register the destination of a group's value. Call this before the pull."""
+        landing.handled = self.traffic.handled
+        with self.lock:
+            self._pulls.setdefault((landing.group.number, landing.clock), []).append(landing)
+
+    def pull(self, group: WorkerGroup, clock: int, priority: int) -> Frame:
+        """The PULL_GROUP frame; call `expect` first."""
+        header = Header(Kind.PULL_GROUP, key=group.number, clock=clock, priority=bounded(priority))
+        return Frame(header.pack(), None, priority)
+
+    def release(self, read: Sequence[tuple[WorkerGroup, int]]) -> Frame:
+        """The RELEASE_GROUP frame for values that have been read: groups, and the values' numbers."""
+        payload = wire.release((group.number, 0, number) for group, number in read)
+        return Frame(Header(Kind.RELEASE_GROUP, len(payload)).pack() + payload, None, FIRST)
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Fail all pending pulls. Call this with the lock held."""
+        for landing in itertools.chain(*self._pulls.values()):
+            landing.handle.fail(reason)
+
+    def land(self, header: Header) -> None:
+        """Receive a VALUE_GROUP. Raises FrameError, Closed, and LookupError or ValueError if nothing asked for it."""
+        with self.lock:
+            landing = self._landing(self._groups[header.key], header.clock)
+        group = landing.group
+        if header.flags & Flag.OFFSETS:
+            self._read_shared(header, landing)
+        else:
+            if header.length != group.nbytes:
+                raise FrameError(f"{header.length} bytes for group {group.number}, expected {group.nbytes}")
+            self.link.read_parts([as_bytes(target) for target in landing.targets() if target.size])
+            landing.received()
+        group.sending.returned = max(group.sending.returned, header.clock)
+        count, shared = len(group.slices), bool(header.flags & Flag.OFFSETS)
+        with self.lock:
+            self.traffic.values += count
+            self.traffic.staleness += count * header.number
+            if shared:
+                self.traffic.shared_received += group.nbytes
+        handled = self.traffic.handled - landing.handled
+        landing.done(Trip(landing.asked, header.waited, header.worked, handled, shared))
+
+    def _read_shared(self, header: Header, landing: GroupLanding) -> None:
+        memory = self.link.peer_arena
+        if memory is None:
+            raise FrameError("a value in shared memory, but this link shares none")
+        values = landing.group.found(bytes(self.link.read_payload(header, wire.MAX_OFFSETS)), memory)
+        if landing.read(values, header.offset):
+            return
+        since = time.perf_counter()
+        for target, value in zip(landing.targets(), values, strict=True):
+            np.copyto(target, value)
+        landing.received()
+        self.traffic.landed += time.perf_counter() - since
+        self.outbox.put_all([self.release([(landing.group, header.offset)])])
+
+    def take_alone(self, key: int, index: int, clock: int) -> Landing:
+        """The destination of a slice's value at a clock, which no other value gets: of a pull of this slice, or of a
+        group, which the server answers one by one. Raises KeyError if there is none. Call this with the lock held."""
+        if (key, index, clock) not in self.alone:
+            self._expand(key, index, clock)
+        waiting = self.alone[key, index, clock]
+        landing = waiting.pop(0)
+        if not waiting:
+            del self.alone[key, index, clock]
+        return landing
+
+    def _expand(self, key: int, index: int, clock: int) -> None:
+        """Expect the values of a pulled group that has this slice at this clock one by one, if there is such a pull."""
+        for (number, first), landings in self._pulls.items():
+            group = landings[0].group
+            place = group.place_of(key, index)
+            if place is not None and first + group.differences[place] == clock:
+                landing = self._taken(number, first)
+                break
+        else:
+            return
+        for place, (slice_, further) in enumerate(zip(group.slices, group.differences, strict=True)):
+            id = slice_.range.key, slice_.range.index, first + further
+            self.alone.setdefault(id, []).append(landing.alone(place))
+
+    def _landing(self, group: WorkerGroup, clock: int) -> GroupLanding:
+        """The destination of a group's value. If two pulls have slices in common, then the other one's values, which
+        came first and one by one, have taken this one's destinations, and left it theirs. Raises KeyError."""
+        if (group.number, clock) in self._pulls:
+            return self._taken(group.number, clock)
+        left = [
+            self.take_alone(slice_.range.key, slice_.range.index, clock + further)
+            for slice_, further in zip(group.slices, group.differences, strict=True)
+        ]
+        first, arrays = left[0], [landing.target for landing in left]
+        return Scattered(group, clock, first.handle, first.asked, arrays, first.handled, landings=left)
+
+    def _taken(self, number: int, clock: int) -> GroupLanding:
+        landings = self._pulls[number, clock]
+        landing = landings.pop(0)
+        if not landings:
+            del self._pulls[number, clock]
+        return landing

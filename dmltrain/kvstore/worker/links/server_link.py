@@ -1,0 +1,426 @@
+"""A worker's link to one server: pushes and pulls of slices, requests, and a thread that receives the answers.
+
+Pushes and pulls of a slice are numbered by its clock; a value is received into the memory that its pull has named.
+Answers to requests (other than pulls) arrive in the order of the requests. If server and worker are on one host, pushes
+and values lie in shared memory and only their offsets are sent (rendezvous.py, shared_memory.py).
+
+In an elastic job every frame has the number of a view. What was asked for in an earlier view than the present one is
+forgotten: the server does not answer it, or its answers come late and are dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from dmltrain.base.arrays import Array
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.codec import Codec
+from dmltrain.kvstore.transport import message, state, wire
+from dmltrain.kvstore.transport.link import Closed, Link
+from dmltrain.kvstore.transport.message import Error, Leave
+from dmltrain.kvstore.transport.outbox import AFTER_ALL, LAST, Frame, Outbox
+from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.waiting import Trip
+from dmltrain.kvstore.worker.links.link_groups import LinkGroups
+from dmltrain.kvstore.worker.links.worker_slice import FIRST, Landing, Traffic, WorkerSlice, as_bytes, bounded, moment
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A request that the server has not answered. `answer` gets the state that it sends, if any."""
+
+    handle: Handle
+    answer: list[bytearray]
+    leaves: bool  # it is LEAVE, which servers answer in every view
+
+
+@dataclass(eq=False)
+class ServerLink:
+    """`lost(error)` is called when the link ends, `rejected(reason)` when the server could not serve a request."""
+
+    name: str
+    link: Link
+    lost: Callable[[Exception], None]
+    rejected: Callable[[str], None]
+    to_relay: bool = False  # the peer is a relay: values come from other hosts
+    traffic: Traffic = field(default_factory=Traffic)
+    view: int = 0  # of the frames that are made from now on
+    op: int = 0  # of the pushes that are made from now on, in an elastic job
+    retired: bool = False  # the job goes on without this server
+    echoed: Callable[[int], None] | None = None  # called with the size of each PROBE that comes back
+    outbox: Outbox = field(init=False)
+    groups: LinkGroups = field(init=False)
+    _pulls: dict[tuple[int, int, int], list[Landing]] = field(default_factory=dict)
+    _requests: deque[Request] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards view, _pulls, _requests, groups and traffic
+    _coding: threading.Lock = field(default_factory=threading.Lock)  # held while pushes are prepared
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.link, f"to {self.name}")
+        self.groups = LinkGroups(self.link, self.outbox, self.traffic, self._lock, self._pulls)
+        threading.Thread(target=self._receive, name=f"from {self.name}", daemon=True).start()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        slice_: WorkerSlice,
+        data: Array,
+        clock: int,
+        rate: float,
+        priority: int,
+        flags: int = 0,
+        ready: float = 0.0,
+        offset: int | None = None,
+    ) -> Frame:
+        """The PUSH frame of one slice's gradient `data` (length,), which must not change until its value has arrived.
+        `ready`: when the gradient was ready, time.perf_counter; `offset`: of `data` in the arena, if known."""
+        arena = self.link.own_arena
+        if arena is None or slice_.codec or not data.size:
+            offset = None
+        elif offset is None:
+            offset = arena.offset_of(data)
+        if offset is None:
+            return self._push_later(slice_, data, clock, rate, priority, flags, ready)
+        self._count_shared(data.nbytes)
+        header = Header(
+            Kind.PUSH,
+            slice_.push_bytes,
+            self.view,
+            slice_.range.key,
+            slice_.range.index,
+            clock,
+            rate,
+            slice_.push_type,
+            flags | Flag.SHARED,
+            offset,
+            time.perf_counter() - ready,
+            priority=bounded(priority),
+        )
+        return Frame(header.pack(), None, priority, droppable=True)
+
+    def _push_later(
+        self, slice_: WorkerSlice, data: Array, clock: int, rate: float, priority: int, flags: int, ready: float
+    ) -> Frame:
+        """The frame of a gradient that the sending thread must copy, encode or send."""
+        view = self.view  # now: it may be sent in a later one
+
+        def header(flags: int = flags, offset: int = 0) -> bytes:
+            return Header(
+                Kind.PUSH,
+                slice_.push_bytes,
+                view,
+                slice_.range.key,
+                slice_.range.index,
+                clock,
+                rate,
+                slice_.push_type,
+                flags,
+                offset,
+                time.perf_counter() - ready,
+                priority=bounded(priority),
+            ).pack()
+
+        if slice_.codec or self.link.own_arena is not None:
+            last = moment(view, clock)
+            prepare = partial(self._prepared, slice_, data, last, self.op, header, flags)
+            return Frame(b"", priority=priority, prepare=prepare, droppable=True)
+        return Frame(
+            b"",
+            priority=priority,
+            prepare=lambda: (header(), as_bytes(data)),
+            prepared_bytes=wire.HEADER_SIZE + data.nbytes,
+            droppable=True,
+        )
+
+    def _prepared(
+        self, slice_: WorkerSlice, data: Array, last: int, op: int, header: Callable[..., bytes], flags: int
+    ) -> tuple[bytes, memoryview | None]:
+        """On the sending thread: copy the push, of `op` at the moment `last`, into shared memory, or encode it. Raises
+        Closed when the server is lost: its slices have other links then."""
+        since = time.perf_counter()
+        with self._coding:
+            if self.retired:
+                raise Closed(f"the job goes on without {self.name}")
+            frame = self._put(slice_, data, last, op, header, flags)
+        self.traffic.prepared += time.perf_counter() - since
+        return frame
+
+    def _put(
+        self, slice_: WorkerSlice, data: Array, last: int, op: int, header: Callable[..., bytes], flags: int
+    ) -> tuple[bytes, memoryview | None]:
+        arena = self.link.own_arena
+        free = arena is None or slice_.loaned <= slice_.returned
+        if slice_.sending is None:
+            taken = arena.take(slice_.push_bytes) if arena else None
+            slice_.sending = taken[1] if taken else np.empty(slice_.push_bytes, np.uint8)
+        memory = slice_.sending if free else np.empty(slice_.push_bytes, np.uint8)
+        if slice_.codec:
+            self._encode(slice_, slice_.codec, data, memory, last, op)
+        else:
+            np.copyto(memory.view(data.dtype), data)
+        offset = arena.offset_of(memory) if arena is not None and memory.size else None
+        if offset is None:
+            return header(), as_bytes(memory)
+        slice_.loaned = last
+        self._count_shared(memory.nbytes)
+        return header(flags | Flag.SHARED, offset), None
+
+    def _encode(self, slice_: WorkerSlice, codec: Codec, data: Array, memory: Array, last: int, op: int) -> None:
+        residual = slice_.residual
+        if residual is not None and slice_.undo is not None:
+            if last < moment(self.view, 0):  # the server will drop it, and its round was aborted
+                residual = residual.copy()
+            else:
+                slice_.undo.keep(op)
+        codec.encode(data, memory, residual)
+
+    def _count_shared(self, size: int) -> None:
+        with self._lock:
+            self.traffic.shared_sent += size
+
+    def expect(self, landing: Landing, clock: int) -> None:
+        """Register the destination of the slice's value at `clock`. Call this before the pull."""
+        where = landing.slice.range
+        landing.handled = self.traffic.handled
+        with self._lock:
+            self._pulls.setdefault((where.key, where.index, clock), []).append(landing)
+
+    def pull(self, slice_: WorkerSlice, clock: int, priority: int) -> Frame:
+        """The PULL frame for the slice's value at `clock`; call `expect` first."""
+        header = Header(
+            Kind.PULL, 0, self.view, slice_.range.key, slice_.range.index, clock, priority=bounded(priority)
+        )
+        return Frame(header.pack(), None, priority, droppable=True)
+
+    def release(self, read: Sequence[tuple[WorkerSlice, int]]) -> Frame:
+        """The RELEASE frame for values that have been read: slices and their offsets in the server's memory."""
+        return self._release((slice_.range.key, slice_.range.index, offset) for slice_, offset in read)
+
+    def _release(self, read: Iterable[tuple[int, int, int]]) -> Frame:
+        payload = wire.release(read)
+        return Frame(Header(Kind.RELEASE, len(payload), self.view).pack() + payload, None, FIRST)
+
+    def initialise(self, slice_: WorkerSlice, data: Array, seconds: float) -> Handle:
+        header = Header(
+            Kind.INIT, data.nbytes, self.view, slice_.range.key, slice_.range.index, dtype=slice_.value_type
+        )
+        return self.request(header.pack(), seconds, payload=as_bytes(data))
+
+    def leave(self, seconds: float, done: int = -1) -> Handle:
+        """Send LEAVE after all other frames; answered when the server has received all of them. `done`: see Leave."""
+        return self.request(message.encode(Leave(done), self.view), seconds, priority=AFTER_ALL)
+
+    def request(
+        self,
+        frame: bytes,
+        seconds: float,
+        answer: list[bytearray] | None = None,
+        payload: memoryview | None = None,
+        priority: int = LAST,
+    ) -> Handle:
+        """Send a frame that the server answers with DONE, or with STATE, which is appended to `answer`."""
+        handle = Handle(1, f"request to {self.name}", seconds)
+        with self._lock:  # so that both queues have the same order
+            if self.retired:
+                _end(handle, leaves=priority == AFTER_ALL)
+                return handle
+            self._requests.append(Request(handle, [] if answer is None else answer, leaves=priority == AFTER_ALL))
+            self.outbox.put_all([Frame(frame, payload, priority, droppable=True)])
+        return handle
+
+    def last_request(self) -> Handle | None:
+        with self._lock:
+            return self._requests[-1].handle if self._requests else None
+
+    # -- changes of the view --------------------------------------------------------------------------------------
+
+    def interrupt(self, view: int) -> None:
+        """This view was announced: all that wait for this server since an earlier one get ViewChanged, except for the
+        answer to LEAVE. For any thread; the pushing one may have entered the view already."""
+        with self._lock:
+            if self.view >= view:
+                return
+            self._interrupt([each.handle for each in self._requests if not each.leaves])
+
+    def enter(self, view: int) -> None:
+        """Frames belong to this view from now on; those of earlier views that wait to be sent are dropped, and all that
+        was asked for is forgotten. Groups must not be used. Slices' clocks begin again, so call this on the thread that
+        pushes."""
+        with self._coding, self._lock:
+            self.view = view
+            self._interrupt([each.handle for each in self._requests])
+            self._pulls.clear()
+            self._requests.clear()
+        self.outbox.drop()
+
+    def retire(self) -> None:
+        """The job goes on without this server: end all waits for it as `interrupt` does. Nothing is missing that a
+        worker that leaves has sent to it. For any thread."""
+        with self._coding, self._lock:  # from here on nothing of this link uses the slices, which get another link
+            self.retired = True
+            self._interrupt([])
+            for each in self._requests:
+                _end(each.handle, each.leaves)
+        self.link.cut()
+        self.outbox.finish(0.0)
+
+    def _interrupt(self, asked: Sequence[Handle]) -> None:
+        """Interrupt the waits for these requests and for all pulls. Call this with the lock held."""
+        for handle in asked:
+            handle.interrupt()
+        for waiting in self._pulls.values():
+            for landing in waiting:
+                landing.handle.interrupt()
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Fail all pending pulls and requests, and cut the link."""
+        with self._lock:
+            for waiting in self._pulls.values():
+                for landing in waiting:
+                    landing.handle.fail(reason)
+            for each in self._requests:
+                each.handle.fail(reason)
+            self.groups.fail(reason)
+        self.link.cut()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._take(self.link.read_header())
+        except (Closed, OSError) as error:
+            self._ended(error)
+        except Exception as error:  # after any error no thread may wait for this server
+            self._ended(FrameError(f"{self.name} sent an unexpected frame: {error!r}"))
+
+    def _ended(self, error: Exception) -> None:
+        if not self.retired:
+            self.lost(error)
+        if self.retired:
+            self.link.close()  # nobody else will, as long as the job lives
+
+    def _take(self, header: Header) -> None:
+        if header.kind == Kind.VALUE:
+            self._land(header)
+        elif header.kind == Kind.VALUE_GROUP:
+            self.groups.land(header)
+        elif header.kind == Kind.PROBE and self.echoed:
+            self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
+        elif header.kind == Kind.ERROR:
+            self.rejected(message.expect(self.link.read_message(header), Error).reason)
+        else:
+            self._answer(header)
+
+    def _land(self, header: Header) -> None:
+        with self._lock:
+            landing, kept = self._landing(header)
+        if landing is None:
+            return self._drop(header)
+        if not kept:
+            self._receive_value(header, landing)
+        slice_ = landing.slice
+        slice_.returned = max(slice_.returned, moment(header.view, header.clock))
+        landing.handle.one_done(
+            Trip(
+                landing.asked,
+                header.waited,
+                header.worked,
+                self.traffic.handled - landing.handled,
+                bool(header.flags & Flag.SHARED) and not self.to_relay,
+            )
+        )
+
+    def _landing(self, header: Header) -> tuple[Landing | None, bool]:
+        """The destination of a value, None if it is of an earlier view; and whether it is there already, because it is
+        read in place. Call this with the lock held: then nothing of an earlier view is kept after `enter`."""
+        if header.view < self.view:
+            return None, False
+        landing = self.groups.take_alone(header.key, header.slice, header.clock)
+        self._count(header)
+        slice_ = landing.slice
+        coded = slice_.result_codec is not None and header.dtype == slice_.result_codec.number
+        expected = slice_.result_codec.nbytes(slice_.range.length) if coded and slice_.result_codec else slice_.nbytes
+        if header.length != expected or (not coded and header.dtype != slice_.value_type):
+            raise FrameError(f"{header.length} bytes of type {header.dtype} for key {header.key}, expected {expected}")
+        if not header.flags & Flag.SHARED or landing.keep is None or coded:
+            return landing, False
+        landing.keep(slice_, self._shared(header).view(slice_.dtype), header.offset)
+        return landing, True
+
+    def _drop(self, header: Header) -> None:
+        """A value of an earlier view: nobody waits for it."""
+        if header.flags & Flag.SHARED:
+            self.outbox.put_all([self._release([(header.key, header.slice, header.offset)])])
+        else:
+            self.link.discard(header)
+
+    def _shared(self, header: Header) -> Array:
+        """A value in the server's memory, uint8."""
+        if self.link.peer_arena is None:
+            raise FrameError("a value in shared memory, but this link shares none")
+        return self.link.peer_arena.view(header.offset, header.length)
+
+    def _receive_value(self, header: Header, landing: Landing) -> None:
+        """Copy or decode a value to its destination."""
+        coded = header.dtype != landing.slice.value_type
+        if header.flags & Flag.SHARED:
+            self._copy_shared(header, landing, coded)
+        elif coded:
+            self._receive_coded(landing)
+        elif header.length:
+            self.link.read_into(as_bytes(landing.target))
+
+    def _copy_shared(self, header: Header, landing: Landing, coded: bool) -> None:
+        data, since = self._shared(header), time.perf_counter()
+        if coded:
+            assert landing.slice.result_codec is not None
+            landing.slice.result_codec.decode(data, landing.target)
+        else:
+            np.copyto(landing.target, data.view(landing.slice.dtype))
+        self.traffic.landed += time.perf_counter() - since
+        self.outbox.put_all([self.release([(landing.slice, header.offset)])])
+
+    def _receive_coded(self, landing: Landing) -> None:
+        slice_ = landing.slice
+        assert slice_.result_codec is not None
+        if slice_.receiving is None:
+            slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
+        self.link.read_into(as_bytes(slice_.receiving))
+        since = time.perf_counter()
+        slice_.result_codec.decode(slice_.receiving, landing.target)
+        self.traffic.landed += time.perf_counter() - since
+
+    def _count(self, header: Header) -> None:
+        traffic = self.traffic
+        traffic.values += 1
+        traffic.staleness += header.number
+        if header.flags & Flag.SHARED:
+            traffic.shared_received += header.length
+
+    def _answer(self, header: Header) -> None:
+        with self._lock:
+            request = None if header.view < self.view else self._requests.popleft()
+        if header.kind not in (Kind.DONE, Kind.STATE):
+            raise FrameError(f"frame kind {header.kind}")
+        if request is None:  # it has been forgotten
+            return self.link.discard(header)
+        if header.kind == Kind.STATE:
+            request.answer.append(state.receive(self.link, header))
+        request.handle.one_done()
+
+
+def _end(handle: Handle, leaves: bool) -> None:
+    """End the wait for a request to a server that has gone: for the answer to LEAVE, or to another."""
+    if leaves:
+        handle.one_done()
+    else:
+        handle.interrupt()

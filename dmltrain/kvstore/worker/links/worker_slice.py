@@ -1,0 +1,93 @@
+"""A slice on a worker, where its values go, and what a link has carried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dmltrain.base.arrays import Array
+from dmltrain.kvstore.base import Handle
+from dmltrain.kvstore.transport import wire
+from dmltrain.kvstore.worker.links.sharding import Slice
+from dmltrain.kvstore.worker.links.undo import Undo
+
+if TYPE_CHECKING:
+    from dmltrain.kvstore.codec import Codec
+
+FIRST = 1 << 30  # the highest priority of a frame
+CLOCK_BITS = 48  # of a moment
+
+
+@dataclass(eq=False)
+class WorkerSlice:
+    """One slice of a key on a worker."""
+
+    range: Slice
+    dtype: np.dtype[Any]
+    codec: Codec | None  # of pushes
+    result_codec: Codec | None  # of pulled values
+    sending: Array | None = None  # pushes are copied or encoded into it, uint8
+    receiving: Array | None = None  # receives encoded values, uint8
+    residual: Array | None = None  # of the encoded pushes, (length,) float32
+    undo: Undo | None = None  # of the residual, in an elastic job
+    loaned: int = 0  # the last moment whose push lies in `sending` in shared memory, where the server reads it
+    returned: int = 0  # the last moment whose value has arrived: the server has finished reading `sending`
+    nbytes: int = field(init=False)
+    value_type: int = field(init=False)  # element type in headers of values that are not encoded
+    push_bytes: int = field(init=False)
+    push_type: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        length = self.range.length
+        self.nbytes, self.value_type = length * self.dtype.itemsize, wire.DTYPES.index(self.dtype.name)
+        self.push_bytes = self.codec.nbytes(length) if self.codec else self.nbytes
+        self.push_type = self.codec.number if self.codec else self.value_type
+        if self.codec and self.codec.needs_residual:
+            self.residual = np.zeros(length, np.float32)
+
+
+@dataclass(eq=False, slots=True)
+class Landing:
+    """The destination of a pulled slice: `target` (length,), or `keep` for a value that is read in place."""
+
+    slice: WorkerSlice
+    target: Array
+    handle: Handle
+    keep: Callable[[WorkerSlice, Array, int], None] | None = None  # takes the read-only value, which it must release
+    asked: float = 0.0  # when it was pushed (or pulled, if each push is a step), time.perf_counter
+    handled: float = 0.0  # Traffic.handled at the pull
+
+
+@dataclass
+class Traffic:
+    """Counters of a link: bytes in each direction, and seconds of its threads."""
+
+    shared_sent: int = 0
+    shared_received: int = 0
+    staleness: float = 0.0
+    values: int = 0
+    prepared: float = 0.0  # s of copying and encoding, sending thread
+    landed: float = 0.0  # s of copying and decoding, receiving thread
+
+    @property
+    def handled(self) -> float:
+        """Seconds that the link's threads have spent on copying and coding."""
+        return self.prepared + self.landed
+
+
+def moment(view: int, clock: int) -> int:
+    """A clock of a view, in one order with those of other views: clocks begin again in each."""
+    return (view << CLOCK_BITS) + clock
+
+
+def bounded(priority: int) -> int:
+    """A priority within the 32 bits of the header."""
+    return max(-FIRST, min(FIRST, priority))
+
+
+def as_bytes(array: Array) -> memoryview:
+    """A flat array's memory."""
+    return memoryview(array).cast("B") if array.size else memoryview(b"")  # type: ignore[arg-type]

@@ -1,0 +1,119 @@
+"""The times at the start of log lines: Python's `2026-11-20 12:00:00,123`, glog's `I0605 03:34:06.123456` and newer
+`I20260605 03:34:06.123456`, and `[09/03/2023 16:29:28 INFO`. Only differences of times in one log are used, so their
+time zone does not matter.
+
+In `09/03/2023` either number may be the month. A number above 12 anywhere in the log tells, and dates that go back do.
+If both fit and differ, such times are none, and a note says so.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+from itertools import groupby
+
+from dmltrain.report.runs.block import Block
+
+_SEARCHED = 1 << 20  # bytes at the start of a log in which its first time is expected
+_PREFIX = 200  # bytes of a line in which its time is expected
+_CLOCK = rb"([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,9}))?(?!\d| ?[AP]M)"
+_STAMP = re.compile(
+    rb"(?<!\d)(?P<iso>\d{4})-([01]\d)-([0-3]\d)[ T]"
+    + _CLOCK
+    + rb"|(?<![^\s>\]:|])[IWEF](?P<glog>\d{4})?([01]\d)([0-3]\d) "
+    + _CLOCK
+    + rb"|(?<!\d)(?P<either>[0-3]\d)/([0-3]\d)/(\d{4}) "
+    + _CLOCK,
+    re.MULTILINE,
+)
+_DATE = re.compile(rb"(?<!\d)([0-3]\d)/([0-3]\d)/(\d{4}) \d\d:")
+_YEAR = 366 * 86400.0  # Caffe's lines have no year: a log can go on in the next one
+AMBIGUOUS = "dates such as {} may be day/month or month/day, and both fit: the times of its lines are not used"
+
+
+class Clock:
+    """The time since the first line of a log that has one. What it says of a line is final after the last block: see
+    `settled`."""
+
+    def __init__(self) -> None:
+        self._first: re.Match[bytes] | None = None
+        self._searched = 0
+        self._dates: list[tuple[int, ...]] = []  # each date with slashes, as it stands there, in order
+        self._by_day: dict[float, float] = {}  # seconds if the month comes first -> if the day does
+        self._day_first: bool | None = None
+
+    def feed(self, block: Block) -> None:
+        """Look for the log's first time, and for dates; before `seconds` for each block."""
+        if self._first is None and self._searched < _SEARCHED:
+            self._searched += len(block.data)
+            self._first = _STAMP.search(block.data) if block.holds(b":") else None  # a search is slow if there is none
+        if self._first and self._first["either"]:
+            new = [tuple(map(int, date)) for date, _ in groupby(_DATE.findall(block.data))]
+            self._dates += [date for date, _ in groupby(new) if date not in self._dates[-1:]]
+
+    @property
+    def running(self) -> bool:
+        """Whether the log has times."""
+        return self._first is not None
+
+    def of_block(self, block: Block) -> float | None:
+        """From the log's first time to the first one of a block; None without one."""
+        found = _STAMP.search(block.data)
+        return self._passed(found) if found else None
+
+    def seconds(self, data: bytes, at: int) -> float | None:
+        """From the log's first time to that of the line that has position `at` of a block's data; None without one."""
+        line = max(data.rfind(b"\n", 0, at), data.rfind(b"\r", 0, at)) + 1
+        found = _STAMP.search(data[line : min(at, line + _PREFIX)])
+        return self._passed(found) if found else None
+
+    def settled(self, seconds: float | None) -> float | None:
+        """What `seconds` is after the whole log was read; None if its dates can be read in two ways."""
+        if seconds is None or not self._by_day:
+            return seconds
+        fits = [day_first for day_first in (False, True) if _fits(self._dates, day_first)]
+        if len(fits) != 1 and len(set(self._dates)) > 1:
+            return None
+        passed = self._by_day.get(seconds, seconds) if fits == [True] else seconds
+        return passed if passed >= 0 else None
+
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for readers of the table."""
+        if not self._by_day or self.settled(next(iter(self._by_day))) is not None or len(set(self._dates)) < 2:
+            return ()
+        fits = [day_first for day_first in (False, True) if _fits(self._dates, day_first)]
+        day, month, year = self._dates[0]
+        return (AMBIGUOUS.format(f"{day:02}/{month:02}/{year}"),) if len(fits) != 1 else ()
+
+    def _passed(self, found: re.Match[bytes]) -> float | None:
+        if self._first is None:
+            return None
+        passed = _seconds(found) - _seconds(self._first)
+        if found["either"] and self._first["either"]:
+            passed = round(passed, 6)
+            self._by_day[passed] = round(_seconds(found, True) - _seconds(self._first, True), 6)
+            return passed
+        if passed < 0 and found[9] and not found["glog"]:
+            passed += _YEAR
+        return round(passed, 6) if passed >= 0 else None
+
+
+def _fits(dates: list[tuple[int, ...]], day_first: bool) -> bool:
+    """Whether the dates of a log may be so written: months up to 12, and none goes back."""
+    calendar_dates = [(year, b, a) if day_first else (year, a, b) for a, b, year in dates]
+    return all(month <= 12 for _, month, _ in calendar_dates) and calendar_dates == sorted(calendar_dates)
+
+
+def _seconds(found: re.Match[bytes], day_first: bool = False) -> float:
+    """Since an arbitrary moment."""
+    if found["iso"]:
+        year, month, day, *clock = found.group(1, 2, 3, 4, 5, 6, 7)
+    elif found["either"]:
+        month, day, year, *clock = found.group(15, 16, 17, 18, 19, 20, 21)
+        month, day = (day, month) if day_first else (month, day)
+    else:
+        year, (month, day, *clock) = found["glog"] or b"2000", found.group(9, 10, 11, 12, 13, 14)
+    days = calendar.timegm((int(year), max(1, min(12, int(month))), 1, 0, 0, 0)) // 86400 + int(day) - 1
+    days += 366 * max(0, int(month) - 12)  # no month, but another moment
+    hours, minutes, seconds, fraction = clock
+    return days * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds) + float(b"0." + (fraction or b"0"))

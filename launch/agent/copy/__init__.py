@@ -1,0 +1,1 @@
+"""Copying files to this host: what differs, where it may go, and what was copied before."""

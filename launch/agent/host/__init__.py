@@ -1,0 +1,1 @@
+"""What this host has, and how much of it is in use."""

@@ -1,0 +1,1 @@
+"""Whether the hosts of a job reach each other, and how fast."""
