@@ -24,7 +24,7 @@ from dmltrain.base import env, errors, malloc_tuning
 from dmltrain.base.errors import Diverged, JobLost, UserError
 from dmltrain.base.safe_text import open_missing_streams, safe_lines
 from dmltrain.checkpoints import checkpoint
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.logs import record
 from dmltrain.options import Options, parse
 from dmltrain.train import (

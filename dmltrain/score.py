@@ -24,7 +24,7 @@ from dmltrain.base import env
 from dmltrain.base.errors import UserError
 from dmltrain.checkpoints import pretrained_weights
 from dmltrain.checkpoints.pretrained_weights import Trained
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.logs import record
 from dmltrain.models import graph_file
 from dmltrain.mxnet_files import weights

@@ -9,7 +9,8 @@ from dmltrain.audit import views_file
 from dmltrain.audit.views_file import Job
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore, types
+from dmltrain.kvstore import types
+from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.view import View
 from dmltrain.options.training import CONSTANT
 

@@ -12,7 +12,8 @@ from dmltrain import kvstore
 from dmltrain.base import env
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore, codec, rules, types
+from dmltrain.kvstore import codec, rules, types
+from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.options.training import BATCHES, CONSTANT
 

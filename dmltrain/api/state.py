@@ -18,8 +18,7 @@ from dmltrain.base import env, whole_file
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.data.assignment.deal import Dealing
-from dmltrain.kvstore import KVStore
-from dmltrain.kvstore.base import Dismissed
+from dmltrain.kvstore.base import Dismissed, KVStore
 from dmltrain.kvstore.view import EQUAL, Balancing
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.logs import record

@@ -20,7 +20,8 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.checkpoints import checkpoint
 from dmltrain.checkpoints.seal import Examined
-from dmltrain.kvstore import KVStore, agreement
+from dmltrain.kvstore import agreement
+from dmltrain.kvstore.base import KVStore
 
 _SHOWN = 8  # digests in an error
 

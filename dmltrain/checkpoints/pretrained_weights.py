@@ -18,7 +18,8 @@ from dmltrain.backends.table import BACKENDS
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.checkpoints import checkpoint, common_checkpoint
-from dmltrain.kvstore import KVStore, agreement
+from dmltrain.kvstore import agreement
+from dmltrain.kvstore.base import KVStore
 from dmltrain.mxnet_files import weights
 
 LONGEST_ENDING = 64  # of a checkpoint's file name, after the prefix

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 
 WORDS = 8  # numbers of a sha256
 

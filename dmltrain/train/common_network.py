@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from dmltrain import models
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore, agreement
+from dmltrain.kvstore import agreement
+from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import INITIALISERS, Network
 from dmltrain.models import graph_file
 from dmltrain.options import Options

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dmltrain.base import random_bits
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.options import Options
 
 PASSES = 5  # backward passes whose shortest is expected next

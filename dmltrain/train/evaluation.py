@@ -8,7 +8,7 @@ from dmltrain.backends.backend import Trainer
 from dmltrain.data.assignment import partition
 from dmltrain.data.batches import PREFETCH_BYTES, EvalBatches
 from dmltrain.data.dataset import Samples
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.logs.metric import Sums
 
 

@@ -23,7 +23,8 @@ from dmltrain.data.assignment.parts import Local, Parts, Shared
 from dmltrain.data.dataset import Dataset, First, ImageFiles
 from dmltrain.data.decoded import Decoded
 from dmltrain.data.images import ImageAugmentation
-from dmltrain.kvstore import KVStore, agreement
+from dmltrain.kvstore import agreement
+from dmltrain.kvstore.base import KVStore
 from dmltrain.mxnet_files import weights
 from dmltrain.options import Options
 from dmltrain.options.data import OWN_FILES

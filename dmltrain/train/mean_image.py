@@ -14,7 +14,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.data.assignment import partition
 from dmltrain.data.batches import EvalBatches
 from dmltrain.data.dataset import Dataset
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.mxnet_files import params
 
 BATCH = 64  # images that are read at once

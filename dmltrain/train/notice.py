@@ -9,7 +9,7 @@ from types import FrameType
 
 import numpy as np
 
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 
 MOST_STEPS = 1000  # between two questions
 

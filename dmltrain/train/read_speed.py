@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from dmltrain.data.batches import TrainBatches
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.logs import record
 from dmltrain.options import Options
 from dmltrain.train import loading

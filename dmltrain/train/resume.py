@@ -21,7 +21,8 @@ from dmltrain.base.errors import UserError
 from dmltrain.checkpoints import checkpoint, common_checkpoint
 from dmltrain.checkpoints.checkpoint import Saved
 from dmltrain.checkpoints.seal import sealed
-from dmltrain.kvstore import KVStore, agreement
+from dmltrain.kvstore import agreement
+from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import Network
 from dmltrain.models import graph_file
 from dmltrain.mxnet_files import weights, write

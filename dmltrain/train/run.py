@@ -11,7 +11,7 @@ from dmltrain.backends.backend import Backend, Trainer
 from dmltrain.backends.table import BACKENDS
 from dmltrain.data.assignment.parts import Parts
 from dmltrain.data.dataset import Dataset
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import Network
 from dmltrain.logs import record
 from dmltrain.logs.metric import Sums

@@ -14,7 +14,7 @@ from dmltrain.backends.backend import CommonArray, Settings
 from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import state as mxnet_state
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import Network
 
 NDArray = Any  # mx.nd.NDArray: MXNet has no types

@@ -26,7 +26,7 @@ from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dmltrain.backends.backend import Settings, batches_of_a_step
-from dmltrain.kvstore import KVStore, codec
+from dmltrain.kvstore import codec
+from dmltrain.kvstore.base import KVStore
 
 
 def compression(settings: Settings, store: KVStore) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from dmltrain.backends.torch.optimizer import (
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.layers import Conv, Network
 from dmltrain.logs.metric import Sums
 

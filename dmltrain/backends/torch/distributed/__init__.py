@@ -34,7 +34,7 @@ from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.base import malloc_tuning
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.local_steps import LocalSteps
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 

@@ -14,7 +14,7 @@ from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.backends.torch.distributed.layout import make_buckets
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 
 
 class BucketedOptimizer(DistributedOptimizer):

@@ -13,8 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import Handle, KVStore
-from dmltrain.kvstore.base import READ
+from dmltrain.kvstore.base import READ, Handle, KVStore
 
 EARLY = "(with step_early, defer, factors or in an elastic job)"
 CHANGED = (

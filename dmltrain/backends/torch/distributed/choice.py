@@ -23,7 +23,8 @@ import torch
 
 from dmltrain.backends.torch.distributed import gates
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore, rules
+from dmltrain.kvstore import rules
+from dmltrain.kvstore.base import KVStore
 
 BYTES = 4  # of an element
 TIMES = 3  # of a product; the fastest counts

@@ -17,7 +17,7 @@ from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 
 
 class EarlyOptimizer(OverlappedOptimizer):

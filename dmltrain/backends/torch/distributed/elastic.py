@@ -27,8 +27,7 @@ from dmltrain.backends.torch.distributed.early import EarlyOptimizer
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import READ, Handle, KVStore
-from dmltrain.kvstore.base import ViewChanged
+from dmltrain.kvstore.base import READ, Handle, KVStore, ViewChanged
 
 RECEIPT = 3  # numbers
 

@@ -12,8 +12,7 @@ import numpy as np
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.elastic_on_servers import ElasticOptimizerOnServers
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore import READ
-from dmltrain.kvstore.base import ViewChanged
+from dmltrain.kvstore.base import READ, ViewChanged
 
 
 class ElasticChangingOptimizer(ElasticOptimizerOnServers):

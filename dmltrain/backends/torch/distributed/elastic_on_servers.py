@@ -24,8 +24,7 @@ from dmltrain.backends.torch.distributed.elastic import RECEIPT, check_round
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore import READ, Handle
-from dmltrain.kvstore.base import ViewChanged
+from dmltrain.kvstore.base import READ, Handle, ViewChanged
 from dmltrain.kvstore.types import KVStoreType
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 

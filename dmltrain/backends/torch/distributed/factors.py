@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from dmltrain.backends.torch.distributed.buckets import CHANGED, Bucket
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 
 
 class FactoredBucket(Bucket):

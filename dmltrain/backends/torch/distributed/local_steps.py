@@ -17,7 +17,8 @@ import torch
 from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.outer import OuterOptimizer
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore, agreement
+from dmltrain.kvstore import agreement
+from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.local_steps import LocalSteps
 
 OUTER = "outer"  # in a state_dict: what all workers have in common, beside the worker's own inner state

@@ -22,7 +22,7 @@ from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimize
 from dmltrain.backends.torch.optimizer import row_of
 from dmltrain.backends.torch.server_optimizer import make_spec, plain
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 from dmltrain.kvstore.types import KVStoreType
 
 ORDERS = "orders"  # in a state_dict, beside "servers"

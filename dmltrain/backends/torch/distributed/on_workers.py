@@ -17,7 +17,7 @@ from dmltrain.backends.torch.distributed.gradients.reducer import check_optimize
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore
+from dmltrain.kvstore.base import KVStore
 
 
 class OptimizerOnWorkers(DistributedOptimizer):

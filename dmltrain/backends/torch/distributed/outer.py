@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 from dmltrain.kvstore.local_steps import LocalSteps
 
 

@@ -22,7 +22,7 @@ from dmltrain.backends.torch.distributed import gates, same
 from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 
 
 @dataclass(frozen=True)

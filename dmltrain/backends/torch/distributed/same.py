@@ -11,7 +11,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from dmltrain.backends.torch.distributed.buckets import memory_order
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import KVStore, agreement
+from dmltrain.kvstore import agreement
+from dmltrain.kvstore.base import KVStore
 
 CHUNK = 1 << 26  # bytes that are shared at once
 EQUAL = 1e-4  # relative: norms that differ by rounding at most

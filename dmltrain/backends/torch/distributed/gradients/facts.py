@@ -10,7 +10,7 @@ import numpy as np
 from dmltrain.backends.torch.distributed import same
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore import READ, Handle, KVStore
+from dmltrain.kvstore.base import READ, Handle, KVStore
 
 LARGEST = 1 << 16  # counts are compared modulo this, so that their squares are exact
 OF_PARAMETER, EXTRA = 4, 7  # facts of each parameter, and numbers that are not of one

@@ -10,7 +10,7 @@ from torch import nn
 
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.layout import check_trainable, split, wire_type
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 
 Kind = tuple[torch.dtype, torch.Size, torch.device]
 

@@ -30,7 +30,7 @@ from dmltrain.backends.torch.distributed.gradients.parameter_buckets import Para
 from dmltrain.backends.torch.distributed.gradients.sparse_rows import SparseRows
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.errors import UserError
-from dmltrain.kvstore import Handle, KVStore
+from dmltrain.kvstore.base import Handle, KVStore
 
 State = tuple[torch.Tensor | None, int]  # a gradient, with its version
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dmltrain.kvstore import READ, KVStore
+from dmltrain.kvstore.base import READ, KVStore
 
 
 class SparseRows:
