@@ -76,8 +76,8 @@ def distribute(
     - `factors`: lets dense layers send sufficient factors where that is faster (dist_sync, the optimizer on the
       workers). The largest number of rows of a worker's step: samples, times positions where inputs have them; 0: none.
       `choices` of the result says which layers do, and why.
-    - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.base.env (default:
-      from the environment, else the first one).
+    - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.base.env (default: from
+      the environment, else the first one).
     - `balance`: in an elastic job with `dmltrain.State` and `dmltrain.loader`, whether each worker's part of a step's
       samples follows the speed at which it computes (docs/elastic.md).
     - `batch`: in such a job, the samples of a step when the number of workers changes. constant: as many as at the

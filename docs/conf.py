@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent)]
 project = "dmltrain"
 author = "the dmltrain authors"
 copyright = author
-version = re.search(r'^__version__ = "(.+)"', (HERE.parent / "dmltrain/__init__.py").read_text(), re.MULTILINE).group(1)
+version = re.search(r'^__version__ = "(.+)"', (HERE.parent / "dmltrain/version.py").read_text(), re.MULTILINE).group(1)
 release = version
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "from_code"]

@@ -1,4 +1,4 @@
-"""The blocks of ops at an epoch's end (dmltrain/train/epochs.py): a worker is lost before, in or after any of their ops."""
+"""The blocks of ops at an epoch's end (dmltrain/train/epochs.py): a worker is lost before, in or after any of them."""
 
 import pytest
 

@@ -51,7 +51,7 @@ def faults(program, **settings):
 @pytest.mark.parametrize(
     "program",
     [
-        "from dmltrain.base import malloc_tuning as heap\nassert heap.keep_freed_memory()\n",
+        "from dmltrain.base import malloc_tuning\nassert malloc_tuning.keep_freed_memory()\n",
         MODEL + "dmltrain.distribute(model, optimizer)\n",
         TRAINING,
         pytest.param(MEASURING, marks=pytest.mark.thorough),
@@ -71,7 +71,7 @@ def test_the_next_step_gets_freed_memory_without_page_faults(program):
 )
 def test_own_settings_of_malloc_stay(settings):
     assert (
-        faults("from dmltrain.base import malloc_tuning as heap\nassert not heap.keep_freed_memory()\n", **settings)
+        faults("from dmltrain.base import malloc_tuning\nassert not malloc_tuning.keep_freed_memory()\n", **settings)
         > 9 * PAGES
     )
 

@@ -53,14 +53,14 @@ def of(dtype, shape, data=b"", **options):
     return archive({"a.npy": npy(header, data, **options)})
 
 
-@pytest.mark.parametrize("seal", [bytes, seal.sealed])
-def test_numpys_files_are_read(seal):
-    found = npz.read(seal(saved(**ARRAYS)))
+@pytest.mark.parametrize("sealing", [bytes, seal.sealed])
+def test_numpys_files_are_read(sealing):
+    found = npz.read(sealing(saved(**ARRAYS)))
     assert list(found) == list(ARRAYS)
     for name, array in ARRAYS.items():
         assert np.array_equal(found[name], array) and found[name].dtype == array.dtype
         assert found[name].flags.writeable and found[name].flags.f_contiguous == array.flags.f_contiguous
-    assert npz.read(seal(saved())) == {}
+    assert npz.read(sealing(saved())) == {}
     assert npz.read(of("<u2", (2,), b"abcd", version=b"\2\0"))["a"].tolist() == [0x6261, 0x6463]
 
 
@@ -228,9 +228,9 @@ def test_an_archive_with_a_damaged_last_line_is_not_whole(suffix):
 
 
 @pytest.mark.parametrize("suffix", seal.ARCHIVES)
-@pytest.mark.parametrize("seal", [bytes, seal.sealed], ids=["0.4", "with a digest"])
-def test_an_archive_that_is_cut_anywhere_is_not_whole(suffix, seal):
-    whole = seal(KINDS[suffix]())
+@pytest.mark.parametrize("sealing", [bytes, seal.sealed], ids=["0.4", "with a digest"])
+def test_an_archive_that_is_cut_anywhere_is_not_whole(suffix, sealing):
+    whole = sealing(KINDS[suffix]())
     for length in range(0, len(whole), 7):
         assert seal.examine(whole[:length], suffix).damage, length
     assert seal.examine(whole[:-1], suffix).damage

@@ -252,7 +252,8 @@ def test_images_of_the_format_are_read(tree):
 
 def test_the_forecast_includes_the_codec_and_frames_accept_its_number_and_none_above(tree):
     program = (
-        "from dmltrain.train import measure; from dmltrain import options; print(measure.compression(options.Options())['24bit']);"
+        "from dmltrain.train import measure; from dmltrain import options;"
+        "print(measure.compression(options.Options())['24bit']);"
         "from dmltrain.kvstore.transport import wire; from dmltrain.kvstore import codec;"
         "print(wire.MAX_DTYPE, codec.make({'type': '24bit'}).number)"
     )
@@ -271,7 +272,8 @@ def test_results_have_the_format_and_the_plot_and_the_page_the_section(tree):
     (tree / "new.log").write_text("round 0 hit 0.25\nround 1 hit 0.75\n")
     (tree / "results").mkdir()
     program = (
-        "from pathlib import Path; from dmltrain.experiment.plan import file; from dmltrain.experiment import results; from dmltrain.report.page import cli;"
+        "from pathlib import Path; from dmltrain.experiment.plan import file;"
+        "from dmltrain.experiment import results; from dmltrain.report.page import cli;"
         "experiment = file.parse(b'program: t.py\\nplots: [empty: {grid: true}]', Path('x.yaml'));"
         "results.write(Path('results'), experiment, []); cli.main(['new.log', '-o', 'new.html'])"
     )

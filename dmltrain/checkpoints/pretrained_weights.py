@@ -1,7 +1,7 @@
 """What another run has trained: the weights in any checkpoint, of either backend or of an old MXNet job.
 
-A run that resumes needs more, and has dmltrain/train/resume.py. This is for programs that only start from weights: to score
-them, or to train another last layer.
+A run that resumes needs more, and has dmltrain/train/resume.py. This is for programs that only start from weights: to
+score them, or to train another last layer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of the group Emulation: steps that take longer than they do on this machine (dmltrain/train/emulation.py)."""
+"""The options of the group Emulation: steps that take longer than on this machine (dmltrain/train/emulation.py)."""
 
 from __future__ import annotations
 

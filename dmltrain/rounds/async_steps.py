@@ -2,7 +2,7 @@
 epoch.
 
 Members agree on how the samples are dealt, in the first op of each view: see kvstore/worker/clocks.py and
-data/async_deal.py. Otherwise they meet only when all samples of the epoch are used.
+assignment/async_deal.py. Otherwise they meet only when all samples of the epoch are used.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ApartRounds:
 
     def _is_over(self) -> bool:
         """All take the weights of the last step of all. The two barriers are the last ops of a view that drains: see
-        scheduler/kind_change.py."""
+        scheduler/membership/kind_change.py."""
         store, drains = self._member.store, self._member.view.drains
         if self.dealing.next_of(store.member, store.clock):
             return False

@@ -1,4 +1,4 @@
-"""A worker of an elastic job, from when the job can go on without it. together.py and apart.py have what depends on
+"""A worker of an elastic job, from when the job can go on without it. sync_steps.py and async_steps.py have what depends on
 whether the members of a view make each step together, or steps of their own; that may change from view to view.
 
 It knows no trainer and no options: rounds.py makes the rounds of the training programs with it.

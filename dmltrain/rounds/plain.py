@@ -1,4 +1,4 @@
-"""The rounds of an epoch in a job that is not elastic. elastic/member_rounds.py has those of one that is."""
+"""The rounds of an epoch in a job that is not elastic. rounds/member_rounds.py has those of one that is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmltrain.data.assignment.parts import Epoch, Part
 
 
 class Rounds(Protocol):
-    """See elastic/member_rounds.py."""
+    """See rounds/member_rounds.py."""
 
     @property
     def dealing(self) -> Dealing | AsyncDealing: ...

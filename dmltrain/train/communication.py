@@ -4,7 +4,7 @@
 for (kvstore/waiting.py). The time covers an epoch's steps, the barrier after them and the merging of statistics.
 
 `bound` compares that time with a lower bound. No schedule takes less than max(compute, T), where T is the least time in
-which this worker's host can transfer the bytes (kvstore/worker/bound.py). `bound` is this minimum divided by the time
+which this worker's host can transfer the bytes (worker/links/bound.py). `bound` is this minimum divided by the time
 that the epoch took: at 1 only faster computation or fewer bytes can make an epoch shorter.
 """
 

@@ -101,7 +101,7 @@ class Synced(Event):
 
 @value(frozen=True)
 class Probed(Event):
-    """The facts about the host, see `launch.agent.host.probe`. The launcher adds `skew`: the host's clock minus its own."""
+    """Facts about the host (`launch.agent.host.probe`). The launcher adds `skew`: the host's clock minus its own."""
 
     facts: Facts
     skew: float = 0.0  # s

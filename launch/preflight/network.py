@@ -65,8 +65,8 @@ def choose(
 ) -> dict[str, tuple[str, str]]:
     """(IP, name of its interface) of each host by name; LaunchError with hosts, their addresses and the fix.
 
-    `interfaces` has what `launch.agent.host.interface` found on each host. If it found none, an address is used unchecked
-    and its interface is "". `reached` has the IPs that SSH connected to ("" or missing: unknown).
+    `interfaces` has what `launch.agent.host.interface` found on each host. If it found none, an address is used
+    unchecked and its interface is "". `reached` has the IPs that SSH connected to ("" or missing: unknown).
     """
     have = {host.name: _addresses(interfaces.get(host.name) or ()) for host in hosts}
     peers = {name: address for name, address in (reached or {}).items() if address}

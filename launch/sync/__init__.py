@@ -6,7 +6,7 @@
     sync.cancel()                             makes all calls of `copy` return soon
     sync.progress(), sync.lines()             for the display, from any thread
 
-All hosts get the same files; only checkpoints that the job wrote on a host stay there (`launch.agent.copy.compare`). A file
+All hosts get the same files; only checkpoints that the job wrote on a host stay there (compare.py). A file
 that changes after its announcement is announced again to all hosts, and `copy` returns for no host before all hosts
 have it. If a host's folder is the working directory itself, directly or on a shared file system, nothing is copied: the
 launcher then sees a file with a random name that the agent created there.

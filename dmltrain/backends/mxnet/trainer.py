@@ -266,7 +266,7 @@ class MXNetTrainer:
         return {"model": self._model(), "optimizer": self._step.state()}
 
     def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
-        raise NotImplementedError  # elastic jobs are refused: elastic/checks.py
+        raise NotImplementedError  # elastic jobs are refused: rounds/checks.py
 
     def own_state(self) -> dict[str, Any]:
         """Nothing: all workers step together, or the servers do."""

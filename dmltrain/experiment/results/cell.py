@@ -26,8 +26,8 @@ class Cell:
     """One run of a setting.
 
     settings: the variables of the grid and the seed. options: those of the program. summary: the columns of
-    `dmltrain.report.summaries.summary` for a cell that is done, run: its values by epoch. log: the path of its log from the
-    folder of results, with slashes.
+    `dmltrain.report.summaries.summary` for a cell that is done, run: its values by epoch. log: the path of its log from
+    the folder of results, with slashes.
     """
 
     id: str

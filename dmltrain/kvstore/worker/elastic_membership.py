@@ -1,4 +1,4 @@
-"""A worker's membership in an elastic job, which goes on when workers are lost: see scheduler/views.py."""
+"""A worker's membership in an elastic job, which goes on when workers are lost: see scheduler/membership/views.py."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ view's first op (server_steps.py). Each worker connects to new servers when it e
 scheduler decides who is cut off, and another view follows.
 
 If the optimizer runs on the servers, the kvstore can change with a view between dist_sync and the others. In the view
-before, the members complete the steps that they are making, and wait (scheduler/kind_change.py).
+before, the members complete the steps that they are making, and wait (scheduler/membership/kind_change.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How far a worker of an elastic job is: the ops that it holds, and the view that it is in.
 
 The training thread calls the first group of methods, the thread of the control link the second. See
-scheduler/views.py for what the scheduler makes of it.
+scheduler/membership/views.py for what the scheduler makes of it.
 """
 
 from __future__ import annotations

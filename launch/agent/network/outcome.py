@@ -1,4 +1,4 @@
-"""The errors of connecting to another host's agent: `launch.agent.network.reach` reports, `launch.preflight` explains them."""
+"""The errors of connecting to another host's agent: reach.py reports, `launch.preflight` explains them."""
 
 from __future__ import annotations
 

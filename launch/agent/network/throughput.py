@@ -2,7 +2,7 @@
 
 A `Throughput` listens at the given address, on a port that the kernel chooses. `begin(peer)` opens STREAMS connections
 to the peer: one stream alone may need a second to reach its full speed against the traffic of the other direction. On
-each connection both sides authenticate as in `launch.agent.network.reach`. Then each sends zeros until SECONDS have passed or
+each connection both sides authenticate as in reach.py. Then each sends zeros until SECONDS have passed or
 BYTES are sent. The receiver of each direction measures its rate, without the start. At the end the accepting side
 sends its result, in RESULT_BYTES, so that the connecting side knows both. Above some Gbit/s these two processes limit
 the throughput, not the network.
