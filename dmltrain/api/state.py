@@ -18,7 +18,7 @@ from dmltrain.base import env, whole_file
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.data.assignment.deal import Dealing
-from dmltrain.kvstore.base import Dismissed, KVStore
+from dmltrain.kvstore.base import KVStore, MembershipEnded
 from dmltrain.kvstore.view import EQUAL, Balancing
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.logs import record
@@ -257,7 +257,7 @@ class State:
             facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}
             balance = Balancing(job.batch, job.each) if asked.balance else EQUAL
             self._member.arm(facts, joining.replayed, balance)
-        except Dismissed as end:
+        except MembershipEnded as end:
             log.info("This worker's part has ended: %s", end)
             raise SystemExit(0) from None
         if not env.replay():
@@ -268,7 +268,7 @@ class State:
     def _left(self) -> None:
         """The script has come to its end, perhaps with an error that nobody caught."""
         error = getattr(sys, "last_value", None)
-        if error is not None and not isinstance(error, Dismissed):
+        if error is not None and not isinstance(error, MembershipEnded):
             self._store.failed(error)
         if self._member:
             self._member.close()

@@ -18,9 +18,9 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.data.ahead import ahead
 from dmltrain.data.assignment.parts import Part
+from dmltrain.data.buffer_pool import Rooms
 from dmltrain.data.dataset import ABSENT, Samples
 from dmltrain.data.read_ahead import ReadAhead
-from dmltrain.data.rooms import Rooms
 
 PREFETCH_BYTES = 256 << 20
 

@@ -32,7 +32,7 @@ class ViewChanged(Exception):
     in a round of training the optimizer does, and pushes its gradients again."""
 
 
-class Dismissed(Exception):
+class MembershipEnded(Exception):
     """This worker has no part in what comes next, which is no error: it leaves on purpose, the next view of a replay is
     without it, or the job came to its end before it could join."""
 
@@ -203,7 +203,7 @@ class KVStore:
 
     def enter(self) -> bool:
         """After ViewChanged: go on as a member of the next view. Returns whether the others have completed the round
-        that was interrupted: its step is made, and not to be made again. Raises Dismissed."""
+        that was interrupted: its step is made, and not to be made again. Raises MembershipEnded."""
         return False
 
     def all_reduce(self, name: str, array: Array) -> Array:

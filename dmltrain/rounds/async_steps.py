@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dmltrain.rounds.member import Member
 
 
-class Apart:
+class AsyncSteps:
     """What Member does in a view of such a kvstore. `begun`: whether this worker is in the middle of a step."""
 
     def __init__(self, member: Member, log: Logger) -> None:
@@ -99,7 +99,7 @@ class ApartRounds:
 
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
-        assert isinstance(member.part, Apart)
+        assert isinstance(member.part, AsyncSteps)
         self._member, self._part = member, member.part
         member.journal.deal_steps(epoch, member.view, member.store.clock, first)
         self._part_of = self.dealing  # for which `part` was asked

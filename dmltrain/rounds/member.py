@@ -19,10 +19,10 @@ from dmltrain.base import env
 from dmltrain.data.assignment.parts import Epoch
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
-from dmltrain.rounds.async_steps import Apart
+from dmltrain.rounds.async_steps import AsyncSteps
 from dmltrain.rounds.speed import OwnSpeed
 from dmltrain.rounds.suspects import Suspects
-from dmltrain.rounds.sync_steps import Together
+from dmltrain.rounds.sync_steps import SyncSteps
 
 Give = Callable[[dict[str, Any]], bytes]
 Take = Callable[[bytes, bool], Mapping[str, Any]]
@@ -43,7 +43,7 @@ class Member:
         self.before: View | None = None  # the last view that was entered
         self.order: Epoch | None = None  # of the epoch whose samples this worker trains
         self._speed: OwnSpeed | None = None
-        self.part: Together | Apart = self._part()
+        self.part: SyncSteps | AsyncSteps = self._part()
         store.begun, store.on_clocks = lambda: self.part.begun, lambda clocks: self.part.told(clocks)
         store.between_epochs = lambda: self.journal.between_epochs
         store.on_enter, store.on_shared, store.blamed = self._entered, lambda: self.part.shared(), self._blamed
@@ -56,8 +56,8 @@ class Member:
         """Whether the members make each step together."""
         return self.store.kvstore_type.synchronous
 
-    def _part(self) -> Together | Apart:
-        return Together(self) if self.together else Apart(self, self._log)
+    def _part(self) -> SyncSteps | AsyncSteps:
+        return SyncSteps(self) if self.together else AsyncSteps(self, self._log)
 
     @property
     def view(self) -> View:
@@ -72,7 +72,7 @@ class Member:
         """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until
         it has joined: `journal.joins`. `facts`: what a replacement must have in common with the others, beside the job.
         `replay(job)`: the views to go through. `balance`: how samples follow the speed of workers. Raises UserError,
-        JobLost, Dismissed."""
+        JobLost, MembershipEnded."""
         self._speed = OwnSpeed() if balance.batch else None
         self._log.info(
             "Elastic: the job goes on when workers are lost, while at least %d are left (--min-workers); "
@@ -91,7 +91,7 @@ class Member:
         return ""
 
     def wait_to_return(self) -> None:
-        """After Dismissed: go on in a later view of the replay that has this worker again. Raises Dismissed if there is
+        """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises MembershipEnded if there is
         none, JobLost."""
         self.journal.lacks_state = True
         self.store.wait_to_return()
@@ -117,7 +117,7 @@ class Member:
 
     def _entered(self, view: View, missed: bool) -> None:
         self.journal.entered(view, missed)
-        if isinstance(self.part, Together) != self.together:
+        if isinstance(self.part, SyncSteps) != self.together:
             self.part = self._part()
             self.journal.deal_again(self.store.clock)
         self.part.suspect(view)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dmltrain.rounds.member import Member
 
 
-class Together:
+class SyncSteps:
     """What Member does in a view of such a kvstore."""
 
     begun = False  # a round is an op, and no step of this worker's own

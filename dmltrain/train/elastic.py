@@ -16,7 +16,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import Unreadable, UserError
 from dmltrain.data.assignment.parts import Epoch, Shared
 from dmltrain.data.batches import Batch, TrainBatches
-from dmltrain.kvstore.base import Dismissed, Stopped
+from dmltrain.kvstore.base import MembershipEnded, Stopped
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.options.distribution import SNAPSHOT_SECONDS
@@ -47,9 +47,9 @@ def train(run: Run, epochs: Callable[[Run], None]) -> None:
             try:
                 epochs(run)
                 break
-            except Dismissed:
+            except MembershipEnded:
                 run = again(run)
-    except Dismissed as end:
+    except MembershipEnded as end:
         run.log.info("This worker's part has ended: %s", end)
     except Stopped as end:
         stop(run)
@@ -62,7 +62,7 @@ def train(run: Run, epochs: Callable[[Run], None]) -> None:
 def arm(run: Run) -> Run:
     """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until it
     has joined; returns the run from where the others are. Raises UserError for a replay of another job, JobLost,
-    Dismissed."""
+    MembershipEnded."""
     store = run.store
     assert isinstance(store, ElasticKVStore)
     member = Member(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
@@ -77,7 +77,7 @@ def arm(run: Run) -> Run:
 
 
 def again(run: Run) -> Run:
-    """After Dismissed: go on in a later view of the replay that has this worker again. Raises Dismissed if there is
+    """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises MembershipEnded if there is
     none, JobLost."""
     assert run.member
     run.member.wait_to_return()

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from dmltrain import models
 from dmltrain.backends.torch import layers
-from dmltrain.backends.torch.distributed import choice, distribute, gates
+from dmltrain.backends.torch.distributed import choice, distribute, parameter_hooks
 from dmltrain.backends.torch.distributed.choice import Layer, Trial, decide, sizes
 from dmltrain.backends.torch.trainer import TorchTrainer
 from dmltrain.base.errors import UserError
@@ -405,12 +405,12 @@ def traced(weight):
 
 
 def test_the_layers_that_could_send_factors():
-    assert list(gates.dense_weights(traced(lambda graph, w: w))) == ["w"]
-    assert not gates.dense_weights(traced(lambda graph, w: graph.call_function(torch.mul, (w, 2))))
-    assert not gates.dense_weights(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))))
-    assert list(gates.dense_weights(Net())) == ["first.weight", "last.weight"]
+    assert list(parameter_hooks.dense_weights(traced(lambda graph, w: w))) == ["w"]
+    assert not parameter_hooks.dense_weights(traced(lambda graph, w: graph.call_function(torch.mul, (w, 2))))
+    assert not parameter_hooks.dense_weights(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))))
+    assert list(parameter_hooks.dense_weights(Net())) == ["first.weight", "last.weight"]
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
-    assert list(gates.dense_weights(nn.Sequential(normed, nn.Linear(3, 2)))) == ["1.weight"]
+    assert list(parameter_hooks.dense_weights(nn.Sequential(normed, nn.Linear(3, 2)))) == ["1.weight"]
 
 
 def test_alexnet_needs_a_fourteenth_of_its_bytes():

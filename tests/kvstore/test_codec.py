@@ -15,10 +15,10 @@ from dmltrain.kvstore.scratch import BLOCK
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker import residual
-from dmltrain.kvstore.worker.handing_over import HandingOver
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
+from dmltrain.kvstore.worker.residual_transfer import HandingOver
 from tests.kvstore.through_a_codec import decode, encode, through
 from tests.tiers import examples
 

@@ -35,8 +35,8 @@ from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
-from dmltrain.kvstore.worker.handing_over import HandingOver
 from dmltrain.kvstore.worker.progress import Progress
+from dmltrain.kvstore.worker.residual_transfer import HandingOver
 from tests.waiting import wait_for
 
 

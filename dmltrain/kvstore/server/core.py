@@ -20,7 +20,7 @@ Server", section 3).
 - Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
 
 - Changes of the members of an elastic job: `enter`, and of its kvstore: `is_now`. Workers keep their ranks. If rounds
-  are steps of the optimizer here, the last one may be taken back after it: `hold`, taking_back.py. If each push is a
+  are steps of the optimizer here, the last one may be taken back after it: `hold`, rollback.py. If each push is a
   step, workers keep their clocks. Then a worker's clock may also jump, and a push that it repeats after the change
   counts once.
 
@@ -41,7 +41,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.kind import Kind
-from dmltrain.kvstore.server import taking_back
+from dmltrain.kvstore.server import rollback
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.groups import Groups
 from dmltrain.kvstore.server.memory import Memory
@@ -101,7 +101,7 @@ class ServerCore:
         self._set(self.workers.on_hosts(tuple(hosts), lost))
         self._elastic = True
         if other_servers:
-            self._kept |= taking_back.states(self._slices, all_of_it=True)
+            self._kept |= rollback.states(self._slices, all_of_it=True)
         self._declared.forget(weights=other_servers)
         for (key, index), slice_ in list(self._slices.items()):
             if slice_.is_weight and not other_servers:
@@ -137,15 +137,15 @@ class ServerCore:
             return [reply for (key, index), each in weights.items() for reply in self._answer(key, index, each, now)]
         for id, slice_ in weights.items():
             try:
-                taking_back.go_to(slice_, step)
-            except taking_back.Ahead as error:
+                rollback.go_to(slice_, step)
+            except rollback.Ahead as error:
                 raise Rejected(f"{self._declared.describe(*id)} {error}") from error
         return []
 
     def states(self) -> dict[str, Array]:
         """What this server has of the optimizer's states: see taking_back.states. After a change of servers also what
         it had before, until the first push."""
-        return self._kept | taking_back.states(self._slices, all_of_it=False)
+        return self._kept | rollback.states(self._slices, all_of_it=False)
 
     def change(self, message: Consistency) -> None:
         """The kvstore is of another type, or has another bound on staleness, from now on. Weights and the states of

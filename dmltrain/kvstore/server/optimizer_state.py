@@ -54,7 +54,7 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
             raise Rejected(f"the optimizer state of key {id[0]} slice {id[1]} belongs to another model")
         slice_.value.array[:] = value
         slice_.initial = False
-        if clocks is not None:  # it was divided anew: see taking_back.py
+        if clocks is not None:  # it was divided anew: see rollback.py
             _go_on(slice_, int(fields.pop("steps")), clocks)
         slice_.note_pull(*slice_.pulled)  # every worker pulls after a state was loaded
         slice_.coded = encoded(slice_)

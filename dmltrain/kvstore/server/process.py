@@ -16,7 +16,7 @@ from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS, Control
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.server import optimizer_state, taking_back
+from dmltrain.kvstore.server import optimizer_state, rollback
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
@@ -140,13 +140,13 @@ class ServerProcess:
     def pack_steps(self) -> bytes:
         """This server's optimizer state by steps, for those who take over from a lost server."""
         with self._service.quiescent() as core:
-            return taking_back.pack(core.states())
+            return rollback.pack(core.states())
 
     def pack_gone(self) -> bytes:
         """What this server has of workers that have left; see ServerCore.enter."""
         with self._service.exclusive() as core:
             rows = [(worker, *clocks) for worker, clocks in sorted(core.gone.items())]
-        return taking_back.pack({"gone": np.array(rows, np.int64).reshape(-1, 3)})
+        return rollback.pack({"gone": np.array(rows, np.int64).reshape(-1, 3)})
 
     def state_limit(self) -> int:
         """The maximum size in bytes of a state for this server."""

@@ -111,7 +111,7 @@ class ServerSlice:
     pusher: int = -1  # the only worker that pushes; -1: all do
     previous: Buffer | None = None  # the value of the round before, if only one worker pushes
     steps: int = 0  # optimizer steps, for the reported staleness
-    takes_back: bool = False  # its last step can be taken back: see taking_back.py
+    takes_back: bool = False  # its last step can be taken back: see rollback.py
     former: Former | None = None  # if so, and it has made one
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     queue: deque[Push] = field(default_factory=deque)  # if each push is a step

@@ -28,7 +28,7 @@ class ElasticMembership(Membership):
 
     def arm(self, message: Ready) -> None:
         """From the first view on, which comes when all workers have called this, the job goes on without workers that
-        are lost. A replacement waits until it is admitted. Raises JobLost, Dismissed."""
+        are lost. A replacement waits until it is admitted. Raises JobLost, MembershipEnded."""
         self._control.ready(message)
         self.progress.wait_for_view()
 

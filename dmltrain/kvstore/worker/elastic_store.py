@@ -35,7 +35,17 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import Diverged, JobLost, Unreadable, UserError
 from dmltrain.kvstore import types
-from dmltrain.kvstore.base import READ, Dismissed, Handle, Key, Keys, Stopped, ViewChanged, keys_and_values, summed
+from dmltrain.kvstore.base import (
+    READ,
+    Handle,
+    Key,
+    Keys,
+    MembershipEnded,
+    Stopped,
+    ViewChanged,
+    keys_and_values,
+    summed,
+)
 from dmltrain.kvstore.kind import kind_of
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
@@ -46,8 +56,8 @@ from dmltrain.kvstore.worker import changes, clocks
 from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.clocks import Clocks
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
-from dmltrain.kvstore.worker.handing_over import HandingOver
 from dmltrain.kvstore.worker.links.routes import Sharing
+from dmltrain.kvstore.worker.residual_transfer import HandingOver
 from dmltrain.kvstore.worker.server_steps import ServerSteps
 from dmltrain.kvstore.worker.store import DistKVStore
 
@@ -148,7 +158,7 @@ class ElasticKVStore(DistKVStore):
         """All keys are declared: the job goes on without workers that are lost from now on. `facts`: what a replacement
         must have in common with the others. `replay`: the views to go through, on worker 0. `balance`: how samples
         follow the speeds that are reported. `why_fixed`: why members cannot change between steps that all make together
-        and steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost, Dismissed."""
+        and steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost, MembershipEnded."""
         self._member.flush()
         why_fixed = (self._why_fixed() or why_fixed)[:MAX_TEXT]
         self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, why_fixed))
@@ -181,16 +191,16 @@ class ElasticKVStore(DistKVStore):
 
     def wait_for_change(self) -> None:
         """Between two steps: if the kvstore changes after the last one, wait for the next view, and enter it. Raises
-        JobLost, Dismissed, Stopped."""
+        JobLost, MembershipEnded, Stopped."""
         if self.view and self.view.drains and self.done == self.view.until:
             self._progress.wait_for_view()
             self.repeat(self._begin)
 
     def wait_to_return(self) -> None:
-        """After Dismissed: wait for a later view of the replay with this worker, and enter it. Raises JobLost, and
-        Dismissed if there is none."""
+        """After MembershipEnded: wait for a later view of the replay with this worker, and enter it. Raises JobLost, and
+        MembershipEnded if there is none."""
         if not (self._progress.returns or self._progress.pending):
-            raise Dismissed(self._farewell)
+            raise MembershipEnded(self._farewell)
         self._lacks = ALL
         self._progress.wait_for_view()
         self.enter()
@@ -211,7 +221,7 @@ class ElasticKVStore(DistKVStore):
                 self.repeating = outer
 
     def leave(self, reason: str) -> None:
-        """This worker leaves on purpose before one of its next rounds: then `enter` raises Dismissed. For any thread;
+        """This worker leaves on purpose before one of its next rounds: then `enter` raises MembershipEnded. For any thread;
         before `arm` it means nothing."""
         self._notice = reason
         self._elastic.leave(reason, self.keeps_residuals)
@@ -250,7 +260,7 @@ class ElasticKVStore(DistKVStore):
         if self._progress.has_departed:  # perhaps with a view that it was not told
             self._farewell = f"it leaves the job on purpose ({self._notice})"
         if not is_member:
-            raise Dismissed(f"view {view.number} is without worker {self.member}")
+            raise MembershipEnded(f"view {view.number} is without worker {self.member}")
         self._take_kind(view)
         self._broadcast.restart()
         self.rank, self.num_workers = view.place(self.member), len(view.members)

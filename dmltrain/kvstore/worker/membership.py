@@ -8,7 +8,7 @@ import sys
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost, UserError
-from dmltrain.kvstore.base import Dismissed, Handle
+from dmltrain.kvstore.base import Handle, MembershipEnded
 from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport.message import Change, Changed, LinkLost, Took
@@ -172,7 +172,7 @@ class Membership:
         if os.getpid() != self._process:
             return  # this is the exit of a forked child
         failed = getattr(sys, "last_type", None)  # set when an exception ends the program
-        if failed is None or issubclass(failed, Dismissed):
+        if failed is None or issubclass(failed, MembershipEnded):
             self.close()
         elif not self._closed:
             self._fail(f"ended by {failed.__name__}: {sys.last_value}")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dmltrain.base.errors import JobLost
-from dmltrain.kvstore.base import Dismissed, ViewChanged
+from dmltrain.kvstore.base import MembershipEnded, ViewChanged
 from dmltrain.kvstore.transport.message import Enter, Flush, Flushed, NewServer
 from dmltrain.kvstore.view import NEVER, View
 
@@ -115,13 +115,13 @@ class Progress:
             self._pending.clear()
 
     def wait_for_view(self) -> None:
-        """Wait until a view was announced. Raises JobLost; Dismissed if the job has come to its end."""
+        """Wait until a view was announced. Raises JobLost; MembershipEnded if the job has come to its end."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._pending or self._over)
             if self._failure:
                 raise JobLost(self._failure)
             if not self._pending:
-                raise Dismissed("the job has come to its end")
+                raise MembershipEnded("the job has come to its end")
 
     # -- the thread of the control link -----------------------------------------------------------------------------
 

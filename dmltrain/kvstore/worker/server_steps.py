@@ -29,7 +29,7 @@ from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.worker_slice import FIRST
 from dmltrain.kvstore.worker.membership import Membership
 
-STATE, VALUE, CLOCKS, STEPS = "state ", "value", "clocks", "steps"  # in the names of arrays: see server/taking_back.py
+STATE, VALUE, CLOCKS, STEPS = "state ", "value", "clocks", "steps"  # in the names of arrays: see server/rollback.py
 States = Mapping[str, Array]  # by such names
 MAX_NAMED = 5  # keys in a message
 

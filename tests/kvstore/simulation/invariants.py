@@ -84,7 +84,7 @@ class Invariants:
             own = worker.residual[0]
             require(residuals.get(worker.member, own) == own, f"the residual of worker {worker.member} is not {own}")
         for worker in [self.workers[each.member] for view in views for each in view.left] if self.job.residuals else ():
-            gone = worker.ended.startswith("Dismissed") and worker.has_left
+            gone = worker.ended.startswith("MembershipEnded") and worker.has_left
             require(not (gone and worker.residual.any()), f"worker {worker.member} has left with a residual")
         return tuple(final)
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from dmltrain.kvstore.scheduler.following import Standing
-from dmltrain.kvstore.server import optimizer_state, taking_back
+from dmltrain.kvstore.server import optimizer_state, rollback
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.reply import Reply
 from dmltrain.kvstore.transport.message import Enter, Left, Register, Start
@@ -96,7 +96,7 @@ class Server(Process):
     def load(self, states):
         if self.core.spec is None:
             self.core.optimize(SPEC)
-        optimizer_state.unpack(taking_back.pack(states), self.core.slices())
+        optimizer_state.unpack(rollback.pack(states), self.core.slices())
         for (key, _), slice_ in self.core.slices().items():
             if slice_.is_weight:
                 self.remember(key, slice_)

@@ -4,7 +4,7 @@ import numpy as np
 
 from dmltrain.base.errors import JobLost
 from dmltrain.data.assignment.deal import Deal, Dealing
-from dmltrain.kvstore.base import Dismissed, Stopped, ViewChanged
+from dmltrain.kvstore.base import MembershipEnded, Stopped, ViewChanged
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.view import barrier_of
@@ -108,11 +108,11 @@ class Worker(Process):
             self.ended = "finished"
         except Stopped:
             self.thread = self.stop()
-        except Dismissed as error:
+        except MembershipEnded as error:
             if self.progress.returns:
                 self.lacks_state, self.thread = True, self.rejoin()
             else:
-                self.ended = f"Dismissed {error}"
+                self.ended = f"MembershipEnded {error}"
         except JobLost as error:
             self.ended = f"{type(error).__name__} {error}"
 
@@ -139,7 +139,7 @@ class Worker(Process):
         while self.progress.pending is None:
             self.check_lost()
             if self.progress._over:
-                raise Dismissed("the job has come to its end")
+                raise MembershipEnded("the job has come to its end")
             yield
 
     def epochs(self):
@@ -443,7 +443,7 @@ class Worker(Process):
         if self.member not in view.members:
             if not self.progress.returns:
                 self.world.send(self.node, SCHEDULER, say.Bye(done=self.progress.done))
-            raise Dismissed
+            raise MembershipEnded
         self.undo.back_to(view.base)
         if self.member in view.joined:
             self.undo.forget()

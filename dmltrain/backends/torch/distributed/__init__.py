@@ -12,7 +12,7 @@ step(). There the worker's optimizer makes the step, bucket by bucket as sums ar
 into the memory of the model's parameters, and awaited just before the next forward (on_servers.py). In an elastic job
 the step comes after the last sum (elastic.py), and weights are taken when all have come (elastic_on_servers.py, and
 elastic_changing.py also for dist_async and dist_ssp). With `defer` each bucket is awaited where the next forward first
-reads it (overlap.py, gates.py).
+reads it (overlap.py, parameter_hooks.py).
 
 With dist_local no gradients are sent: each worker steps alone, and sometimes weights are averaged (local_steps.py).
 """
@@ -23,6 +23,7 @@ from collections.abc import Collection
 
 import torch
 
+from dmltrain.backends.torch.distributed.base_optimizer import DistributedOptimizer
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, choose
 from dmltrain.backends.torch.distributed.early import EarlyOptimizer
 from dmltrain.backends.torch.distributed.elastic import ElasticOptimizer
@@ -31,7 +32,6 @@ from dmltrain.backends.torch.distributed.local_steps import LocalStepsOptimizer
 from dmltrain.backends.torch.distributed.on_servers import OptimizerOnServers
 from dmltrain.backends.torch.distributed.on_workers import OptimizerOnWorkers
 from dmltrain.backends.torch.distributed.overlap import Mode
-from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.base import malloc_tuning
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore

@@ -9,10 +9,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed import owners, same
+from dmltrain.backends.torch.distributed.base_optimizer import DistributedOptimizer
 from dmltrain.backends.torch.distributed.buckets import Bucket
 from dmltrain.backends.torch.distributed.factors import FactoredBucket
 from dmltrain.backends.torch.distributed.layout import make_buckets
-from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from dmltrain.backends.torch.distributed import gates
+from dmltrain.backends.torch.distributed import parameter_hooks
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import rules
 from dmltrain.kvstore.base import KVStore
@@ -142,12 +142,12 @@ def choose(
     """For all dense layers of `model` that `optimizer` trains; `factored` names those that send factors, instead of a
     decision. Every worker must call it with the same model. Raises UserError."""
     rules.check_rows(rows)
-    if not gates.can_have(model):
+    if not parameter_hooks.can_have(model):
         raise UserError("factors are not kept in TorchScript: train without factors")
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     weights = {
         name: weight
-        for name, weight in gates.dense_weights(model).items()
+        for name, weight in parameter_hooks.dense_weights(model).items()
         if weight in trained and weight.requires_grad and weight.dtype == torch.float32
     }
     unknown = sorted(set(factored or ()) - set(weights))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dmltrain.backends.torch.distributed import backward, gates
+from dmltrain.backends.torch.distributed import backward, parameter_hooks
 from dmltrain.backends.torch.distributed.buckets import Bucket, memory_order, same_bits
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
 from dmltrain.backends.torch.optimizer import row_of
@@ -57,7 +57,7 @@ class OptimizerOnServers(OverlappedOptimizer):
         if not mode.early:
             self._watch()
         if mode.early and not self._defer:
-            gates.before_forward(model, self.settle, self.settle)
+            parameter_hooks.before_forward(model, self.settle, self.settle)
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # read-only here

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from dmltrain.backends.torch.distributed import backward, owners
+from dmltrain.backends.torch.distributed.base_optimizer import DistributedOptimizer
 from dmltrain.backends.torch.distributed.gradients.reducer import check_optimizer, reducers_of
 from dmltrain.backends.torch.distributed.overlap import Mode
-from dmltrain.backends.torch.distributed.serial import DistributedOptimizer
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import KVStore
 

@@ -4,7 +4,7 @@ A bucket is pending from its push (with the optimizer on the servers: from its p
 `step()` it is `stepped`: its weights may be read only after it is settled. There are two ways to wait:
 
 - `settle` waits for all stepped buckets, where it is not known which weights are read next.
-- With `defer`, the model's forward waits for a bucket just before it first reads one of its parameters (gates.py). In
+- With `defer`, the model's forward waits for a bucket just before it first reads one of its parameters (parameter_hooks.py). In
   this time it settles buckets that have arrived, so that the optimizer runs while the worker would wait.
   (ByteScheduler, Peng et al., SOSP 2019, section 2; P3, Jayarajan et al., MLSys 2019, section 3.)
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dmltrain.backends.torch.distributed import gates, same
+from dmltrain.backends.torch.distributed import parameter_hooks, same
 from dmltrain.backends.torch.distributed.bucketed import BucketedOptimizer
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.base.errors import UserError
@@ -57,11 +57,11 @@ class OverlappedOptimizer(BucketedOptimizer):
         self._names = {each: name for name, each in model.named_parameters()}
         for bucket in self._buckets if mode.early else ():
             self._hooks += bucket.watch(self._gradient_ready)
-        self._defer = mode.defer and gates.can_have(model)
+        self._defer = mode.defer and parameter_hooks.can_have(model)
         if self._defer:
-            gates.install(model, self._buckets, self._before_read, self.settle)
+            parameter_hooks.install(model, self._buckets, self._before_read, self.settle)
         if self._factored:
-            gates.factor(model, self._factored)
+            parameter_hooks.factor(model, self._factored)
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # read-only here
