@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "dmltrain/__init__.py").read_text(), re.MULTILINE).group(1)
+VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "dmltrain/version.py").read_text(), re.MULTILINE).group(1)
 PTH = "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
 
 

@@ -21,15 +21,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dmltrain.version import __version__ as __version__
+
 if TYPE_CHECKING:
     import torch
 
-    from dmltrain.api import Loader
-    from dmltrain.api import State as State
+    from dmltrain.api.loader import Loader
+    from dmltrain.api.state import State as State
     from dmltrain.backends.torch.distributed import DistributedOptimizer
     from dmltrain.base.env import Environment
-
-__version__ = "0.4.0"
 
 
 def distribute(
@@ -76,8 +76,8 @@ def distribute(
     - `factors`: lets dense layers send sufficient factors where that is faster (dist_sync, the optimizer on the
       workers). The largest number of rows of a worker's step: samples, times positions where inputs have them; 0: none.
       `choices` of the result says which layers do, and why.
-    - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.base.env (default: from
-      the environment, else the first one).
+    - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.base.env
+      (default: from the environment, else the first one).
     - `balance`: in an elastic job with `dmltrain.State` and `dmltrain.loader`, whether each worker's part of a step's
       samples follows the speed at which it computes (docs/elastic.md).
     - `batch`: in such a job, the samples of a step when the number of workers changes. constant: as many as at the
@@ -173,19 +173,19 @@ def loader(
 
     Raises UserError for wrong values, and without a State.
     """
-    from dmltrain import api
+    from dmltrain.api.loader import Loader
     from dmltrain.api.state import newest
 
-    return api.Loader(newest(), dataset, batch_size, micro_batches, seed, drop_last, options)
+    return Loader(newest(), dataset, batch_size, micro_batches, seed, drop_last, options)
 
 
 def __getattr__(name: str) -> Any:
     """State, which needs more than scripts without it."""
     if name != "State":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dmltrain import api
+    from dmltrain.api.state import State
 
-    return api.State
+    return State
 
 
 def rank() -> int:

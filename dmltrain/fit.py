@@ -17,8 +17,7 @@ from logging import Logger
 from pathlib import Path
 from typing import Any
 
-import dmltrain
-from dmltrain import kvstore, rounds
+from dmltrain import kvstore
 from dmltrain.backends.table import BACKENDS
 from dmltrain.base import env, errors, malloc_tuning
 from dmltrain.base.errors import Diverged, JobLost, UserError
@@ -27,11 +26,13 @@ from dmltrain.checkpoints import checkpoint
 from dmltrain.kvstore.base import KVStore
 from dmltrain.logs import record
 from dmltrain.options import Options, parse
+from dmltrain.rounds import checks
 from dmltrain.train import (
     board,
     common_network,
     divergence,
     dry_parse,
+    elastic,
     emulation,
     epochs,
     fine_tuning,
@@ -45,6 +46,7 @@ from dmltrain.train.notice import notice_of
 from dmltrain.train.plan import Position, plan_of, schedule_of
 from dmltrain.train.run import Run
 from dmltrain.usage import Usage, gpu
+from dmltrain.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -92,7 +94,7 @@ def train(options: Options, command: str) -> None:
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
     its = env.read()
-    rounds.check(options, its)
+    checks.check(options, its)
     if its.role == "worker" or (its.role == "server" and its.joins and options.update_on_kvstore):
         BACKENDS[options.backend].load()  # a server that joins does so while the others train
     store = kvstore.create(
@@ -111,7 +113,7 @@ def train(options: Options, command: str) -> None:
             return
         run = prepare(options, store, command)
         malloc_tuning.keep_freed_memory()
-        rounds.train(run, train_epochs)
+        elastic.train(run, train_epochs)
     except BaseException as error:
         store.failed(error)  # the other processes end at once and report this reason, or go on without this one
         raise
@@ -203,7 +205,7 @@ def introduce(run: Run, command: str) -> None:
     options, dataset, network = run.options, run.dataset, run.network
     devices = f"{len(options.device_names)} x {options.device_names[0].partition(':')[0]}"
     for line in (
-        f"dmltrain {dmltrain.__version__}: {command}",
+        f"dmltrain {__version__}: {command}",
         f"start with arguments {options}",
         f"Network {network.name}: {network.num_parameters} parameters, input "
         f"{'x'.join(map(str, network.input_shape))}, {network.num_classes} classes, {options.dtype}",

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dmltrain
 from dmltrain import data, fit, kvstore, models
 from dmltrain.backends.table import BACKENDS
 from dmltrain.base import env
@@ -30,6 +29,7 @@ from dmltrain.models import graph_file
 from dmltrain.mxnet_files import weights
 from dmltrain.options import LAST, Options, gives, parse, usual_top_k
 from dmltrain.train import common_network, dry_parse, evaluation, loading
+from dmltrain.version import __version__
 
 
 def main(
@@ -77,7 +77,7 @@ def score(options: Options, given: Collection[str], command: str) -> None:
 
 def _score(options: Options, given: Collection[str], store: KVStore, command: str) -> None:
     log = record.logger(store.rank)
-    log.info("dmltrain %s: %s", dmltrain.__version__, command)
+    log.info("dmltrain %s: %s", __version__, command)
     assert options.model_prefix
     asked = None if options.load_epoch == LAST else options.load_epoch
     found = pretrained_weights.shared(options.model_prefix, asked, store, log, iteration=options.load_iteration)

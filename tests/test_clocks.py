@@ -40,8 +40,7 @@ MAY_READ = {  # file and function -> what for
     "launch/run/start.py run": "a date in a record",
     "launch/terminal/log_folder.py stamp": "a date in a record",
     "launch/terminal/usage_file.py __init__": "stamps of rows",
-    "launch/whole_file.py _remove_if_left": "the age, in days, of what a killed writer of another host left",
-    "dmltrain/base/whole_file.py _remove_if_left": "the same",
+    "dmltrain/base/whole_file.py _remove_if_left": "the age, in days, of what a killed writer of another host left",
 }
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dmltrain import options, rounds
+from dmltrain import options
 from dmltrain.audit.count import count
 from dmltrain.audit.views_file import read
 from dmltrain.base import env
 from dmltrain.base.errors import UserError
+from dmltrain.rounds import checks
 from tests.elastic.test_suspects import ended as blamed
 from tests.elastic_job import (  # noqa: F401
     AUDIT,
@@ -193,7 +194,7 @@ def problems(words, least, environment):
     shape |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9000"}
     found = env.read({**shape, **({"DMLTRAIN_ELASTIC": str(least)} if least else {}), **environment})
     line = ["--network", "mlp", "--dataset", "digits", "--kv-store", "dist_sync", *words.split()]
-    rounds.check(options.parse(line, "elastic"), found)
+    checks.check(options.parse(line, "elastic"), found)
 
 
 @pytest.mark.parametrize(("words", "least", "environment", "said"), MOST)

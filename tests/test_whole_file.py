@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, by the one function for them in each of the two packages.
+"""Files that are written whole or not at all, by the one function for them.
 
 Each writer is killed with SIGKILL at each of its system calls, before and after it; and another process removes the
 leftovers of killed writers at each of them. The fake is what a test cannot have everywhere: a disk that fails to sync,
@@ -16,22 +16,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-import dmltrain.base.whole_file
-import launch.whole_file
+from dmltrain.base import whole_file
 from dmltrain.base.errors import JobLost
 from tests.descriptors import descriptors
 from tests.traced import traced
 
 OLD, NEW, OTHER = b"old" * 1000, b"new" * 1000, b"other" * 1000
-
-
-@pytest.fixture(params=[dmltrain.base.whole_file, launch.whole_file], ids=["dmltrain", "launch"])
-def package(request: pytest.FixtureRequest) -> ModuleType:
-    return request.param
 
 
 @pytest.fixture
@@ -42,54 +35,47 @@ def target(tmp_path: Path) -> Path:
     return folder / "file"
 
 
-def first_in_make_test(first: ModuleType, second: ModuleType) -> pytest.MarkDecorator:
-    """Both packages, for a test that takes seconds: they have the same code."""
-    params = [first, pytest.param(second, marks=pytest.mark.thorough)]
-    return pytest.mark.parametrize("package", params, indirect=True, ids=lambda package: package.__name__.split(".")[0])
-
-
 def names(target: Path) -> list[str]:
     return sorted(os.listdir(target.parent))
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(package, target):
+def test_a_file_is_replaced_and_nothing_else_is_left(target):
     for content in (NEW, bytearray(OTHER), memoryview(NEW), b""):
-        package.write(target, content)
+        whole_file.write(target, content)
         assert target.read_bytes() == content and names(target) == ["file"]
-    package.write(target, (piece for piece in (NEW, b"", OTHER)))
+    whole_file.write(target, (piece for piece in (NEW, b"", OTHER)))
     assert target.read_bytes() == NEW + OTHER and names(target) == ["file"]
 
 
-def test_a_failure_between_two_pieces_leaves_the_old_file(package, target):
+def test_a_failure_between_two_pieces_leaves_the_old_file(target):
     def pieces() -> Iterator[bytes]:
         yield NEW
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        package.write(target, pieces())
+        whole_file.write(target, pieces())
     assert target.read_bytes() == OLD and names(target) == ["file"]
 
 
 @pytest.mark.parametrize("mode, umask, found", [((), 0o027, 0o640), ((0o644,), 0, 0o644), ((0o644,), 0o077, 0o600)])
-def test_mode_and_umask_count(package, target, mode, umask, found):
+def test_mode_and_umask_count(target, mode, umask, found):
     before = os.umask(umask)
     try:
-        package.write(target, NEW, *mode)
+        whole_file.write(target, NEW, *mode)
     finally:
         os.umask(before)
     assert target.stat().st_mode & 0o777 == found
 
 
-@first_in_make_test(dmltrain.base.whole_file, launch.whole_file)
-def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, target):
+def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(target):
     found, left = [], 0
     for calls in itertools.count():
         target.write_bytes(OLD)
-        with traced(lambda: package.write(target, NEW)) as writer:
+        with traced(lambda: whole_file.write(target, NEW)) as writer:
             over = not all(writer.step() for _ in range(calls))
         found.append(target.read_bytes())
         left += len(names(target)) - 1
-        package.remove_left(target.parent, "file")
+        whole_file.remove_left(target.parent, "file")
         assert names(target) == ["file"], f"killed at stop {calls}"
         if over:
             break
@@ -98,15 +84,14 @@ def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(package, 
     assert replaced > 10 and left > 5, "the writer was stopped in its work"
 
 
-@first_in_make_test(launch.whole_file, dmltrain.base.whole_file)
-def test_another_writer_at_each_system_call_disturbs_nothing(package, target):
+def test_another_writer_at_each_system_call_disturbs_nothing(target):
     """It removes the leftovers of killed writers first, and this one is alive."""
     found = set()
     for calls in itertools.count():
         target.write_bytes(OLD)
-        with traced(lambda: package.write(target, NEW)) as writer:
+        with traced(lambda: whole_file.write(target, NEW)) as writer:
             over = not all(writer.step() for _ in range(calls))
-            package.write(target, OTHER)
+            whole_file.write(target, OTHER)
             assert writer.run() == 0, f"stop {calls}"
         found.add(target.read_bytes())
         assert names(target) == ["file"], f"stop {calls}"
@@ -115,8 +100,8 @@ def test_another_writer_at_each_system_call_disturbs_nothing(package, target):
     assert found == {NEW, OTHER}, "the last rename counts"
 
 
-def test_a_temporary_file_that_another_process_locks_first_is_given_up(package, target):
-    with traced(lambda: package.write(target, NEW)) as writer:
+def test_a_temporary_file_that_another_process_locks_first_is_given_up(target):
+    with traced(lambda: whole_file.write(target, NEW)) as writer:
         while len(names(target)) == 1:
             writer.step()
         first = next(each for each in names(target) if each != "file")
@@ -124,12 +109,12 @@ def test_a_temporary_file_that_another_process_locks_first_is_given_up(package, 
             fcntl.flock(taken, fcntl.LOCK_EX)
             assert writer.run() == 0
             assert target.read_bytes() == NEW and names(target) == sorted(["file", first])
-    package.remove_left(target.parent, "file")
+    whole_file.remove_left(target.parent, "file")
     assert names(target) == ["file"]
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
-def test_a_refused_lock_is_tried_on_another_file(package, target, number):
+def test_a_refused_lock_is_tried_on_another_file(target, number):
     made = set()
 
     def lock(descriptor: int, operation: int) -> None:
@@ -137,13 +122,13 @@ def test_a_refused_lock_is_tried_on_another_file(package, target, number):
         if len(made) < 3:
             raise OSError(number, os.strerror(number))
 
-    package.write(target, NEW, lock=lock)
+    whole_file.write(target, NEW, lock=lock)
     assert len(made) == 3 and target.read_bytes() == NEW and len(names(target)) == 3
 
 
-def kill_while_writing(package: ModuleType, target: Path) -> str:
+def kill_while_writing(target: Path) -> str:
     """The name of the temporary file that is left."""
-    with traced(lambda: package.write(target, NEW)) as writer:
+    with traced(lambda: whole_file.write(target, NEW)) as writer:
         while len(names(target)) == 1:
             writer.step()
         for _ in range(6):
@@ -151,53 +136,53 @@ def kill_while_writing(package: ModuleType, target: Path) -> str:
     return next(each for each in names(target) if each != target.name)
 
 
-def test_leftovers_of_other_files_stay(package, target):
-    left = kill_while_writing(package, target)
-    package.remove_left(target.parent, "fil|ile|file2")
-    package.remove_left(target.parent / "missing", "file")
+def test_leftovers_of_other_files_stay(target):
+    left = kill_while_writing(target)
+    whole_file.remove_left(target.parent, "fil|ile|file2")
+    whole_file.remove_left(target.parent / "missing", "file")
     assert left in names(target)
-    package.write(target, OTHER)
+    whole_file.write(target, OTHER)
     assert names(target) == ["file"], "the next writer of the file removes it"
 
 
-def test_leftovers_of_other_hosts_stay_for_a_day(package, target):
+def test_leftovers_of_other_hosts_stay_for_a_day(target):
     """A lock may not count on another host, whose writer may be alive."""
-    left = kill_while_writing(package, target)
-    elsewhere = target.parent / left.replace(package.HOST, "0" * 8)
+    left = kill_while_writing(target)
+    elsewhere = target.parent / left.replace(whole_file.HOST, "0" * 8)
     os.rename(target.parent / left, elsewhere)
     for hours, kept in ((0, True), (23, True), (25, False)):
         changed = time.time() - hours * 3600
         os.utime(elsewhere, (changed, changed))
-        package.remove_left(target.parent, "file")
+        whole_file.remove_left(target.parent, "file")
         assert elsewhere.exists() == kept, hours
 
 
-def test_hosts_have_names_of_their_own(package):
-    program = f"import platform; platform.node = lambda: 'h2'; import {package.__name__} as p; print(p.HOST)"
+def test_hosts_have_names_of_their_own():
+    program = f"import platform; platform.node = lambda: 'h2'; import {whole_file.__name__} as p; print(p.HOST)"
     done = subprocess.run(["python3", "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[1])
-    assert len(done.stdout.strip()) == 8 and (done.stdout.strip() != package.HOST or platform.node() == "h2"), done
+    assert len(done.stdout.strip()) == 8 and (done.stdout.strip() != whole_file.HOST or platform.node() == "h2"), done
 
 
 def no_locks(descriptor: int, operation: int) -> None:
     raise OSError(errno.ENOLCK, "No locks available")
 
 
-def test_nothing_is_removed_where_nothing_can_be_locked(package, target):
-    left = kill_while_writing(package, target)
-    package.write(target, OTHER, lock=no_locks)
+def test_nothing_is_removed_where_nothing_can_be_locked(target):
+    left = kill_while_writing(target)
+    whole_file.write(target, OTHER, lock=no_locks)
     assert target.read_bytes() == OTHER and names(target) == sorted(["file", left])
 
 
-def test_what_is_not_a_file_of_this_user_stays(package, target):
+def test_what_is_not_a_file_of_this_user_stays(target):
     """A link is not followed: what it points to may be locked, and removed by that name."""
-    left = kill_while_writing(package, target)
+    left = kill_while_writing(target)
     (target.parent / left).unlink()
     (target.parent / left).symlink_to(target)
-    package.remove_left(target.parent, "file")
+    whole_file.remove_left(target.parent, "file")
     assert names(target) == sorted(["file", left]) and target.read_bytes() == OLD
 
 
-def test_the_content_is_synced_before_its_name_and_the_name_before_the_end(package, target):
+def test_the_content_is_synced_before_its_name_and_the_name_before_the_end(target):
     """After a power cut only synced data is left: first the new content beside the old file, then the new name."""
     seen = []
 
@@ -206,7 +191,7 @@ def test_the_content_is_synced_before_its_name_and_the_name_before_the_end(packa
         place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         seen.append((place if place.is_dir() else place.read_bytes(), target.read_bytes()))
 
-    package.write(target, NEW, sync=sync)
+    whole_file.write(target, NEW, sync=sync)
     assert seen == [(NEW, OLD), (target.parent, NEW)]
 
 
@@ -221,12 +206,12 @@ def failing(at: int, number: int) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("at, number, kept", [(1, errno.EIO, OLD), (1, errno.EINVAL, OLD), (2, errno.EIO, NEW)])
-def test_a_failed_sync_is_an_error_but_a_folder_that_cannot_be_synced_is_none(package, target, at, number, kept):
+def test_a_failed_sync_is_an_error_but_a_folder_that_cannot_be_synced_is_none(target, at, number, kept):
     with pytest.raises(OSError, match=os.strerror(number)):
-        package.write(target, NEW, sync=failing(at, number))
+        whole_file.write(target, NEW, sync=failing(at, number))
     assert target.read_bytes() == kept and names(target) == ["file"]
     for never in (errno.EINVAL, errno.ENOTSUP):  # as on some network file systems
-        package.write(target, OTHER, sync=failing(2, never))
+        whole_file.write(target, OTHER, sync=failing(2, never))
         assert target.read_bytes() == OTHER
 
 
@@ -245,24 +230,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_keeps_the_old_file(package, small_disk):
+def test_a_full_disk_keeps_the_old_file(small_disk):
     target = small_disk / "file"
     with pytest.raises(OSError) as caught:
-        package.write(target, bytes(1 << 16))
+        whole_file.write(target, bytes(1 << 16))
     assert caught.value.errno == errno.ENOSPC
     assert target.read_bytes() == bytes(1 << 15) and names(target) == ["file"]
-    package.write(target, NEW)
+    whole_file.write(target, NEW)
     assert target.read_bytes() == NEW, "the space of the temporary file is free again"
 
 
-def test_a_write_that_stops_in_the_middle_keeps_the_old_file(package, target):
+def test_a_write_that_stops_in_the_middle_keeps_the_old_file(target):
     """At a limit of file sizes the kernel writes a part, and refuses the rest."""
 
     def write():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         try:
-            package.write(target, bytes(100000))
+            whole_file.write(target, bytes(100000))
         except OSError as error:
             os._exit(0 if error.errno == errno.EFBIG else 2)
 
@@ -276,23 +261,23 @@ def test_a_write_that_stops_in_the_middle_keeps_the_old_file(package, target):
     assert target.read_bytes() == OLD and names(target) == ["file"]
 
 
-def test_no_descriptor_stays_open(package, target):
+def test_no_descriptor_stays_open(target):
     """An open one would also keep its lock."""
-    left = kill_while_writing(package, target)
+    left = kill_while_writing(target)
     before = descriptors()
     with open(target.parent / left, "rb") as taken:
         fcntl.flock(taken, fcntl.LOCK_SH)
-        package.write(target, OTHER)
-    package.write(target, NEW)
+        whole_file.write(target, OTHER)
+    whole_file.write(target, NEW)
     for at in (1, 2):
         with pytest.raises(OSError):
-            package.write(target, OTHER, sync=failing(at, errno.EIO))
+            whole_file.write(target, OTHER, sync=failing(at, errno.EIO))
     assert descriptors() <= before
 
 
-def test_a_folder_that_is_not_there_is_an_error(package, tmp_path):
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        package.write(tmp_path / "missing" / "file", NEW)
+        whole_file.write(tmp_path / "missing" / "file", NEW)
 
 
 def test_what_is_not_confirmed_replaces_nothing(tmp_path):
@@ -302,5 +287,5 @@ def test_what_is_not_confirmed_replaces_nothing(tmp_path):
     target = tmp_path / "m-0001.npz"
     target.write_bytes(b"of the next leader")
     with pytest.raises(JobLost):
-        dmltrain.base.whole_file.write(target, b"of this one", confirm=confirm)
+        whole_file.write(target, b"of this one", confirm=confirm)
     assert target.read_bytes() == b"of the next leader" and [*tmp_path.iterdir()] == [target]

@@ -1,1 +1,1 @@
-"""Checkpoint files: how one is written and sealed, how all workers agree on one, and weights that others have trained."""
+"""Checkpoint files: how one is written and sealed, how all workers agree on one, and weights of other runs."""

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dmltrain
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
 from dmltrain.experiment.difference import different
 from dmltrain.experiment.plan.cell import Cell
 from dmltrain.experiment.plan.definition import Experiment
 from dmltrain.experiment.result import DONE, ERROR, PENDING, Result
+from dmltrain.version import __version__
 
 FORMAT = 1
 CELLS, RECORD = "cells", "experiment.json"
@@ -105,7 +105,7 @@ class Store:
             "name": experiment.name,
             "title": experiment.title,
             "digest": experiment.digest,
-            "versions": {"dmltrain": dmltrain.__version__, "python": platform.python_version()},
+            "versions": {"dmltrain": __version__, "python": platform.python_version()},
             "experiment": experiment.resolved,
             "cells": [
                 {"id": each.id, "settings": dict(each.settings), "options": dict(each.options)} for each in cells

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from dmltrain.base.safe_text import raw
 from dmltrain.report import text
-from dmltrain.report.follow import State
 from dmltrain.report.table import table
+
+if TYPE_CHECKING:
+    from dmltrain.report.follow import State
 
 _BESIDE = 4  # lines of the terminal that are not rows: heading, rule, what comes before and after
 

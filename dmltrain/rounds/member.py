@@ -1,7 +1,8 @@
-"""A worker of an elastic job, from when the job can go on without it. sync_steps.py and async_steps.py have what depends on
-whether the members of a view make each step together, or steps of their own; that may change from view to view.
+"""A worker of an elastic job, from when the job can go on without it. What depends on whether the members of a view
+make each step together, or steps of their own, is in sync_steps.py and async_steps.py; the kvstore may
+change from view to view.
 
-It knows no trainer and no options: rounds.py makes the rounds of the training programs with it.
+It knows no trainer and no options: train/elastic.py makes the rounds of the training programs with it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from logging import Logger
 from pathlib import Path
 from typing import Any
 
-import dmltrain
 from dmltrain.audit.journal import Journal
 from dmltrain.audit.views_file import Job
 from dmltrain.base import env
@@ -23,6 +23,7 @@ from dmltrain.rounds.async_steps import AsyncSteps
 from dmltrain.rounds.speed import OwnSpeed
 from dmltrain.rounds.suspects import Suspects
 from dmltrain.rounds.sync_steps import SyncSteps
+from dmltrain.version import __version__
 
 Give = Callable[[dict[str, Any]], bytes]
 Take = Callable[[bytes, bool], Mapping[str, Any]]
@@ -80,7 +81,7 @@ class Member:
             env.read().elastic,
         )
         views = replay(self._job) if self.store.member == 0 and not self.store.is_alone else ()
-        facts = {"version": dmltrain.__version__, **facts, **vars(self._job)}
+        facts = {"version": __version__, **facts, **vars(self._job)}
         self.store.arm(facts, views, balance, self._why_fixed(balance))
 
     def _why_fixed(self, balance: Balancing) -> str:
@@ -91,8 +92,8 @@ class Member:
         return ""
 
     def wait_to_return(self) -> None:
-        """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises MembershipEnded if there is
-        none, JobLost."""
+        """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises JobLost, and
+        MembershipEnded if there is none."""
         self.journal.lacks_state = True
         self.store.wait_to_return()
 

@@ -77,8 +77,8 @@ def arm(run: Run) -> Run:
 
 
 def again(run: Run) -> Run:
-    """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises MembershipEnded if there is
-    none, JobLost."""
+    """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises JobLost, and
+    MembershipEnded if there is none."""
     assert run.member
     run.member.wait_to_return()
     return replace(run, start=Position(run.member.journal.epoch))

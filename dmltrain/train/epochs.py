@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 
-from dmltrain import rounds
+import numpy as np
+
 from dmltrain.data.batches import TrainBatches
 from dmltrain.logs import record
 from dmltrain.logs.metric import Sums
-from dmltrain.train import communication, divergence, evaluation, monitor, resume
+from dmltrain.train import communication, divergence, elastic, evaluation, resume
 from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
@@ -42,7 +44,7 @@ def train(run: Run, epoch: int) -> Cost:
     start = communication.mark(store)
     run.usage.begin()
     meter = Meter(run, epoch)
-    rate = rounds.steps(run, epoch, first, meter) if store.elastic else steps(run, epoch, first, meter)
+    rate = elastic.steps(run, epoch, first, meter) if store.elastic else steps(run, epoch, first, meter)
     trainer.synchronize()
     store.repeat(store.barrier)  # the epoch lasts until the last worker has made its steps, also asynchronous ones
     seconds = meter.finish()
@@ -92,7 +94,7 @@ def between_steps(run: Run, position: Position, meter: Meter) -> None:
     """Do what the options ask for after this step. After the last step of an epoch, `save` and `validate` do."""
     options, iteration = run.options, run.plan.iteration(position)
     if due(options.monitor, iteration):
-        monitor.log(run, iteration)
+        log_sizes(run, iteration)
     if position.step == run.plan.steps_of(position.epoch):
         return
     noticed = run.notice.comes()
@@ -109,6 +111,17 @@ def between_steps(run: Run, position: Position, meter: Meter) -> None:
             seed(run, position)
         if test:
             log_validation(run, iteration, evaluated(run))
+
+
+def log_sizes(run: Run, iteration: int) -> None:
+    """--monitor: log the sizes of the network's arrays after this step, in the network's order, as MXNet's Monitor
+    prints them (python/mxnet/monitor.py): each one's norm divided by the root of its number of elements."""
+    run.trainer.settle()
+    arrays = {each.name: each.read for each in run.trainer.common_arrays()}
+    for parameter in (*run.network.parameters(), *run.network.auxiliary()):
+        array = arrays[parameter.name]()
+        size = float(np.linalg.norm(array.astype(np.float64).ravel())) / sqrt(array.size)
+        run.log.info(record.array_size(iteration, parameter.name, size))
 
 
 def due(interval: int, iteration: int) -> bool:

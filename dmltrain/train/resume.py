@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import dmltrain
 from dmltrain.backends.backend import Capabilities
 from dmltrain.backends.table import BACKENDS
 from dmltrain.base.errors import UserError
@@ -29,6 +28,7 @@ from dmltrain.mxnet_files import weights, write
 from dmltrain.options import LAST, PARAMS, Options
 from dmltrain.train.plan import Plan, Position
 from dmltrain.train.run import Run
+from dmltrain.version import __version__
 
 # -- saving -----------------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ def save(run: Run, position: Position) -> None:
     target = path(run.options, run.plan.saved(position))
     content = {
         "format": checkpoint.FORMAT,
-        "version": dmltrain.__version__,
+        "version": __version__,
         "epoch": position.epoch,
         **({"step": position.step, "steps": run.plan.steps} if position.step else {}),
         **identity(run.options, run.network),

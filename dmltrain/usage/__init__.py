@@ -13,7 +13,7 @@ from typing import Protocol
 
 import psutil
 
-from dmltrain.usage.capacity import Capacity
+from dmltrain.base.capacity import Capacity
 
 MIB = 2**20
 

@@ -1,18 +1,21 @@
-"""The agent as one text: the sources of this package, and the few lines that import modules from them."""
+"""The agent as one text: the sources of this package and of what it shares with dmltrain, and the few lines that import
+modules from them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from dmltrain.base import capacity
 
 # Python 3.8. A module is compiled when it is first imported: few jobs need all of them.
 LOAD = """
 import sys
 from importlib.machinery import ModuleSpec
 class Sources:
-    def __init__(self, texts):
-        self.texts = texts
+    def __init__(self, texts, packages):
+        self.texts, self.packages = texts, packages
     def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self, is_package=name.count(".") < 2) if name in self.texts else None
+        return ModuleSpec(name, self, is_package=name in self.packages) if name in self.texts else None
     def create_module(self, spec):
         return None
     def exec_module(self, module):
@@ -22,9 +25,17 @@ class Sources:
 
 def text() -> bytes:
     """Python source that, when executed, runs the agent."""
-    sources = {"launch": ""}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.stem != "bundle":
-            sources["launch.agent" if path.stem == "__init__" else f"launch.agent.{path.stem}"] = path.read_text()
-    start = f"sys.meta_path.insert(0, Sources({sources!r}))\nfrom launch.agent.serve import main\nmain()\n"
+    here = Path(__file__).parent
+    packages = ["launch", "dmltrain", "dmltrain.base"]
+    sources = {**dict.fromkeys(packages, ""), capacity.__name__: Path(capacity.__file__).read_text()}
+    for path in sorted(here.rglob("*.py")):
+        name = ".".join(("launch.agent", *path.relative_to(here).with_suffix("").parts))
+        if path.stem == "__init__":
+            name = name.removesuffix(".__init__")
+            packages.append(name)
+        if path != here / "bundle.py":
+            sources[name] = path.read_text()
+    start = (
+        f"sys.meta_path.insert(0, Sources({sources!r}, {packages!r}))\nfrom launch.agent.serve import main\nmain()\n"
+    )
     return f"{LOAD}\n{start}".encode()

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError, channels, whole_file
+from dmltrain.base import whole_file
+from launch import LaunchError, channels
 from launch.channels.bridges.channel import BridgeChannel
 from launch.channels.bridges.reception import Caller, Reception
 from launch.channels.bridges.runs import addresses

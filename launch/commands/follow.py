@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from launch import LaunchError, whole_file
+from dmltrain.base import whole_file
+from launch import LaunchError
 from launch.agent.text import safe_output
 from launch.clusters.queue import Followed, Inside
 from launch.commands.log_choice import Source, chosen

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launch import LaunchError, whole_file
+from dmltrain.base import whole_file
+from launch import LaunchError
 from launch.clusters.queue import Held, Inside, Submitted, queue_of
 from launch.terminal.log_folder import LOGS, QUEUED, RECORD, LogFolder, stamp, unwritable
 from launch.terminal.record import MODE, read_own_record

@@ -1,7 +1,7 @@
 """Preflight checks: all problems on all hosts, from the facts that the agents report, each with a fix. Pure.
 
-`request(job, host)` is the request to an agent (`launch.agent.host.probe`). `problems` and `differences` check the answers,
-`paths` checks which hosts reach each other. The code of a problem, if any, is the launcher's exit code.
+`request(job, host)` is the request to an agent (`launch.agent.host.probe`). `problems` and `differences` check the
+answers, `paths` checks which hosts reach each other. The code of a problem, if any, is the launcher's exit code.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchError, whole_file
+from dmltrain.base import whole_file
+from launch import LaunchError
 from launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"

@@ -15,9 +15,9 @@ import psutil
 import pynvml
 import pytest
 
+from dmltrain.base.capacity import TICKS, Capacity
 from dmltrain.logs import record
 from dmltrain.usage import GpuUse, Usage, gpu
-from dmltrain.usage.capacity import TICKS, Capacity
 from tests.launch.test_cores import MOUNTS, V1, V2, Kernel, control_group
 from tests.waiting import wait_for
 
@@ -253,10 +253,6 @@ def capacity(kernel: Kernel) -> Capacity:
     return Capacity(f"{kernel.root}/proc", str(kernel.root))
 
 
-def test_both_packages_have_the_same_text():
-    assert (ROOT / "launch/agent/host/capacity.py").read_text() == (ROOT / "dmltrain/usage/capacity.py").read_text()
-
-
 def test_the_time_of_the_usable_cpus(kernel):
     ticks(kernel, 1 * TICKS, 2 * TICKS, 3 * TICKS, 100, 200, 4 * TICKS, 5 * TICKS, 300)
     found = capacity(kernel)
@@ -355,7 +351,7 @@ def test_a_busy_thread_is_seen():
 
 BURN = """
 import time
-from dmltrain.usage.capacity import Capacity
+from dmltrain.base.capacity import Capacity
 found = Capacity()
 before, own, began = found.busy(), time.process_time(), time.perf_counter()
 while time.perf_counter() - began < 0.6:

@@ -247,7 +247,7 @@ class Start(Message):
     new_servers: tuple[NewServer, ...] = ()
 
 
-# -- views of an elastic job, between workers, or servers, and the scheduler; see scheduler/membership/views.py -------------------
+# -- views of an elastic job, between workers, or servers, and the scheduler; see membership/views.py ------------------
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,8 @@ class ElasticKVStore(DistKVStore):
         """All keys are declared: the job goes on without workers that are lost from now on. `facts`: what a replacement
         must have in common with the others. `replay`: the views to go through, on worker 0. `balance`: how samples
         follow the speeds that are reported. `why_fixed`: why members cannot change between steps that all make together
-        and steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost, MembershipEnded."""
+        and steps of their own. Waits for all workers, or until this one is admitted. Raises JobLost,
+        MembershipEnded."""
         self._member.flush()
         why_fixed = (self._why_fixed() or why_fixed)[:MAX_TEXT]
         self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, why_fixed))
@@ -197,8 +198,8 @@ class ElasticKVStore(DistKVStore):
             self.repeat(self._begin)
 
     def wait_to_return(self) -> None:
-        """After MembershipEnded: wait for a later view of the replay with this worker, and enter it. Raises JobLost, and
-        MembershipEnded if there is none."""
+        """After MembershipEnded: wait for a later view of the replay with this worker, and enter it. Raises JobLost,
+        and MembershipEnded if there is none."""
         if not (self._progress.returns or self._progress.pending):
             raise MembershipEnded(self._farewell)
         self._lacks = ALL
@@ -221,8 +222,8 @@ class ElasticKVStore(DistKVStore):
                 self.repeating = outer
 
     def leave(self, reason: str) -> None:
-        """This worker leaves on purpose before one of its next rounds: then `enter` raises MembershipEnded. For any thread;
-        before `arm` it means nothing."""
+        """This worker leaves on purpose before one of its next rounds: then `enter` raises MembershipEnded. For any
+        thread; before `arm` it means nothing."""
         self._notice = reason
         self._elastic.leave(reason, self.keeps_residuals)
 

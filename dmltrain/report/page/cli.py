@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dmltrain import __version__
 from dmltrain.base import whole_file
 from dmltrain.base.errors import UserError
 from dmltrain.base.safe_text import one_line, printed
 from dmltrain.report import dialect
 from dmltrain.report.page import document, source
+from dmltrain.version import __version__
 
 NAME = "dmltrain-report"
 LIMIT = 2_000_000  # bytes of a page; a larger one is remarked

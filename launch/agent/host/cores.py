@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TypedDict
 
-from launch.agent.host.capacity import groups, quota
+from dmltrain.base.capacity import groups, quota
 from launch.agent.process import boot_id
 
 # Of an engine that only counts CPUs: how many are the job's on this host, and a name for that, such as "4 nodeid".

@@ -38,14 +38,16 @@ def folder_of(spec):
     return os.path.dirname((list(spec.submodule_search_locations or []) or [spec.origin or ""])[0])
 
 def version(name, spec):
-    """The module's __version__, else its distribution's version; that may have another name, such as mxnet_cu112."""
-    try:
-        with open(spec.origin) as source:
-            match = re.search("^__version__ *= *[\"']([^\"']+)", source.read(65536), re.M)
-        if match:
-            return match.group(1)
-    except Exception:
-        pass
+    """The __version__ of the module, or in its version.py, else its distribution's version; that may have another name,
+    such as mxnet_cu112."""
+    for place in (spec.origin, os.path.join(os.path.dirname(spec.origin or ""), "version.py")):
+        try:
+            with open(place) as source:
+                match = re.search("^__version__ *= *[\"']([^\"']+)", source.read(65536), re.M)
+            if match:
+                return match.group(1)
+        except Exception:
+            pass
     for pattern in (name + "-*-info", name + "_*-*-info"):
         for path in sorted(glob.glob(os.path.join(folder_of(spec), pattern))):
             return re.sub("[.](dist|egg)-info$", "", os.path.basename(path)).split("-")[1]

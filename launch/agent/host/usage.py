@@ -11,9 +11,9 @@ import selectors
 from collections.abc import Callable
 from typing import NamedTuple
 
+from dmltrain.base.capacity import TICKS, Capacity
 from launch.agent.channel import Channel
 from launch.agent.events import Used
-from launch.agent.host.capacity import TICKS, Capacity
 from launch.agent.host.gpus import Gpus
 
 ROWS_PER_PACE = 32

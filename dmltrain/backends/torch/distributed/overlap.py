@@ -4,8 +4,9 @@ A bucket is pending from its push (with the optimizer on the servers: from its p
 `step()` it is `stepped`: its weights may be read only after it is settled. There are two ways to wait:
 
 - `settle` waits for all stepped buckets, where it is not known which weights are read next.
-- With `defer`, the model's forward waits for a bucket just before it first reads one of its parameters (parameter_hooks.py). In
-  this time it settles buckets that have arrived, so that the optimizer runs while the worker would wait.
+- With `defer`, the model's forward waits for a bucket just before it first reads one of its parameters
+  (parameter_hooks.py). In this time it settles buckets that have arrived, so that the optimizer runs while the worker
+  would wait.
   (ByteScheduler, Peng et al., SOSP 2019, section 2; P3, Jayarajan et al., MLSys 2019, section 3.)
 """
 

@@ -3,8 +3,7 @@
 What a host has is what this process may use: the CPUs of its affinity or, with a CPU quota, that many cores; the
 machine's memory, or the limit of a control group. In a control group with a quota only the group's own processes count.
 
-launch/agent/host/capacity.py and dmltrain/usage/capacity.py are the same text, because the packages import nothing of
-each other. Standard library only, Python 3.8.
+Agents use it, too: standard library only, Python 3.8.
 """
 
 from __future__ import annotations
