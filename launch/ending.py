@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from dmltrain.base.safe_text import open_missing_streams
 from launch import LaunchError, as_utf8
 from launch.agent.text import safe_lines
 from launch.run.supervisor.limit import FAULT_CODE
@@ -36,23 +37,6 @@ def end_with(name: str, act: Callable[[list[str]], int], argv: Sequence[str] | N
         traceback.print_exc()
         code = FAULT_CODE
     sys.exit(code)
-
-
-def open_missing_streams() -> None:
-    """Take /dev/null for standard streams that are closed (`>&-`, some daemons), as if they were sent there: else the
-    next file that is opened would get their number, and what is printed."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            if nothing != descriptor:
-                os.dup2(nothing, descriptor)
-                os.close(nothing)
-            os.set_inheritable(descriptor, True)
-        if getattr(sys, name) is None:
-            stream = open(descriptor, "w" if descriptor else "r", closefd=False)  # noqa: SIM115  open until exit
-            setattr(sys, name, stream)
 
 
 def show(line: str) -> None:

@@ -1,7 +1,6 @@
 """Every program does its work when standard streams are closed, as cron and some daemons leave them: what it would
 print there is dropped, and no file that it opens takes their place."""
 
-import inspect
 import os
 import shlex
 import subprocess
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import launch.ending
-from dmltrain.base import safe_text
 from tests.image_records import jpeg
 
 ROOT = Path(__file__).parents[1]
@@ -73,9 +70,3 @@ def test_all_programs_are_here():
     assert {line.split(" = ")[1].strip('",') for line in listed.split("\n") if " = " in line} == PROGRAMS.keys() - {
         "dmltrain.fit:main"
     }
-
-
-def test_both_packages_do_the_same():
-    """They import nothing of each other."""
-    one, other = launch.ending.open_missing_streams, safe_text.open_missing_streams
-    assert inspect.getsource(one) == inspect.getsource(other)
