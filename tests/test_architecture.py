@@ -42,7 +42,7 @@ LOOSE = {"__init__", "fit", "score", "version"}  # modules of dmltrain that are 
 # A limit may be moved only in a commit that says why.
 MOST_MODULES = 20  # of a folder; TABLES have one file for each row
 MOST_METHODS, MOST_LEVELS = 25, 3  # of a class, and of the project's classes above one another
-MOST_WORDS = 62  # in the glossary
+MOST_WORDS = 45  # in the glossary
 TABLES = {"dmltrain/models", "dmltrain/data/readers"}
 LARGE = {  # classes with more methods, and how many they have: they may only shrink. KVStore has MXNet's interface.
     "dmltrain/kvstore/base.py KVStore": 40,
