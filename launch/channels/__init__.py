@@ -20,6 +20,7 @@ from launch.job.host import Host
 
 TOO_OLD = "too old a Python:"  # printed by a Python before 3.8, with its version
 READY = b"\0dmltrain-python\n"  # printed by the Python that waits for the agent's text
+TEXT_SECONDS = 10  # without a byte of the agent's text, which the launcher sends when it reads READY
 NOISE_BYTES = 1 << 16  # a login script may print so much before the agent's greeting
 
 
@@ -43,12 +44,14 @@ class ChannelError(Exception):
 def agent_command(python: str) -> tuple[list[str], bytes]:
     """The command that becomes the agent, and the agent's text, which it first reads from standard input.
 
-    It prints READY before it reads. The text begins with an empty line, which is nothing to another program, either.
+    It prints READY before it reads, and ends when nothing comes for TEXT_SECONDS: the launcher may be cut off by then.
+    The text begins with an empty line, which is nothing to another program, either.
     """
     text = b"\n" + bundle.text()
-    load = f"import os,sys;sys.version_info<(3,8)and sys.exit('{TOO_OLD} %d.%d'%sys.version_info[:2]);s=b'';"
+    load = f"import os,select,sys;sys.version_info<(3,8)and sys.exit('{TOO_OLD} %d.%d'%sys.version_info[:2]);s=b'';"
     load += f"os.write(1,{READY!r});"
-    load += f"exec('while len(s)<{len(text)}:s+=os.read(0,{len(text)}-len(s)) or sys.exit(1)');exec(s)"
+    read = f"select.select([0],[],[],{TEXT_SECONDS})[0]and os.read(0,{len(text)}-len(s))or sys.exit(1)"
+    load += f"exec('while len(s)<{len(text)}:s+={read}');exec(s)"
     return [python, "-I", "-S", "-X", "utf8", "-c", load, "dmltrain-agent"], text
 
 
