@@ -28,6 +28,8 @@ PMLS = "".join(
 )
 TRAIN = "[Epoch {}] Finished in 1.000s, training accuracy: {}\n"
 ESTIMATOR = TRAIN.format(0, 0.25) + "Training begin: using SGD\n" + TRAIN.format(0, 0.5) + TRAIN.format(1, 0.75)
+TWO_VALUES = "Epoch[{0}] Batch [10]\tSpeed: 9.5 samples/sec\trmse={1}\tf1={1}\nEpoch[{0}] Train-rmse={1}\n"
+HALF = f"{TWO_VALUES.format(0, 0.5)}Epoch[0] Train-f1=0.5\n{TWO_VALUES.format(1, 0.25)}"
 FOUND = {  # a log, the values of one key in its runs, and whether a note has to be there
     "a program's clock begins again where its iterations go on": (
         PMLS,
@@ -53,6 +55,13 @@ FOUND = {  # a log, the values of one key in its runs, and whether a note has to
         "train_accuracy",
         [{0: 0.25, 1: 0.625, 2: 0.75}],
         True,
+    ),
+    "a start that ends in the middle of an epoch's lines": (HALF, "train_rmse", [{0: 0.5, 1: 0.25}], True),
+    "a metric that only batch lines have": (
+        HALF.replace("Epoch[0] Train-f1=0.5\n", ""),
+        "train_rmse",
+        [{0: 0.5, 1: 0.25}],
+        False,
     ),
     "a row with the clock's time alone": ("epoch,accuracy,time\n0,0.25,1700000000.5\n", "seconds", [{}], False),
 }

@@ -252,7 +252,7 @@ class _Part:
         workers = 1 if self.forms == {_OF_R} else len(self.nodes)
         seen = {(int(epoch), count): known for (epoch, count), known in self._seen.items()}
         parts = again.parts(attempts.Start(first, found, self._began), workers, seen)
-        return [replace(part, found=_last_values(part.found, workers)) for part in parts]
+        return [replace(part, found=_noted(_last_values(part.found, workers))) for part in parts]
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
@@ -430,6 +430,21 @@ def _last_values(found: Found, workers: int) -> Found:
         "its last values are shown"
     )
     return replace(found, epochs=epochs, notes=(*found.notes, note))
+
+
+def _noted(found: Found) -> Found:
+    """The same, with a note if an epoch ends in the middle of its lines: its last batch, which stands in for the rest,
+    may be of another start."""
+    for epoch, metrics in found.snapshots.items():
+        own = found.epochs.get(epoch, {})
+        lacking = [key for key in metrics if key not in own]
+        if not lacking or len(lacking) == len(metrics):
+            continue
+        if missing := [key for key in lacking if any(key in values for values in found.epochs.values())]:
+            note = f"epoch {epoch} has no line of {missing[0]}, whose value is that of its last batch"
+            note += ": its values may be of several starts"
+            return replace(found, notes=(*found.notes, note))
+    return found
 
 
 def _pieces(block: Block) -> list[Block]:
