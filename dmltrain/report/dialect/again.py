@@ -34,7 +34,9 @@ def parts(start: Start, workers: int, seen: Seen) -> list[Start]:
     made = [start]
     for epoch in begun:
         made[-1:] = _begun_at(epoch, made[-1], usual, seen)
-    return made
+    most = max(usual, key=usual.__getitem__)
+    unclear = not workers and usual[most] > min(usual.values())  # several workers would write each value
+    return [_with(each, _DOUBT.format(begun[0], most)) for each in made] if unclear else made
 
 
 def _begun_at(epoch: int, start: Start, usual: Mapping[str, int], seen: Seen) -> list[Start]:
@@ -90,7 +92,10 @@ def _doubted(start: Start, seen: Seen) -> Start:
     if len(epochs) > _FEW or any(seen.get((epoch, 1), len(values)) < len(values) for epoch, values in epochs.items()):
         return start
     epoch = min(epoch for epoch, values in epochs.items() if max(map(len, values.values())) > 1)
-    note = _DOUBT.format(epoch, next(key for key, numbers in epochs[epoch].items() if len(numbers) > 1))
+    return _with(start, _DOUBT.format(epoch, next(key for key, numbers in epochs[epoch].items() if len(numbers) > 1)))
+
+
+def _with(start: Start, note: str) -> Start:
     return replace(start, found=replace(start.found, notes=(*start.found.notes, note)))
 
 
