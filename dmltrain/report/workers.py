@@ -49,6 +49,8 @@ _THOROUGH = 8  # blocks at the start in which all lines are looked at; later som
 _SAMPLES = 16  # lines of a block
 _DENSE, _NEARLY_ALL = 0.5, 0.9  # of the lines from the first to the last mark: to go on with it, and to believe it
 _FEW = 50  # lines that say little
+_ENDS_IN_VALUE = re.compile(rb"[=:] ?[-+.\d]\S{0,40}\Z")
+_LOST = "its last line may be truncated, and has the only value of {}, which is left out"
 _MOST_KINDS = 3  # at once
 _MOST_CHANGES = 20  # in a log
 _MOST = 4096  # workers in a log
@@ -83,6 +85,8 @@ class Workers:
             fuller = len(runs) == 1 and best == 0 and not own and _values(runs) >= _values(several)  # of one worker
             if len(runs) > best and (kept_apart or fuller or not several):
                 several, name, best = runs, of_marked, len(runs)
+                if marked.lost:
+                    several[0][0] = replace(several[0][0], notes=(*several[0][0].notes, _LOST.format(marked.lost)))
         if len(set(map(len, several))) > 1:
             return [found for one in several for found in one], name
         return [replace(first, workers=tuple(others)) for first, *others in zip(*several, strict=True)], name
@@ -106,6 +110,7 @@ class _Marked:
         self.kind = kind
         self.readers: dict[bytes, list[Dialect]] = {}
         self._worker = b""
+        self._cut = b""  # whose line the last one is, if it ends in a value that may be truncated
         self._marks = 0
         self._lines = 0  # that end between the first mark and the last one
         self._after = 0  # that end after it
@@ -119,6 +124,12 @@ class _Marked:
     def believed(self) -> bool:
         """Whether nearly all lines had one."""
         return self._marks > self._lines * _NEARLY_ALL
+
+    @property
+    def lost(self) -> str:
+        """The worker of a last line that may be truncated, if it has no other line with a value; else ""."""
+        has_values = any(dialect.found() for dialect in self.readers.get(self._cut, []))
+        return "" if has_values else self._cut.decode("utf-8", "replace")
 
     def feed(self, block: Block) -> None:
         data = block.data
@@ -149,6 +160,8 @@ class _Marked:
                 self._read(worker, Block(data, whole=block.whole or worker != self._worker, name=block.name))
 
     def _read(self, worker: bytes, block: Block) -> None:
+        if not block.whole and _ENDS_IN_VALUE.search(block.data):
+            self._cut = worker
         if not self.readers[worker]:
             self.readers[worker] = [dialect() for dialect in DIALECTS]
         any(dialect.feed(block) for dialect in self.readers[worker])

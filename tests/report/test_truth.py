@@ -57,6 +57,12 @@ FOUND = {  # a log, the values of one key in its runs, and whether a note has to
         True,
     ),
     "a start that ends in the middle of an epoch's lines": (HALF, "train_rmse", [{0: 0.5, 1: 0.25}], True),
+    "a worker's only value is at the end of the file": (
+        "rank0: Epoch[0] Train-accuracy=0.25\nrank1: starts\n" + "rank1: Epoch[0] Train-accuracy=0.5",
+        "train_accuracy",
+        [{0: 0.25}],
+        True,
+    ),
     "a metric that only batch lines have": (
         HALF.replace("Epoch[0] Train-f1=0.5\n", ""),
         "train_rmse",
