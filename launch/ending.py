@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from dmltrain.base.safe_text import open_missing_streams
+from dmltrain.base.safe_text import open_missing_streams, safe_lines
 from launch import LaunchError, as_utf8
-from launch.agent.text import safe_lines
 from launch.run.supervisor.limit import FAULT_CODE
 
 FILE = "dmltrain-file"  # begins the line of a file that comes with a job's output

@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-UNSAFE_IN_LINES = re.compile(UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
 UNSAFE_IN_OUTPUT = re.compile(UNSAFE.pattern.replace("\x00-\x1f", "\x01-\x07\x0a-\x0c\x0e-\x1f\udc80-\udc9f"))
 UNSAFE_ASCII = bytes((*range(1, 8), *range(10, 13), *range(14, 32), 127))
 
@@ -18,11 +17,6 @@ UNSAFE_ASCII = bytes((*range(1, 8), *range(10, 13), *range(14, 32), 127))
 def one_line(text: str) -> str:
     """One printable line: each unsafe character as its escape sequence in Python."""
     return UNSAFE.sub(_escaped, text)
-
-
-def safe_lines(text: str) -> str:
-    """The same, but lines and tabs stay."""
-    return UNSAFE_IN_LINES.sub(_escaped, text)
 
 
 def safe_output(line: bytes) -> bytes:

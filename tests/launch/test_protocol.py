@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmltrain.base.safe_text import safe_lines
 from launch.agent import commands, events
 from launch.agent.channel import Incoming
 from launch.agent.commands import COMMANDS, Beat, Entry, Peer, Spawn
@@ -32,7 +33,7 @@ from launch.agent.protocol import (
     encode_event,
     filler,
 )
-from launch.agent.text import one_line, safe_lines
+from launch.agent.text import one_line
 from launch.agent.value import Value, value
 from launch.channels import ChannelError, frames
 from tests.tiers import examples
