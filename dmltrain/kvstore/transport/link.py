@@ -81,7 +81,7 @@ class Link:
         self._seals: Seals | None = None
         self._sealed = b""  # the header whose payload comes next, if the frame has a seal
         self._deadline = 0.0  # time.monotonic, of the handshake
-        self.bytes_sent = 0  # through the socket
+        self.bytes_sent = 0  # through the socket, with the frame that is being sent
         self.bytes_received = 0
         self.own_arena: Arena | None = None  # memory that this side shares with the peer,
         self.peer_arena: Mapping | None = None  # and the peer with this side; both or none
@@ -207,10 +207,10 @@ class Link:
         return frame
 
     def _send(self, views: list[memoryview]) -> None:
+        self.bytes_sent += sum(map(len, views))  # first: whoever has the answer finds what it cost counted
         try:
             while views:
                 sent = self._stream.send(views)
-                self.bytes_sent += sent
                 if self.window:
                     self.window.sent(sent)
                 whole = 0
