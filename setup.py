@@ -9,6 +9,7 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "dmltrain/version.py").read_text(), re.MULTILINE).group(1)
 PTH = "dmltrain/backends/mxnet/dmltrain_mxnet.pth"
+LAUNCH = "launch"  # the folder of the package dmltrain_launch; `launch` itself is another project's name
 
 
 def mxnet(name: str) -> list[str]:
@@ -18,12 +19,15 @@ def mxnet(name: str) -> list[str]:
 
 
 class BuildWithPth(build_py):
-    """Puts the .pth where Python reads it: at the top of site-packages, with and without --editable."""
+    """Puts the .pth where Python reads it: at the top of site-packages, with and without --editable; and with it one
+    for the folder of dmltrain_launch, which editable_mode=compat does not have on its path."""
 
     def run(self) -> None:
         super().run()
         top = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
         self.copy_file(PTH, top)
+        if self.editable_mode:
+            Path(top, "dmltrain_launch.pth").write_text(f"{HERE / LAUNCH}\n")
 
 
 setup(
@@ -34,10 +38,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=find_packages(include=["dmltrain*", "launch*"]),
+    packages=[*find_packages(include=["dmltrain*"]), *find_packages(LAUNCH)],
+    package_dir={"dmltrain_launch": f"{LAUNCH}/dmltrain_launch"},
     package_data={
         "dmltrain": ["py.typed"],
-        "launch": ["py.typed"],
+        "dmltrain_launch": ["py.typed"],
         "dmltrain.data": ["digits.csv.gz", "digits.LICENSE.txt"],
         "dmltrain.backends.mxnet": [Path(PTH).name],
         "dmltrain.report.page": ["assets/*", "vendor/*.js", "vendor/*.json", "vendor/*.txt"],
@@ -88,10 +93,10 @@ setup(
     scripts=["launch/bin/dmltrain"],
     entry_points={
         "console_scripts": [
-            "dmltrain-launch = launch.cli:main",
-            "dmltrain-check = launch.cli:check_main",
-            "dmltrain-job = launch.cli:job_main",
-            "dmltrain-completion = launch.commands.completion:main",
+            "dmltrain-launch = dmltrain_launch.cli:main",
+            "dmltrain-check = dmltrain_launch.cli:check_main",
+            "dmltrain-job = dmltrain_launch.cli:job_main",
+            "dmltrain-completion = dmltrain_launch.commands.completion:main",
             "dmltrain-parse = dmltrain.report.cli:main",
             "dmltrain-report = dmltrain.report.page.cli:main",
             "dmltrain-data = dmltrain.data_command.cli:main",

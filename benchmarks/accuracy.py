@@ -65,7 +65,7 @@ def train(codec: str, seed: str, options: argparse.Namespace, folder: Path) -> N
     command = [
         sys.executable,
         "-m",
-        "launch.cli",
+        "dmltrain_launch.cli",
         "--launcher",
         "local",
         "-n",

@@ -72,14 +72,33 @@ def arrival(place: Place, options: argparse.Namespace, folder: Path) -> dict[str
     """The seconds of one arrival."""
     folder.mkdir()
     program = str(CHECKOUT / "examples/train_cifar10.py")
-    launch = [sys.executable, "-m", "launch.cli", *place.hosts, "-n", "2", "-s", "1", "--elastic", "--log-dir", "logs"]
+    launch = [
+        sys.executable,
+        "-m",
+        "dmltrain_launch.cli",
+        *place.hosts,
+        "-n",
+        "2",
+        "-s",
+        "1",
+        "--elastic",
+        "--log-dir",
+        "logs",
+    ]
     words = [*options.network.split(), "--kv-store", "dist_sync", "--dataset", "synthetic", "--image-shape", "3,32,32"]
     words += ["--batch-size", str(options.batch), "--num-examples", "100000", "--num-epochs", "1", "--audit", "audit"]
     with running(place, [*launch, program, *words], folder) as job:
         until(folder / "logs/worker-1.log", "View 1 ", job)
         time.sleep(2)
         asked = time.time()
-        command = [sys.executable, "-c", "import launch.cli; launch.cli.job_main()", "add", "logs", place.more]
+        command = [
+            sys.executable,
+            "-c",
+            "import dmltrain_launch.cli; dmltrain_launch.cli.job_main()",
+            "add",
+            "logs",
+            place.more,
+        ]
         add = place.start(command, folder, folder / "answer")
         started = until(folder / "output", r"starting worker 2 on", job)
         stepped = until(folder / "audit/samples-2.jsonl", r"\}\n", job)

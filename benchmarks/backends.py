@@ -71,7 +71,7 @@ def train(case: str, backend: str, options: argparse.Namespace, folder: Path) ->
     command = [
         sys.executable,
         "-m",
-        "launch.cli",
+        "dmltrain_launch.cli",
         "--launcher",
         "local",
         "-n",

@@ -28,7 +28,7 @@ SECONDS = re.compile(r"Epoch\[(\d+)\] Time cost=(\S+)")
 
 def command(folder: Path, options: argparse.Namespace, kind: str, factor: float) -> list[str]:
     """A job of synthetic images."""
-    launch = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", str(options.workers), "-s", "1"]
+    launch = [sys.executable, "-m", "dmltrain_launch.cli", "--launcher", "local", "-n", str(options.workers), "-s", "1"]
     launch += ["--log-dir", str(folder), "--elastic", *INTERPRETER, str(CHECKOUT / "examples/train_cifar10.py")]
     words = [*options.network.split(), "--kv-store", "dist_sync", "--dataset", "synthetic", "--image-shape", "3,32,32"]
     words += ["--num-val-examples", "10", "--batch-size", str(options.batch), "--num-epochs", str(options.epochs)]

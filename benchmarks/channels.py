@@ -16,13 +16,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import channels
-from launch.agent import commands
-from launch.agent.events import Alive, Ended, Event, Exited, Ready
-from launch.agent.protocol import OUTPUT, decode_event, encode_command
-from launch.channels import Channel
-from launch.channels.local import LocalChannel
-from launch.job.host import Host
+from dmltrain_launch import channels
+from dmltrain_launch.agent import commands
+from dmltrain_launch.agent.events import Alive, Ended, Event, Exited, Ready
+from dmltrain_launch.agent.protocol import OUTPUT, decode_event, encode_command
+from dmltrain_launch.channels import Channel
+from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.job.host import Host
 from tests.launch.ssh_connect import connector
 from tests.launch.sshd import Home, Sshd
 

@@ -37,7 +37,7 @@ LONG = 100  # epochs of a job that ends when its loss has been measured
 
 
 def launch(folder: Path, options: argparse.Namespace, kind: str) -> list[str]:
-    words = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", str(options.workers)]
+    words = [sys.executable, "-m", "dmltrain_launch.cli", "--launcher", "local", "-n", str(options.workers)]
     words += ["-s", str(options.servers), "--log-dir", str(folder), *(["--elastic"] if kind == ELASTIC else [])]
     return [*words, *INTERPRETER]
 

@@ -62,7 +62,7 @@ class Trial:
 
     def command(self) -> list[str]:
         options = self.options
-        launch = [sys.executable, "-m", "launch.cli", "--launcher", "ssh", "--hosts", f"h[1-{HOSTS}]:1"]
+        launch = [sys.executable, "-m", "dmltrain_launch.cli", "--launcher", "ssh", "--hosts", f"h[1-{HOSTS}]:1"]
         launch += ["-n", str(HOSTS), "-s", str(HOSTS), "--elastic", "--log-dir", "logs", "--env", "OMP_NUM_THREADS=1"]
         launch += ["--restart-workers", "1000", "--restart-servers", "1000", "--restart-scheduler", "1000"]
         launch += ["--wait-for-hosts", "300"]
@@ -179,7 +179,14 @@ class Trial:
         for host in self.bed.hosts:
             if host in self.troubled or self.of_role("worker", host) or host in self.asked():
                 continue
-            words = [sys.executable, "-c", "import launch.cli; launch.cli.job_main()", "add", "logs", f"{host}:1"]
+            words = [
+                sys.executable,
+                "-c",
+                "import dmltrain_launch.cli; dmltrain_launch.cli.job_main()",
+                "add",
+                "logs",
+                f"{host}:1",
+            ]
             with (self.folder / f"add-{host}").open("ab") as output:
                 process = self.start(words, output)
             threading.Thread(target=process.wait, name=f"add {host}", daemon=True).start()

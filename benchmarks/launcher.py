@@ -67,7 +67,7 @@ class Bench:
 
     def start(self, way: str, logs: str, *arguments: str) -> subprocess.Popen:
         """Start a launcher on the login host; its output is discarded, its standard error goes to `logs`.err."""
-        argv = [sys.executable, "-m", "launch.cli", *WAYS[way][0], "--log-dir", logs, *arguments]
+        argv = [sys.executable, "-m", "dmltrain_launch.cli", *WAYS[way][0], "--log-dir", logs, *arguments]
         environment = {
             **os.environ,
             "PYTHONPATH": str(CHECKOUT),

@@ -89,7 +89,18 @@ def command(made: Network, workers: int, devices: int, arguments: argparse.Names
     program += ["--kv-store", "dist_sync" if workers > 1 else "device"]
     program += ["--gpus", ",".join(map(str, range(devices)))] if arguments.gpu_count else []
     servers = str(workers if workers > 1 else 0)
-    launch = [sys.executable, "-m", "launch.cli", "-n", str(workers), "-s", servers, *hosts, "--log-dir", str(log_dir)]
+    launch = [
+        sys.executable,
+        "-m",
+        "dmltrain_launch.cli",
+        "-n",
+        str(workers),
+        "-s",
+        servers,
+        *hosts,
+        "--log-dir",
+        str(log_dir),
+    ]
     return [*launch, *program]
 
 

@@ -38,7 +38,7 @@ class RunFailed(Exception):
 def run(kind: str, rate: float, steps: int) -> dict[str, float]:
     """One run: seconds of the start, median and 95th percentile of a step, and the number of connections."""
     peers = [each.format(rate=rate) for each in KINDS[kind]]
-    launcher = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2"]
+    launcher = [sys.executable, "-m", "dmltrain_launch.cli", "--launcher", "local", "-n", "2", "-s", "2"]
     with tempfile.TemporaryDirectory(prefix="unauthenticated-") as folder:
         began = time.time()
         found = subprocess.run(

@@ -1,28 +1,48 @@
-"""Start jobs: run any program as a set of processes on hosts. Imports nothing of `dmltrain`."""
+"""The old import name of `dmltrain_launch`, in a checkout: `python -m launch.cli` and the like go on working.
 
+A wheel has nothing of this name, which is another project's (ROS). No module is loaded a second time: `launch.X` is the
+module `dmltrain_launch.X` itself.
+"""
+
+import importlib
 import os
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, ModuleType
 
-NAME = "dmltrain-launch"
-
-
-class LaunchError(Exception):
-    """A user error or a failure of a host. The message is complete; `code` is the launcher's exit code."""
-
-    def __init__(self, message: str, code: int = 2):
-        super().__init__(message)
-        self.code = code
+NEW = "dmltrain_launch"
+FOLDER = str(Path(__file__).parent)
 
 
-def as_utf8(text: str) -> str:
-    """Decode text of the system as UTF-8 in any locale. Bytes that are not UTF-8 become surrogates."""
-    return os.fsencode(text).decode("utf-8", "surrogateescape")
+class OldNames:
+    """Finds and loads `launch.X`."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        top, _, rest = name.partition(".")
+        found = find_spec(f"{NEW}.{rest}") if top == __name__ and rest else None
+        return found and ModuleSpec(name, self, origin=found.origin, is_package=bool(found.submodule_search_locations))
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return importlib.import_module(NEW + spec.name.removeprefix(__name__))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has been executed under its own name."""
+
+    def get_code(self, name: str) -> CodeType | None:  # for python -m
+        found = find_spec(NEW + name.removeprefix(__name__))
+        return found.loader.get_code(found.name)
 
 
-def version() -> str:
-    """The installed version; "unknown" if the package is not installed."""
-    from importlib import metadata
+def own_package_first() -> None:
+    """Programs that this one starts need it as well."""
+    found = find_spec(NEW)
+    if found is None or Path(found.origin).parents[1] != Path(FOLDER):
+        sys.path.insert(0, FOLDER)
+        known = os.environ.get("PYTHONPATH", "")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [FOLDER, known]))
 
-    try:
-        return metadata.version("dmltrain")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+
+own_package_first()
+sys.meta_path.insert(0, OldNames())

@@ -28,7 +28,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 KINDS = {  # of processes, by their command lines; the first that matches
     "pytest": r"-m pytest|exec\(eval\(sys\.stdin|pytest-xdist",  # which may show its test
     "forked job": r"tests\.forked_job",
-    "agent": r"dmltrain-agent|launch/agent",
+    "agent": r"dmltrain-agent|launch/dmltrain_launch/agent",
     "launcher": r"launch\.cli|dmltrain-launch|dmltrain-job|dmltrain-check|dmltrain job",
     "Ray": r"ray::|raylet|gcs_server|ray/|ray_driver|/ray\b|-m ray",
     "Kubernetes": r"etcd|kube|kubelet",

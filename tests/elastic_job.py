@@ -16,7 +16,7 @@ from dmltrain.audit.views_file import read
 from dmltrain.backends.torch.backend import TorchBackend
 from dmltrain.base import npz
 from dmltrain.checkpoints import checkpoint
-from launch.certificate import new
+from dmltrain_launch.certificate import new
 from tests.forked_job import ForkedJob, forker
 from tests.waiting import wait_for
 

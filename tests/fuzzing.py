@@ -331,7 +331,7 @@ def _main() -> int:
     if options.atheris:
         import atheris
 
-        with atheris.instrument_imports(include=["dmltrain", "launch"]):
+        with atheris.instrument_imports(include=["dmltrain", "dmltrain_launch"]):
             fuzzed = find(options.name)
             for valid in fuzzed.golden():
                 fuzzed.read(valid)  # which imports the rest

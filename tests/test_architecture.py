@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {"torch", "mxnet"}
-PACKAGES = ("launch", "dmltrain")
+PACKAGES = ("launch/dmltrain_launch", "dmltrain")
 LEVELS = {  # folder -> its modules and folders from the bottom up: each imports itself and what stands before it
     "dmltrain": (
         *(
@@ -28,7 +28,7 @@ LEVELS = {  # folder -> its modules and folders from the bottom up: each imports
         *("types", "kind", "base", "codec agreement", "rules", "transport", "scheduler", "server", "worker", "local"),
         "__init__",
     ),
-    "launch": (  # its __init__, which has LaunchError alone, is below all
+    "launch/dmltrain_launch": (  # its __init__, which has LaunchError alone, is below all
         *("__init__", "secret certificate own_program agent", "job"),
         *("channels control preflight sync terminal", "clusters", "command_line", "run", "forecast ending"),
         *("commands", "cli"),
@@ -61,10 +61,10 @@ LARGE = {  # classes with more methods, and how many they have: they may only sh
     "dmltrain/backends/torch/distributed/base_optimizer.py DistributedOptimizer": 27,
     "dmltrain/backends/torch/distributed/buckets.py Bucket": 36,
     "dmltrain/backends/torch/distributed/gradients/reducer.py Reducer": 31,
-    "launch/run/supervisor/prepare.py Preparation": 26,
-    "launch/run/supervisor/process.py Processes": 28,
-    "launch/run/session.py Session": 26,
-    "launch/agent/serve.py Agent": 28,
+    "launch/dmltrain_launch/run/supervisor/prepare.py Preparation": 26,
+    "launch/dmltrain_launch/run/supervisor/process.py Processes": 28,
+    "launch/dmltrain_launch/run/session.py Session": 26,
+    "launch/dmltrain_launch/agent/serve.py Agent": 28,
 }
 DEEP = {  # classes with more of the project's classes above them, and how many levels
     "ElasticChangingOptimizer": 7,
@@ -109,10 +109,12 @@ def room(path: Path) -> str:
 
 
 def test_launch_and_dmltrain_import_nothing_of_each_other_but_what_they_share():
-    for package, other in (("launch", "dmltrain"), ("dmltrain", "launch")):
-        for path in sources(package):
-            found = {full for full in imports(path) if full.partition(".")[0] == other}
-            assert package == "launch" and all(full.startswith(SHARED) for full in found) or not found, path
+    launch, dmltrain = PACKAGES
+    for path in sources(launch):
+        found = {full for full in imports(path) if full.partition(".")[0] == "dmltrain"}
+        assert all(full.startswith(SHARED) for full in found), path
+    for path in sources(dmltrain):
+        assert not {full for full in imports(path) if full.partition(".")[0] in ("launch", "dmltrain_launch")}, path
     for name in SHARED:
         used = imports(ROOT / f"{name.replace('.', '/')}.py")
         assert all(full.partition(".")[0] in sys.stdlib_module_names for full in used), name
@@ -180,7 +182,7 @@ def imported_below(folder: str, types: bool) -> dict[str, set[str]]:
     that its file imports. The folder's own __init__ has that name."""
     paths = {".".join(path.relative_to(ROOT / folder).with_suffix("").parts): path for path in sources(folder)}
     modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
-    prefix = folder.replace("/", ".") + "."
+    prefix = folder.removeprefix("launch/").replace("/", ".") + "."
     found = {}
     for name, path in modules.items():
         inside = {full.removeprefix(prefix) for full in imports(path, types) if full.startswith(prefix)}
@@ -220,16 +222,16 @@ def test_the_kvstore_knows_no_backend_and_frameworks_are_imported_in_backends_on
 
 
 def test_the_agent_needs_the_standard_library_only():
-    used = {full for path in sources("launch/agent") if path.stem != "bundle" for full in imports(path)}
+    used = {full for path in sources("launch/dmltrain_launch/agent") if path.stem != "bundle" for full in imports(path)}
     outside = {full for full in used if full.partition(".")[0] not in sys.stdlib_module_names}
-    assert all(full.startswith(("launch.agent.", "dmltrain.base.capacity.")) for full in outside), outside
+    assert all(full.startswith(("dmltrain_launch.agent.", "dmltrain.base.capacity.")) for full in outside), outside
 
 
 @pytest.mark.parametrize(
     "program",
     [
         "import dmltrain, dmltrain.kvstore, dmltrain.fit",
-        "import launch.cli; launch.cli.launch(['--help'])",
+        "import dmltrain_launch.cli; dmltrain_launch.cli.launch(['--help'])",
         "import dmltrain.report.cli",
         "import dmltrain.backends.mxnet.compat",
     ],

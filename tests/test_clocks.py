@@ -17,29 +17,29 @@ MODULES = {"time", "datetime", "date"}
 MAY_READ = {  # file and function -> what for
     "dmltrain/logs/event_file.py __init__": "stamps of events, and the order of files",
     "dmltrain/kvstore/log.py log": "stamps of log lines",
-    "launch/agent/copy/copied.py store": "the time of a file",
-    "launch/agent/host/probe.py facts": "the host's clock, for a warning",
-    "launch/agent/host/probe.py poll": "the host's clock, for a warning",
-    "launch/agent/ending.py write_last_line": "the stamp of a log line",
-    "launch/certificate.py new": "it is valid from a day ago until ten years from now",
-    "launch/cli.py dry_run": "the date in a new job's name",
-    "launch/cli.py jobs": "the age of jobs in a list",
-    "launch/cli.py plan": "the date in a job's name",
-    "launch/cli.py start": "the date in a new job's name",
-    "launch/cli.py submit": "the date in a new job's name",
-    "launch/commands/killed.py write_end": "a date in a record",
-    "launch/commands/submit.py mark_ended": "a date in a record",
-    "launch/commands/submit.py put": "a date in a record",
-    "launch/run/report.py end_of_attempt": "a date in a record",
-    "launch/run/report.py new_job_name": "the date in a new job's name",
-    "launch/run/session.py _do": "how far the clocks of hosts differ, for a warning",
-    "launch/run/session.py _take_event": "how far the clocks of hosts differ, for a warning",
-    "launch/run/start.py __init__": "a date in a record",
-    "launch/run/start.py _attempt": "a date in a record",
-    "launch/run/start.py _record_failure": "a date in a record",
-    "launch/run/start.py run": "a date in a record",
-    "launch/terminal/log_folder.py stamp": "a date in a record",
-    "launch/terminal/usage_file.py __init__": "stamps of rows",
+    "launch/dmltrain_launch/agent/copy/copied.py store": "the time of a file",
+    "launch/dmltrain_launch/agent/host/probe.py facts": "the host's clock, for a warning",
+    "launch/dmltrain_launch/agent/host/probe.py poll": "the host's clock, for a warning",
+    "launch/dmltrain_launch/agent/ending.py write_last_line": "the stamp of a log line",
+    "launch/dmltrain_launch/certificate.py new": "it is valid from a day ago until ten years from now",
+    "launch/dmltrain_launch/cli.py dry_run": "the date in a new job's name",
+    "launch/dmltrain_launch/cli.py jobs": "the age of jobs in a list",
+    "launch/dmltrain_launch/cli.py plan": "the date in a job's name",
+    "launch/dmltrain_launch/cli.py start": "the date in a new job's name",
+    "launch/dmltrain_launch/cli.py submit": "the date in a new job's name",
+    "launch/dmltrain_launch/commands/killed.py write_end": "a date in a record",
+    "launch/dmltrain_launch/commands/submit.py mark_ended": "a date in a record",
+    "launch/dmltrain_launch/commands/submit.py put": "a date in a record",
+    "launch/dmltrain_launch/run/report.py end_of_attempt": "a date in a record",
+    "launch/dmltrain_launch/run/report.py new_job_name": "the date in a new job's name",
+    "launch/dmltrain_launch/run/session.py _do": "how far the clocks of hosts differ, for a warning",
+    "launch/dmltrain_launch/run/session.py _take_event": "how far the clocks of hosts differ, for a warning",
+    "launch/dmltrain_launch/run/start.py __init__": "a date in a record",
+    "launch/dmltrain_launch/run/start.py _attempt": "a date in a record",
+    "launch/dmltrain_launch/run/start.py _record_failure": "a date in a record",
+    "launch/dmltrain_launch/run/start.py run": "a date in a record",
+    "launch/dmltrain_launch/terminal/log_folder.py stamp": "a date in a record",
+    "launch/dmltrain_launch/terminal/usage_file.py __init__": "stamps of rows",
     "dmltrain/base/whole_file.py _remove_if_left": "the age, in days, of what a killed writer of another host left",
 }
 
@@ -76,7 +76,19 @@ def test_a_job_is_unaffected_by_a_clock_that_jumps_by_an_hour(tmp_path):
         pytest.skip("no C compiler, which builds the clock")
     clock = tmp_path / "clock.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", clock, ROOT / "tests/programs/jumping_clock.c"], check=True)
-    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", "logs"]
+    command = [
+        sys.executable,
+        "-m",
+        "dmltrain_launch.cli",
+        "--launcher",
+        "local",
+        "-n",
+        "2",
+        "-s",
+        "1",
+        "--log-dir",
+        "logs",
+    ]
     command += [sys.executable, str(ROOT / "tests/programs/clock_watcher.py"), "1.2"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(clock)}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)

@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "examples/experiments/mnist-lenet.yaml"
 LOG = "Epoch[0] Train-accuracy=0.5\nEpoch[0] Validation-accuracy=0.25\n"
 PROGRAMS = {  # of setup.py, and one that trains; what they are given, and a file that they write
-    "launch.cli:main": "--no-live --launcher local -n 1 -s 0 --log-dir job sh -c 'echo ok' -> job/worker-0.log",
-    "launch.cli:check_main": "--no-live --launcher local",
-    "launch.cli:job_main": "ls .",
-    "launch.commands.completion:main": "bash",
+    "dmltrain_launch.cli:main": "--no-live --launcher local -n 1 -s 0 --log-dir job echo ok -> job/worker-0.log",
+    "dmltrain_launch.cli:check_main": "--no-live --launcher local",
+    "dmltrain_launch.cli:job_main": "ls .",
+    "dmltrain_launch.commands.completion:main": "bash",
     "dmltrain.report.cli:main": "logs",
     "dmltrain.report.page.cli:main": "logs -o page.html -> page.html",
     "dmltrain.data_command.cli:main": "partition images --parts 1 --out parts --seed 1 -> parts",

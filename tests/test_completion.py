@@ -14,21 +14,21 @@ from unittest import mock
 import pytest
 
 from dmltrain.data_command.cli import VERBS as DATA_VERBS
-from launch.command_line.job_options import VERBS
-from launch.command_line.option import Option
-from launch.command_line.table import OPTIONS
-from launch.commands import completion
-from launch.commands.completion import Command, choices, commands
+from dmltrain_launch.command_line.job_options import VERBS
+from dmltrain_launch.command_line.option import Option
+from dmltrain_launch.command_line.table import OPTIONS
+from dmltrain_launch.commands import completion
+from dmltrain_launch.commands.completion import Command, choices, commands
 from tests.scripts import executable
 from tests.waiting import wait_for
 
 DOOR = Path(__file__).parents[1] / "launch/bin/dmltrain"
 ROOT = Path(__file__).parents[1]
 ENTRY = {
-    "launch": "launch.cli:main",
-    "check": "launch.cli:check_main",
-    "job": "launch.cli:job_main",
-    "completion": "launch.commands.completion:main",
+    "launch": "dmltrain_launch.cli:main",
+    "check": "dmltrain_launch.cli:check_main",
+    "job": "dmltrain_launch.cli:job_main",
+    "completion": "dmltrain_launch.commands.completion:main",
     "parse": "dmltrain.report.cli:main",
     "report": "dmltrain.report.page.cli:main",
     "data": "dmltrain.data_command.cli:main",

@@ -195,7 +195,7 @@ NEW = (  # file, its content, the opening line of the table in its folder, the r
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = copy_packages(tmp_path_factory.mktemp("tree"), "dmltrain", "launch", "examples", "docs")
+    copy = copy_packages(tmp_path_factory.mktemp("tree"), "dmltrain", "launch/dmltrain_launch", "examples", "docs")
     for file, content, opening, row in NEW:
         folder, _, name = file.rpartition("/")
         table, imported = f"dmltrain/{folder}/__init__.py", f"from dmltrain.{folder.replace('/', '.')} import {name}\n"
@@ -204,7 +204,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, *words: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/launch", "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *words], env=environment, cwd=tree, capture_output=True, text=True)
 
 
@@ -231,7 +231,7 @@ def test_they_train(tree, tmp_path, kind):
         done = run(tree, *words)
         text = done.stderr + done.stdout
     else:
-        job = ("-m", "launch.cli", "--launcher", "local", "-n", "1", "-s", "1", "--log-dir", str(tmp_path))
+        job = ("-m", "dmltrain_launch.cli", "--launcher", "local", "-n", "1", "-s", "1", "--log-dir", str(tmp_path))
         done = run(tree, *job, *words, "--gc-type", "24bit", "--update-on-kvstore", "1")
         text = (tmp_path / "worker-0.log").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + text

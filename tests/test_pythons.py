@@ -50,7 +50,9 @@ class Installed:
 
 
 OWN = ".".join(map(str, sys.version_info[:2]))  # with which all other tests run
-USED = "launch.cli, dmltrain.kvstore.worker.store, dmltrain.kvstore.server.process, dmltrain.kvstore.scheduler.process"
+USED = "dmltrain_launch.cli, " + ", ".join(
+    f"dmltrain.kvstore.{name}" for name in ("worker.store", "server.process", "scheduler.process")
+)
 
 
 def tier(version: str) -> pytest.MarkDecorator:
@@ -129,6 +131,7 @@ def test_the_pth_and_the_front_door_work_in_an_environment_whose_path_has_a_spac
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     what = [request.getfixturevalue("wheel")] if way == "wheel" else ["--editable", copy_source(tmp_path / "source")]
     pip("--python", python, "install", "--no-deps", *what)
+    assert not (site / "launch").exists(), "another project's import name (ROS)"
     assert (site / PTH).read_text() == (ROOT / "dmltrain/backends/mxnet" / PTH).read_text()
     finders = (  # whether the .pth did its work, and what Python imported for it
         f"import sys\nprint({PTH!r}[:-4] in [getattr(each, '__name__', '') for each in sys.meta_path])\n"
@@ -169,7 +172,9 @@ def test_help_is_fast():
     seconds = []
     while len(seconds) < 5 and min(seconds, default=HELP_SECONDS) >= HELP_SECONDS:
         before = os.times()
-        done = subprocess.run([sys.executable, "-m", "launch.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "dmltrain_launch.cli", "--help"], cwd=ROOT, capture_output=True, text=True
+        )
         after = os.times()
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert done.returncode == 0 and "--num-workers" in done.stdout

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import launch.cli
+import dmltrain_launch.cli
 from dmltrain.base import safe_text
 from dmltrain.data_command import cli as data
 from dmltrain.experiment import cli as experiment
 from dmltrain.logs import record
 from dmltrain.report import cli as parse
 from dmltrain.report.page import cli as page
-from launch.agent import text
+from dmltrain_launch.agent import text
 from tests.image_records import jpeg
 
 EVIL = "\x1b]0;t\x07\x9b31m\u202e"
@@ -50,7 +50,7 @@ def strange(tmp_path, monkeypatch):
 
 
 def job(words: list[str]) -> None:
-    launch.cli.end_with("x", launch.cli.job, words)
+    dmltrain_launch.cli.end_with("x", dmltrain_launch.cli.job, words)
 
 
 def commands(folder: str) -> list[tuple[object, list[str]]]:

@@ -21,7 +21,19 @@ LEVELS = ("plain", "auth", "tls")
 
 
 def launch(folder, level, *program):
-    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2", "--wire", level]
+    command = [
+        sys.executable,
+        "-m",
+        "dmltrain_launch.cli",
+        "--launcher",
+        "local",
+        "-n",
+        "2",
+        "-s",
+        "2",
+        "--wire",
+        level,
+    ]
     return subprocess.Popen(
         [*command, "--log-dir", str(folder / "logs"), *map(str, program)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -98,7 +110,19 @@ def test_a_level_without_what_it_needs_is_a_users_error(environment, said):
 )
 def test_a_program_that_cannot_be_protected_is_refused_or_warned_about(tmp_path, source, options, code, said):
     (tmp_path / "program.py").write_text(source)
-    command = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "1", "-s", "1", *options, "program.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "dmltrain_launch.cli",
+        "--launcher",
+        "local",
+        "-n",
+        "1",
+        "-s",
+        "1",
+        *options,
+        "program.py",
+    ]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (found.returncode, "Traceback" in found.stderr) == (code, False), found

@@ -57,7 +57,7 @@ def copy_source(folder: Path) -> Path:
     folder.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    return copy_packages(folder, "dmltrain", "launch")
+    return copy_packages(folder, "dmltrain", "launch/bin", "launch/dmltrain_launch")
 
 
 def build(folder: Path) -> None:

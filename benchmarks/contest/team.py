@@ -215,7 +215,7 @@ def environment(contest: Contest, workers: int, servers: int, folder: Path, plac
 
 def certificate_file(folder: Path) -> Path:
     """A new certificate with its private key, as the launcher makes it for a job."""
-    from launch import certificate  # only for tls: it imports cryptography
+    from dmltrain_launch import certificate  # only for tls: it imports cryptography
 
     path = folder / "certificate"
     path.touch(mode=0o600)

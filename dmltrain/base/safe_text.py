@@ -2,7 +2,7 @@
 
 Names of files and classes, records, logs and messages of libraries can have any characters. Control characters, those
 that change the direction of text, and bytes that are no UTF-8 are printed as their escape sequences in Python; lines
-and tabs stay. `launch.agent.text` does the same for what agents say.
+and tabs stay. `dmltrain_launch.agent.text` does the same for what agents say.
 """
 
 from __future__ import annotations

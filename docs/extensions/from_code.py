@@ -35,8 +35,8 @@ from dmltrain.optimizers import schedule
 from dmltrain.options import Options, flag, mxnet
 from dmltrain.report import dialect
 from dmltrain.report.summaries import summary
-from launch.clusters import LAUNCHERS
-from launch.command_line import old_options
+from dmltrain_launch.clusters import LAUNCHERS
+from dmltrain_launch.command_line import old_options
 
 REPOSITORY = Path(__file__).parents[2]
 WIDTH = 100  # columns of a program's output

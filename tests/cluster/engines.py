@@ -28,8 +28,8 @@ from tests.waiting import wait_for
 GONE_SECONDS = 40.0
 LEFT_SECONDS = 20.0  # for the same, when nothing but the launcher is lost
 RECORD_SECONDS = 60.0  # from the fault to the engine's own records, whose limits for a lost node are 10 to 30 s
-OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "launch.cli")
-OURS += tuple(f"launch.clusters.in_ray.{name}" for name in ("driver", "inside"))
+OURS = ("program.py", "dmltrain-agent", "dmltrain-bridge", "dmltrain_launch.cli")
+OURS += tuple(f"dmltrain_launch.clusters.in_ray.{name}" for name in ("driver", "inside"))
 PROGRAM = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 Strike = Callable[["Engine", Launched], str]  # returns the host that it is about
 
@@ -61,7 +61,7 @@ class Engine(ABC):
 
     def launcher(self) -> int:
         """The pid of the launcher, on this machine: inside of the cluster, where that is."""
-        [pid] = [each.pid for _, each in on_hosts(self.testbed) if is_one(each, "launch.cli")]
+        [pid] = [each.pid for _, each in on_hosts(self.testbed) if is_one(each, "dmltrain_launch.cli")]
         return pid
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Engine(ABC):
 
     def interrupt(self, job: Launched) -> None:
         """Ctrl-C to the command that the user has given, which under salloc is its child."""
-        found = [each.pid for host, each in ours(self.testbed) if host == LOGIN and is_one(each, "launch.cli")]
+        found = [each.pid for host, each in ours(self.testbed) if host == LOGIN and is_one(each, "dmltrain_launch.cli")]
         os.kill(max(found), signal.SIGINT)
 
     @abstractmethod
@@ -101,7 +101,9 @@ def ours(testbed: Testbed) -> list[tuple[str, Process]]:
 
 def on_hosts(testbed: Testbed) -> list[tuple[str, Process]]:
     """All of them but the command that the user has given."""
-    return [(host, each) for host, each in ours(testbed) if (host, is_one(each, "launch.cli")) != (LOGIN, True)]
+    return [
+        (host, each) for host, each in ours(testbed) if (host, is_one(each, "dmltrain_launch.cli")) != (LOGIN, True)
+    ]
 
 
 def wait_gone(testbed: Testbed, records: Callable[[], object] = list) -> None:
@@ -120,7 +122,7 @@ def is_one(process: Process, word: str) -> bool:
 def of_worker(engine: Engine, word: str) -> tuple[str, Process]:
     """The process with this word in its command line beside a worker on a host without a launcher, and that host."""
     found = ours(engine.testbed)
-    busy = {host for host, each in found if is_one(each, "launch.cli")}
+    busy = {host for host, each in found if is_one(each, "dmltrain_launch.cli")}
     for host, each in found:
         if host not in busy and is_one(each, "program.py") and "DMLC_ROLE=worker" in each.environment:
             return next((place, other) for place, other in found if place == host and is_one(other, word))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import certificate
+from dmltrain_launch import certificate
 from tests.cluster import jobset
 from tests.cluster.layout import LOGIN
 from tests.cluster.testbed import Testbed

@@ -1,4 +1,4 @@
-"""Jobs started on `login` as a user starts them, by `python -m launch.cli`, on a test bed's hosts."""
+"""Jobs started on `login` as a user starts them, by `python -m dmltrain_launch.cli`, on a test bed's hosts."""
 
 import json
 import os
@@ -67,7 +67,7 @@ class Launched:
         self.testbed, self.logs = testbed, folder / logs
         self._out, self._err = folder / f"{logs}.out", folder / f"{logs}.err"
         self.began = time.monotonic()
-        argv = [*before, sys.executable, "-m", "launch.cli", *map(str, arguments)]
+        argv = [*before, sys.executable, "-m", "dmltrain_launch.cli", *map(str, arguments)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             self.process = testbed.start(LOGIN, argv, cwd=folder, env=environment, **streams)
@@ -140,7 +140,7 @@ class Front:
 
     def change(self, launched: Launched, do: str, what: str) -> tuple[int, str]:
         """The exit code and the output of `dmltrain job`, run on the launcher's machine."""
-        words = ["-c", "import launch.cli; launch.cli.job_main()", do, str(launched.logs), what]
+        words = ["-c", "import dmltrain_launch.cli; dmltrain_launch.cli.job_main()", do, str(launched.logs), what]
         more = {"cwd": self.folder, "env": self.environment, "capture_output": False}
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         done = self.testbed.run(LOGIN, [sys.executable, *words], LONGEST, **more)

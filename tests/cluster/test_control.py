@@ -311,7 +311,8 @@ def test_a_host_that_has_nothing_installed_runs_a_plain_program(testbed: Testbed
     if not system:
         pytest.skip("no python3 of the system")
     (front.folder / "hosts").write_text(f"h1 python={system} workdir=/tmp/own\n")
-    program = "import importlib.util as u, sys; print(sys.executable, u.find_spec('dmltrain'), u.find_spec('launch'))"
+    specs = "u.find_spec('dmltrain'), u.find_spec('dmltrain_launch')"
+    program = f"import importlib.util as u, sys; print(sys.executable, {specs})"
     testbed.run("h1", ["mkdir", "/tmp/own"])
     testbed.run("h1", ["sh", "-c", 'echo "$0" > /tmp/own/plain.py', program])
     launched = front.start("-H", "hosts", "-n", 1, "-s", 1, "--env", "PYTHONPATH=", "plain.py")

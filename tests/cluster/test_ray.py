@@ -59,7 +59,7 @@ def front(ray: RayCluster, tmp_path: Path) -> Front:
 def end_jobs(ray: RayCluster) -> None:
     """Those of a test that has failed."""
     for _, each in engines.ours(ray.testbed):
-        if engines.is_one(each, "launch.cli"):
+        if engines.is_one(each, "dmltrain_launch.cli"):
             send(each.pid, signal.SIGINT)
     for name in ray.submitted():
         ray.job("stop", name)
@@ -139,7 +139,7 @@ def test_it_runs_from_ray_job_submit_in_the_working_dir_that_ray_has_copied(ray:
     (folder / "program.py").write_text(SHOWS.replace("place +", f'"{tmp_path}/" + place +'))
     words = [str(word) for word in (*RAY, "--log-dir", tmp_path / "logs", "-n", 1, "-s", 0, "program.py")]
     where = ("--working-dir", str(folder), "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{ROOT}"}}}}')
-    printed = ray.job("submit", *where, "--", sys.executable, "-m", "launch.cli", *words)
+    printed = ray.job("submit", *where, "--", sys.executable, "-m", "dmltrain_launch.cli", *words)
     assert "0 processes left on 1 host" in printed and "succeeded" in printed, printed
     worker = Front(ray.testbed, tmp_path).written()["worker-0"]
     assert "/working_dir_files/" in worker[5], "in the copy of the folder that Ray has made on its node"
@@ -207,7 +207,7 @@ class Engine(engines.Engine):
         return super().start(fault, *options)
 
     def launcher(self) -> int:
-        [found] = [each for each in self.testbed.processes(LOGIN) if "launch.cli" in each.argv]
+        [found] = [each for each in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in each.argv]
         return found.pid
 
     def cancel(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands import jobs
+from dmltrain_launch.commands import jobs
 from tests.cluster import engines
 from tests.cluster.conftest import made_bed
 from tests.cluster.launching import LONGEST, Front, Launched
@@ -104,7 +104,7 @@ def test_it_runs_from_a_script_of_sbatch_and_gives_its_exit_code(slurm: Slurm, t
     script = front.script(
         "#!/bin/sh\n#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --mem-per-cpu=100 --export=NONE\n"
         f"export PYTHONPATH={front.environment['PYTHONPATH']}\n"
-        f"{sys.executable} -m launch.cli {words} -n 2 -s 1 --log-dir logs {program}\n",
+        f"{sys.executable} -m dmltrain_launch.cli {words} -n 2 -s 1 --log-dir logs {program}\n",
         "job.sh",
     )
     ran = slurm.testbed.run(LOGIN, ["sbatch", "--wait", str(script)], cwd=tmp_path)
@@ -137,7 +137,7 @@ class Engine(engines.Engine):
     options = SLURM
 
     def launcher(self) -> int:
-        found = [each for each in self.testbed.processes(LOGIN) if "launch.cli" in each.argv]
+        found = [each for each in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in each.argv]
         [pid] = [each.pid for each in found if "salloc" not in each.argv]
         return pid
 
@@ -178,7 +178,7 @@ def test_a_step_that_is_cancelled(engine: Engine):
 def test_a_step_that_has_all_cpus_is_named_with_the_fix(slurm: Slurm, tmp_path: Path):
     front = allocated(slurm, tmp_path)
     words = " ".join(map(str, ("--launcher", "slurm", "--slurm-args=--immediate=1", "-n", 1, "-s", 0, "true")))
-    lines = f"#!/bin/sh\nsrun --mem=0 -N2 sleep 60 &\nsleep 2\n{sys.executable} -m launch.cli {words}\n"
+    lines = f"#!/bin/sh\nsrun --mem=0 -N2 sleep 60 &\nsleep 2\n{sys.executable} -m dmltrain_launch.cli {words}\n"
     command = ["salloc", "--quiet", "--nodes=2", "sh", str(front.script(lines, "busy.sh"))]
     ran = slurm.testbed.run(LOGIN, command, cwd=tmp_path, env=front.environment)
     assert ran.returncode == 2, ran.stderr
@@ -374,7 +374,7 @@ def test_an_elastic_job_that_gives_way_runs_again_and_goes_on(slurm: Slurm, tmp_
     words = map(str, (*SLURM, "-n", 2, "-s", 1, "--elastic", "--log-dir", tmp_path / "logs", *program))
     script = front.script(
         "#!/bin/sh\n#SBATCH --nodes=2 --partition=warned --time=60 --signal=USR1@1 --requeue --output=said\n"
-        f"#SBATCH --open-mode=append\n{shlex.join([sys.executable, '-m', 'launch.cli', *words])}\n"
+        f"#SBATCH --open-mode=append\n{shlex.join([sys.executable, '-m', 'dmltrain_launch.cli', *words])}\n"
         "[ $? = 75 ] && scontrol requeue $SLURM_JOB_ID\n",
         "job.sh",
     )

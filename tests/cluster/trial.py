@@ -110,7 +110,7 @@ class Trial:
         fixed = ["-n", 3, "-s", 3, "-H", self.folder / "hosts", "--log-dir", self.logs]
         fixed += ["--quiet", "--log-level", "DEBUG"]
         program = [sys.executable, PROGRAM, self.cell.phase, self.folder]
-        command = [*FIRST, sys.executable, "-m", "launch.cli", *way, *fixed, *program]
+        command = [*FIRST, sys.executable, "-m", "dmltrain_launch.cli", *way, *fixed, *program]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         with open(self.said, "wb") as said:
             more = {"cwd": self.folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}

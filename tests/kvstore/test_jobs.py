@@ -357,7 +357,19 @@ def test_a_job_starts_and_trains_among_unauthenticated_peers(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     began = time.monotonic()
     peers = [sys.executable, str(ROOT / "tests/kvstore/programs/unauthenticated_peers.py"), "300", "new"]
-    launcher = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "2", "--log-dir", "logs"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "dmltrain_launch.cli",
+        "--launcher",
+        "local",
+        "-n",
+        "2",
+        "-s",
+        "2",
+        "--log-dir",
+        "logs",
+    ]
     command = [*ALONE, "env", f"PYTHONPATH={ROOT}", *peers, *launcher, "program.py"]
     job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
     took = time.monotonic() - began

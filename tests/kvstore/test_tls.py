@@ -19,7 +19,7 @@ from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.seal import SIZE
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
-from launch.certificate import new
+from dmltrain_launch.certificate import new
 from tests.kvstore.answering import answer, data_listener, tcp
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS

@@ -15,7 +15,7 @@ from dmltrain.kvstore.worker.broadcast import CHUNK
 from dmltrain.kvstore.worker.gathering import servers_of
 from dmltrain.kvstore.worker.links import probe
 from dmltrain.kvstore.worker.transfers import Transfers
-from launch.certificate import new
+from dmltrain_launch.certificate import new
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import WholeJob, begun
 from tests.waiting import SECONDS

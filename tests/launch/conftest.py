@@ -54,7 +54,7 @@ class Launched:
     def __init__(self, arguments: list[str], folder: Path, logs: Path, **popen: object):
         self.folder, self.logs, self.began = folder, logs, time.monotonic()
         self.out, self.err = folder / "out", folder / "err"
-        command = [sys.executable, "-m", "launch.cli", *arguments]
+        command = [sys.executable, "-m", "dmltrain_launch.cli", *arguments]
         options = {"stdout": self.out.open("wb"), **popen}
         self.process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stderr=self.err.open("wb"), **options
@@ -127,8 +127,8 @@ class Launched:
 
 
 def begin(program: str, *words: object, **popen: object) -> subprocess.Popen:
-    """A process of this program of launch/cli.py: `job_main`."""
-    command = [sys.executable, "-c", f"import launch.cli; launch.cli.{program}()", *map(str, words)]
+    """A process of this program of launch/dmltrain_launch/cli.py: `job_main`."""
+    command = [sys.executable, "-c", f"import dmltrain_launch.cli; dmltrain_launch.cli.{program}()", *map(str, words)]
     options = {"env": dict(os.environ, PYTHONPATH=str(ROOT)), "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{**options, **popen})
 

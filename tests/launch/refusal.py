@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launch import LaunchError
+from dmltrain_launch import LaunchError
 
 
 def refusal(function: Callable[..., object], *arguments: object, **named: object) -> str:

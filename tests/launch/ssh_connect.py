@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from launch import LaunchError
-from launch.channels import Channel
-from launch.channels.ssh import paramiko as ssh_paramiko
-from launch.channels.ssh import system as ssh_system
-from launch.channels.ssh.config import Config, Target
-from launch.channels.ssh.key import Keys
-from launch.channels.ssh.login import Access
-from launch.job.host import Host
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels import Channel
+from dmltrain_launch.channels.ssh import paramiko as ssh_paramiko
+from dmltrain_launch.channels.ssh import system as ssh_system
+from dmltrain_launch.channels.ssh.config import Config, Target
+from dmltrain_launch.channels.ssh.key import Keys
+from dmltrain_launch.channels.ssh.login import Access
+from dmltrain_launch.job.host import Host
 from tests.launch.sshd import Home, Sshd
 
 KINDS = ("paramiko", "system")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.job.host import Host
+from dmltrain_launch.job.host import Host
 from tests.waiting import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")

@@ -21,26 +21,26 @@ from typing import Any
 
 import pytest
 
-from launch import LaunchError, channels
-from launch.agent import KILL_SECONDS, commands, protocol
-from launch.agent.channel import Channel
-from launch.agent.ending import Ending
-from launch.agent.events import Listing, Measured
-from launch.agent.process import Process, living, members, process, send_signal
-from launch.channels import frames
-from launch.channels.local import LocalChannel
-from launch.job.host import Host
-from launch.job.job import Job
-from launch.run import journal
-from launch.run.connection import Connection
-from launch.run.keeping import KeepingSession, Numbered
-from launch.run.session import EVENTS_AT_ONCE, Session
-from launch.run.stream import Stream
-from launch.run.supervisor.event import Lost
-from launch.run.supervisor.limit import Limits
-from launch.run.supervisor.supervise import Supervisor
-from launch.terminal.log_folder import LogFolder
-from launch.terminal.output import Output, Silent
+from dmltrain_launch import LaunchError, channels
+from dmltrain_launch.agent import KILL_SECONDS, commands, protocol
+from dmltrain_launch.agent.channel import Channel
+from dmltrain_launch.agent.ending import Ending
+from dmltrain_launch.agent.events import Listing, Measured
+from dmltrain_launch.agent.process import Process, living, members, process, send_signal
+from dmltrain_launch.channels import frames
+from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.run import journal
+from dmltrain_launch.run.connection import Connection
+from dmltrain_launch.run.keeping import KeepingSession, Numbered
+from dmltrain_launch.run.session import EVENTS_AT_ONCE, Session
+from dmltrain_launch.run.stream import Stream
+from dmltrain_launch.run.supervisor.event import Lost
+from dmltrain_launch.run.supervisor.limit import Limits
+from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.terminal.log_folder import LogFolder
+from dmltrain_launch.terminal.output import Output, Silent
 from tests.scripts import executable, shell_script
 from tests.waiting import SECONDS, wait_for
 
@@ -511,8 +511,8 @@ def test_a_second_request_can_only_shorten_the_grace(victim, grace, killed_at):
 def test_the_agent_needs_nothing_but_the_standard_library():
     command, _ = channels.agent_command(sys.executable)
     flags = command[1 : command.index("-c")]
-    bare = subprocess.run([sys.executable, *flags, "-c", "import launch"], capture_output=True, cwd="/")
-    assert b"No module named 'launch'" in bare.stderr, "what the other tests run is only what was sent"
+    bare = subprocess.run([sys.executable, *flags, "-c", "import dmltrain_launch"], capture_output=True, cwd="/")
+    assert b"No module named 'dmltrain_launch'" in bare.stderr, "what the other tests run is only what was sent"
     assert sum(map(len, command)) < 1000, "its text is on its standard input"
 
 
@@ -537,8 +537,8 @@ LIES = {  # what an agent sends; what of it is the reason for its loss
 def test_a_lying_agent_is_lost_with_its_lie_as_the_reason(tmp_path, lie):
     source = f"""import os, sys
 sys.path.insert(0, {os.getcwd()!r})
-from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, encode_event
-from launch.agent.events import Exited, Stopped, StoppedProcess
+from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, encode_event
+from dmltrain_launch.agent.events import Exited, Stopped, StoppedProcess
 event = lambda each: HEADER.pack(EVENT, NO_TASK, len(encode_event(each))) + encode_event(each)
 os.write(1, HELLO + {lie})
 sys.stdin.read()

@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent import Refusal
-from launch.agent.attach import Lease
-from launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, UNCONFIRMED_BYTES, Channel, Incoming
-from launch.agent.children import Child, Children
-from launch.agent.commands import Beat, File, Spawn
-from launch.agent.ending import Ending
-from launch.agent.events import Alive
-from launch.agent.process import Process, members, process, send_signal
-from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
-from launch.agent.spawn import spawn
-from launch.agent.spool import MOST_BYTES, Left, Spool
-from launch.run.journal import Kept
-from launch.run.scheduler_log import SchedulerLog
-from launch.run.stream import Stream
+from dmltrain_launch.agent import Refusal
+from dmltrain_launch.agent.attach import Lease
+from dmltrain_launch.agent.channel import BACKLOG_BYTES, SILENCE_SECONDS, UNCONFIRMED_BYTES, Channel, Incoming
+from dmltrain_launch.agent.children import Child, Children
+from dmltrain_launch.agent.commands import Beat, File, Spawn
+from dmltrain_launch.agent.ending import Ending
+from dmltrain_launch.agent.events import Alive
+from dmltrain_launch.agent.process import Process, members, process, send_signal
+from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
+from dmltrain_launch.agent.spawn import spawn
+from dmltrain_launch.agent.spool import MOST_BYTES, Left, Spool
+from dmltrain_launch.run.journal import Kept
+from dmltrain_launch.run.scheduler_log import SchedulerLog
+from dmltrain_launch.run.stream import Stream
 from tests.descriptors import descriptors
 from tests.launch.conftest import DEADLINE, wait_for
 from tests.readable import readable, writable

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dmltrain.audit.count import count
-from launch import LaunchError
-from launch.agent.process import process
-from launch.cli import job
-from launch.control import client
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.process import process
+from dmltrain_launch.cli import job
+from dmltrain_launch.control import client
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, go, said, wait_for
 

@@ -7,19 +7,19 @@ from types import MappingProxyType
 
 import pytest
 
-from launch.agent.commands import Bind, Notice, Probe, Reach, Start, Stop
-from launch.agent.commands import Job as JobCommand
-from launch.agent.events import Bound, Ended, Noticed, Probed, Reached, Ready, Refused, Started
-from launch.commands.processes import lost
-from launch.job.host import Host
-from launch.job.job import Job
-from launch.job.role import WORKER
-from launch.run import report
-from launch.run.elastic import ElasticSupervisor
-from launch.run.scheduler_log import SchedulerLog
-from launch.run.supervisor import event
-from launch.run.supervisor.action import Connect, Open, Reply, Send
-from launch.run.supervisor.event import (
+from dmltrain_launch.agent.commands import Bind, Notice, Probe, Reach, Start, Stop
+from dmltrain_launch.agent.commands import Job as JobCommand
+from dmltrain_launch.agent.events import Bound, Ended, Noticed, Probed, Reached, Ready, Refused, Started
+from dmltrain_launch.commands.processes import lost
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.role import WORKER
+from dmltrain_launch.run import report
+from dmltrain_launch.run.elastic import ElasticSupervisor
+from dmltrain_launch.run.scheduler_log import SchedulerLog
+from dmltrain_launch.run.supervisor import event
+from dmltrain_launch.run.supervisor.action import Connect, Open, Reply, Send
+from dmltrain_launch.run.supervisor.event import (
     Asked,
     Connected,
     Copied,
@@ -32,7 +32,7 @@ from launch.run.supervisor.event import (
     Unreached,
     Viewed,
 )
-from launch.run.supervisor.limit import Limits
+from dmltrain_launch.run.supervisor.limit import Limits
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, WORKER_0, WORKER_1, WORKER_2, Job3
 
 LISTED = [*HOSTS, Host("e", port=2222, slots=2)]  # in the hosts file

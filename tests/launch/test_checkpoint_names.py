@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from dmltrain.checkpoints import checkpoint
 from dmltrain.kvstore.base import KVStore
-from launch.agent.copy.compare import CHECKPOINT
+from dmltrain_launch.agent.copy.compare import CHECKPOINT
 
 
 def test_all_that_dmltrain_saves_has_a_checkpoints_name_but_code_and_settings_have_none(tmp_path):

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError, cli
-from launch.cli import launch
-from launch.command_line.job_options import VERBS, parse_job
-from launch.commands import killed
-from launch.commands.jobs import COLUMNS, find_jobs, table
-from launch.commands.recorded import Launcher
-from launch.terminal.log_folder import LogFolder
+from dmltrain_launch import LaunchError, cli
+from dmltrain_launch.cli import launch
+from dmltrain_launch.command_line.job_options import VERBS, parse_job
+from dmltrain_launch.commands import killed
+from dmltrain_launch.commands.jobs import COLUMNS, find_jobs, table
+from dmltrain_launch.commands.recorded import Launcher
+from dmltrain_launch.terminal.log_folder import LogFolder
 from tests.launch.conftest import DEADLINE, ROOT, begin, run, wait_for
 from tests.launch.refusal import refusal
 
@@ -290,7 +290,9 @@ def test_help_and_version_import_nothing_heavy(launcher):
     for option, expected in (("--help", b"--num-workers"), ("--version", b"dmltrain-launch ")):
         result = launcher.run(option)
         assert result.code == 0 and expected in result.out
-    heavy = "import sys, launch.cli; sys.exit(sum(name in sys.modules for name in ('rich', 'psutil', 'paramiko')))"
+    heavy = (
+        "import sys, dmltrain_launch.cli; sys.exit(sum(name in sys.modules for name in ('rich', 'psutil', 'paramiko')))"
+    )
     assert subprocess.run([sys.executable, "-c", heavy], env=launcher.environment).returncode == 0
 
 
@@ -308,7 +310,7 @@ def test_two_jobs_do_not_share_a_log_folder(launcher):
 
 def test_the_default_log_folder_is_named_after_program_and_time(launcher):
     script = launcher.script("")
-    command = [sys.executable, "-m", "launch.cli", "-n", "1", "-s", "0", script.name]
+    command = [sys.executable, "-m", "dmltrain_launch.cli", "-n", "1", "-s", "0", script.name]
     for _ in range(2):
         subprocess.run(command, cwd=launcher.folder, env=launcher.environment, check=True, stderr=subprocess.DEVNULL)
     made = os.listdir(launcher.folder / "logs")
@@ -525,14 +527,14 @@ def test_check_has_no_other_modes(capsys, words):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_job_runs_with_closed_standard_streams_as_with_dev_null(tmp_path, closed):
-    command = [sys.executable, "-m", "launch.cli", "--no-live", "--launcher", "local", "-n", "1", "-s", "0"]
+    command = [sys.executable, "-m", "dmltrain_launch.cli", "--no-live", "--launcher", "local", "-n", "1", "-s", "0"]
     line = shlex.join([*command, "--log-dir", "logs", "sh", "-c", "echo ok"])
     done = subprocess.run(["sh", "-c", f"{line} {closed}"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0 and (tmp_path / "logs/worker-0.log").read_text() == "ok\n"
 
 
 def test_a_job_that_could_not_start_has_ended_in_its_record(tmp_path):
-    command = [sys.executable, "-m", "launch.cli", "--no-live", "--launcher", "local", "-n", "30", "-s", "0"]
+    command = [sys.executable, "-m", "dmltrain_launch.cli", "--no-live", "--launcher", "local", "-n", "30", "-s", "0"]
     limited = ["sh", "-c", f"ulimit -n 14; exec {shlex.join([*command, '--log-dir', 'logs', 'true'])}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(limited, cwd=tmp_path, env=environment, capture_output=True, text=True)

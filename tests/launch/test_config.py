@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.command_line import config, old_options
-from launch.command_line.old_options import ALIASES, REFUSED, ROWS, mebibytes, unsupported_cluster
-from launch.command_line.options import parse
-from launch.command_line.table import OPTIONS
-from launch.job.job import Setting
-from launch.job.options import Options
+from dmltrain_launch import LaunchError
+from dmltrain_launch.command_line import config, old_options
+from dmltrain_launch.command_line.old_options import ALIASES, REFUSED, ROWS, mebibytes, unsupported_cluster
+from dmltrain_launch.command_line.options import parse
+from dmltrain_launch.command_line.table import OPTIONS
+from dmltrain_launch.job.job import Setting
+from dmltrain_launch.job.options import Options
 
 
 def write(tmp_path, text: str) -> str:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import LaunchError
-from launch.control import client, listener, message
-from launch.control.listener import BUSY, ENDED, MOST_CONNECTIONS, Listener
-from launch.control.message import MOST_BYTES, Answer, ControlError, Request
+from dmltrain_launch import LaunchError
+from dmltrain_launch.control import client, listener, message
+from dmltrain_launch.control.listener import BUSY, ENDED, MOST_CONNECTIONS, Listener
+from dmltrain_launch.control.message import MOST_BYTES, Answer, ControlError, Request
 from tests.launch.conftest import wait_for
 
 ASKED = Request("add", "h6,h7:2")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent.host.cores import limits, report, usable
-from launch.job.cores import threads
-from launch.job.host import Host, Machine
+from dmltrain_launch.agent.host.cores import limits, report, usable
+from dmltrain_launch.job.cores import threads
+from dmltrain_launch.job.host import Host, Machine
 from tests.launch.conftest import wait_for
 
 TWO = (0, 1)
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_no_limit(kernel, text):
 
 def threads_of_a_job(launcher, workers: int, before: list[str]) -> list[str]:
     """OMP_NUM_THREADS of each worker of a job whose launcher is started by `before`."""
-    command = [*before, sys.executable, "-m", "launch.cli", "--log-dir", "logs", "-n", str(workers), "-s", "0"]
+    command = [*before, sys.executable, "-m", "dmltrain_launch.cli", "--log-dir", "logs", "-n", str(workers), "-s", "0"]
     command += ["sh", "-c", "echo $OMP_NUM_THREADS"]
     subprocess.run(command, cwd=launcher.folder, env=launcher.environment, check=True, capture_output=True)
     return [(launcher.folder / f"logs/worker-{rank}.log").read_text().strip() for rank in range(workers)]

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from launch.agent.process import living
-from launch.run.journal import JOURNAL, KEPT
+from dmltrain_launch.agent.process import living
+from dmltrain_launch.run.journal import JOURNAL, KEPT
 from tests.launch.conftest import ROOT, Launched, go, run, wait_for
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 
@@ -30,7 +30,7 @@ sys.exit(int(os.environ.get("CODE", 0)) if rank == "0" and role == "worker" else
 """
 ELASTIC = ("--elastic", "-n", 2, "-s", 1)
 
-JOB = "from launch.cli import job_main; job_main()"
+JOB = "from dmltrain_launch.cli import job_main; job_main()"
 
 
 class Attached(Launched):
@@ -241,7 +241,7 @@ def test_over_ssh_too(over_ssh):
 def test_a_launcher_that_reaches_no_host_any_more_leaves_the_job(over_ssh):
     sshd, launched = over_ssh
     kill_launcher(launched)
-    attached = Attached(launched, first="from launch.run import keeping; keeping.AGAIN_SECONDS = 2.0")
+    attached = Attached(launched, first="from dmltrain_launch.run import keeping; keeping.AGAIN_SECONDS = 2.0")
     wait_for_lines(launched, 10)
     sshd.process.send_signal(signal.SIGSTOP)  # which accepts nobody
     lose_connections(sshd)

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from launch.agent.detached import TAKEN_CODE
-from launch.agent.protocol import HEADER, OUTPUT
-from launch.channels.local import LocalChannel
-from launch.job.host import Host
+from dmltrain_launch.agent.detached import TAKEN_CODE
+from dmltrain_launch.agent.protocol import HEADER, OUTPUT
+from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.job.host import Host
 from tests.launch.conftest import carriers, wait_for
 from tests.launch.test_agent import SILENCE, Conversation
 

@@ -5,14 +5,14 @@ import subprocess
 
 import pytest
 
-from launch import LaunchError
-from launch.cli import launch
-from launch.command_line.table import OPTIONS
-from launch.commands import dry_run
-from launch.job.host import Host
-from launch.job.job import Job, Setting
-from launch.job.options import Options
-from launch.secret import is_secret, redact, redact_all, secrets
+from dmltrain_launch import LaunchError
+from dmltrain_launch.cli import launch
+from dmltrain_launch.command_line.table import OPTIONS
+from dmltrain_launch.commands import dry_run
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job, Setting
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.secret import is_secret, redact, redact_all, secrets
 
 NASTY = "a b'c\"d $HOME; `x` \\ \n é *"
 

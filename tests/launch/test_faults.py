@@ -252,7 +252,19 @@ def test_children_that_would_have_their_parents_place_are_told_so(launcher, role
 
 def test_a_job_within_a_job_ends_with_it(launcher):
     inner = f"{launcher.folder}/inner"
-    program = ["python3", "-m", "launch.cli", "-n", "2", "-s", "0", "--log-dir", inner, "sleep", f"{os.getpid()}.14"]
+    program = [
+        "python3",
+        "-m",
+        "dmltrain_launch.cli",
+        "-n",
+        "2",
+        "-s",
+        "0",
+        "--log-dir",
+        inner,
+        "sleep",
+        f"{os.getpid()}.14",
+    ]
     launched = launcher.start("-n", 1, "-s", 0, *program)
     both_hidden(f"{os.getpid()}.14")
     launched.signal(signal.SIGTERM)

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from launch import LaunchError
-from launch.commands.follow import Copy
-from launch.ending import FILE, say
-from launch.terminal.log_folder import QUEUED, RECORD, LogFolder
+from dmltrain_launch import LaunchError
+from dmltrain_launch.commands.follow import Copy
+from dmltrain_launch.ending import FILE, say
+from dmltrain_launch.terminal.log_folder import QUEUED, RECORD, LogFolder
 
 INSIDE = {  # of a job that a cluster runs, as its launcher there writes it
     "format": 1,

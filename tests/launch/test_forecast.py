@@ -5,10 +5,20 @@ import math
 
 import pytest
 
-from launch.forecast.forecast import Computing, Forecast, Links, Step, counts, forecast, gradients, loads, step_of
-from launch.forecast.text import Outlook, sentences, tables
-from launch.job.host import Host
-from launch.job.placement import place
+from dmltrain_launch.forecast.forecast import (
+    Computing,
+    Forecast,
+    Links,
+    Step,
+    counts,
+    forecast,
+    gradients,
+    loads,
+    step_of,
+)
+from dmltrain_launch.forecast.text import Outlook, sentences, tables
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.placement import place
 
 V, B = 25e6, 1.25e8  # bytes; bytes/s: 1 Gbit/s
 COMPRESSION = {"none": (1.0, 1.0), "bf16": (0.5, 0.5), "fp16": (0.5, 0.5), "int8": (0.252, 0.252)}

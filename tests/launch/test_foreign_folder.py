@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from launch import LaunchError, channels
-from launch.agent.events import Exited, Refused
-from launch.agent.protocol import OUTPUT, decode_event
-from launch.channels.process import ProcessChannel
-from launch.sync import Sync
-from launch.sync.manifest import manifest
+from dmltrain_launch import LaunchError, channels
+from dmltrain_launch.agent.events import Exited, Refused
+from dmltrain_launch.agent.protocol import OUTPUT, decode_event
+from dmltrain_launch.channels.process import ProcessChannel
+from dmltrain_launch.sync import Sync
+from dmltrain_launch.sync.manifest import manifest
 from tests.launch.conftest import wait_for
 from tests.other_user import OTHER_USER, USER, as_user, python, shell, sticky_folder
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from launch import LaunchError
-from launch.agent.process import boot_id, process
-from launch.commands import jobs, processes, show, visit
-from launch.commands.recorded import Launcher
-from launch.job.host import Host
-from launch.job.job import Job
-from launch.job.options import Options
-from launch.run import report
-from launch.run.supervisor.limit import Limits
-from launch.run.supervisor.supervise import Supervisor
-from launch.terminal.record import MOST_BYTES
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.process import boot_id, process
+from dmltrain_launch.commands import jobs, processes, show, visit
+from dmltrain_launch.commands.recorded import Launcher
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.run import report
+from dmltrain_launch.run.supervisor.limit import Limits
+from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.terminal.record import MOST_BYTES
 from tests.launch.conftest import run, wait_for
 from tests.launch.refusal import refusal
 from tests.other_user import OTHER_USER, USER, shell, sticky_folder

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.run import journal
-from launch.run.room import Room
-from launch.run.stream import Stream
-from launch.terminal.log_folder import LogFolder
-from launch.terminal.output import Output, Silent
+from dmltrain_launch import LaunchError
+from dmltrain_launch.run import journal
+from dmltrain_launch.run.room import Room
+from dmltrain_launch.run.stream import Stream
+from dmltrain_launch.terminal.log_folder import LogFolder
+from dmltrain_launch.terminal.output import Output, Silent
 
 
 class Full:
@@ -111,14 +111,14 @@ def test_a_log_never_shrinks_and_what_comes_again_is_not_doubled(tmp_path, there
 
 SCRIPT = """set -e
 mkdir disk; mount -t tmpfs -o size=200k none disk
-"$1" -m launch.cli --launcher local --detach -n 1 -s 1 --log-dir disk/job sh -c '
+"$1" -m dmltrain_launch.cli --launcher local --detach -n 1 -s 1 --log-dir disk/job sh -c '
   [ $DMLC_ROLE = worker ] || exec sleep 300
   for line in $(seq 20); do head -c 20000 /dev/zero | tr "\\\\0" x; echo; done
   echo the end; while [ ! -e go ]; do sleep 0.1; done; exit 3'
 while [ "$(stat -f -c %a disk)" != 0 ]; do sleep 0.1; done
 touch go
 mount -o remount,size=8m disk
-"$1" -c 'from launch.cli import job_main; job_main()' attach disk/job --quiet || echo "code $?"
+"$1" -c 'from dmltrain_launch.cli import job_main; job_main()' attach disk/job --quiet || echo "code $?"
 cp disk/job/worker-0.log .
 """
 

@@ -5,16 +5,16 @@ import json
 
 import pytest
 
-from launch import LaunchError, channels
-from launch.agent import commands, events, protocol
-from launch.agent.channel import Incoming
-from launch.agent.commands import Entry, Peer, Spawn
-from launch.agent.events import StoppedProcess
-from launch.agent.host.gpus import Reports
-from launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
-from launch.channels import ChannelError
-from launch.channels.bridges.channel import BridgeChannel, frame
-from launch.job import hosts
+from dmltrain_launch import LaunchError, channels
+from dmltrain_launch.agent import commands, events, protocol
+from dmltrain_launch.agent.channel import Incoming
+from dmltrain_launch.agent.commands import Entry, Peer, Spawn
+from dmltrain_launch.agent.events import StoppedProcess
+from dmltrain_launch.agent.host.gpus import Reports
+from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
+from dmltrain_launch.channels import ChannelError
+from dmltrain_launch.channels.bridges.channel import BridgeChannel, frame
+from dmltrain_launch.job import hosts
 from tests.fuzzing import Fuzzed, parts, survive
 
 PIECE = 1 << 16  # bytes of one read

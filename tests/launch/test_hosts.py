@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import LaunchError
-from launch.job import hosts
-from launch.job.host import Host
-from launch.job.hosts import MOST_BYTES, from_list, parse, read
-from launch.job.hosts.attribute import ATTRIBUTES
-from launch.job.hosts.range import MOST, expand, split_list
-from launch.job.hosts.roles import by_roles
-from launch.job.hosts.selection import select
-from launch.job.role import SCHEDULER, SERVER, WORKER
-from launch.run import watch
-from launch.run.supervisor.event import Unlisted
-from launch.run.watch import HostsWatch
+from dmltrain_launch import LaunchError
+from dmltrain_launch.job import hosts
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.hosts import MOST_BYTES, from_list, parse, read
+from dmltrain_launch.job.hosts.attribute import ATTRIBUTES
+from dmltrain_launch.job.hosts.range import MOST, expand, split_list
+from dmltrain_launch.job.hosts.roles import by_roles
+from dmltrain_launch.job.hosts.selection import select
+from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
+from dmltrain_launch.run import watch
+from dmltrain_launch.run.supervisor.event import Unlisted
+from dmltrain_launch.run.watch import HostsWatch
 from tests.launch.refusal import refusal
 
 EXAMPLE = Path(__file__).parents[2] / "hosts.example"

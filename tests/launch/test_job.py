@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import LaunchError
-from launch.agent.host.devices import share
-from launch.job.host import Host
-from launch.job.job import (
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.host.devices import share
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import (
     OWNED,
     WIRES,
     Job,
@@ -25,8 +25,8 @@ from launch.job.job import (
     with_workers_for,
     workdir_of,
 )
-from launch.job.placement import POLICIES, free, gpus_of, listing, place, spare_gpus
-from launch.job.role import SCHEDULER, SERVER, WORKER
+from dmltrain_launch.job.placement import POLICIES, free, gpus_of, listing, place, spare_gpus
+from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 from tests.launch.refusal import refusal
 
 ONE = [Host("localhost", "127.0.0.1", "/usr/bin/python3", cores=8)]

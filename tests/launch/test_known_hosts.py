@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.channels.ssh.config import Settings
-from launch.channels.ssh.known_hosts import Entry, Key, entries, known, listed_name, matches, verify
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels.ssh.config import Settings
+from dmltrain_launch.channels.ssh.known_hosts import Entry, Key, entries, known, listed_name, matches, verify
 from tests.waiting import SECONDS, wait_for
 
 ED, OTHER, RSA = Key("ssh-ed25519", b"one"), Key("ssh-ed25519", b"two"), Key("ssh-rsa", b"three")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import LaunchError
-from launch.clusters.kubernetes import api, manifest, status
-from launch.clusters.kubernetes.queue import Queue, Shown
-from launch.clusters.kubernetes.queue import _kind as queue_kind
-from launch.clusters.queue import Inside
-from launch.command_line.options import parse, words_inside
-from launch.job.options import Options
+from dmltrain_launch import LaunchError
+from dmltrain_launch.clusters.kubernetes import api, manifest, status
+from dmltrain_launch.clusters.kubernetes.queue import Queue, Shown
+from dmltrain_launch.clusters.kubernetes.queue import _kind as queue_kind
+from dmltrain_launch.clusters.queue import Inside
+from dmltrain_launch.command_line.options import parse, words_inside
+from dmltrain_launch.job.options import Options
 from tests.cluster.jobset import SCHEMA
 
 PLAIN = ["--launcher", "kubernetes", "--image", "registry/me/train:1", "-n", "4"]

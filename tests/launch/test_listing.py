@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch.agent import listing
-from launch.agent.process import members
-from launch.commands import processes
+from dmltrain_launch.agent import listing
+from dmltrain_launch.agent.process import members
+from dmltrain_launch.commands import processes
 from tests.launch.conftest import run, wait_for
 from tests.other_user import OTHER_USER, as_user, python
 

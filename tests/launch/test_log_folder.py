@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.agent.ending import write_last_line
-from launch.agent.events import Exited
-from launch.commands import jobs, visit
-from launch.commands.recorded import Launcher
-from launch.commands.show import Record
-from launch.job.host import Host
-from launch.job.job import Job
-from launch.job.options import Options
-from launch.run import journal
-from launch.run.journal import HEAD, JOURNAL, Beginning, Entry, Journal
-from launch.run.supervisor.event import Lost, Tick
-from launch.terminal.log_folder import LogFolder
-from launch.terminal.record import FORMAT, read_record
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.ending import write_last_line
+from dmltrain_launch.agent.events import Exited
+from dmltrain_launch.commands import jobs, visit
+from dmltrain_launch.commands.recorded import Launcher
+from dmltrain_launch.commands.show import Record
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.run import journal
+from dmltrain_launch.run.journal import HEAD, JOURNAL, Beginning, Entry, Journal
+from dmltrain_launch.run.supervisor.event import Lost, Tick
+from dmltrain_launch.terminal.log_folder import LogFolder
+from dmltrain_launch.terminal.record import FORMAT, read_record
 from tests.launch.conftest import ROOT
 
 
@@ -223,7 +223,9 @@ def test_what_somebody_has_put_in_the_place_of_a_log_is_not_written(tmp_path, wr
     if write == "agent":
         write_last_line(str(tmp_path), "h1", "lost", [])
     else:
-        leave = "import os, sys; from pathlib import Path; from launch.run.detached_start import into_background"
+        leave = (
+            "import os, sys; from pathlib import Path; from dmltrain_launch.run.detached_start import into_background"
+        )
         run = f"{leave}; into_background(Path(sys.argv[1])); os.write(2, b'said')"
         done = subprocess.run([sys.executable, "-c", run, tmp_path], cwd=ROOT, capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from launch.agent import commands
-from launch.agent.commands import Stop
-from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
-from launch.cli import launch
-from launch.job.host import Host
-from launch.job.job import Job
-from launch.job.options import Options
-from launch.job.role import WORKER
-from launch.run import report
-from launch.run.supervisor.action import Connect, Continue, Send
-from launch.run.supervisor.event import Connected, Lost, Quiet, Tick, Unreached
-from launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
-from launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.agent import commands
+from dmltrain_launch.agent.commands import Stop
+from dmltrain_launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
+from dmltrain_launch.cli import launch
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.job.role import WORKER
+from dmltrain_launch.run import report
+from dmltrain_launch.run.supervisor.action import Connect, Continue, Send
+from dmltrain_launch.run.supervisor.event import Connected, Lost, Quiet, Tick, Unreached
+from dmltrain_launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
+from dmltrain_launch.run.supervisor.supervise import Supervisor
 from tests.launch.conftest import go, said, wait_for
 
 HOSTS = [Host("a", "10.0.0.1", roles=("scheduler", "server", "worker"), slots=1)]

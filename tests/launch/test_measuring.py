@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from launch.forecast.measure import supports_measuring
-from launch.job.job import Job, Setting
+from dmltrain_launch.forecast.measure import supports_measuring
+from dmltrain_launch.job.job import Job, Setting
 from tests.launch.conftest import ROOT, carriers, wait_for
 
 MEASURES = """

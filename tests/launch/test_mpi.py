@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.channels.bridges.bridge import VARIABLE
-from launch.clusters.mpi import Cluster
-from launch.job.host import Host
-from launch.job.options import Options
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels.bridges.bridge import VARIABLE
+from dmltrain_launch.clusters.mpi import Cluster
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.options import Options
 from tests.launch.conftest import DEADLINE, carriers
 from tests.launch.test_agent import Conversation
 from tests.waiting import wait_for

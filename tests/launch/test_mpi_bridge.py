@@ -19,13 +19,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch import LaunchError
-from launch.channels.bridges import bridge
-from launch.channels.bridges.channel import BridgeChannel
-from launch.channels.bridges.engine import bridge_command, choice
-from launch.channels.bridges.reception import GREETING_SECONDS, Caller, Reception
-from launch.channels.bridges.tls import certificate
-from launch.job.host import Host
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels.bridges import bridge
+from dmltrain_launch.channels.bridges.channel import BridgeChannel
+from dmltrain_launch.channels.bridges.engine import bridge_command, choice
+from dmltrain_launch.channels.bridges.reception import GREETING_SECONDS, Caller, Reception
+from dmltrain_launch.channels.bridges.tls import certificate
+from dmltrain_launch.job.host import Host
 from tests.launch.conftest import DEADLINE
 from tests.launch.ssh_connect import silent_port
 from tests.waiting import wait_for

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.channels.bridges.bridge import ENGINES_OWN
-from launch.channels.bridges.engine import OUTPUT_BYTES, Started, bridge_command, choice
-from launch.channels.bridges.runs import addresses
-from launch.clusters import mpi
-from launch.clusters.mpi import MPICH, OPEN_MPI, check, command, kind
-from launch.job.host import Host
-from launch.job.hosts.allocation import allocation
-from launch.job.options import Options
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels.bridges.bridge import ENGINES_OWN
+from dmltrain_launch.channels.bridges.engine import OUTPUT_BYTES, Started, bridge_command, choice
+from dmltrain_launch.channels.bridges.runs import addresses
+from dmltrain_launch.clusters import mpi
+from dmltrain_launch.clusters.mpi import MPICH, OPEN_MPI, check, command, kind
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.hosts.allocation import allocation
+from dmltrain_launch.job.options import Options
 from tests.scripts import shell_script
 from tests.waiting import SECONDS, wait_for
 
@@ -114,7 +114,7 @@ def test_an_mpirun_of_another_kind_or_that_says_nothing_of_its_version(tmp_path,
 
 def test_mpirun_reads_nothing_of_what_is_typed_for_the_launcher(tmp_path):
     name = program(tmp_path / "mpirun", '[ "$(readlink /proc/$$/fd/0)" = /dev/null ] && echo HYDRA')
-    asks = f"from launch.clusters.mpi import kind; print(kind({name!r}))"
+    asks = f"from dmltrain_launch.clusters.mpi import kind; print(kind({name!r}))"
     root = Path(mpi.__file__).parents[2]
     asked = subprocess.run([sys.executable, "-c", asks], input=b"typed", capture_output=True, cwd=root)
     assert asked.stdout == b"MPICH\n"

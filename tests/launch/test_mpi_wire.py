@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.channels.bridges import bridge
-from launch.channels.bridges.channel import CLOSE_SECONDS, BridgeChannel, frame
-from launch.channels.bridges.reception import CALLERS, GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
-from launch.channels.bridges.tls import TlsStream, certificate
+from dmltrain_launch.channels.bridges import bridge
+from dmltrain_launch.channels.bridges.channel import CLOSE_SECONDS, BridgeChannel, frame
+from dmltrain_launch.channels.bridges.reception import CALLERS, GREETING_BYTES, GREETING_SECONDS, TOKEN_BYTES, Reception
+from dmltrain_launch.channels.bridges.tls import TlsStream, certificate
 from tests.launch.conftest import DEADLINE
 from tests.launch.ssh_connect import silent_port
 from tests.launch.test_agent import waits

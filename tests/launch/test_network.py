@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launch.agent.events import Measured
-from launch.agent.host.interface import interfaces
-from launch.agent.network.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
-from launch.agent.network.reach import PROOF_BYTES, proof
-from launch.agent.network.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
-from launch.agent.network.unauthenticated import MAX
-from launch.job.host import Host
-from launch.preflight.network import choose
-from launch.preflight.pairs import rounds, slowest
-from launch.run.supervisor.action import Send
+from dmltrain_launch.agent.events import Measured
+from dmltrain_launch.agent.host.interface import interfaces
+from dmltrain_launch.agent.network.outcome import NO_ROUTE, REFUSED, SILENT, UNAUTHENTICATED
+from dmltrain_launch.agent.network.reach import PROOF_BYTES, proof
+from dmltrain_launch.agent.network.throughput import BYTES, CHUNK, SAMPLES, STREAMS, Throughput, rate
+from dmltrain_launch.agent.network.unauthenticated import MAX
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.preflight.network import choose
+from dmltrain_launch.preflight.pairs import rounds, slowest
+from dmltrain_launch.run.supervisor.action import Send
 from tests.launch.conftest import DEADLINE
 from tests.launch.refusal import refusal
 from tests.launch.test_prepare import Course

@@ -14,8 +14,8 @@ FILE = '''"""Processes beside the launcher, on a host that is called next."""
 
 import sys
 
-from launch.channels.local import LocalChannel
-from launch.job.host import Host
+from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.job.host import Host
 
 
 class Cluster:
@@ -34,14 +34,15 @@ ROW = '    "next": Launcher("a host called next", ("--interface", "--subnet")),\
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
     """A copy of launch with the launcher `next`."""
-    copy = copy_packages(tmp_path_factory.mktemp("tree"), "launch")
-    one_more(copy, "launch/clusters/next.py", FILE, "launch/clusters/__init__.py", "LAUNCHERS = {\n", ROW)
+    copy = copy_packages(tmp_path_factory.mktemp("tree"), "launch/dmltrain_launch")
+    clusters = "launch/dmltrain_launch/clusters"
+    one_more(copy, f"{clusters}/next.py", FILE, f"{clusters}/__init__.py", "LAUNCHERS = {\n", ROW)
     return copy
 
 
 def launch(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "launch.cli", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-m", "dmltrain_launch.cli", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "launch")}
     return subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True)
 
 

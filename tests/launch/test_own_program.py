@@ -7,24 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent.host import inspection
-from launch.own_program import own_program
+from dmltrain_launch.agent.host import inspection
+from dmltrain_launch.own_program import own_program
+from tests.copied_tree import copy_packages
 
 ROOT = Path(__file__).parents[2]
 PYTHON_OPTION = re.compile(r"""["' ](-[mc])(?=["' ])""")
 STARTS = {  # file -> options of Python or of a shell in it: all that could import from the current folder
     "dmltrain/data_command/copying.py": ["-c"],  # of wc
     "dmltrain/report/unread.py": ["-c"],  # of gzip, xz and others
-    "launch/agent/host/inspection.py": ["-c"],  # removes the folder, and is tested below
-    "launch/channels/__init__.py": ["-c", "-c"],  # -I, and of a shell
-    "launch/channels/bridges/bridge.py": ["-c"],  # of a shell
-    "launch/channels/bridges/engine.py": ["-c", "-c"],  # of a shell, and -I
-    "launch/channels/ssh/line.py": ["-c"],  # of a shell
-    "launch/clusters/in_ray/keeper.py": ["-c"],  # -I
-    "launch/clusters/in_yarn/container.py": ["-c"],  # -I
-    "launch/clusters/in_yarn/service.py": ["-m"],  # in a folder that YARN makes for the container alone
-    "launch/clusters/kubernetes/manifest.py": ["-c", "-c"],  # of a shell
-    "launch/own_program.py": ["-c"],
+    "launch/dmltrain_launch/agent/host/inspection.py": ["-c"],  # removes the folder, and is tested below
+    "launch/dmltrain_launch/channels/__init__.py": ["-c", "-c"],  # -I, and of a shell
+    "launch/dmltrain_launch/channels/bridges/bridge.py": ["-c"],  # of a shell
+    "launch/dmltrain_launch/channels/bridges/engine.py": ["-c", "-c"],  # of a shell, and -I
+    "launch/dmltrain_launch/channels/ssh/line.py": ["-c"],  # of a shell
+    "launch/dmltrain_launch/clusters/in_ray/keeper.py": ["-c"],  # -I
+    "launch/dmltrain_launch/clusters/in_yarn/container.py": ["-c"],  # -I
+    "launch/dmltrain_launch/clusters/in_yarn/service.py": ["-m"],  # in a folder that YARN makes for the container alone
+    "launch/dmltrain_launch/clusters/kubernetes/manifest.py": ["-c", "-c"],  # of a shell
+    "launch/dmltrain_launch/own_program.py": ["-c"],
 }
 HOSTILE = "import os; open(os.environ['RAN'], 'a').write(__name__ + '\\n')\n"
 
@@ -34,7 +35,7 @@ def hostile(tmp_path) -> Path:
     """A folder with a module in the place of each one of Python's and of this project."""
     folder = tmp_path / "open"
     folder.mkdir()
-    for name in {*sys.stdlib_module_names, "launch", "dmltrain", "numpy", "yaml", "rich"} - set(
+    for name in {*sys.stdlib_module_names, "launch", "dmltrain_launch", "dmltrain", "numpy", "yaml", "rich"} - set(
         sys.builtin_module_names
     ):
         (folder / f"{name}.py").write_text(HOSTILE)
@@ -65,10 +66,10 @@ def test_all_starts_are_known():
 @pytest.mark.parametrize(
     ("module", "argument"),
     [
-        ("launch.cli", "--version"),
+        ("dmltrain_launch.cli", "--version"),
         ("dmltrain.report.cli", "--help"),
-        ("launch.clusters.in_ray.inside", "--version"),
-        ("launch.clusters.in_ray.driver", ""),
+        ("dmltrain_launch.clusters.in_ray.inside", "--version"),
+        ("dmltrain_launch.clusters.in_ray.driver", ""),
     ],
 )
 def test_a_program_of_this_project_imports_nothing_from_the_current_folder(hostile, module, argument):
@@ -88,3 +89,28 @@ def test_the_inspection_of_a_hosts_python_imports_nothing_from_the_working_direc
     answer = inspection.answer(done.stdout.encode())
     assert answer and answer["local"] == ["yaml"], "it looks there as the script would"
     assert answer["packages"]["numpy"], "it is described as what the script would import"
+
+
+def test_the_old_import_name_loads_no_module_twice(tmp_path):
+    """In a checkout alone, whose own package comes first."""
+    copy_packages(tmp_path, "dmltrain", "launch")
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
+    program = (
+        "import sys, launch.job.hosts.entry as old, dmltrain_launch.job.hosts.entry as new\n"
+        "print(old is new, old.__file__, [name for name in sys.modules if name.startswith('launch.')])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    where = tmp_path / "launch/dmltrain_launch/job/hosts/entry.py"
+    aliases = ["launch.job", "launch.job.hosts", "launch.job.hosts.entry"]
+    assert done.stdout == f"True {where} {aliases}\n", done
+    words = ["-m", "launch.cli", "--launcher", "local", "-n", "1", "-s", "0", "--log-dir", tmp_path / "logs"]
+    command = [
+        sys.executable,
+        *words,
+        sys.executable,
+        "-c",
+        "import os, dmltrain_launch; print(os.environ['DMLC_ROLE'])",
+    ]
+    job = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (job.returncode, (tmp_path / "logs/worker-0.log").read_text()) == (0, "worker\n"), job

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from launch import LaunchError
-from launch.agent.commands import Bind, Measure, Peer, Probe, Reach
-from launch.agent.events import Bound, Measured, Probed, Reached, Ready
-from launch.job.host import Host, Machine
-from launch.job.job import Job, Ports
-from launch.preflight import request
-from launch.run.supervisor.action import Action, Connect, Copy, Send
-from launch.run.supervisor.event import Copied
-from launch.run.supervisor.prepare import Preparation
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.commands import Bind, Measure, Peer, Probe, Reach
+from dmltrain_launch.agent.events import Bound, Measured, Probed, Reached, Ready
+from dmltrain_launch.job.host import Host, Machine
+from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.preflight import request
+from dmltrain_launch.run.supervisor.action import Action, Connect, Copy, Send
+from dmltrain_launch.run.supervisor.event import Copied
+from dmltrain_launch.run.supervisor.prepare import Preparation
 
 LOCAL = Job("name", "mark", ("true",), 2, 1, "/work")
 FAR = replace(LOCAL, over_network=True)

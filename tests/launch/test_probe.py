@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 import dmltrain
-from launch.agent.host import inspection
-from launch.agent.host.interface import interfaces
-from launch.agent.host.probe import Probe, facts, gpus_of_driver
-from launch.agent.process import living
+from dmltrain_launch.agent.host import inspection
+from dmltrain_launch.agent.host.interface import interfaces
+from dmltrain_launch.agent.host.probe import Probe, facts, gpus_of_driver
+from dmltrain_launch.agent.process import living
 from tests.descriptors import descriptors
 from tests.launch.conftest import DEADLINE, ROOT
 from tests.readable import readable
@@ -100,7 +100,7 @@ def test_a_down_interface_is_left_out_and_an_unplugged_one_is_marked():
         ip address add 10.9.0.1/20 dev cable; ip address add fd00:9::1/48 dev cable nodad; ip link set cable up
         ip address add 10.8.0.1/24 dev dark
         "$0" -c "$1" False; ip link set far up; "$0" -c "$1" True"""
-    script = f"""import json, sys, time; from launch.agent.host.interface import interfaces
+    script = f"""import json, sys, time; from dmltrain_launch.agent.host.interface import interfaces
 def rows(): return [row for row in interfaces() if not row["address"].startswith("fe80")]
 end = time.monotonic() + {DEADLINE}  # the kernel notices a cable within a second or so
 while {{str(row["running"]) for row in rows()}} != {{sys.argv[1]}} and time.monotonic() < end: time.sleep(0.02)
@@ -317,7 +317,9 @@ def test_the_drivers_gpus_are_where_the_kernel_has_them():
     setup = """set -e; mount -t tmpfs driver /proc/driver; mkdir -p /proc/driver/nvidia/gpus/0000:17:00.0
         printf 'Model: \t NVIDIA A40\nGPU UUID: GPU-a\n' > /proc/driver/nvidia/gpus/0000:17:00.0/information
         exec "$0" -c "$1" """
-    script = "import json; from launch.agent.host.probe import gpus_of_driver; print(json.dumps(gpus_of_driver()))"
+    script = (
+        "import json; from dmltrain_launch.agent.host.probe import gpus_of_driver; print(json.dumps(gpus_of_driver()))"
+    )
     command = ["unshare", "-m", "sh", "-c", setup, sys.executable, script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if "mount" in done.stderr:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmltrain.base.safe_text import safe_lines
-from launch.agent import commands, events
-from launch.agent.channel import Incoming
-from launch.agent.commands import COMMANDS, Beat, Entry, Peer, Spawn
-from launch.agent.events import EVENTS, StoppedProcess
-from launch.agent.protocol import (
+from dmltrain_launch.agent import commands, events
+from dmltrain_launch.agent.channel import Incoming
+from dmltrain_launch.agent.commands import COMMANDS, Beat, Entry, Peer, Spawn
+from dmltrain_launch.agent.events import EVENTS, StoppedProcess
+from dmltrain_launch.agent.protocol import (
     EVENT,
     GREETING,
     HEADER,
@@ -33,9 +33,9 @@ from launch.agent.protocol import (
     encode_event,
     filler,
 )
-from launch.agent.text import one_line
-from launch.agent.value import Value, value
-from launch.channels import ChannelError, frames
+from dmltrain_launch.agent.text import one_line
+from dmltrain_launch.agent.value import Value, value
+from dmltrain_launch.channels import ChannelError, frames
 from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]

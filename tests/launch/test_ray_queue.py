@@ -17,19 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from launch import LaunchError
-from launch.agent.host.cores import engines_limit
-from launch.clusters.in_ray import inside, queue, relay
-from launch.clusters.in_ray.jobs import Absent, Client
-from launch.clusters.in_ray.placement import Node, find, inventory, lacking, names, resources, text_of
-from launch.clusters.in_ray.queue import Held, Queue, dashboard, entrypoint, environment
-from launch.clusters.queue import Inside
-from launch.clusters.ray import check, hosts_of, merged, request, runtime_env
-from launch.commands import jobs
-from launch.job.host import Host
-from launch.job.job import Setting
-from launch.job.options import Options
-from launch.terminal.log_folder import LogFolder
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.host.cores import engines_limit
+from dmltrain_launch.clusters.in_ray import inside, queue, relay
+from dmltrain_launch.clusters.in_ray.jobs import Absent, Client
+from dmltrain_launch.clusters.in_ray.placement import Node, find, inventory, lacking, names, resources, text_of
+from dmltrain_launch.clusters.in_ray.queue import Held, Queue, dashboard, entrypoint, environment
+from dmltrain_launch.clusters.queue import Inside
+from dmltrain_launch.clusters.ray import check, hosts_of, merged, request, runtime_env
+from dmltrain_launch.commands import jobs
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Setting
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.terminal.log_folder import LogFolder
 from tests.launch.conftest import ROOT, Launcher
 from tests.other_user import OTHER_USER, as_user, python
 from tests.waiting import wait_for

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch.agent.network.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
-from launch.agent.network.reach import SECONDS, Reach, error_text, proof
-from launch.agent.network.unauthenticated import MAX
+from dmltrain_launch.agent.network.outcome import NO_ROUTE, REFUSED, SILENT, TIMED_OUT, UNAUTHENTICATED
+from dmltrain_launch.agent.network.reach import SECONDS, Reach, error_text, proof
+from dmltrain_launch.agent.network.unauthenticated import MAX
 from tests.launch.conftest import DEADLINE, ROOT
 from tests.readable import readable
 from tests.waiting import wait_for
@@ -283,7 +283,7 @@ def test_dropped_packets_and_missing_routes_are_distinguished():
     setup = """set -e; ip link set lo up; ip link add cable type veth peer far; ip address add 10.9.0.1/24 dev cable
         ip link set cable up; ip link set far up; ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev cable
         exec "$0" -c "$1" """
-    script = """import json, select, time; from launch.agent.network.reach import Reach
+    script = """import json, select, time; from dmltrain_launch.agent.network.reach import Reach
 agent = Reach("10.9.0.1", "token", "h1")
 agent.begin([["dropped", "10.9.0.2", 5000], ["routeless", "10.8.0.2", 5000]], seconds=1.0)
 began = time.monotonic()

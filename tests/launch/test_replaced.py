@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from launch.agent.commands import Notice, Stop
-from launch.agent.events import Ended, Refused, Started
-from launch.cli import launch
-from launch.commands.processes import lost
-from launch.job.host import Host
-from launch.job.job import Job, Ports
-from launch.run import report
-from launch.run.planned import returning
-from launch.run.supervisor.action import Connect, Send
-from launch.run.supervisor.event import Interrupted, Listed, Lost, Tick, Unreached
-from launch.run.supervisor.limit import FINISH_SECONDS, LATE_SECONDS
-from launch.run.supervisor.process import Processes
-from launch.run.supervisor.replace import Replacer
-from launch.run.supervisor.replacements import LIVED_SECONDS, Replacements, Seat
+from dmltrain_launch.agent.commands import Notice, Stop
+from dmltrain_launch.agent.events import Ended, Refused, Started
+from dmltrain_launch.cli import launch
+from dmltrain_launch.commands.processes import lost
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job, Ports
+from dmltrain_launch.run import report
+from dmltrain_launch.run.planned import returning
+from dmltrain_launch.run.supervisor.action import Connect, Send
+from dmltrain_launch.run.supervisor.event import Interrupted, Listed, Lost, Tick, Unreached
+from dmltrain_launch.run.supervisor.limit import FINISH_SECONDS, LATE_SECONDS
+from dmltrain_launch.run.supervisor.process import Processes
+from dmltrain_launch.run.supervisor.replace import Replacer
+from dmltrain_launch.run.supervisor.replacements import LIVED_SECONDS, Replacements, Seat
 from tests.launch.conftest import go, said
 from tests.launch.test_changes import LISTED, Changing, started
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3, two_servers

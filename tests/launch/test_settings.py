@@ -4,18 +4,18 @@ import math
 
 import pytest
 
-from launch.agent.commands import Change
-from launch.agent.events import Bound, Started
-from launch.cli import job
-from launch.command_line.job_options import parse_job
-from launch.commands.processes import lost
-from launch.control.message import ADD, SET
-from launch.job.rule import parse_rule
-from launch.job.settings import STAYS, Settings, parse
-from launch.run.plain import NOT_ELASTIC, PlainSupervisor
-from launch.run.planned.settings import LOST, NONE, READ_SECONDS, SILENT
-from launch.run.supervisor.action import Reply, Send
-from launch.run.supervisor.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
+from dmltrain_launch.agent.commands import Change
+from dmltrain_launch.agent.events import Bound, Started
+from dmltrain_launch.cli import job
+from dmltrain_launch.command_line.job_options import parse_job
+from dmltrain_launch.commands.processes import lost
+from dmltrain_launch.control.message import ADD, SET
+from dmltrain_launch.job.rule import parse_rule
+from dmltrain_launch.job.settings import STAYS, Settings, parse
+from dmltrain_launch.run.plain import NOT_ELASTIC, PlainSupervisor
+from dmltrain_launch.run.planned.settings import LOST, NONE, READ_SECONDS, SILENT
+from dmltrain_launch.run.supervisor.action import Reply, Send
+from dmltrain_launch.run.supervisor.event import ASKED, MADE, REFUSED, Asked, Slowest, Tick, Told
 from tests.forked_job import forked
 from tests.launch.conftest import ROOT, go, said
 from tests.launch.refusal import refusal

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.commands.log_choice import Source, find, selected
-from launch.commands.show import show
-from launch.terminal.live import duration, row
-from launch.terminal.log_folder import LogFolder
-from launch.terminal.output import ENDING_BYTES, WAITING_BYTES, Output, tag, write_all
-from launch.terminal.progress import Progress
+from dmltrain_launch import LaunchError
+from dmltrain_launch.commands.log_choice import Source, find, selected
+from dmltrain_launch.commands.show import show
+from dmltrain_launch.terminal.live import duration, row
+from dmltrain_launch.terminal.log_folder import LogFolder
+from dmltrain_launch.terminal.output import ENDING_BYTES, WAITING_BYTES, Output, tag, write_all
+from dmltrain_launch.terminal.progress import Progress
 from tests.launch.conftest import ROOT
 from tests.waiting import wait_for
 
@@ -102,7 +102,7 @@ def test_long_lines_and_large_logs_take_little_memory(tmp_path):
     (tmp_path / "job/worker-1.log").write_text(text)
     code = f"""
 import resource
-from launch.commands.show import show
+from dmltrain_launch.commands.show import show
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open({str(tmp_path / "out")!r}, "wb") as out:
     show({str(tmp_path / "job")!r}, "", False, out.fileno())
@@ -263,7 +263,7 @@ def test_a_job_is_followed_until_its_launcher_has_died(tmp_path):
 
 def test_a_reader_that_goes_away(tmp_path):
     make(tmp_path / "job", {"worker-0.log": b"line\n" * 1_000_000})
-    code = f"from launch.commands.show import show; print(show({str(tmp_path / 'job')!r}, '', False, 1) == '')"
+    code = f"from dmltrain_launch.commands.show import show; print(show({str(tmp_path / 'job')!r}, '', False, 1) == '')"
     command = f"{shlex.quote(sys.executable)} -c {code!r} 2>{tmp_path}/err | head -1"
     out = subprocess.check_output(["bash", "-c", command], env=dict(os.environ, PYTHONPATH=str(ROOT)))
     assert out == b"[worker-0] line\n"
@@ -477,7 +477,7 @@ def test_what_is_no_regular_file_is_left_out_and_said(tmp_path, monkeypatch):
 
 def test_a_line_of_the_launcher_is_written_in_one_piece():
     """The output of processes is written by another thread."""
-    program = "from launch.ending import say\nsay('first')\nsay('second')"
+    program = "from dmltrain_launch.ending import say\nsay('first')\nsay('second')"
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:
         subprocess.run([sys.executable, "-c", program], stderr=its, check=True, timeout=60)

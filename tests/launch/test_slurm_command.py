@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.clusters.queue import Inside
-from launch.clusters.slurm import REMOVED, Allocated, command, components_of, hosts_of, sbatch
-from launch.job.host import Host
-from launch.job.options import Options
+from dmltrain_launch import LaunchError
+from dmltrain_launch.clusters.queue import Inside
+from dmltrain_launch.clusters.slurm import REMOVED, Allocated, command, components_of, hosts_of, sbatch
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.options import Options
 from tests.scripts import shell_script
 
 HOSTS = [Host("h7"), Host("h2", python="/opt/it's/python")]

@@ -1,4 +1,4 @@
-"""Both SSH channels keep the contract of `launch.channels`, through a real sshd."""
+"""Both SSH channels keep the contract of `dmltrain_launch.channels`, through a real sshd."""
 
 import contextlib
 import json
@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch import LaunchError, channels
-from launch.agent import protocol
-from launch.agent.process import living
-from launch.channels import Channel, frames
-from launch.job.host import Host
+from dmltrain_launch import LaunchError, channels
+from dmltrain_launch.agent import protocol
+from dmltrain_launch.agent.process import living
+from dmltrain_launch.channels import Channel, frames
+from dmltrain_launch.job.host import Host
 from tests.launch.conftest import carriers
 from tests.launch.ssh_connect import KINDS, SECONDS, block, connector
 from tests.launch.sshd import fingerprint, generate_key, home, sshds  # noqa: F401  fixtures

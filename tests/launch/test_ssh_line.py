@@ -13,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch import LaunchError
-from launch.agent import protocol
-from launch.agent.process import living
-from launch.agent.protocol import GREETING
-from launch.channels import NOISE_BYTES, READY
-from launch.channels.ssh.greeting import NoAgent, explain, label, start_agent, timed_out
-from launch.channels.ssh.line import KEEPALIVE_PROBES, KEEPALIVE_SECONDS, Line, ProxyCommand, addresses, tcp
-from launch.clusters.ssh import CHANNELS, Cluster, hosts_of
-from launch.job.host import Host
-from launch.job.options import Options
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent import protocol
+from dmltrain_launch.agent.process import living
+from dmltrain_launch.agent.protocol import GREETING
+from dmltrain_launch.channels import NOISE_BYTES, READY
+from dmltrain_launch.channels.ssh.greeting import NoAgent, explain, label, start_agent, timed_out
+from dmltrain_launch.channels.ssh.line import KEEPALIVE_PROBES, KEEPALIVE_SECONDS, Line, ProxyCommand, addresses, tcp
+from dmltrain_launch.clusters.ssh import CHANNELS, Cluster, hosts_of
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.options import Options
 from tests.launch.ssh_connect import SECONDS, silent_port
 from tests.launch.sshd import home, sshds  # noqa: F401  fixtures
 from tests.waiting import wait_for

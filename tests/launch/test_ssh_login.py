@@ -19,12 +19,12 @@ import paramiko
 import psutil
 import pytest
 
-from launch import LaunchError
-from launch.channels.ssh.config import Config, Settings, Target
-from launch.channels.ssh.key import Keys
-from launch.channels.ssh.line import ProxyCommand, tcp
-from launch.channels.ssh.login import Access, Deadline
-from launch.channels.ssh.prompt import TerminalPrompt
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels.ssh.config import Config, Settings, Target
+from dmltrain_launch.channels.ssh.key import Keys
+from dmltrain_launch.channels.ssh.line import ProxyCommand, tcp
+from dmltrain_launch.channels.ssh.login import Access, Deadline
+from dmltrain_launch.channels.ssh.prompt import TerminalPrompt
 from tests.descriptors import descriptors
 from tests.launch.conftest import ROOT
 from tests.launch.ssh_connect import PASSPHRASE, SECONDS, access, block, nobody, refusal, silent_port, target
@@ -167,8 +167,9 @@ def test_without_a_common_cipher_the_error_suggests_the_systems_ssh(sshds, home)
 def test_paramiko_prints_nothing_to_the_terminal(home):  # noqa: F811
     home.configure(block("far", None, "ProxyCommand echo nonsense"))
     program = (
-        "import sys\nfrom launch import LaunchError\nfrom launch.channels.ssh.config import Config, Target\n"
-        "from launch.channels.ssh.key import Keys\nfrom launch.channels.ssh.login import Access\n"
+        "import sys\nfrom dmltrain_launch import LaunchError\n"
+        "from dmltrain_launch.channels.ssh.config import Config, Target\n"
+        "from dmltrain_launch.channels.ssh.key import Keys\nfrom dmltrain_launch.channels.ssh.login import Access\n"
         "try: Access(Config((sys.argv[1],)), Keys(input)).log_in(Target('far'), 'h', 0.2)\n"
         "except LaunchError: print('refused')\n"
     )

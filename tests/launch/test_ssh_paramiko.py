@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.channels.ssh import paramiko as ssh_paramiko
-from launch.channels.ssh.config import Config, Settings, Target, hop
-from launch.channels.ssh.key import ATTEMPTS
-from launch.channels.ssh.login import Access
+from dmltrain_launch import LaunchError
+from dmltrain_launch.channels.ssh import paramiko as ssh_paramiko
+from dmltrain_launch.channels.ssh.config import Config, Settings, Target, hop
+from dmltrain_launch.channels.ssh.key import ATTEMPTS
+from dmltrain_launch.channels.ssh.login import Access
 from tests.launch.ssh_connect import KINDS, PASSPHRASE, SECONDS, access, connector, refusal, target
 from tests.launch.sshd import Home, Sshd, fingerprint, generate_key, home, ssh_agent, sshds  # noqa: F401  fixtures
 

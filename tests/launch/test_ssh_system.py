@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError, channels
-from launch.agent.process import living
-from launch.agent.protocol import HELLO
-from launch.channels.ssh.known_hosts import Key
-from launch.channels.ssh.system import OPTIONS, Ssh, SystemChannel, connect
-from launch.job.host import Host
+from dmltrain_launch import LaunchError, channels
+from dmltrain_launch.agent.process import living
+from dmltrain_launch.agent.protocol import HELLO
+from dmltrain_launch.channels.ssh.known_hosts import Key
+from dmltrain_launch.channels.ssh.system import OPTIONS, Ssh, SystemChannel, connect
+from dmltrain_launch.job.host import Host
 from tests.scripts import shell_script
 from tests.waiting import wait_for
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from launch.agent.commands import Bind, Notice, Scheduler, Stop
-from launch.agent.events import Bound, Refused, Started
-from launch.run.elastic import ElasticSupervisor
-from launch.run.supervisor.action import Connect, Continue, Send
-from launch.run.supervisor.event import Asked, Lost
+from dmltrain_launch.agent.commands import Bind, Notice, Scheduler, Stop
+from dmltrain_launch.agent.events import Bound, Refused, Started
+from dmltrain_launch.run.elastic import ElasticSupervisor
+from dmltrain_launch.run.supervisor.action import Connect, Continue, Send
+from dmltrain_launch.run.supervisor.event import Asked, Lost
 from tests.launch.conftest import go, said
 from tests.launch.test_losses import HOSTS, SCHEDULER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3
 from tests.waiting import wait_for

@@ -6,17 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from launch.agent import KILL_SECONDS, commands
-from launch.agent.commands import Bind, Peer, Reach, Stop
-from launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
-from launch.job.host import Host
-from launch.job.job import OWNED, Job
-from launch.job.options import Options
-from launch.run import report
-from launch.run.supervisor.action import Connect, Copy, Send
-from launch.run.supervisor.event import Connected, Copied, Interrupted, Lost, OutputFailed, Quiet, Tick, Unreached
-from launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
-from launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.agent import KILL_SECONDS, commands
+from dmltrain_launch.agent.commands import Bind, Peer, Reach, Stop
+from dmltrain_launch.agent.events import Bound, Ended, Exited, Frozen, Reached, Ready, Refused, Started, Stopped
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import OWNED, Job
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.run import report
+from dmltrain_launch.run.supervisor.action import Connect, Copy, Send
+from dmltrain_launch.run.supervisor.event import (
+    Connected,
+    Copied,
+    Interrupted,
+    Lost,
+    OutputFailed,
+    Quiet,
+    Tick,
+    Unreached,
+)
+from dmltrain_launch.run.supervisor.limit import RECONNECT_LOST_SECONDS, RECONNECT_SECONDS, Limits
+from dmltrain_launch.run.supervisor.supervise import Supervisor
 from tests.launch.test_losses import Job3
 
 HOSTS = [Host("a", "10.0.0.1", "python3"), Host("b", "10.0.0.2", "python3")]

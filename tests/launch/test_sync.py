@@ -20,17 +20,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch import LaunchError
-from launch.agent import commands, events
-from launch.agent.channel import Incoming
-from launch.agent.copy.destination import LIST, PREFIX, Destination
-from launch.agent.copy.receive import Receiver
-from launch.agent.copy.way import shown
-from launch.agent.events import Event, Refused, Wanted
-from launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
-from launch.sync import Sync
-from launch.sync.manifest import Manifest, Over, manifest, opened
-from launch.sync.send import WRITE_BYTES, offer, push
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent import commands, events
+from dmltrain_launch.agent.channel import Incoming
+from dmltrain_launch.agent.copy.destination import LIST, PREFIX, Destination
+from dmltrain_launch.agent.copy.receive import Receiver
+from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.events import Event, Refused, Wanted
+from dmltrain_launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
+from dmltrain_launch.sync import Sync
+from dmltrain_launch.sync.manifest import Manifest, Over, manifest, opened
+from dmltrain_launch.sync.send import WRITE_BYTES, offer, push
 from tests.descriptors import descriptors
 from tests.tiers import examples
 from tests.waiting import wait_for

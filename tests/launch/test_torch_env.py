@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from launch import LaunchError
-from launch.command_line.options import parse
-from launch.job.host import Host
-from launch.preflight.script import Script, of_source, read, script_of
-from launch.run.described import advice, make_job
+from dmltrain_launch import LaunchError
+from dmltrain_launch.command_line.options import parse
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.preflight.script import Script, of_source, read, script_of
+from dmltrain_launch.run.described import advice, make_job
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 WRITE = f"""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.agent.events import Used
-from launch.agent.host.gpus import LINE_BYTES, WRONG_LINES, GpuUse, Reports
-from launch.agent.host.usage import TICKS, JobProcesses, Pace
-from launch.agent.process import living
-from launch.terminal.log_folder import LogFolder
-from launch.terminal.usage_file import HEADER, UsageFile, row
+from dmltrain_launch.agent.events import Used
+from dmltrain_launch.agent.host.gpus import LINE_BYTES, WRONG_LINES, GpuUse, Reports
+from dmltrain_launch.agent.host.usage import TICKS, JobProcesses, Pace
+from dmltrain_launch.agent.process import living
+from dmltrain_launch.terminal.log_folder import LogFolder
+from dmltrain_launch.terminal.usage_file import HEADER, UsageFile, row
 from tests import control_groups
 from tests.launch.conftest import ROOT
 from tests.launch.test_agent import Conversation
@@ -173,8 +173,9 @@ def test_rows_and_a_file_that_cannot_be_made(tmp_path):
 
 def test_a_disk_that_is_full_leaves_whole_rows(tmp_path):
     program = (
-        "import resource\nfrom launch.agent.events import Used\nfrom launch.terminal.log_folder import LogFolder\n"
-        "from launch.terminal.usage_file import UsageFile\n"
+        "import resource\nfrom dmltrain_launch.agent.events import Used\n"
+        "from dmltrain_launch.terminal.log_folder import LogFolder\n"
+        "from dmltrain_launch.terminal.usage_file import UsageFile\n"
         f"file = UsageFile(LogFolder({str(tmp_path)!r}), print)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, [300] * 2)\n"
         "for _ in range(20):\n    file.write(Used('h1', 0.5, 0.25, 1.9, 512.0))\n"
@@ -192,7 +193,7 @@ BURN = "import time\nwhile time.process_time() < 0.3:\n    pass\n"
 
 SAMPLES = """
 import selectors, subprocess, sys, time
-from launch.agent.host.usage import Usage
+from dmltrain_launch.agent.host.usage import Usage
 
 class Channel:
     host, full, sent = "h1", False, []

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from launch import LaunchError
-from launch.cli import job as job_program
-from launch.clusters import Released
-from launch.clusters.in_yarn.api import Absent, Api
-from launch.clusters.in_yarn.service import Described, running, service, service_name, variables, wanted
-from launch.clusters.queue import Inside
-from launch.clusters.yarn import Cluster, Held, Queue, described
-from launch.job.job import Setting
-from launch.job.options import Options
+from dmltrain_launch import LaunchError
+from dmltrain_launch.cli import job as job_program
+from dmltrain_launch.clusters import Released
+from dmltrain_launch.clusters.in_yarn.api import Absent, Api
+from dmltrain_launch.clusters.in_yarn.service import Described, running, service, service_name, variables, wanted
+from dmltrain_launch.clusters.queue import Inside
+from dmltrain_launch.clusters.yarn import Cluster, Held, Queue, described
+from dmltrain_launch.job.job import Setting
+from dmltrain_launch.job.options import Options
 from tests.cluster.requirements import missing
 from tests.launch.conftest import Launcher, Result
 from tests.launch.yarn_server import Yarn, beside, wrong, yarn

@@ -100,6 +100,6 @@ def _file(root: Path, name: str) -> Path | None:
     """The file of a module or package, by its dotted name."""
     if not all(part.isidentifier() for part in name.split(".")):
         return None
-    path = root.joinpath(*name.split("."))
-    choices = path.with_suffix(".py"), path / "__init__.py"
+    paths = [folder.joinpath(*name.split(".")) for folder in (root, root / "launch")]
+    choices = [choice for path in paths for choice in (path.with_suffix(".py"), path / "__init__.py")]
     return next((each for each in choices if each.exists()), None)

@@ -68,8 +68,9 @@ def _pytest(folder: str, tests: list[str], log: str) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     multiprocessing.set_start_method(None, force=True)  # the usual one, of processes that tests start
-    os.environ |= {"PYTHONPATH": folder, "TMPDIR": f"{folder}/tmp", "OMP_NUM_THREADS": "1"}
-    sys.path.insert(0, folder)
+    packages = [folder, f"{folder}/launch"]
+    os.environ |= {"PYTHONPATH": ":".join(packages), "TMPDIR": f"{folder}/tmp", "OMP_NUM_THREADS": "1"}
+    sys.path[:0] = packages
     import pytest
 
     code = pytest.main(

@@ -319,7 +319,19 @@ def test_in_a_terminal(program: Callable, job: Job) -> None:
 def test_a_real_job(program: Callable, tmp_path: Path) -> None:
     """The table of a job, followed from before its first epoch, is the one that the launcher prints at its end."""
     folder = tmp_path / "job"
-    launch = [sys.executable, "-m", "launch.cli", "--launcher", "local", "-n", "2", "-s", "1", "--log-dir", str(folder)]
+    launch = [
+        sys.executable,
+        "-m",
+        "dmltrain_launch.cli",
+        "--launcher",
+        "local",
+        "-n",
+        "2",
+        "-s",
+        "1",
+        "--log-dir",
+        str(folder),
+    ]
     train = [str(ROOT / "examples" / "train_digits.py"), "--kv-store", "dist_sync", "--num-epochs", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -4,7 +4,7 @@ Each worker is asked after which step it can stop: after the one that it makes, 
 it knows more. The latest of these steps is the one after which all change: all workers make the same number of steps,
 so all come to it. What they do there is in worker/changes.py. If a worker refuses, or finishes, nothing changes.
 
-The launcher reads what is logged here (launch/run/scheduler_log.py).
+The launcher reads what is logged here (launch/dmltrain_launch/run/scheduler_log.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much longer the slowest worker computes in a step than the median of all. Pure.
 
-The launcher reads what is logged here (launch/run/scheduler_log.py), and applies the job's rules to it.
+The launcher reads what is logged here (launch/dmltrain_launch/run/scheduler_log.py), and applies the job's rules to it.
 """
 
 from __future__ import annotations

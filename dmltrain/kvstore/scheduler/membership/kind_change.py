@@ -8,7 +8,7 @@ two views. The first one drains (`View.drains`): its members complete the step t
 so that all of them wait there, and the second view has the new type. If the first one ends earlier, because a member or
 a server is lost, nothing has changed, and the change begins again.
 
-The launcher reads what is logged here (launch/run/scheduler_log.py).
+The launcher reads what is logged here (launch/dmltrain_launch/run/scheduler_log.py).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dmltrain.report.page.sections.section import Context, Section
 from dmltrain.report.page.source import Folder
 from dmltrain.report.runs.job_record import JobRecord
 
-STAMP = "%Y-%m-%dT%H:%M:%S%z"  # launch.terminal.log_folder.stamp
+STAMP = "%Y-%m-%dT%H:%M:%S%z"  # dmltrain_launch.terminal.log_folder.stamp
 EXIT_CODES = {  # docs/faults.md
     75: "another process was lost",
     124: "the time limit passed",

@@ -1,0 +1,223 @@
+"""The agent's end of its channel: commands come in by standard input, frames go out by standard output.
+
+Nothing here blocks: call `read` when standard input is readable, and `watch_output` before each wait for events.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dmltrain_launch.agent.commands import Command, File
+from dmltrain_launch.agent.events import Alive, Event, Refused
+from dmltrain_launch.agent.protocol import (
+    EVENT,
+    HEADER,
+    HELLO,
+    MESSAGE_BYTES,
+    NO_TASK,
+    OUTPUT,
+    OUTPUT_BYTES,
+    ProtocolError,
+    decode_command,
+    encode_event,
+)
+
+if TYPE_CHECKING:
+    from dmltrain_launch.agent.spool import Spool  # few jobs need one
+
+READ_BYTES = OUTPUT_BYTES
+BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
+UNCONFIRMED_BYTES = 16 << 20  # the same of output that an attached launcher has not kept
+SILENCE_SECONDS = 10.0  # until a job says otherwise
+
+
+class Incoming:
+    """Splits the agent's standard input into commands and the raw bytes that follow a `File`."""
+
+    def __init__(self) -> None:
+        self.data, self.raw = bytearray(), 0
+        self.skipping = False  # until the end of a line that is too long
+
+    def feed(self, data: bytes) -> None:
+        self.data += data
+
+    def take(self) -> Command | bytes | None:
+        """The next command, or bytes of a file; None if incomplete. A line that raises ProtocolError is skipped."""
+        if self.raw:
+            content = bytes(self.data[: self.raw])
+            self.raw -= len(content)
+            del self.data[: len(content)]
+            return content or None
+        end = self.data.find(b"\n")
+        if end < 0:
+            self._check_beginning()
+            return None
+        line = self.data[:end]
+        del self.data[: end + 1]
+        if self.skipping:
+            self.skipping = False
+            return self.take()
+        command = decode_command(line)
+        self.raw = command.bytes if isinstance(command, File) else 0
+        return command
+
+    def _check_beginning(self) -> None:
+        """Of a line without its end yet: ProtocolError, once, if it is too long."""
+        if not self.skipping and len(self.data) <= MESSAGE_BYTES:
+            return
+        size, before = len(self.data), self.skipping
+        self.data.clear()
+        self.skipping = True
+        if not before:
+            raise ProtocolError(f"a line of more than {size} bytes; expected at most {MESSAGE_BYTES}")
+
+    def __iter__(self) -> Iterator[Command | bytes]:
+        """All complete commands, and all bytes of files."""
+        while (received := self.take()) is not None:
+            yield received
+
+
+class Channel:
+    """`host` is this host's name in the job, for events. `lost`: why the launcher counts as lost, or "".
+
+    With a `spool` all that is sent but heartbeats goes through it, so that the next launcher can get what this one has
+    not kept. `attached` is false between two launchers.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, stdin: int, stdout: int):
+        self.selector, self.stdin, self.stdout = selector, stdin, stdout
+        self.host, self.silence = "this host", SILENCE_SECONDS
+        self.incoming, self.backlog = Incoming(), bytearray(HELLO)
+        self.received_at = time.monotonic()
+        self.lost = ""
+        self.attached = True
+        self.spool: Spool | None = None
+        for descriptor in (stdin, stdout):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def deadline(self) -> float:
+        """When a silent launcher counts as lost, by time.monotonic()."""
+        return self.received_at + self.silence if self.attached else math.inf
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the launcher has not been sent."""
+        return len(self.backlog) + (self.spool.unread if self.spool and self.attached else 0)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Bytes that the launcher has not kept."""
+        return self.spool.bytes if self.spool and self.attached else 0
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is unsent, or not kept, that the agent should stop reading from the processes."""
+        return self.unsent > BACKLOG_BYTES or self.unconfirmed > UNCONFIRMED_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the agent may read from them again."""
+        return self.unsent < BACKLOG_BYTES // 2 and self.unconfirmed < UNCONFIRMED_BYTES // 2
+
+    def read(self) -> None:
+        """Read what has arrived into `incoming`."""
+        try:
+            data = os.read(self.stdin, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # a bridge was killed
+            data = b""
+        if not data:
+            return self.lose("the launcher's end of the channel closed")
+        self.received_at = time.monotonic()
+        self.incoming.feed(data)
+
+    def check_silence(self, now: float) -> None:
+        if self.attached and now >= self.deadline:
+            self.lose(f"missed heartbeats from the launcher for {self.silence:g} s")
+
+    def lose(self, why: str) -> None:
+        """The launcher is lost: stop reading and sending."""
+        if self.lost:
+            return
+        self.lost = why
+        self.backlog.clear()
+        for descriptor in (self.stdin, self.stdout):
+            if descriptor in self.selector.get_map():
+                self.selector.unregister(descriptor)
+
+    def detach(self) -> None:
+        """The launcher that was lost may have a successor: keep what is sent from now on."""
+        self.lost, self.attached = "", False
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (self.stdin, self.stdout, 2):
+            if descriptor > 2:
+                os.close(descriptor)
+            else:  # its number stays taken; and sshd ends the session, if it still has it
+                os.dup2(nothing, descriptor)
+        os.close(nothing)
+
+    def attach(self, descriptor: int, rest: bytes, resumed: Event) -> None:
+        """Go on with the next launcher, at the other end of this socket, which has sent `rest` already. It gets the
+        event `resumed` first."""
+        self.stdin, self.stdout = descriptor, os.dup(descriptor)
+        os.set_blocking(descriptor, False)
+        self.incoming, self.backlog = Incoming(), bytearray()
+        self.incoming.feed(rest)
+        self.received_at = time.monotonic()
+        self.attached = True
+        self._send(EVENT, NO_TASK, encode_event(resumed))
+
+    def send(self, event: Event) -> None:
+        try:
+            payload = encode_event(event)
+        except ProtocolError as error:  # a host with very many processes, for example
+            payload = encode_event(Refused(self.host, f"the agent on {self.host} cannot answer: {error}", 125))
+        if self.spool and not isinstance(event, Alive):
+            return self.spool.append(EVENT, NO_TASK, payload)
+        self._send(EVENT, NO_TASK, payload)
+
+    def send_output(self, task: int, data: bytes) -> None:
+        if self.spool:
+            return self.spool.append(OUTPUT, task, data)
+        self._send(OUTPUT, task, data)
+
+    def _send(self, kind: int, task: int, payload: bytes) -> None:
+        if not self.lost and self.attached:
+            self.backlog += HEADER.pack(kind, task, len(payload))
+            self.backlog += payload
+
+    def watch_output(self) -> None:
+        """Register `write` with the selector while something is unsent."""
+        if not self.attached:
+            return
+        if self.spool and not self.lost:
+            self._read_spool(self.spool)
+        watched = self.stdout in self.selector.get_map()
+        if self.backlog and not watched:
+            self.selector.register(self.stdout, selectors.EVENT_WRITE, self.write)
+        elif watched and not self.backlog:
+            self.selector.unregister(self.stdout)
+
+    def _read_spool(self, spool: Spool) -> None:
+        try:
+            while len(self.backlog) < BACKLOG_BYTES // 2 and (data := spool.read(READ_BYTES)):
+                self.backlog += data
+        except OSError as error:
+            self.lose(f"what was kept in {spool.folder} cannot be read ({error.strerror})")
+
+    def write(self) -> None:
+        try:
+            with memoryview(self.backlog) as view:
+                written = os.write(self.stdout, view[:BACKLOG_BYTES])
+            del self.backlog[:written]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.lose(f"the launcher closed the channel ({error.strerror})")

@@ -1,0 +1,132 @@
+"""The list of what was copied to a folder; it lies in that folder. With it the next copy knows what it may remove.
+
+The list has a line of JSON for each entry: [path, state, ...]. The first line is FORMAT, the last one the number of
+entries. A list that is damaged or belongs to another user counts as none: then nothing is removed. From the time that a
+file is requested until the next copy, an entry has the old state and the new one, because the file may not arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Generator, Iterator, Mapping
+from typing import IO
+
+from dmltrain_launch.agent import Refusal
+from dmltrain_launch.agent.copy.destination import LIST, Destination, checked
+from dmltrain_launch.agent.copy.ownership import is_foreign
+
+FORMAT = ["dmltrain: files copied here", 1]
+LIST_BYTES = 256 << 20  # a million entries have about 120 MB; a longer list is ignored
+LINE_BYTES = 1 << 16
+READ_BYTES = 1 << 20
+LINES = 500  # are read or written in a step
+FOLDER, LINK = "folder", "link "  # states; that of a file is its SHA-256 in hexadecimal
+NO_STATE = ""  # of what is no file, link or folder
+
+
+class Copied:
+    """`entries`: path -> the states in which the copy may have left it."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, tuple[str, ...]] = {}
+        self._stored: dict[bytes, tuple[str, ...]] = {}
+
+    def load(self, destination: Destination) -> Iterator[None]:
+        """Read the list. Yields after LINES lines."""
+        self._stored = yield from _read(destination)
+        self.entries = dict(self._stored)
+
+    def store(self, destination: Destination) -> Iterator[None]:
+        """Write the list if it has changed, with what agents of other hosts that share the folder have added."""
+        if self.entries == self._stored:
+            return
+        there = yield from _read(destination)
+        for path, states in there.items():
+            if path in self.entries or path not in self._stored:
+                self.add(path, *states)
+        self._stored = dict(self.entries)
+        temporary = destination.temporary(LIST)
+        try:
+            yield from _write(temporary.descriptor, self.entries)
+        except BaseException:  # also the end of this generator
+            temporary.discard()
+            raise
+        temporary.install(destination.root, LIST, 0o600, time.time_ns())
+
+    def add(self, path: bytes, *states: str) -> None:
+        """It is in one of these states, or in one of those before."""
+        before = self.entries.get(path, ())
+        self.entries[path] = (*before, *(each for each in dict.fromkeys(states) if each not in before))
+
+
+def _read(destination: Destination) -> Generator[None, None, dict[bytes, tuple[str, ...]]]:
+    try:
+        descriptor = destination.read(LIST)
+    except OSError:
+        return {}
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or is_foreign(found) or found.st_size > LIST_BYTES:
+            return {}
+        try:
+            return (yield from _parsed(file))
+        except (OSError, ValueError, TypeError, RecursionError, Refusal):
+            return {}
+
+
+def _parsed(file: IO[bytes]) -> Generator[None, None, dict[bytes, tuple[str, ...]]]:
+    """ValueError, TypeError or Refusal if it is no whole list."""
+    entries: dict[bytes, tuple[str, ...]] = {}
+    if json.loads(file.readline(LINE_BYTES)) != FORMAT:
+        raise ValueError
+    while isinstance(row := json.loads(file.readline(LINE_BYTES)), list):
+        path, *states = row
+        if not all(isinstance(each, str) for each in row):
+            raise TypeError
+        entries[checked(path)] = tuple(states)
+        if len(entries) % LINES == 0:
+            yield
+    if row != len(entries) or file.read(1):
+        raise ValueError
+    return entries
+
+
+def _write(descriptor: int, entries: Mapping[bytes, tuple[str, ...]]) -> Iterator[None]:
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(json.dumps(FORMAT).encode() + b"\n")
+        for number, (path, states) in enumerate(sorted(entries.items())):
+            row = [path.decode("utf-8", "surrogateescape"), *states]
+            file.write(json.dumps(row).encode() + b"\n")
+            if number % LINES == 0:
+                yield
+        file.write(b"%d\n" % len(entries))
+
+
+def state(destination: Destination, path: bytes, found: os.stat_result) -> Generator[None, None, str]:
+    """The state of what is at `path`; OSError if it cannot be read. Yields after READ_BYTES of hashing."""
+    if stat.S_ISDIR(found.st_mode):
+        return FOLDER
+    if stat.S_ISLNK(found.st_mode):
+        return LINK + destination.read_link(path).decode("utf-8", "surrogateescape")
+    if not stat.S_ISREG(found.st_mode):
+        return NO_STATE
+    descriptor = destination.read(path)
+    try:
+        return (yield from digest(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def digest(descriptor: int) -> Generator[None, None, str]:
+    """The SHA-256 of the file, in hexadecimal."""
+    found, buffer = hashlib.sha256(), bytearray(READ_BYTES)
+    while True:
+        count = os.readv(descriptor, [buffer])
+        if not count:
+            return found.hexdigest()
+        found.update(memoryview(buffer)[:count])
+        yield

@@ -1,0 +1,121 @@
+"""The GPUs of this host, as one long-lived nvidia-smi reports them: a process, because a driver can block for good.
+
+It is no process of the job: it is killed at the job's end and, should it survive that because its driver blocks, not
+counted as left. It ends itself when the agent is gone, because nobody reads what it prints. What it prints is not
+trusted: after output that is no report of a GPU it is ended, and the host counts as one without GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import subprocess
+from typing import NamedTuple
+
+from dmltrain_launch.agent.process import Process, process
+from dmltrain_launch.agent.spawn import shielded
+
+PROGRAM = "nvidia-smi"
+LOOP_MS = 1000  # about the period over which the driver averages
+ARGUMENTS = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits", f"--loop-ms={LOOP_MS}")
+VALUE = rb"\s*(\d{1,9}(?:\.\d{0,9})?|\[[^\],]{1,40}\])\s*"  # a number, or [N/A]
+LINE = re.compile(rb"\s*(\d{1,5})\s*," + VALUE + rb"," + VALUE)
+LINE_BYTES = 200
+MOST_GPUS = 1024
+WRONG_LINES = 8  # in a row; a few warnings do not end it
+READ_BYTES = 1 << 14
+
+
+class GpuUse(NamedTuple):
+    """None: unknown, or there are no GPUs."""
+
+    busy: float | None  # mean over GPUs and reports, 0 to 1
+    memory: float | None  # MiB, of all GPUs
+
+
+class Reports:
+    """What nvidia-smi has printed: `feed` it, `take` the use since the last call."""
+
+    def __init__(self) -> None:
+        self._rest, self._wrong = b"", 0
+        self._busy: list[float] = []
+        self._memory: dict[int, float] = {}  # MiB by GPU
+
+    @property
+    def trusted(self) -> bool:
+        return self._wrong < WRONG_LINES and len(self._rest) <= LINE_BYTES
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            found = LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
+            self._wrong = 0 if found else self._wrong + 1
+            if not self.trusted:
+                return
+            if found:
+                self._add(int(found[1]), found[2], found[3])
+
+    def _add(self, index: int, busy: bytes, memory: bytes) -> None:
+        if not busy.startswith(b"[") and float(busy) <= 100 and len(self._busy) < 64 * MOST_GPUS:
+            self._busy.append(float(busy) / 100)
+        if not memory.startswith(b"[") and (index in self._memory or len(self._memory) < MOST_GPUS):
+            self._memory[index] = float(memory)
+
+    def take(self) -> GpuUse:
+        busy, memory = self._busy, self._memory
+        self._busy, self._memory = [], {}
+        return GpuUse(sum(busy) / len(busy) if busy else None, sum(memory.values()) if memory else None)
+
+
+class Gpus:
+    """Starts `program`, if the host has it, and reads it through `selector`."""
+
+    def __init__(self, selector: selectors.BaseSelector, program: str = PROGRAM):
+        self._selector, self._reports = selector, Reports()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._identity: Process | None = None
+        with contextlib.suppress(OSError), shielded():  # there is none, and so no GPU
+            self._popen = subprocess.Popen(
+                [program, *ARGUMENTS],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # it gets no signal of a terminal
+            )
+        if self._popen and self._popen.stdout:
+            self._identity = process(self._popen.pid)
+            os.set_blocking(self._popen.stdout.fileno(), False)
+            selector.register(self._popen.stdout, selectors.EVENT_READ, self._read)
+
+    @property
+    def pid(self) -> int:
+        """Of nvidia-smi; 0 without one."""
+        return self._popen.pid if self._popen else 0
+
+    def is_mine(self, other: Process) -> bool:
+        """Whether it is nvidia-smi, and no later process with its pid."""
+        mine = self._identity
+        return mine is not None and (mine.pid, mine.start) == (other.pid, other.start)
+
+    def take(self) -> GpuUse:
+        """The use since the last call."""
+        return self._reports.take()
+
+    def _read(self) -> None:
+        data = b""
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            data = os.read(self._popen.stdout.fileno(), READ_BYTES) if self._popen and self._popen.stdout else b""
+            self._reports.feed(data)
+            if not data or not self._reports.trusted:
+                self.close()
+
+    def close(self) -> None:
+        """Kill it, without waiting: it may be blocked in the driver. The agent collects it with adopted orphans."""
+        if self._popen and self._popen.stdout:
+            self._selector.unregister(self._popen.stdout)
+            self._popen.stdout.close()
+            self._popen.stdout = None
+            with contextlib.suppress(OSError):
+                self._popen.kill()

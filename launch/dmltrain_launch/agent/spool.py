@@ -1,0 +1,288 @@
+"""The frames of an agent that its launcher has not confirmed, on the agent's disk.
+
+Frames are numbered from 1. They are kept in files of SEGMENT_BYTES, each named by the number of its first frame, and a
+file goes when the launcher has confirmed all of it. So the next launcher gets all that the one before has not kept.
+
+Above `most` bytes output of a process that has had its share is left out, and a line in its place says how many bytes.
+Events are few, and always kept: in memory if the disk is full. So are, of the processes in `vital`, their share and
+all lines from which the launcher learns who is in the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+
+from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT, OUTPUT_BYTES
+
+SEGMENT_BYTES = 1 << 20
+MOST_BYTES = 64 << 20
+SHARE_BYTES = 1 << 20  # of each process, whatever others print
+LEFT_OUT = "\n%d bytes of output are missing here: %s\n"
+NAME = "%020d"
+# A line of the job's state; see launch/dmltrain_launch/run/scheduler_log.py.
+STATE_START = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?:view|worker|change) \d"
+STATE = re.compile(rb"(?m)^" + STATE_START + rb".*\n")
+START_BYTES, STATE_BYTES = 40, 1 << 14  # enough to know such a line; more than a view of 1,000 workers needs
+
+
+def _output(task: int, data: bytes) -> bytes:
+    return HEADER.pack(OUTPUT, task, len(data)) + data
+
+
+def _may_be_state(begun: bytes) -> bool:
+    """Whether a line that begins so may be one of the job's state."""
+    known = len(begun) >= START_BYTES
+    return len(begun) < STATE_BYTES and (not known or bool(re.match(STATE_START, begun)))
+
+
+class Segment:
+    """Frames from number `first` on, `size` bytes in the file `path`; or, if there is no room on the disk, in
+    `memory`."""
+
+    def __init__(self, path: str, first: int):
+        self.path, self.first, self.count, self.size = path, first, 0, 0
+        self.outputs: dict[int, int] = {}  # bytes by task
+        self.memory: bytearray | None = None
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+    def append(self, frame: bytes) -> None:
+        """OSError if there is no room; then nothing has changed."""
+        if self.memory is not None:
+            self.memory += frame
+        else:
+            self._write(frame)
+        self.size += len(frame)
+        self.count += 1
+
+    def _write(self, frame: bytes) -> None:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.pwrite(descriptor, frame, self.size) < len(frame):
+                raise OSError("there is no room")
+        finally:
+            os.close(descriptor)
+
+    def read(self, start: int, most: int) -> bytes:
+        if self.memory is not None:
+            return bytes(self.memory[start : start + most])
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, min(most, self.size - start), start)
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        if self.memory is None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+class Spool:
+    """Appends to `folder`, which is new and private to this user.
+
+    `first`: the number of the oldest frame that is there; `last`: of the newest. `read` gives each frame once, in
+    order, until `rewind`.
+    """
+
+    def __init__(self, folder: str, most: int = MOST_BYTES, segment: int = SEGMENT_BYTES, share: int = SHARE_BYTES):
+        self.folder, self._most, self._segment, self._share = folder, most, segment, share
+        self.vital: set[int] = set()
+        self.first, self.last, self.confirmed = 1, 0, 0
+        self._segments: list[Segment] = []
+        self._left_out: dict[int, int] = {}  # bytes by task
+        self._begun: dict[int, tuple[bytes, bool]] = {}  # by vital task: its last line without end, if it is there
+        self._why = ""
+        self._next, self._offset = 1, 0  # the first frame of the segment that is read next, and where in it
+        self.bytes = 0  # that are not confirmed
+
+    @property
+    def unread(self) -> int:
+        """Bytes that `read` has not given yet."""
+        found = sum(each.size for each in self._segments if each.first >= self._next)
+        return found - self._offset
+
+    @property
+    def done(self) -> bool:
+        """Whether the launcher has kept all."""
+        return self.confirmed >= self.last
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def append(self, kind: int, task: int, payload: bytes) -> None:
+        """Keep a frame; or, if it is output and there is no room, count what is left out."""
+        if kind == EVENT:
+            self._keep(HEADER.pack(kind, task, len(payload)) + payload)
+        elif task in self.vital:
+            self._add_vital(task, payload)
+        else:
+            self._add_output(task, payload)
+
+    def _add_output(self, task: int, payload: bytes, before: bytes = b"") -> bool:
+        """Whether there is room for it. `before`: what has been left out of its first line."""
+        frame = _output(task, payload)
+        shared = self._printed(task) + len(frame) <= self._share
+        if self.bytes + len(frame) > self._most and not shared:
+            why = f"no launcher was attached, and its host keeps {self._most >> 20} MiB at most"
+            return self._leave_out(task, len(payload), why)
+        try:
+            self._explain(task)
+            add = self._keep if shared and task in self.vital else self._add
+            if before:
+                add(_output(task, before))
+            add(frame)
+        except OSError as error:
+            why = f"its host had no room on its disk ({error.strerror or error})"
+            return self._leave_out(task, len(payload), why)
+        outputs = self._segments[-1].outputs
+        outputs[task] = outputs.get(task, 0) + len(frame)
+        return True
+
+    def _add_vital(self, task: int, payload: bytes) -> None:
+        """The same for a process whose lines of the job's state are kept in any case, and never in part."""
+        begun, there = self._begun.get(task, (b"", True))
+        if begun and there and _may_be_state(begun):
+            end = payload.find(b"\n") + 1 or len(payload)
+            self._keep(_output(task, payload[:end]))
+            begun, payload = (begun + payload[:end]).rpartition(b"\n")[2], payload[end:]
+        if payload:
+            whole = begun + payload
+            there = self._add_output(task, payload, b"" if there else begun)
+            if not there:
+                self._keep_state(task, whole)
+            begun = whole.rpartition(b"\n")[2]
+        self._begun[task] = begun[:STATE_BYTES], there
+
+    def _keep_state(self, task: int, data: bytes) -> None:
+        """The lines of the job's state in it, after an end of the line that is there already."""
+        lines = b"".join(STATE.findall(data))
+        for start in range(0, len(lines), OUTPUT_BYTES - 1):
+            self._keep(_output(task, (b"" if start else b"\n") + lines[start : start + OUTPUT_BYTES - 1]))
+
+    def _printed(self, task: int) -> int:
+        """Bytes of this process that are there."""
+        return sum(each.outputs.get(task, 0) for each in self._segments)
+
+    def explain_all(self) -> None:
+        """Say in the output where some of it is missing."""
+        for task in list(self._left_out):
+            with contextlib.suppress(OSError):
+                self._explain(task)
+
+    def _explain(self, task: int) -> None:
+        if task in self._left_out:
+            self._add(_output(task, (LEFT_OUT % (self._left_out[task], self._why)).encode()))
+            del self._left_out[task]
+
+    def _leave_out(self, task: int, size: int, why: str) -> bool:
+        self._left_out[task] = self._left_out.get(task, 0) + size
+        self._why = why
+        return False
+
+    def _keep(self, frame: bytes) -> None:
+        try:
+            self._add(frame)
+        except OSError:
+            self._new()
+            self._segments[-1].memory = bytearray()
+            self._add(frame)
+
+    def _add(self, frame: bytes) -> None:
+        newest = self._segments[-1] if self._segments else None
+        if newest is None or newest.size >= self._segment or (newest.memory is not None and newest.count):
+            self._new()
+        self._segments[-1].append(frame)
+        self.bytes += len(frame)
+        self.last += 1
+
+    def _new(self) -> None:
+        if self._segments and not self._segments[-1].count:
+            self._segments.pop()
+        self._segments.append(Segment(os.path.join(self.folder, NAME % (self.last + 1)), self.last + 1))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def rewind(self) -> None:
+        """The next launcher gets all that is there."""
+        self.explain_all()
+        self._next, self._offset = self.first, 0
+
+    def read(self, most: int) -> bytes:
+        """Whole frames, about `most` bytes, or one frame that is larger; b"" if all have been read."""
+        for segment in self._segments:
+            if segment.first == self._next:
+                data = self._frames(segment, most)
+                self._offset += len(data)
+                if self._offset == segment.size and segment is not self._segments[-1]:
+                    self._next, self._offset = segment.last + 1, 0
+                    return data or self.read(most)
+                return data
+        return b""
+
+    def _frames(self, segment: Segment, most: int) -> bytes:
+        data = segment.read(self._offset, max(most, HEADER.size))
+        end = 0
+        while len(data) - end >= HEADER.size:
+            size = HEADER.size + HEADER.unpack_from(data, end)[2]
+            if end + size > len(data):
+                if not end:
+                    return segment.read(self._offset, size)
+                break
+            end += size
+        return data[:end]
+
+    def confirm(self, number: int) -> None:
+        """The launcher has kept the frames up to this one."""
+        self.confirmed = max(self.confirmed, min(number, self.last))
+        while self._segments and self._segments[0].first < self._next and self._segments[0].last <= self.confirmed:
+            gone = self._segments.pop(0)
+            gone.remove()
+            self.bytes -= gone.size
+            self.first = gone.last + 1
+
+    def close(self) -> None:
+        """At the agent's end: nothing is left of it if the launcher has kept all."""
+        self.explain_all()
+        if self.done:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Left(Spool):
+    """What an agent that has ended has left in `folder`; FileNotFoundError if there is nothing, PermissionError if
+    another user can have made it."""
+
+    def __init__(self, folder: str):
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o77:
+            raise PermissionError(f"{folder} is no private folder of this user")
+        self.folder, self._most, self._segment = folder, MOST_BYTES, SEGMENT_BYTES
+        self._left_out, self._why, self._segments = {}, "", []
+        for name in sorted(os.listdir(folder)):
+            segment = Segment(os.path.join(folder, name), int(name))
+            segment.size, segment.count = _measured(segment.path)
+            self._segments.append(segment)
+        self.first = self._segments[0].first if self._segments else 1
+        self.last = self._segments[-1].last if self._segments else 0
+        self.confirmed = self.bytes = 0
+        self.rewind()
+
+
+def _measured(path: str) -> tuple[int, int]:
+    """Bytes and number of the whole frames in a file: a killed agent may have written a part of one."""
+    size, end, count = os.path.getsize(path), 0, 0
+    with open(path, "rb") as file:
+        while end + HEADER.size <= size:
+            file.seek(end)
+            kind, task, length = HEADER.unpack(file.read(HEADER.size))
+            known = (kind == EVENT and task == NO_TASK) or kind == OUTPUT
+            if not known or end + HEADER.size + length > size:
+                break
+            end += HEADER.size + length
+            count += 1
+    return end, count

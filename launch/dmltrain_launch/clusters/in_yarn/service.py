@@ -1,0 +1,149 @@
+"""The service that a job is for YARN, as its REST API takes it. Pure.
+
+It has two components: `launcher`, one container, whose end is the service's end, and `host`, a container for each host
+of the job. Both run `container`, from the folder of logs, which all nodes see. YARN hands a launch command through two
+shells inside of double quotes and replaces ${NAME} in it, so words in it are percent-encoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+from urllib.parse import quote
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.clusters.queue import passed_on
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.job.role import SERVER, WORKER
+
+LAUNCHER, HOST = "launcher", "host"
+GPU = "yarn.io/gpu"
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,53}[a-z0-9])?")
+LEAST_MEMORY = 1024  # MiB, of a container whose processes have no limits
+LAUNCHER_MEMORY = 1024  # MiB
+MODULE = "dmltrain_launch.clusters.in_yarn.container"
+# Properties of YARN's services: no container is started again, the service has the state of its launcher's container.
+PROPERTIES = {"yarn.service.container-failure.retry.max": "0", "yarn.service.am-restart.max-attempts": "1"}
+APART = {"type": "ANTI_AFFINITY", "scope": "NODE", "target_tags": [HOST]}  # each container on another node
+DOMINANT = {"yarn.service.container-state-report-as-service-state": "true"}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A job for YARN. `words`: the command line of its launcher, which works in `workdir`; `folder`: of its logs."""
+
+    name: str
+    options: Options
+    words: tuple[str, ...]
+    workdir: str
+    folder: str
+    python: str
+    variables: Mapping[str, str]
+
+    @property
+    def hosts(self) -> int:
+        return self.options.yarn_hosts or self.options.num_workers or 1
+
+
+def service_name(name: str, exact: bool) -> str:
+    """The name for YARN. `exact`: the user has chosen it, so it is not changed, but refused."""
+    made = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    made = (made if made[:1].isalpha() else f"job-{made}")[-54:].strip("-")
+    made = made if made[:1].isalpha() else f"j{made}"
+    if exact and not NAME.fullmatch(name):
+        raise LaunchError(
+            f"--job {name}: YARN accepts names of a-z, 0-9 and -, which begin with a letter and have at most 55 "
+            f"characters: use --job {made}"
+        )
+    return name if exact else made
+
+
+def variables(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of this machine that the launcher needs in its container; LaunchError for secrets."""
+    kept = passed_on(options, environ, "YARN shows the specification of a service to others")
+    return kept | ({"PYTHONPATH": environ["PYTHONPATH"]} if environ.get("PYTHONPATH") else {})
+
+
+def service(job: Described) -> dict[str, Any]:
+    """The specification: what `POST /app/v1/services` takes, and `yarn app -launch`."""
+    made: dict[str, Any] = {
+        "name": job.name,
+        "version": "1.0.0",
+        "description": "a job of dmltrain",
+        "configuration": {"properties": dict(PROPERTIES)},
+        "components": [
+            _component(LAUNCHER, 1, _command(job, LAUNCHER, job.workdir, str(job.hosts), str(_gpus(job)), *job.words))
+            | {"resource": {"cpus": 1, "memory": str(LAUNCHER_MEMORY)}, "configuration": _configuration(job, DOMINANT)},
+            _component(HOST, job.hosts, f"{_command(job, HOST)} ${{COMPONENT_ID}}")
+            | {"resource": _resource(job), "configuration": _configuration(job, {})}
+            | {"placement_policy": {"constraints": [APART]}},
+        ],
+    }
+    return made | ({"queue": job.options.queue} if job.options.queue else {})
+
+
+def _component(name: str, count: int, command: str) -> dict[str, Any]:
+    return {"name": name, "number_of_containers": count, "launch_command": command, "restart_policy": "NEVER"}
+
+
+def _configuration(job: Described, properties: Mapping[str, str]) -> dict[str, Any]:
+    return {"properties": dict(properties), "env": dict(job.variables)}
+
+
+def _command(job: Described, what: str, *words: str) -> str:
+    return " ".join([quote(job.python), "-m", MODULE, what, *map(quote, (job.folder, *words))])
+
+
+def _on_each(job: Described, number: int) -> int:
+    return ceil(number / job.hosts)
+
+
+def _gpus(job: Described) -> int:
+    """Of each host."""
+    return job.options.worker_gpus * _on_each(job, job.options.num_workers or 1)
+
+
+def _resource(job: Described) -> dict[str, Any]:
+    """What a host needs: as much as its workers and servers do together."""
+    options = job.options
+    workers = _on_each(job, options.num_workers or 1)
+    servers = _on_each(job, (options.num_workers or 1) if options.num_servers is None else options.num_servers)
+    cores = {each.role: int(each.value) for each in options.settings if each.name == "OMP_NUM_THREADS" and each.role}
+    memory = workers * options.worker_memory + servers * options.server_memory
+    made: dict[str, Any] = {
+        "cpus": workers * cores.get(WORKER, 1) + servers * cores.get(SERVER, 0),
+        "memory": str(max(memory, LEAST_MEMORY)),
+    }
+    return made | ({"additional": {GPU: {"value": _gpus(job), "unit": ""}}} if _gpus(job) else {})
+
+
+# -- what YARN says of a service ---------------------------------------------------------------------------------------
+
+ENDED = ("STOPPED", "FAILED", "SUCCEEDED")
+
+
+def running(found: Mapping[str, Any]) -> int:
+    """How many of its containers run."""
+    return sum(len(each.get("containers") or ()) for each in found.get("components") or ())
+
+
+def wanted(found: Mapping[str, Any]) -> int:
+    return sum(int(each.get("number_of_containers") or 0) for each in found.get("components") or ())
+
+
+def state(found: Mapping[str, Any]) -> str:
+    """Its state, and how many containers it has."""
+    said = f" ({found['diagnostics']})" if found.get("diagnostics") else ""
+    return f"is {found.get('state', 'in no state')}: {running(found)} of {wanted(found)} containers run{said}"
+
+
+def table(found: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """A line for each container."""
+    return [
+        f"  {each.get('component_instance_name', '?')} on {each.get('bare_host', '?')}: {each.get('state', '?')}"
+        for component in found or ()
+        for each in component.get("containers") or ()
+    ]

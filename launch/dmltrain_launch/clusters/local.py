@@ -1,0 +1,34 @@
+"""All processes of a job on this machine, over the loopback interface."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.host.cores import report, usable
+from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.options import Options
+
+LOOPBACK = "127.0.0.1"
+
+
+class Cluster:
+    """See `dmltrain_launch.clusters`."""
+
+    def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
+        if options.names_hosts:
+            given = options.hostfile or options.hosts or options.worker_hostfile or options.server_hostfile
+            raise LaunchError(
+                f"--launcher local runs all processes on this machine, but hosts are given ({given}): "
+                "remove --launcher, or use --launcher ssh, mpi or slurm"
+            )
+        cores = usable(report())
+        self.hosts = list(hosts or [Host("localhost", LOOPBACK, sys.executable, cores)])
+
+    def connect(self, host: Host, mark: str, timeout: float | None = None) -> LocalChannel:
+        return LocalChannel(host, mark)
+
+    def close(self) -> None:
+        pass

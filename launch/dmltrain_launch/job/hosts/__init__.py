@@ -1,0 +1,110 @@
+"""Hosts files, YAML inventories and --hosts lists -> Host values.
+
+`read` opens the file; everything else is pure. A LaunchError begins with the line, `hosts:3: `.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.hosts.entry import Text, entry
+from dmltrain_launch.job.hosts.range import split_list
+from dmltrain_launch.job.hosts.text import LINE_END
+from dmltrain_launch.job.hosts.text import parse as parse_text
+
+MOST_BYTES = 1 << 20  # a thousand hosts need a tenth of this; a larger file is not a list of hosts
+EXPECTED = "expected a hosts file: one host per line, such as h1 slots=2 (hosts.example explains)"
+LIST_OPTION = "--hosts"
+
+
+def read(path: str | os.PathLike[str]) -> list[Host]:
+    """The hosts of the file at `path`, in its order; .yaml and .yml are YAML inventories."""
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise LaunchError(f"{name}: no such file; {EXPECTED}; to list hosts directly, use --hosts h1,h2") from None
+    except IsADirectoryError:
+        raise LaunchError(f"{name} is a folder; {EXPECTED}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise LaunchError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}; {EXPECTED}") from None
+    return parse(data, name)
+
+
+def parse(data: bytes, name: str) -> list[Host]:
+    """The hosts in the content of the file `name`, whose extension selects the format."""
+    text = _decoded(data, name)
+    if name.lower().endswith((".yaml", ".yml")):
+        from dmltrain_launch.job.hosts.inventory import parse as parse_yaml  # yaml takes a while to import
+
+        return checked(parse_yaml(text, name), name)
+    return checked(_slots_of_lines(parse_text(text, name)), name)
+
+
+def _slots_of_lines(hosts: Sequence[Host]) -> list[Host]:
+    """The hosts, each once. In some files a host has a line for each slot, as in PBS_NODEFILE, or lines whose slots are
+    added, as for Open MPI: so if all lines are of this kind, without anything else."""
+    kinds = {each.slots is None for each in hosts}
+    plain = all(replace(each, slots=None) == Host(each.name, where=each.where) for each in hosts)
+    names = [each.name for each in hosts]
+    if len(kinds) > 1 or not plain or len({each.where for each in hosts}) < len(hosts) or len(names) == len(set(names)):
+        return list(hosts)
+    made: dict[str, Host] = {}
+    for each in hosts:
+        before = made.get(each.name, replace(each, slots=0))
+        made[each.name] = replace(before, slots=(before.slots or 0) + (1 if each.slots is None else each.slots))
+    return list(made.values())
+
+
+def from_list(text: str) -> list[Host]:
+    """The hosts of `--hosts a:2,anna@b,n[1-3]`, where :N is the number of slots, as in Open MPI and Horovod."""
+    parts = split_list(text) if text.strip() else []
+    if not all(parts):
+        raise LaunchError(f"{LIST_OPTION} {text}: a name is missing between two commas or at the end")
+    hosts = [host for part in parts for host in entry(Text(part, LIST_OPTION), {}, number="slots")]
+    return checked(hosts, LIST_OPTION)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    if len(data) > MOST_BYTES:
+        raise LaunchError(f"{name} is larger than {MOST_BYTES >> 20} MiB; {EXPECTED}")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise LaunchError(f"{name} is UTF-16; save it as UTF-8")
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        bad = len(LINE_END.findall(data[: error.start].decode("latin-1"))) + 1
+        raise LaunchError(f"{name}:{bad}: byte 0x{data[error.start]:02x} is not UTF-8; {EXPECTED}") from None
+    for number, line in enumerate(LINE_END.split(text), 1):
+        if any(character < " " and character not in "\t\f" for character in line):
+            raise LaunchError(f"{name}:{number}: binary data; {EXPECTED}")
+    return text
+
+
+def checked(hosts: Sequence[Host], name: str) -> list[Host]:
+    """The hosts, if there are any and each has a name of its own."""
+    if not hosts:
+        example = f"{LIST_OPTION} h1:2,h2:2" if name == LIST_OPTION else "one per line, such as h1 slots=2"
+        raise LaunchError(f"{name}: no hosts; expected {example}")
+    seen: dict[str, Host] = {}
+    for host in hosts:
+        first = seen.setdefault(host.name.casefold(), host)
+        if first is not host:
+            raise LaunchError(_twice(host, first))
+    return list(hosts)
+
+
+def _twice(host: Host, first: Host) -> str:
+    if host.where == LIST_OPTION:
+        return f"{LIST_OPTION}: {host.name} is given twice; for two slots write {host.name}:2"
+    return (
+        f"{host.where}: {host.name} is already given at {first.where}; for more processes use slots=, "
+        f"for a second sshd on the machine use another name: NAME hostname={host.target} port=2222"
+    )

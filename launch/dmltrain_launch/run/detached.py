@@ -1,0 +1,190 @@
+"""A `Session` of a job with --detach, which lives on when its launcher dies: what is told to the supervisor is in the
+journal first, and what an agent has sent is confirmed when it is kept (journal.py, stream.py).
+
+A launcher that attaches repeats the journal. Then it reaches the agents again. Until it has all that they have sent
+meanwhile, no deadline counts: else the supervisor could act on a deadline before it knows of an earlier event.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dmltrain_launch.agent.commands import Command
+from dmltrain_launch.agent.events import Ended, Ready, Resumed
+from dmltrain_launch.control.message import ATTACH
+from dmltrain_launch.run import journal
+from dmltrain_launch.run.journal import Beginning, Entry, Journal
+from dmltrain_launch.run.keeping import Answered, CaughtUp, KeepingSession, Numbered
+from dmltrain_launch.run.repeated import Repeated
+from dmltrain_launch.run.session import secret
+from dmltrain_launch.run.stream import Stream
+from dmltrain_launch.run.supervisor.action import Action, Connect, Reply
+from dmltrain_launch.run.supervisor.event import Asked, Connected, Event, Lost, Tick, Unreached
+from dmltrain_launch.run.supervisor.limit import FAULT_CODE, RECONNECT_LOST_SECONDS, USAGE_CODE
+
+ATTACH_SECONDS = 20.0  # to reach the agents, for a launcher that attaches
+ALONE = "has ended: no process of the job was left there, and no launcher came"
+
+
+class DetachedSession(KeepingSession):
+    """`foreground`: a user waits for it, so no other launcher may take the job. `left`: the job goes on without this
+    launcher, `why`. Before `run`, call `keep`, and `write_to` or `go_on`."""
+
+    def keep(self, kept: journal.Kept, size: Callable[[int], int]) -> None:
+        """`size(task)`: of the log of a process, in bytes."""
+        super().keep(kept, size)
+        self._beginning: Beginning | None = None
+        self._sent: dict[str, list[Command]] = {}  # by host, to its present agent
+        self._catching: set[str] = set()  # hosts whose agent sends what it has kept
+        self._held: list[Any] = []  # events of agents that have ended alone: handled when all others are known
+        self._waiting: set[str] = set()  # their hosts
+        self._alone: set[str] = set()  # hosts whose agent has ended alone
+        self._current: Numbered | None = None
+        self._offset = 0.0  # of the supervisor's time: this machine has been started again since
+        self._lease = 0
+        self._lock = threading.Lock()
+        self.foreground = False
+
+    def write_to(self, made: Journal, beginning: Beginning) -> None:
+        """A new job, which begins with `run`."""
+        self._journal, self._beginning = made, beginning
+
+    def go_on(self, made: Journal, repeated: Repeated, lease: int) -> None:
+        """A job that another launcher has started. `lease`: the last one that was used."""
+        self._journal, self._lease = made, lease
+        self._places = repeated.places
+        self._sent, self._offset = repeated.sent, max(0.0, repeated.now - time.monotonic())
+        self._streams = {host: Stream(number) for host, number in repeated.seen.items()}
+
+    # -- the clock -----------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return time.monotonic() + self._offset
+
+    @property
+    def _deadline(self) -> float:
+        return math.inf if self._catching else self.supervisor.deadline
+
+    # -- the start -----------------------------------------------------------------------------------------------
+
+    def _begin(self, log_folder: str | None) -> None:
+        if self._beginning is None:
+            return self._begin_again()
+        key, pem = secret(self.supervisor.job)
+        made = replace(self._beginning, key=key, certificate=pem, log_folder=log_folder, now=self._now())
+        self._journal.begin(made)
+        self._do(self.supervisor.begin(key, log_folder, made.now, pem))
+
+    def _begin_again(self) -> None:
+        ending = self.supervisor.ending
+        for name, host in self.supervisor.hosts.items():
+            if ending.knows(name):
+                continue
+            if ending.is_being_replaced(name):
+                self._do([Connect(name, RECONNECT_LOST_SECONDS)])
+            elif name not in self._sent:
+                why = "the launcher before this one was lost before it had reached this host: start the job again"
+                self.events.put(Unreached(name, f"{name}: {why}", FAULT_CODE))
+            else:
+                self._catching.add(name)
+                self._reach(host, ATTACH_SECONDS)
+        self._put_any(CaughtUp(""))
+
+    def _next_lease(self) -> int:
+        with self._lock:
+            self._lease += 1
+            self._journal.attach(self._lease)
+            return self._lease
+
+    # -- in the main thread --------------------------------------------------------------------------------------
+
+    def _next(self) -> Event:
+        self._current = None
+        while not self.left:
+            item: Any = super()._next()
+            if isinstance(item, CaughtUp):
+                self._caught_up(item.host)
+            elif isinstance(item, Answered):
+                self._resumed(item.event)
+            elif isinstance(item, Asked) and item.do == ATTACH:
+                self._release(item)
+            elif (event := self._unwrapped(item)) is not None:
+                return event
+        return Tick()
+
+    def _caught_up(self, host: str) -> None:
+        self._catching.discard(host)
+        if not self._catching:
+            held, self._held = self._held, []
+            self._waiting.clear()
+            for item in held:
+                self._put_any(item)
+
+    def _resumed(self, event: Resumed) -> None:
+        host = event.host
+        self._away.discard(host)
+        if event.alive and host in self.connections:
+            for command in self._sent.get(host, [])[event.commands :]:
+                self.connections[host].send(command)
+
+    def _release(self, asked: Asked) -> None:
+        """Another launcher wants the job."""
+        assert self.requests
+        if self.foreground:
+            text = f"the launcher with pid {os.getpid()} is attached to the job: end it first, or close its terminal"
+            return self.requests.answer(Reply(asked.number, USAGE_CODE, ((text, None),)))
+        self.requests.answer(Reply(asked.number, 0, ()))
+        self._leave("another launcher takes the job")
+
+    def _unwrapped(self, item: Any) -> Event | None:
+        """The event for the supervisor; None if there is none now."""
+        event: Event = item.event if isinstance(item, Numbered) else item
+        host = event.host if isinstance(event, (Ended, Lost)) else ""
+        ending = self.supervisor.ending
+        alone = isinstance(event, Ended) and not ending.begun and host not in ending.leaving
+        if host and self._catching and (alone or host in self._waiting):
+            self._waiting.add(host)
+            self._held.append(item)
+            return None
+        if isinstance(event, Lost) and host in self._alone:
+            self._alone.discard(host)
+            return None
+        self._current = item if isinstance(item, Numbered) else None
+        if not alone:
+            return event
+        self._alone.add(host)
+        return Lost(host, ALONE, ended=True)
+
+    def _handle(self, event: Event) -> list[Action]:
+        if self.left:
+            return []
+        current, now = self._current, self._now()
+        if isinstance(event, Connected):
+            self._sent[event.host] = []
+        if isinstance(event, Ready):
+            self._places[event.host] = event.door, event.spool
+        if current:
+            self._journal.add(Entry(now, event, current.host, current.number))
+            current.stream.wrote(current.number)
+        else:
+            self._journal.add(Entry(now, event))
+        if isinstance(event, Ended):
+            self._confirm(event.host)
+        return super()._handle(event)
+
+    def _send(self, host: str, command: Command) -> None:
+        self._sent.setdefault(host, []).append(command)
+        if host not in self._away:
+            super()._send(host, command)
+
+    def _close(self) -> None:
+        if self.supervisor.over:
+            for host in list(self.connections):
+                self._confirm(host)
+        super()._close()

@@ -1,0 +1,176 @@
+"""Start a job with --detach, which lives on without its launcher, or take one up again (detached.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dmltrain_launch import NAME, LaunchError, version
+from dmltrain_launch.agent.ending import open_log
+from dmltrain_launch.clusters import Cluster
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.run import journal, report
+from dmltrain_launch.run.detached import DetachedSession
+from dmltrain_launch.run.journal import Beginning, Journal, Story
+from dmltrain_launch.run.repeated import Repeated
+from dmltrain_launch.run.room import Room
+from dmltrain_launch.run.session import Session
+from dmltrain_launch.run.start import Start
+from dmltrain_launch.run.supervisor.action import Continue
+from dmltrain_launch.run.supervisor.limit import FAULT_CODE
+from dmltrain_launch.run.supervisor.supervise import Supervisor
+from dmltrain_launch.terminal.choice import make_display
+from dmltrain_launch.terminal.log_folder import JOURNAL, LogFolder
+from dmltrain_launch.terminal.output import Output
+
+LOG = "launcher.log"  # what a launcher in the background says
+REQUESTS = 1 << 20  # of one launcher
+
+
+class DetachedStart(Start):
+    """`started` is called once when all processes run, with a text for the user."""
+
+    session_type = DetachedSession
+    started: Callable[[str], None] | None = None
+    foreground = False
+    _left = False
+
+    def __init__(
+        self,
+        options: Options,
+        job: Job,
+        cluster: Cluster,
+        path: Path,
+        say: Callable[[str], None],
+        listed: Sequence[Host] = (),
+        folder: LogFolder | None = None,
+    ):
+        super().__init__(options, job, cluster, path, say, listed, folder)
+        self.room = self.folder.room = Room(self.say)
+
+    def make_output(self, names: Sequence[str]) -> Output:
+        shown = self.options if self.foreground else replace(self.options, quiet=True)
+        return Output(self.folder, names, make_display(shown, names))
+
+    def prepare(self, session: Session, output: Output) -> None:
+        assert isinstance(session, DetachedSession)
+        session.keep(journal.Kept(self.folder.path, self.room), output.size)
+        session.foreground = self.foreground
+        self._write(session, output)
+
+    def _write(self, session: DetachedSession, output: Output) -> None:
+        given = self.options
+        options = replace(
+            given,
+            hostfile=report.absolute(given.hostfile),
+            worker_hostfile=report.absolute(given.worker_hostfile),
+            server_hostfile=report.absolute(given.server_hostfile),
+            identity=report.absolute(given.identity),
+        )
+        hosts, listed = tuple(self.cluster.hosts), tuple(self.listed)
+        beginning = Beginning(options, self.job, hosts, listed, str(self.path), self.began)
+        session.write_to(Journal(self.folder.path, version(), room=self.room), beginning)
+
+    def told(self) -> None:
+        self.room.wait()
+        if self.started:
+            started, self.started = self.started, None
+            self.to_background(started)
+
+    def leave(self, supervisor: Supervisor, session: Session) -> int:
+        assert isinstance(session, DetachedSession)
+        self._left = True
+        self.room.give_up()  # another launcher may write to the logs from now on
+        self._record(supervisor)
+        self.say(f"{NAME}: {session.why}; the job goes on without this launcher: dmltrain job attach {self.path}")
+        return FAULT_CODE
+
+    def _record_failure(self, supervisor: Supervisor, error: LaunchError | OSError) -> None:
+        """With a journal the job goes on, whatever has become of this launcher."""
+        if not (self.folder.path / JOURNAL).exists():
+            super()._record_failure(supervisor, error)
+
+    def run(self) -> int:
+        """The exit code of the job; that of a launcher that leaves it is FAULT_CODE."""
+        code = super().run()
+        if not self._left:
+            journal.remove(self.folder.path)
+        return code
+
+    def _interrupt(self, number: int) -> None:
+        """A terminal that closes does not end the job."""
+        if number == signal.SIGHUP:
+            return self.to_background()
+        self.room.give_up()
+        super()._interrupt(number)
+
+    def to_background(self, started: Callable[[str], None] | None = None) -> None:
+        """Go on without a terminal."""
+        self.foreground = False
+        if isinstance(self._session, DetachedSession):
+            self._session.foreground = False
+        if started:
+            os.setsid()
+            started(
+                f"{NAME}: job {self.job.name} goes on without this terminal; logs in {self.path}; "
+                f"to take it up again: dmltrain job attach {self.path if self.options.log_dir else self.job.name}"
+            )
+        into_background(self.folder.path)
+
+
+class AttachedStart(DetachedStart):
+    """A job that another launcher has started. `folder` is locked by this one."""
+
+    foreground = True
+
+    def __init__(self, story: Story, size: int, cluster: Cluster, folder: LogFolder, say: Callable[[str], None]):
+        began = story.beginning
+        self._story, self._length = story, size
+        super().__init__(began.options, began.job, cluster, Path(folder.shown), say, began.listed, folder)
+        self.began = began.began
+        self.first_request = (story.lease + 1) * REQUESTS
+        self.room.wait()
+
+    def _supervisor(self) -> Supervisor:
+        self._repeated = Repeated(super()._supervisor(), self._story)
+        return self._repeated.supervisor
+
+    def greet(self, supervisor: Supervisor) -> None:
+        self.say(f"{NAME}: attached to job {self.job.name}, logs in {self.path}")
+        for line in report.losses(supervisor):
+            self.say(f"{NAME}: {line}")
+
+    def prepare(self, session: Session, output: Output) -> None:
+        super().prepare(session, output)
+        self._record(self._repeated.supervisor)
+
+    def _write(self, session: DetachedSession, output: Output) -> None:
+        for action in self._repeated.opened:
+            if isinstance(action, Continue):
+                output.add(action.task)
+            else:
+                output.open(action.name)
+        kept = session.kept
+        names: dict[str, list[int]] = {}
+        for number, process in enumerate(self._repeated.supervisor.processes):
+            names.setdefault(process.task.name, []).append(number)
+        for tasks in names.values():
+            for task in tasks:
+                output.expect_again(task, kept.size(tasks))
+        session.go_on(Journal(self.folder.path, version(), self._length, self.room), self._repeated, self._story.lease)
+
+
+def into_background(folder: Path) -> None:
+    """Leave the terminal: what is said goes to a file in `folder`, if it can."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+    with contextlib.suppress(OSError), open_log(str(folder / LOG)) as log:
+        os.dup2(log.fileno(), 2)

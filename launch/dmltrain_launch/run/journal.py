@@ -1,0 +1,249 @@
+"""What a launcher of a job with --detach writes down, so that the next launcher can take the job up.
+
+The supervisor is a function of its events. So `launcher.journal` has how the job was started, and then each event with
+the supervisor's time, before it is handled: who repeats them has the same supervisor. `launcher.kept` has, for each
+process, which frame of its output was the last one that is in its log, and how long the log was then.
+
+The journal has the job's key and environment. It is made for its owner alone (mode 0600), and goes when the job has
+ended. Only a journal that no other user can have written is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.options import Options
+from dmltrain_launch.run.stream import Number
+from dmltrain_launch.run.supervisor.event import Event
+from dmltrain_launch.terminal.log_folder import JOURNAL, Again, never
+
+FORMAT = 1
+KEPT = "launcher.kept"
+HEAD = struct.Struct("!II")  # length and CRC-32 of what follows
+ROW = struct.Struct("!QQ")  # number of a frame, bytes of the log
+MOST_BYTES = 64 << 20  # of one entry
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How the job was started. `listed`: see `dmltrain_launch.run.start.Start`. `began`: s since 1970."""
+
+    options: Options
+    job: Job
+    hosts: tuple[Host, ...]
+    listed: tuple[Host, ...]
+    path: str
+    began: float
+    key: str = ""
+    certificate: str = ""
+    log_folder: str | None = None
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An event at the supervisor's time `now`. `number`: of the frame of the agent on `host` that it came with."""
+
+    now: float
+    event: Event
+    host: str = ""
+    number: Number = (0, 0)
+
+
+@dataclass
+class Story:
+    """All of a journal. `lease`: how many launchers have attached to the job."""
+
+    beginning: Beginning
+    entries: list[Entry] = field(default_factory=list)
+    lease: int = 0
+
+
+class Journal:
+    """Appends to the journal in `folder`. LaunchError if it cannot be written."""
+
+    def __init__(self, folder: Path, dmltrain: str, size: int | None = None, room: Again = never):
+        """`size`: of what is there already and counts; None for a new one. `dmltrain`: its version. `room(error)`:
+        whether to try again what could not be written."""
+        self._path, self._dmltrain, self._room = folder / JOURNAL, dmltrain, room
+        self._lock = threading.Lock()
+        flags = WRITE | os.O_APPEND | (os.O_EXCL if size is None else os.O_NOFOLLOW)
+        try:
+            self._descriptor = os.open(self._path, flags, 0o600)
+            if size is not None:
+                os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+
+    def begin(self, beginning: Beginning) -> None:
+        line = json.dumps({"format": FORMAT, "dmltrain": self._dmltrain}) + "\n"
+        self._write(line.encode() + _encoded(beginning))
+
+    def attach(self, lease: int) -> None:
+        """Another launcher has the job."""
+        self._write(_encoded(lease))
+
+    def add(self, entry: Entry) -> None:
+        """Call it before the event is handled."""
+        self._write(_encoded(entry))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            with self._lock:
+                while view:
+                    view = view[self._written(view) :]
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+
+    def _written(self, view: memoryview) -> int:
+        while True:
+            try:
+                return os.write(self._descriptor, view)
+            except OSError as error:
+                if not self._room(error):
+                    raise
+
+
+def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
+    """The journal in `folder`, and its size in bytes without an entry that was not written whole. FileNotFoundError if
+    there is none; LaunchError if it may be another user's, or of another version."""
+    path = folder / JOURNAL
+    try:
+        descriptor = os.open(path, READ)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}") from None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if is_foreign(found) or others_can_write(found, file.fileno()):
+            raise LaunchError(f"{path} may have been written by another user: it is not read")
+        _check(path, file.readline(1 << 16), dmltrain)
+        story, size = None, file.tell()
+        try:
+            for entry, end in _entries(file, size):
+                size = end
+                if isinstance(entry, Beginning):
+                    story = Story(entry)
+                elif story is None:
+                    break
+                elif isinstance(entry, Entry):
+                    story.entries.append(entry)
+                else:
+                    story.lease = entry
+        except _Strange as error:
+            raise LaunchError(f"{path} is not the journal of a launcher: {error}") from None
+    if story is None:
+        raise LaunchError(f"{path} is not the journal of a launcher, or was not written whole")
+    return story, size
+
+
+def _check(path: Path, line: bytes, dmltrain: str) -> None:
+    try:
+        found = json.loads(line)
+        version, theirs = found["format"], found["dmltrain"]
+    except (ValueError, TypeError, KeyError):
+        raise LaunchError(f"{path} is not the journal of a launcher") from None
+    if version != FORMAT or theirs != dmltrain:
+        raise LaunchError(
+            f"{path} was written by dmltrain {ascii(theirs)}, and this is {dmltrain}: attach with that one"
+        )
+
+
+def _encoded(entry: object) -> bytes:
+    data = pickle.dumps(entry, protocol=4)
+    return HEAD.pack(len(data), zlib.crc32(data)) + data
+
+
+def _entries(file: Any, start: int) -> Iterator[tuple[Any, int]]:
+    """Each whole entry, and where it ends."""
+    while len(head := file.read(HEAD.size)) == HEAD.size:
+        length, check = HEAD.unpack(head)
+        data = file.read(length) if length <= MOST_BYTES else b""
+        if len(data) < length or zlib.crc32(data) != check:
+            return
+        start += HEAD.size + length
+        yield _loaded(data), start
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return _Reader(io.BytesIO(data)).load()
+    except Exception as error:  # an unpickler raises nearly anything
+        raise _Strange(str(error)) from None
+
+
+class _Strange(Exception):
+    """An entry is not a value of this package."""
+
+
+class _Reader(pickle.Unpickler):
+    """Makes the values of this package only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("dmltrain_launch.") and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, type):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+class Kept:
+    """`launcher.kept` in `folder`: for each process, by its number, the last frame that is in its log."""
+
+    def __init__(self, folder: Path, room: Again = never):
+        self._path, self._room = folder / KEPT, room
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        rows = ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size])
+        self._rows: dict[int, tuple[int, int]] = {task: (row[0], row[1]) for task, row in enumerate(rows)}
+
+    def frame(self, task: int) -> int:
+        return self._rows.get(task, (0, 0))[0]
+
+    def size(self, tasks: Sequence[int]) -> int:
+        """The bytes of the log that these processes share, one after the other."""
+        return max((self._rows.get(task, (0, 0))[1] for task in tasks), default=0)
+
+    def put(self, task: int, frame: int, size: int) -> None:
+        """`frame` is in the log, which has `size` bytes now."""
+        self._rows[task] = frame, size
+        while True:
+            try:
+                os.pwrite(self._descriptor, ROW.pack(frame, size), task * ROW.size)
+                return
+            except OSError as error:
+                if not self._room(error):
+                    raise _unwritable(self._path, error) from None
+
+
+def remove(folder: Path) -> None:
+    """The job has ended: nobody attaches to it any more."""
+    for name in (JOURNAL, KEPT):
+        with contextlib.suppress(OSError):
+            os.unlink(folder / name)
+
+
+def _unwritable(path: Path, error: OSError) -> LaunchError:
+    return LaunchError(f"cannot write to {path}: {error.strerror}; its folder must be writable, with free space", 125)

@@ -1,0 +1,256 @@
+"""Workers that come to a running elastic job, on hosts of the job or on new ones. Pure.
+
+A new host is prepared (late.py), and then its workers are started. They have new numbers, never those of others. A host
+that cannot be prepared changes nothing for the job.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent import events
+from dmltrain_launch.agent.commands import Stop
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import MORE_WORKERS
+from dmltrain_launch.job.role import WORKER
+from dmltrain_launch.run.planned.waiters import Waiter, Waiters
+from dmltrain_launch.run.supervisor.action import Action, Connect, Open, Send
+from dmltrain_launch.run.supervisor.attempt import Attempt
+from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Lost, Unreached
+from dmltrain_launch.run.supervisor.late import LatePreparation, Meeting, bound
+from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, USAGE_CODE
+from dmltrain_launch.run.supervisor.losses import Notice
+
+Key = tuple[str, str | int]
+
+
+def comes(host: str) -> Key:
+    """The key of a host that is being prepared."""
+    return "comes", host
+
+
+def joins(task: int) -> Key:
+    """The key of a worker that is to join."""
+    return "joins", task
+
+
+@dataclass
+class _Arrival:
+    preparation: LatePreparation
+    workers: int
+    until: float  # s
+    connected: bool = False
+
+
+class Arrivals:
+    """`waiters` are told what becomes of each host and worker."""
+
+    def __init__(self, attempt: Attempt, waiters: Waiters):
+        self._attempt, self._waiters = attempt, waiters
+        self._coming: dict[str, _Arrival] = {}
+        self._unwanted: set[str] = set()  # hosts given up while they are being connected, until that has ended
+        self._meeting = Meeting()
+
+    @property
+    def deadline(self) -> float:
+        return min((each.until for each in self._coming.values()), default=math.inf)
+
+    def is_coming(self, host: str) -> bool:
+        return host in self._coming
+
+    @property
+    def expected(self) -> int:
+        """How many workers will be started on hosts that are being prepared."""
+        return sum(each.workers for each in self._coming.values())
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def check(self, more: int) -> None:
+        """LaunchError if the job cannot have so many more workers."""
+        job, tasks = self._attempt.job, self._attempt.tasks
+        if tasks.next_rank + self.expected + more > job.num_workers + MORE_WORKERS:
+            raise LaunchError(f"a job can get at most {MORE_WORKERS} workers more than it had at its start")
+        if more > self.room:
+            raise LaunchError(
+                f"{more} workers more: the job has {self._now} of the {job.most_workers} that -n N:M allows; "
+                "add fewer, or remove others first"
+            )
+
+    @property
+    def _now(self) -> int:
+        """How many workers there are, or will be soon."""
+        stay = sum(each.runs and not each.leaving for each in self._attempt.tasks.workers)
+        return stay + self._attempt.replacer.waiting + self.expected
+
+    @property
+    def room(self) -> float:
+        """How many workers more -n N:M allows; math.inf if it does not limit them."""
+        most = self._attempt.job.most_workers
+        return max(0, most - self._now) if most else math.inf
+
+    @property
+    def missing(self) -> int:
+        """How many workers fewer there are than the most that -n allows."""
+        return max(0, (self._attempt.job.most_workers or self._attempt.job.num_workers) - self._now)
+
+    def add(self, host: Host, workers: int, waiter: Waiter, now: float) -> list[Action]:
+        """So many workers more on this host."""
+        attempt = self._attempt
+        if host.name in self._coming:
+            waiter.note(f"{host.name} is being added already: add more workers when it is there", USAGE_CODE)
+            return []
+        if any(each.name == host.name for each in attempt.usable):
+            tasks = self._start(attempt.hosts[host.name], workers)
+            waiter.keys.update(joins(number) for number, _ in tasks)
+            return [action for _, actions in tasks for action in actions]
+        if not attempt.job.over_network:
+            waiter.note(
+                f"{host.name}: this job runs on this machine only: name localhost, or a number of workers; "
+                "for other hosts start a job with -H or --hosts",
+                USAGE_CODE,
+            )
+            return []
+        if host.name in attempt.hosts and not attempt.ending.may_return(host.name):
+            waiter.note(f"{host.name} cannot be used now: the job still ends what ran there; try again", FAULT_CODE)
+            return []
+        return self._begin(host, workers, waiter, now)
+
+    def place(self, workers: int, waiter: Waiter) -> list[Action]:
+        """So many workers more on the hosts of the job, on each time the one with the fewest that has room."""
+        actions: list[Action] = []
+        for _ in range(workers):
+            attempt = self._attempt
+            fitting = [each for each in attempt.replacer.seats(attempt.usable, attempt.tasks) if each.free >= 1]
+            if not fitting:
+                waiter.note("no host of the job has room for one more worker: name a host", USAGE_CODE)
+                break
+            host = min(fitting, key=lambda seat: seat.workers).host
+            ((number, started),) = self._start(attempt.hosts[host], 1)
+            waiter.keys.add(joins(number))
+            actions += started
+        return actions
+
+    def _begin(self, host: Host, workers: int, waiter: Waiter, now: float) -> list[Action]:
+        attempt = self._attempt
+        attempt.ending.returns(host.name)
+        attempt.ending.coming.add(host.name)
+        attempt.preparation.hosts[host.name] = host
+        servers = {each.task.host.name for each in attempt.processes if each.task.role != WORKER and each.runs}
+        self._meeting.hosts = {each.name: each for each in attempt.usable if each.name in servers}
+        late = LatePreparation(attempt.job, host, attempt.preparation, self._meeting)
+        self._coming[host.name] = _Arrival(late, workers, now + attempt.limits.start)
+        waiter.keys.add(comes(host.name))
+        return [] if host.name in self._unwanted else [Connect(host.name)]
+
+    # -- a new host ----------------------------------------------------------------------------------------------
+
+    def connected(self, host: str) -> None:
+        if host in self._coming:
+            self._coming[host].connected = True
+
+    def prepared(self, event: events.Event | Copied) -> list[Action]:
+        """A host has finished a step, or one that it must reach can be reached."""
+        arrival = self._coming.get(event.host)
+        if arrival is None:
+            if not isinstance(event, events.Bound):
+                return []
+            actions = bound(event, self._meeting, [each.preparation for each in self._coming.values()])
+            return [*actions, *self._proceed()]
+        try:
+            actions = arrival.preparation.handle(event)
+        except LaunchError as error:
+            return self.failed(event.host, str(error), error.code)
+        return [*actions, *self._proceed()]
+
+    def failed(self, name: str, why: str, code: int) -> list[Action]:
+        """A host that was to come does not."""
+        arrival = self._coming.pop(name, None)
+        if arrival is None:
+            return []
+        attempt = self._attempt
+        attempt.ending.coming.discard(name)
+        text = f"{name} was not added: {why}"
+        self._waiters.settle(comes(name), text, code or FAULT_CODE)
+        attempt.losses.notices.append(Notice(text))
+        actions: list[Action] = []
+        if arrival.connected:
+            actions += attempt.ending.release(name)
+        else:
+            del attempt.preparation.hosts[name]
+        return [*actions, *self._close()]
+
+    def give_up(self, name: str, why: str, code: int) -> list[Action]:
+        """Do not wait for this host any more. While it is being connected, an agent may still come."""
+        if not self._coming[name].connected:
+            self._unwanted.add(name)
+        return self.failed(name, why, code)
+
+    def is_unwanted(self, event: Event) -> bool:
+        """Whether an event is about the agent of a host that was given up before it was connected."""
+        return getattr(event, "host", None) in self._unwanted
+
+    def unwanted(self, event: Event) -> list[Action]:
+        """End such an agent. If its host has been added again, connect to it then."""
+        match event:
+            case Connected(host):
+                return [Send(host, Stop(self._attempt.ending.grace))]
+            case Unreached(host) | Lost(host):
+                self._unwanted.discard(host)
+                if host in self._coming and not self._attempt.ending.begun:
+                    return [Connect(host)]
+        return []
+
+    def lost(self, name: str, why: str) -> list[Action]:
+        """The agent of a host that was to come is lost: nothing ran there."""
+        self._attempt.ending.left[name] = ()
+        self._attempt.ending.closed.add(name)
+        return self.failed(name, why, FAULT_CODE)
+
+    def peer_lost(self, name: str) -> list[Action]:
+        """A host of the job is lost, which those that come need not reach any more."""
+        self._meeting.lost(name)
+        actions = [action for each in self._coming.values() for action in each.preparation.answered(name)]
+        return [*actions, *self._proceed()]
+
+    def tick(self, now: float) -> list[Action]:
+        """Give up hosts that take too long."""
+        late = [name for name, each in self._coming.items() if now >= each.until]
+        seconds = self._attempt.limits.start
+        return [
+            action
+            for name in late
+            for action in self.give_up(name, f"it was not ready within {seconds:g} s (--start-timeout)", TIMEOUT_CODE)
+        ]
+
+    def _proceed(self) -> list[Action]:
+        """Start the workers of the hosts that are prepared."""
+        actions: list[Action] = []
+        for name, arrival in list(self._coming.items()):
+            if arrival.preparation.done:
+                del self._coming[name]
+                self._attempt.ending.coming.discard(name)
+                main, late = self._attempt.preparation, arrival.preparation
+                main.hosts[name] = late.host
+                main.agents.update(late.agents)
+                main.facts.update(late.facts)
+                main.problems += late.problems
+                started = self._start(late.host, arrival.workers)
+                self._waiters.swap(comes(name), [joins(number) for number, _ in started])
+                actions += [action for _, each in started for action in each]
+        return [*actions, *self._close()]
+
+    def _close(self) -> list[Action]:
+        return [] if self._coming else self._meeting.close()
+
+    def _start(self, host: Host, workers: int) -> list[tuple[int, list[Action]]]:
+        """Start workers on a prepared host: the number of each, and what to do."""
+        tasks = self._attempt.tasks
+        found: list[tuple[int, list[Action]]] = []
+        for _ in range(workers):
+            number = tasks.add(host)
+            name = tasks.all[number].task.name
+            found.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
+            self._attempt.losses.notices.append(Notice(f"starting worker {tasks.all[number].task.rank} on {host.name}"))
+        return found

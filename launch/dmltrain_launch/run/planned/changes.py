@@ -1,0 +1,136 @@
+"""Planned changes of a running elastic job: what the user asks for, and what comes of it. Pure.
+
+`dmltrain job add`, `remove` and `set` ask for a change through the launcher's control socket (session.py). Workers come
+(arrivals.py) and leave (leavers.py) while the others go on; changes of the kvstore are in settings.py. The scheduler's
+lines say when a worker is a member. A request is answered when all that it asked for has happened, or cannot happen any
+more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.control.message import ADD, SET
+from dmltrain_launch.job import hosts
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.run.planned.arrivals import Arrivals
+from dmltrain_launch.run.planned.leavers import Leavers
+from dmltrain_launch.run.planned.listing import Listing
+from dmltrain_launch.run.planned.returning import Returning
+from dmltrain_launch.run.planned.settings import SettingsChanges
+from dmltrain_launch.run.planned.waiters import Waiter, Waiters
+from dmltrain_launch.run.supervisor.action import Action
+from dmltrain_launch.run.supervisor.attempt import Attempt
+from dmltrain_launch.run.supervisor.event import Asked, Viewed
+from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
+from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.process import Process
+
+MOST_AT_ONCE = 1000  # workers that one request may add
+MOST_DIGITS = 6  # Python makes no number of very many
+
+
+class Changes:
+    """`listed`: hosts that the user has described, also those without a process. `watched`: their file is followed."""
+
+    def __init__(self, attempt: Attempt, listed: Sequence[Host] = (), watched: bool = False):
+        self._attempt = attempt
+        self._waiters = Waiters()
+        self.arrivals = Arrivals(attempt, self._waiters)
+        self.leavers = Leavers(attempt, self._waiters)
+        self.listing = Listing(attempt, self.arrivals, self.leavers, listed)
+        self.returning = Returning(attempt, self.arrivals, lambda: self.listing.known if watched else {})
+        self.settings = SettingsChanges(attempt, self._waiters)
+
+    @property
+    def deadline(self) -> float:
+        return min(self.arrivals.deadline, self.returning.deadline, self.settings.deadline)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due."""
+        return [*self.arrivals.tick(now), *self.returning.tick(now), *self.settings.tick(now)]
+
+    def asked(self, request: Asked, now: float) -> list[Action]:
+        """What the user wants. A request that cannot be done at all changes nothing."""
+        waiter = Waiter(request.number)
+        self._waiters.add(waiter)
+        try:
+            if why := self._attempt.unready:
+                raise LaunchError(why, FAULT_CODE)
+            if request.do == SET:
+                return self.settings.ask(request.what, waiter, "dmltrain job set", now)
+            if request.do == ADD:
+                return self._add(request.what, waiter, now)
+            return self.leavers.remove(request.what, waiter, "dmltrain job remove", now)
+        except LaunchError as error:
+            waiter.keys.clear()
+            waiter.note(str(error), error.code)
+            return []
+
+    def _add(self, what: str, waiter: Waiter, now: float) -> list[Action]:
+        if re.fullmatch(r"\d+", number := what.strip(), re.ASCII):
+            if len(number) > MOST_DIGITS:
+                raise LaunchError(f"a number of {len(number)} digits: expected 1 to {MOST_AT_ONCE} workers")
+            self._check_more(int(number))
+            return self.arrivals.place(int(number), waiter)
+        wanted = [self._described(host) for host in hosts.from_list(what)]
+        self._check_more(sum(workers for _, workers in wanted))
+        return [action for host, workers in wanted for action in self.arrivals.add(host, workers, waiter, now)]
+
+    def _check_more(self, workers: int) -> None:
+        if not 1 <= workers <= MOST_AT_ONCE:
+            raise LaunchError(f"{workers} workers: expected 1 to {MOST_AT_ONCE}")
+        self.arrivals.check(workers)
+
+    def _described(self, host: Host) -> tuple[Host, int]:
+        """The host as the user has described it before, and how many workers it gets."""
+        known = self._attempt.hosts.get(host.name) or self.listing.known.get(host.name)
+        return known or host, host.slots or 1
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def viewed(self, event: Viewed, after: float) -> None:
+        """These workers are the members from now on, `after` s from the job's start."""
+        self.leavers.viewed(event.workers)
+        for number, each in enumerate(self._attempt.processes):
+            if each.comes and each.runs and each.task.rank in event.workers:
+                each.joined_after = after
+                text = f"worker {each.task.rank} on {each.task.host.name} has joined the job in view {event.view}"
+                self._attempt.losses.notices.append(Notice(text))
+                self._waiters.settle(("joins", number), text)
+
+    def settle(self, now: float) -> list[Action]:
+        """Give hosts back, use those that have come, and answer what is settled. Call it after each event."""
+        attempt = self._attempt
+        if attempt.ending.begun:
+            self._waiters.settle_all(attempt.why_ended, FAULT_CODE)
+            return list(self._waiters.replies())
+        actions = self.listing.follow(now) if self.listing.wanted and not attempt.unready else []
+        actions += self.leavers.give_back()
+        self.returning.settle(now)
+        attempt.losses.notices += map(Notice, attempt.replacer.place_servers(attempt.tasks, attempt.usable, now))
+        if self._waiters:
+            self._settle_newcomers()
+            self.leavers.settle()
+        return [*actions, *self._waiters.replies()]
+
+    def _settle_newcomers(self) -> None:
+        for key in self._waiters.keys:
+            match key:
+                case ("joins", int(task)) if not self._attempt.processes[task].runs:
+                    process = self._attempt.processes[task]
+                    self._waiters.settle(key, _why_not(process), _code(process), task)
+                case _:
+                    pass
+
+
+def _why_not(process: Process) -> str:
+    if process.code == 0:
+        return f"worker {process.task.rank} on {process.task.host.name} did not join the job: it ended first"
+    return f"{process.fate}, before it had joined the job"
+
+
+def _code(process: Process) -> int:
+    return USAGE_CODE if process.code == USAGE_CODE else FAULT_CODE

@@ -1,0 +1,209 @@
+"""Workers that leave an elastic job on purpose, and hosts that it gives back. Pure.
+
+A worker that got its notice ends its step, hands back its samples and exits with 0: it is neither lost nor replaced.
+When the last worker of a host has ended, a server or the scheduler there ends as well: the job goes on as after their
+loss, with the other servers, and with the next scheduler on another host. Then the host is given back: its agent ends,
+and no process is started there any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Sequence
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.agent.commands import Notice as NoticeCommand
+from dmltrain_launch.job.role import SCHEDULER, WORKER
+from dmltrain_launch.run.planned.arrivals import Key
+from dmltrain_launch.run.planned.waiters import Waiter, Waiters
+from dmltrain_launch.run.supervisor.action import Action, Send
+from dmltrain_launch.run.supervisor.attempt import Attempt
+from dmltrain_launch.run.supervisor.limit import FAULT_CODE
+from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.process import Process
+
+ONE = re.compile(r"worker[:-](\d{1,6})")
+
+
+def leaves(task: int) -> Key:
+    """The key of a worker that is to leave."""
+    return "leaves", task
+
+
+def released(host: str) -> Key:
+    """The key of a host that is to be given back."""
+    return "released", host
+
+
+class Leavers:
+    """`waiters` are told what becomes of each worker and host."""
+
+    def __init__(self, attempt: Attempt, waiters: Waiters):
+        self._attempt, self._waiters = attempt, waiters
+        self._hosts: set[str] = set()  # to be given back when their processes have ended
+        self._members: list[Process] | None = None  # of the last view; None before the first
+
+    def remove(self, what: str, waiter: Waiter, reason: str, now: float) -> list[Action]:
+        """Let `what` leave: hosts, and workers such as worker:3. LaunchError if it cannot be done."""
+        hosts, workers = self._chosen(what)
+        self._check_hosts(hosts)
+        for worker in workers:
+            if worker.comes:
+                raise LaunchError(f"{worker.label} has not joined the job yet: remove it when it has")
+        self._check_number(workers)
+        waiter.keys.update(released(host) for host in hosts)
+        self.release(hosts, now)
+        return self._notice(workers, waiter, reason)
+
+    def release(self, hosts: Collection[str], now: float) -> None:
+        """Give these hosts back when their processes have ended. Nothing is started there from now on."""
+        attempt = self._attempt
+        self._hosts.update(hosts)
+        attempt.ending.leaving.update(hosts)
+        for host in hosts:
+            for text in attempt.replacer.host_lost(host, attempt.tasks, attempt.usable, now):
+                self._say(text)
+
+    def viewed(self, ranks: Collection[int]) -> None:
+        """The scheduler says that these workers are the members."""
+        self._members = [each for each in self._attempt.tasks.workers if each.runs and each.task.rank in ranks]
+
+    def noticed(self, host: str, tasks: Sequence[int], now: float) -> None:
+        """The agent got a signal, and has given notice to these workers."""
+        for each in (self._attempt.processes[task] for task in tasks):
+            each.leaving = each.leaving or f"the agent on {host} got a notice"
+        names = ", ".join(self._attempt.processes[task].label for task in tasks)
+        self._say(f"the agent on {host} got a notice: asked to leave: {names}")
+        with contextlib.suppress(LaunchError):  # then the host stays until it is lost
+            self._check_hosts([host])
+            self.release([host], now)
+
+    def leaving(self, rank: int, reason: str) -> None:
+        """The scheduler says that this worker leaves."""
+        for each in self._attempt.tasks.workers:
+            if each.task.rank == rank and not each.lost and not each.replaced_by:
+                if not each.leaving:
+                    self._say(f"{each.label} leaves the job: {reason}")
+                each.leaving = each.leaving or reason
+
+    def left(self, process: Process, after: float) -> None:
+        """A worker has left, so many seconds after the job's start."""
+        process.left_after = after
+        number = self._attempt.tasks.workers_left
+        self._say(f"{process.label} has left the job; {number} worker{' is' if number == 1 else 's are'} left")
+
+    def give_back(self) -> list[Action]:
+        """End servers and scheduler of the hosts whose workers have ended, then the agents."""
+        actions = list[Action]()
+        for host in sorted(self._hosts):
+            running = [each for each in self._attempt.tasks.on(host) if each.runs]
+            if not running:
+                self._hosts.discard(host)
+                actions += self._attempt.ending.release(host)
+            elif all(each.task.role != WORKER for each in running):
+                actions += self._end(host, [each for each in running if not each.leaving])
+        return actions
+
+    def _end(self, host: str, processes: Sequence[Process]) -> list[Action]:
+        for each in processes:
+            each.leaving = "its host leaves"
+        numbers = tuple(self._attempt.processes.index(each) for each in processes)
+        return [Send(host, NoticeCommand(numbers))] if numbers else []
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _chosen(self, what: str) -> tuple[list[str], list[Process]]:
+        """The hosts and the running workers that are named, those on the hosts included."""
+        hosts: list[str] = []
+        workers: list[Process] = []
+        for name in (each.strip() for each in what.split(",")):
+            match = ONE.fullmatch(name)
+            found = self._on(name) if not match else self._with_rank(int(match[1]))
+            hosts += [] if match else [name]
+            workers += [each for each in found if each not in workers]
+        return hosts, workers
+
+    def _on(self, host: str) -> list[Process]:
+        known = [each.name for each in self._attempt.usable]
+        if host not in known:
+            raise LaunchError(f"{host!r} is not a host that the job uses: expected {', '.join(known)}, or worker:N")
+        return [each for each in self._attempt.tasks.on(host) if each.task.role == WORKER and each.runs]
+
+    def _with_rank(self, rank: int) -> list[Process]:
+        running = [each for each in self._attempt.tasks.workers if each.runs]
+        found = [each for each in running if each.task.rank == rank]
+        if not found:
+            names = ", ".join(f"worker:{each}" for each in sorted(each.task.rank for each in running))
+            raise LaunchError(f"worker {rank} does not run: expected one of {names}, or a host")
+        return found
+
+    def _check_hosts(self, hosts: Collection[str]) -> None:
+        """Whether the job can go on without the servers and the scheduler on these hosts."""
+        attempt = self._attempt
+        ending = [each for host in hosts for each in attempt.tasks.on(host) if each.runs]
+        if not attempt.tasks.keeps_a_server(ending):
+            raise LaunchError(f"no server would be left without {' and '.join(sorted(hosts))}: {self._alone(hosts)}")
+        if not any(each.task.role == SCHEDULER for each in ending):
+            return
+        if all(host.name in hosts for host in attempt.usable):
+            raise LaunchError(f"no host would be left for the scheduler: {self._alone(hosts)}")
+        most, schedulers = (
+            attempt.job.restart_scheduler,
+            [each.task.role for each in attempt.processes].count(SCHEDULER),
+        )
+        if schedulers > most:
+            raise LaunchError(
+                f"the scheduler would be started on another host, which is more than --restart-scheduler {most}: "
+                f"{self._alone(hosts)}"
+            )
+
+    def _alone(self, hosts: Collection[str]) -> str:
+        """What to do instead of removing these hosts."""
+        workers = ",".join(f"worker:{each.task.rank}" for host in sorted(hosts) for each in self._on(host))
+        return f"remove their workers alone ({workers}), or name other hosts" if workers else "name other hosts"
+
+    def _check_number(self, workers: Sequence[Process]) -> None:
+        members = self._attempt.tasks.workers if self._members is None else self._members
+        running = [each for each in members if each.runs and not each.comes]
+        stay = [each for each in running if each not in workers and not each.leaving]
+        least = self._attempt.job.elastic
+        if len(stay) < max(1, least):
+            raise LaunchError(
+                f"{len(stay)} worker{' would be' if len(stay) == 1 else 's would be'} left, and --min-workers is "
+                f"{least}: add others first, or end the job with dmltrain job kill"
+            )
+
+    def _notice(self, workers: Sequence[Process], waiter: Waiter, reason: str) -> list[Action]:
+        attempt = self._attempt
+        by_host: dict[str, list[int]] = {}
+        for each in workers:
+            number = attempt.processes.index(each)
+            waiter.keys.add(leaves(number))
+            if not each.leaving:
+                each.leaving = reason
+                by_host.setdefault(each.task.host.name, []).append(number)
+        if workers:
+            self._say(f"asked to leave the job: {', '.join(each.label for each in workers)}")
+        return [Send(host, NoticeCommand(tuple(tasks))) for host, tasks in by_host.items()]
+
+    def _say(self, text: str) -> None:
+        self._attempt.losses.notices.append(Notice(text))
+
+    def settle(self) -> None:
+        """Tell those who wait what has become of workers and hosts."""
+        for key in self._waiters.keys:
+            match key:
+                case ("leaves", int(task)):
+                    self._settle(task)
+                case ("released", str(host)) if self._attempt.ending.knows(host):
+                    self._waiters.settle(key, f"{host} is not part of the job any more")
+                case _:
+                    pass
+
+    def _settle(self, task: int) -> None:
+        key, process = leaves(task), self._attempt.processes[task]
+        if process.left:
+            self._waiters.settle(key, f"worker {process.task.rank} has left the job")
+        elif not process.runs:
+            self._waiters.settle(key, f"{process.fate}, before it had left", FAULT_CODE, task)

@@ -1,0 +1,83 @@
+"""What a changed hosts file means for a running elastic job. Pure.
+
+Hosts that are new in the file get workers: by slots=, else one for each of gpus=, else one. Hosts that are gone from it
+leave, unless the job needs them. Hosts that the user added by `dmltrain job add` are none of the file's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmltrain_launch import LaunchError
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.placement import usual
+from dmltrain_launch.run.planned.arrivals import Arrivals
+from dmltrain_launch.run.planned.leavers import Leavers
+from dmltrain_launch.run.planned.waiters import Waiter
+from dmltrain_launch.run.supervisor.action import Action
+from dmltrain_launch.run.supervisor.attempt import Attempt
+from dmltrain_launch.run.supervisor.limit import FAULT_CODE
+from dmltrain_launch.run.supervisor.losses import Notice
+
+
+class Listing:
+    """`known`: the hosts of the file by name. `wanted`: those of the changed file, which has not been followed yet."""
+
+    def __init__(self, attempt: Attempt, arrivals: Arrivals, leavers: Leavers, listed: Sequence[Host]):
+        self._attempt, self._arrivals, self._leavers = attempt, arrivals, leavers
+        self.known = {host.name: host for host in listed}
+        self.wanted: tuple[Host, ...] = ()
+        self._kept: set[str] = set()  # hosts that are gone from the file, but could not leave
+
+    def follow(self, now: float) -> list[Action]:
+        """Make the job use the hosts of the file as it is now."""
+        wanted, self.wanted = {host.name: host for host in self.wanted}, ()
+        before, self.known = self.known, wanted
+        used = {host.name for host in self._attempt.usable}
+        new = [host for name, host in wanted.items() if name not in before and name not in used]
+        gone = [name for name in before if name not in wanted]
+        actions = [action for host in new for action in self._add(host, now)]
+        self._kept &= used - wanted.keys()
+        return [*actions, *(action for name in gone for action in self._remove(name, now))]
+
+    def retry(self, now: float) -> list[Action]:
+        """The job has other members: perhaps those can leave now that could not before."""
+        return [action for name in sorted(self._kept) for action in self._remove(name, now)]
+
+    def _add(self, host: Host, now: float) -> list[Action]:
+        workers = int(min(usual(host), self._arrivals.room))
+        if not workers:
+            why = "-n N:M allows no more" if usual(host) else "its line allows none"
+            self._say(f"{host.name} is new in the hosts file and gets no worker: {why}")
+            return []
+        waiter = Waiter(-1)  # nobody waits for an answer
+        try:
+            self._arrivals.check(workers)
+            actions = self._arrivals.add(host, workers, waiter, now)
+        except LaunchError as error:
+            waiter.note(str(error))
+            actions = []
+        self._say(f"{host.name} is new in the hosts file")
+        self._say_all(waiter)
+        return actions
+
+    def _remove(self, name: str, now: float) -> list[Action]:
+        if self._arrivals.is_coming(name):
+            return self._arrivals.give_up(name, "the hosts file does not list it any more", FAULT_CODE)
+        if all(host.name != name for host in self._attempt.usable):
+            self._kept.discard(name)
+            return []
+        try:
+            return self._leavers.remove(name, Waiter(-1), "the hosts file does not list its host any more", now)
+        except LaunchError as error:
+            if name not in self._kept:
+                self._say(f"{name} is not in the hosts file any more, but stays: {error}")
+            self._kept.add(name)
+            return []
+
+    def _say_all(self, waiter: Waiter) -> None:
+        for text, _ in waiter.notes:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._attempt.losses.notices.append(Notice(text))

@@ -1,0 +1,44 @@
+"""The supervisor of a job that another launcher has started: its journal, repeated. Pure."""
+
+from __future__ import annotations
+
+from dmltrain_launch.agent.commands import Command
+from dmltrain_launch.agent.events import Ready
+from dmltrain_launch.run.journal import Story
+from dmltrain_launch.run.stream import Number
+from dmltrain_launch.run.supervisor.action import Action, Continue, Open, Send
+from dmltrain_launch.run.supervisor.event import Connected
+from dmltrain_launch.run.supervisor.supervise import Supervisor
+
+
+class Repeated:
+    """The supervisor after all events of a journal, and what is not in it. `opened`: Continue and Open actions."""
+
+    def __init__(self, supervisor: Supervisor, story: Story):
+        self.supervisor = supervisor
+        self.sent: dict[str, list[Command]] = {}  # by host
+        self.seen: dict[str, Number] = {}
+        self.places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
+        self.opened: list[Continue | Open] = []
+        began = story.beginning
+        self.now = began.now
+        self._note(supervisor.begin(began.key, began.log_folder, began.now, began.certificate))
+        for each in story.entries:
+            self.now = each.now
+            if each.host:
+                self.seen[each.host] = max(each.number, self.seen.get(each.host, (0, 0)))
+            if isinstance(each.event, Connected):
+                self.sent[each.event.host] = []
+                self.seen.pop(each.event.host, None)
+            if isinstance(each.event, Ready):
+                self.places[each.event.host] = each.event.door, each.event.spool
+            self._note(supervisor.handle(each.event, each.now))
+        supervisor.take_warnings()
+        supervisor.take_notices()
+
+    def _note(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.sent.setdefault(action.host, []).append(action.command)
+            elif isinstance(action, (Continue, Open)):
+                self.opened.append(action)

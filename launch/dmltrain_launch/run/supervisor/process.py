@@ -1,0 +1,247 @@
+"""The state of a job's processes: started, running, ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from dmltrain_launch.agent.commands import Spawn, Start
+from dmltrain_launch.channels.exit_text import signal_name
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import OWNED, Job, Ports, Task, newcomer, replacement, successor, tasks, workdir_of
+from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
+from dmltrain_launch.run.supervisor.limit import LOST_A_PEER
+
+
+@dataclass(eq=False)
+class Process:
+    """A task and its state: `pid` is 0 before the start, `code` None before the end and -n after signal n.
+
+    `lost`: the job goes on without it, since `lost_after` s from its start. `replaces`: the lost process whose place it
+    takes; `replaced_by`: the one that takes its own. `newcomer`: it came to a running job, and is a member since
+    `joined_after` s. `leaving`: why it leaves on purpose, or ""; it has left since `left_after` s.
+    """
+
+    task: Task
+    pid: int = 0
+    code: int | None = None
+    ended_by_us: bool = False
+    lost: bool = False
+    lost_after: float = 0.0
+    replaces: Process | None = None
+    replaced_by: Process | None = field(default=None, repr=False)  # which names this one
+    newcomer: bool = False
+    joined_after: float | None = None
+    leaving: str = ""
+    left_after: float | None = None
+
+    @property
+    def joins(self) -> bool:
+        """Whether it was started while the others ran."""
+        return self.newcomer or self.replaces is not None
+
+    @property
+    def comes(self) -> bool:
+        """Whether it is a newcomer that is not a member yet."""
+        return self.newcomer and self.joined_after is None
+
+    @property
+    def left(self) -> bool:
+        """Whether it has left on purpose."""
+        return self.code == 0 and bool(self.leaving)
+
+    @property
+    def left_with_host(self) -> bool:
+        """Whether it is a server or the scheduler of a host that leaves. For the job that is a loss."""
+        return self.code is not None and bool(self.leaving) and self.task.role != WORKER
+
+    @property
+    def needed(self) -> bool:
+        """Whether it is replaced if it is lost: not if it leaves anyway, or was not a member yet."""
+        return not self.leaving and not self.comes
+
+    @property
+    def runs(self) -> bool:
+        return self.code is None and not self.lost
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether its end may show what others have lost."""
+        return self.runs and not self.comes and not self.leaving
+
+    @property
+    def label(self) -> str:
+        pid = f"pid {self.pid} " if self.pid else ""
+        return f"{self.task.role} {self.task.rank} ({pid}on {self.task.host.name})"
+
+    @property
+    def fate(self) -> str:
+        if self.left_with_host:
+            return f"{self.label} has ended, because its host leaves the job"
+        if self.code is None:
+            return f"{self.label} was lost" if self.lost else f"{self.label} has not ended"
+        if self.code < 0:
+            return f"{self.label} was killed by {signal_name(-self.code)}"
+        meaning = " (it lost another process of the job)" if self.code == LOST_A_PEER else ""
+        return f"{self.label} exited with code {self.code}{meaning}"
+
+
+class Processes:
+    """All processes in launch order, then replacements as they start. A task's number is its index."""
+
+    def __init__(self, job: Job, hosts: Sequence[Host], ports: Ports):
+        self.job, self.ports = job, ports
+        self.all = [Process(task) for task in tasks(job, list(hosts), ports)]
+
+    @property
+    def started(self) -> bool:
+        return all(each.pid or each.lost or each.joins for each in self.all)
+
+    @property
+    def ended(self) -> bool:
+        return all(each.code is not None or each.lost for each in self.all)
+
+    @property
+    def workers_done(self) -> bool:
+        """Whether all workers that are not lost have exited 0, and there is one."""
+        return self.a_worker_done and all(each.code == 0 or each.lost for each in self.workers)
+
+    @property
+    def a_worker_done(self) -> bool:
+        """Whether a worker has exited with 0, and not left on purpose: the others will soon."""
+        return any(each.code == 0 and not each.lost and not each.leaving for each in self.workers)
+
+    @property
+    def workers(self) -> list[Process]:
+        return [each for each in self.all if each.task.role == WORKER]
+
+    @property
+    def scheduler_done(self) -> bool:
+        """Whether the scheduler has exited with 0: all workers that it has not removed have left."""
+        return any(each.code == 0 for each in self.all if each.task.role == SCHEDULER)
+
+    @property
+    def workers_left(self) -> int:
+        return sum(not each.lost and not each.left for each in self.workers)
+
+    @property
+    def servers(self) -> list[Process]:
+        return [each for each in self.all if each.task.role == SERVER]
+
+    @property
+    def servers_left(self) -> int:
+        return sum(not each.lost for each in self.servers)
+
+    def keeps_a_server(self, lost: Sequence[Process]) -> bool:
+        """Whether a server is left without these processes, or none of them is one."""
+        left = [each for each in self.servers if not each.lost and each.code in (None, 0)]
+        return bool(set(left).difference(lost)) or not set(self.servers).intersection(lost)
+
+    @property
+    def scheduler_lives(self) -> bool:
+        return any(each.runs for each in self.all if each.task.role == SCHEDULER)
+
+    @property
+    def only_replacements_left(self) -> bool:
+        """Whether all workers that were started with the job are done or lost, and not all replacements are."""
+        left = [each for each in self.workers if each.code is None and not each.lost]
+        return bool(left) and all(each.joins for each in left)
+
+    def starting_on(self, host: str) -> Process | None:
+        """The replacement or newcomer that is to start on `host` next, in the order in which its agent was asked."""
+        starting = [each for each in self.on(host) if each.joins and not each.pid and not each.lost]
+        return next(iter(starting), None)
+
+    @property
+    def lives(self) -> list[list[Process]]:
+        """For each role and rank, in launch order: its first process, the one that replaced it, and so on."""
+        found = []
+        for first in self.all:
+            if not first.replaces:
+                found.append([first])
+                while following := found[-1][-1].replaced_by:
+                    found[-1].append(following)
+        return found
+
+    def on(self, host: str) -> list[Process]:
+        return [each for each in self.all if each.task.host.name == host]
+
+    @property
+    def running(self) -> str:
+        """The processes that have not ended, as text."""
+        return ", ".join(each.label for each in self.all if each.code is None and not each.lost)
+
+    @property
+    def not_started(self) -> str:
+        return ", ".join(each.label for each in self.all if not each.pid)
+
+    def label_of(self, pid: int, task: int | None, host: str) -> str:
+        """The label of the process `pid`, which is `task` or its descendant, for messages."""
+        if task is None:
+            return f"a process (pid {pid} on {host})"
+        label = self.all[task].label
+        return label if self.all[task].pid == pid else f"a descendant (pid {pid}) of {label}"
+
+    def replace(self, number: int, host: Host) -> int:
+        """Add the process that replaces the task `number`, to be started on `host`. Returns its own number."""
+        lost = self.all[number]
+        current = [each[-1].task for each in self.lives]
+        running = [each.task for each in self.workers if each.code is None and not each.lost]
+        task = replacement(self.job, lost.task, host, current, running, self.ports)
+        lost.replaced_by = Process(task, replaces=lost)
+        self.all.append(lost.replaced_by)
+        return len(self.all) - 1
+
+    def succeed(self, number: int, host: Host) -> int:
+        """Add the scheduler that takes the place of the task `number`, to be started on `host` when `on_port` has been
+        called. Returns its own number."""
+        lost = self.all[number]
+        lost.replaced_by = Process(replace(lost.task, host=host), replaces=lost)
+        self.all.append(lost.replaced_by)
+        return len(self.all) - 1
+
+    def on_port(self, number: int, port: int) -> None:
+        """The scheduler `number`, which is to be started, gets this port. Workers that are started later get it too."""
+        self.ports = replace(self.ports, scheduler=port, incarnation=self.ports.incarnation + 1)
+        process, current = self.all[number], [each[-1] for each in self.lives]
+        lost = [each.task for each in current if each.lost and each.task.role != SCHEDULER]
+        tasks = [each.task for each in current]
+        process.task = successor(self.job, process.task, process.task.host, tasks, lost, self.ports)
+
+    @property
+    def next_rank(self) -> int:
+        """The number of the next newcomer: those of workers that are gone are not used again."""
+        return 1 + max(each.task.rank for each in self.workers)
+
+    def add(self, host: Host) -> int:
+        """Add one more worker, to be started on `host`. Returns its number."""
+        current = [each[-1].task for each in self.lives]
+        running = [each.task for each in self.workers if each.runs]
+        task = newcomer(self.job, self.next_rank, host, current, running, self.ports)
+        self.all.append(Process(task, newcomer=True))
+        return len(self.all) - 1
+
+    def start_command(self, host: Host) -> Start:
+        """The command that starts the processes of `host`."""
+        numbers = (number for number, each in enumerate(self.all) if each.task.host.name == host.name)
+        return self._start(tuple(map(self._spawn, numbers)))
+
+    def start_one(self, number: int) -> Start:
+        """The command that starts one process."""
+        return self._start((self._spawn(number),))
+
+    def _start(self, tasks: tuple[Spawn, ...]) -> Start:
+        return Start(OWNED, tasks, follows=bool(self.job.restart_scheduler))
+
+    def _spawn(self, number: int) -> Spawn:
+        task = self.all[number].task
+        return Spawn(
+            number,
+            task.argv,
+            dict(task.environment),
+            workdir_of(self.job, task.host),
+            self.job.script,
+            listens=task.role == SCHEDULER,
+            memory=self.job.memory.get(task.role, 0),
+            leaves=task.role == WORKER and bool(self.job.elastic),
+        )

@@ -1,0 +1,124 @@
+"""Replaces lost workers and servers of an elastic job: replacements.py for its processes and hosts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dmltrain_launch.job.host import Host
+from dmltrain_launch.job.job import Job
+from dmltrain_launch.job.placement import free, room
+from dmltrain_launch.job.role import SERVER, WORKER
+from dmltrain_launch.run.supervisor.action import Action, Continue, Send
+from dmltrain_launch.run.supervisor.process import Process, Processes
+from dmltrain_launch.run.supervisor.replacements import Replacement, Replacements, Seat
+
+
+class Replacer:
+    """Plans replacements when workers and servers are lost, and starts those that are due. Workers and servers are
+    counted, and wait, each by themselves. A server for which no host has room waits for a host that has; a host that
+    comes brings workers of its own. Texts are for the user."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.replacements = Replacements(job.restart_workers)  # of workers
+        self.of_servers = Replacements(job.restart_servers)
+        self._unplaced: list[int] = []  # lost servers for which no host has room, by the numbers of their processes
+
+    @property
+    def next_at(self) -> float:
+        """When `start` has something to do; math.inf if nothing waits."""
+        return min(self.replacements.next_at, self.of_servers.next_at)
+
+    @property
+    def waiting(self) -> int:
+        """How many replacements of workers are planned and have not been started."""
+        return len(self.replacements.waiting)
+
+    def may_replace(self, tasks: Processes) -> bool:
+        """Whether a server that is lost now can be replaced, or another one will be."""
+        wanted = not tasks.a_worker_done
+        return wanted and bool(self.of_servers.waiting or not self.of_servers.used_up)
+
+    def lost(self, lost: Sequence[Process], tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
+        """These processes were lost. `usable`: the hosts on which processes can be started, in the job's order."""
+        losses = [each for each in lost if each.task.role in (SERVER, WORKER)]
+        for each in losses:
+            self._of(each).lost(tasks.all.index(each), each.task.host.name, now)
+        if tasks.a_worker_done or not tasks.scheduler_lives:
+            return []  # at the end of the job nobody is needed
+        return [self._plan(each, tasks, usable, now) for each in losses if each.needed and self._of(each).most]
+
+    def host_lost(self, name: str, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
+        """What waited for this host is planned again."""
+        dropped = [*self.replacements.drop(name), *self.of_servers.drop(name)]
+        return [self._plan(tasks.all[each.task], tasks, usable, now) for each in dropped]
+
+    def place_servers(self, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
+        """Plan the replacements of servers for which there was no room, as far as there is now."""
+        if not self._unplaced or tasks.a_worker_done or not tasks.scheduler_lives:
+            return []
+        before, self._unplaced = self._unplaced, []
+        texts = [self._plan(tasks.all[number], tasks, usable, now) for number in before]
+        return [text for number, text in zip(before, texts, strict=True) if number not in self._unplaced]
+
+    def cancel(self) -> None:
+        """The job ends, so those that wait are not needed."""
+        self.replacements.drop()
+        self.of_servers.drop()
+        self._unplaced.clear()
+
+    def start(self, tasks: Processes, hosts: Mapping[str, Host], now: float) -> list[Action]:
+        """Start what is due."""
+        actions: list[Action] = []
+        for replacements in (self.of_servers, self.replacements):
+            for each in replacements.due(now):
+                number = tasks.replace(each.task, hosts[each.host])
+                replacements.started(number, each.host, now)
+                actions += [Continue(each.task), Send(each.host, tasks.start_one(number))]
+        return actions
+
+    def _of(self, process: Process) -> Replacements:
+        return self.of_servers if process.task.role == SERVER else self.replacements
+
+    def _plan(self, lost: Process, tasks: Processes, usable: Sequence[Host], now: float) -> str:
+        role, replacements = lost.task.role, self._of(lost)
+        name, most = f"{role} {lost.task.rank}", replacements.most
+        if replacements.used_up:
+            return f"{name} is not replaced: this would be more than --restart-{role}s {most}"
+        seats = self.seats(usable, tasks) if role == WORKER else self._seats_of_servers(usable, tasks)
+        planned = replacements.plan(tasks.all.index(lost), lost.task.host.name, seats, now)
+        if planned is None and role == SERVER:
+            self._unplaced.append(tasks.all.index(lost))
+            return f"{name} is not replaced until a host comes that has room for it"
+        if planned is None:
+            return f"{name} is not replaced: no host that is left has room for it"
+        return f"starting the replacement of {name} on {_where_and_when(planned, now)}, {planned.number} of {most}"
+
+    def seats(self, usable: Sequence[Host], tasks: Processes) -> list[Seat]:
+        """The hosts that take workers, with their room for more."""
+        return [self._seat(host, tasks) for host in usable if self._takes_workers(host, tasks)]
+
+    def _seat(self, host: Host, tasks: Processes) -> Seat:
+        running = sum(each.code is None and not each.lost for each in tasks.workers if each.task.host.name == host.name)
+        workers = running + sum(each.host == host.name for each in self.replacements.waiting)
+        return Seat(host.name, workers, free(host, workers))
+
+    def _takes_workers(self, host: Host, tasks: Processes) -> bool:
+        """--placement dedicated keeps workers off the hosts of servers."""
+        return self.job.placement != "dedicated" or all(each.task.role != SERVER for each in tasks.on(host.name))
+
+    def _seats_of_servers(self, usable: Sequence[Host], tasks: Processes) -> list[Seat]:
+        """The hosts that take servers, with their room for more."""
+        seats = []
+        for host in usable:
+            here = [each for each in tasks.on(host.name) if each.runs]
+            servers = sum(each.task.role == SERVER for each in here)
+            servers += sum(each.host == host.name for each in self.of_servers.waiting)
+            dedicated = self.job.placement == "dedicated" and any(each.task.role == WORKER for each in here)
+            if not dedicated:
+                seats.append(Seat(host.name, servers, room(host, SERVER) - servers))
+        return seats
+
+
+def _where_and_when(planned: Replacement, now: float) -> str:
+    return f"{planned.host} in {planned.at - now:.0f} s"
