@@ -119,7 +119,7 @@ def table(result: dict) -> str:
     rows = ["| s, median (largest) of " + str(len(result["turns"])) + " | " + " | ".join(PARTS) + " |"]
     rows += ["| --- |" + " ---: |" * len(PARTS)]
     cells = [[turn[part] for turn in result["turns"]] for part in PARTS]
-    shown = [f"{statistics.median(each):.2f} ({max(each):.2f})" for each in cells]
+    shown = [f"{statistics.median(cell):.2f} ({max(cell):.2f})" for cell in cells]
     return "\n".join([*rows, f"| {result['place']} | {' | '.join(shown)} |"])
 
 

@@ -132,7 +132,8 @@ def table(results: dict[str, dict[str, list[Outcome]]]) -> str:
     for case, found in results.items():
         for backend, outcomes in found.items():
             speed, seconds, memory, accuracy = (
-                statistics.median(getattr(each, name) for each in outcomes) for name in Outcome.__dataclass_fields__
+                statistics.median(getattr(outcome, name) for outcome in outcomes)
+                for name in Outcome.__dataclass_fields__
             )
             lines.append(f"| {case} | {backend} | {speed:.0f} | {seconds:.1f} | {memory:.0f} | {accuracy:.4f} |")
     return "\n".join(lines)

@@ -133,12 +133,12 @@ class Trial:
             case "kill a server" | "stop a server":
                 return self.signal(what, self.of_role("server", host), host)
             case "kill the scheduler":
-                hosts = [each for each in self.bed.hosts if each not in self.troubled]
+                hosts = [host for host in self.bed.hosts if host not in self.troubled]
                 return next(
-                    (done for each in hosts if (done := self.signal(what, self.of_role("scheduler", each), each))), ""
+                    (done for host in hosts if (done := self.signal(what, self.of_role("scheduler", host), host))), ""
                 )
             case "kill an agent":
-                found = [each for each in self.testbed.processes(host) if "dmltrain-agent" in each.argv]
+                found = [process for process in self.testbed.processes(host) if "dmltrain-agent" in process.argv]
                 return self.signal(what, found, host)
             case "switch off":
                 self.testbed.kill(host)
@@ -154,7 +154,7 @@ class Trial:
         return host
 
     def of_role(self, role: str, host: str) -> list[Process]:
-        return [each for each in self.testbed.processes(host) if f"DMLC_ROLE={role}" in each.environment]
+        return [process for process in self.testbed.processes(host) if f"DMLC_ROLE={role}" in process.environment]
 
     def signal(self, what: str, found: list[Process], host: str) -> str:
         if not found:
@@ -208,7 +208,7 @@ class Trial:
         lines = [each for text in logs for each in re.findall(r"Epoch\[(\d+)\] Validation-accuracy=([\d.]+)", text)]
         accuracy = {int(epoch): float(value) for epoch, value in lines}
         views = json.loads((self.folder / "audit/views.json").read_text())["views"]
-        changed = {f"{each['number']}" for each in views if each["lost"] or each["left"] or each["lost_servers"]}
+        changed = {f"{view['number']}" for view in views if view["lost"] or view["left"] or view["lost_servers"]}
         return {
             "exit_code": code,
             "seconds": self.seconds,

@@ -173,8 +173,8 @@ def exchange_seconds(count: int = EXCHANGES) -> float:
 
     def answer() -> None:
         with its, its.makefile("rb") as lines:
-            for each in lines:
-                its.sendall(json.dumps(json.loads(each)).encode() + b"\n")
+            for line in lines:
+                its.sendall(json.dumps(json.loads(line)).encode() + b"\n")
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -232,7 +232,7 @@ def run(bench: Bench, ways: Sequence[str], repeats: int, seconds: float, starts_
         started = slurm.Slurm(bench.testbed, bench.folder / "slurm")
         started.start()
         started.on(LOGIN, ["salloc", "--quiet", "--no-shell", f"--nodes={HOSTS}"])
-    found: dict[str, dict] = {way: {"start_seconds": each} for way, each in starts(bench, ways, repeats).items()}
+    found: dict[str, dict] = {way: {"start_seconds": start} for way, start in starts(bench, ways, repeats).items()}
     for way in ways:
         if way != "local" and not starts_only:
             found[way] |= at_work(bench, way, seconds)

@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def series(most: int) -> list[int]:
     """1, 2, 4, ... and `most`."""
     powers = [1 << power for power in range(most.bit_length())]
-    return sorted({*(each for each in powers if each <= most), most})
+    return sorted({*(power for power in powers if power <= most), most})
 
 
 class JobFailed(Exception):
@@ -110,7 +110,7 @@ def images_per_second(words: Sequence[str], log_dir: Path, workers: int) -> floa
     if done.returncode:
         raise JobFailed(f"the job ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
     lines = [LINE.findall((log_dir / f"worker-{worker}.log").read_text()) for worker in range(workers)]
-    return sum(statistics.median(map(float, each[1:])) for each in lines)
+    return sum(statistics.median(map(float, line[1:])) for line in lines)
 
 
 def cells(arguments: argparse.Namespace) -> list[tuple[int, int]]:

@@ -49,7 +49,7 @@ def steps_per_second(options: Options, workers: int, staleness: float, steps: in
 
 
 def bounds(text: str) -> list[float]:
-    found = [math.inf if each == "infinity" else float(each) for each in text.split(",")]
+    found = [math.inf if word == "infinity" else float(word) for word in text.split(",")]
     if not all(each >= 0 and (each == math.inf or each.is_integer()) for each in found):
         raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers or infinity, separated by commas")
     return found

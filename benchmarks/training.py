@@ -166,7 +166,7 @@ def measure(network: str, options: argparse.Namespace) -> dict:
     ratios = {each.name: [own / base for own, base in zip(each.speeds, plain, strict=True)] for each in found[1:]}
     return {
         "images_per_second": {each.name: statistics.median(each.speeds) for each in found},
-        "ratio_to_plain": {name: statistics.median(each) for name, each in ratios.items()},
+        "ratio_to_plain": {name: statistics.median(ratio) for name, ratio in ratios.items()},
         "images_per_second_of_each_turn": {each.name: each.speeds for each in found},
         "ratio_to_plain_of_each_turn": ratios,
     }

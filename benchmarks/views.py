@@ -87,7 +87,7 @@ class Members:
         """Until all members have this view."""
         with self._entered:
             if not self._entered.wait_for(
-                lambda: all(self._newest.get(each) == view for each in self._controls), PATIENCE
+                lambda: all(self._newest.get(control) == view for control in self._controls), PATIENCE
             ):
                 raise SystemExit(f"view {view} did not come within {PATIENCE:.0f} s")
 

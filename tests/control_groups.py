@@ -70,8 +70,8 @@ def held(pid: int, cell: Path) -> Iterator[bool]:
         yield there
     finally:
         set_frozen(cell, False)
-        for each in members(cell):  # also children that it had on the way
-            enter(cell.parent, each)
+        for member in members(cell):  # also children that it had on the way
+            enter(cell.parent, member)
 
 
 def kill(pid: int) -> None:

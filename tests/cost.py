@@ -104,7 +104,7 @@ class Plugin:
 
     def _note(self, test: str, seconds: float, used: float, kinds: Counter[str]) -> None:
         row = {"test": test, "seconds": round(seconds, 3), "cpu": round(used, 3)}
-        row["kinds"] = {name: round(each, 2) for name, each in kinds.items()}
+        row["kinds"] = {name: round(kind, 2) for name, kind in kinds.items()}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 

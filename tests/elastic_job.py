@@ -45,7 +45,7 @@ def come(job, rank, *words):
 
 def come_server(job, number):
     """Start the replacement of a server that has ended."""
-    name = f"server-{number}-{sum(each.startswith(f'server-{number}') for each in job.processes) + 1}"
+    name = f"server-{number}-{sum(process.startswith(f'server-{number}') for process in job.processes) + 1}"
     start_like(job, name, f"server-{number}", DMLTRAIN_JOIN="1")
 
 
@@ -146,7 +146,7 @@ class Jobs:
         with 0, and all checks of this module hold. Returns the job."""
         options = [*PREFIX, *f"{STEPS[row.steps]} {WAYS[row.way][2]} {row.options}".split()]
         shape = {"workers": row.workers, "servers": row.servers}
-        faults = ",".join(each.strip() for each in f"{row.faults},{row.rounding}".split(",") if each.strip())
+        faults = ",".join(word.strip() for word in f"{row.faults},{row.rounding}".split(",") if word.strip())
         env = self._environment(row)
         job = self.start(faults, *options, *AUDIT, **shape, elastic=row.elastic, env=env | additional_environment(row))
         ended = change(job, row)
@@ -182,7 +182,7 @@ class Jobs:
 
 
 def of_words(text):
-    return {f"DMLTRAIN_{name}": value for name, value in (each.split("=") for each in text.split())}
+    return {f"DMLTRAIN_{name}": value for name, value in (word.split("=") for word in text.split())}
 
 
 def additional_environment(row):
@@ -277,7 +277,7 @@ def shown(job, attributes):
 
 
 def check_what_is_said(job, row):
-    said = [each.split(": ", 1) for each in row.says]
+    said = [say.split(": ", 1) for say in row.says]
     happens = {fault.split(":")[-1].split()[0] for fault in row.faults.split(",") if fault}
     for name in row.victims("stop"):
         missed = "" if name.startswith("server") else rf": {name.replace('-', ' ')} on \S+ missed heartbeats for \d s"

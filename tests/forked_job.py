@@ -259,10 +259,10 @@ def attend(asking: socket.socket) -> dict:
 
 def take(descriptors: list[int], numbers: list[int]) -> None:
     """Have these descriptors under these numbers, all of which may be in use here."""
-    aside = [fcntl.fcntl(each, fcntl.F_DUPFD, ASIDE) for each in descriptors]
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ASIDE) for descriptor in descriptors]
     for each, number in zip(aside, numbers, strict=True):
         os.dup2(each, number)
-    for each in [*aside, *(each for each in descriptors if each not in numbers)]:
+    for each in [*aside, *(descriptor for descriptor in descriptors if descriptor not in numbers)]:
         os.close(each)
 
 

@@ -82,7 +82,7 @@ def environments() -> dict[int, list[str]]:
 
 def processes() -> Iterator[int]:
     for pid, variables in environments().items():
-        marks = [each.partition("=")[2] for each in variables if each.startswith(f"{owners.MARK}=")]
+        marks = [variable.partition("=")[2] for variable in variables if variable.startswith(f"{owners.MARK}=")]
         if marks and owners.is_mark_of_dead(marks[0]):
             yield pid
 

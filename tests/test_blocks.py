@@ -38,7 +38,7 @@ def ops(job):
     """How many ops each epoch's end has."""
     places = [line.split()[0] for line in (job.folder / "trace-0").read_text().splitlines()]
     ends = dict(place.split(".") for place in places)
-    return {int(each) for each in ends.values()}
+    return {int(end) for end in ends.values()}
 
 
 @pytest.mark.parametrize(

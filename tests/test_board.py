@@ -24,7 +24,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Tag -> [(step, value)], as TensorBoard shows the run in this folder."""
     read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     read.Reload()
-    return {tag: [(each.step, each.value) for each in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    return {tag: [(Scalar.step, Scalar.value) for Scalar in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -73,7 +73,7 @@ def test_the_workers_of_a_job(tmp_path):
     """640 samples over two workers: ten steps an epoch. What a worker says in its log is in its events."""
     words = [*WORDS, "--kv-store", "dist_sync", "--num-epochs", 2, "--test-interval", 4]
     logs = finished(tmp_path / "job", 2, 1, *words, "--tensorboard", tmp_path / "board")
-    assert {each.name for each in (tmp_path / "board").iterdir()} == {"worker-0", "worker-1"}
+    assert {path.name for path in (tmp_path / "board").iterdir()} == {"worker-0", "worker-1"}
     named = {f"Train-{each}": f"train/{each}" for each in ("accuracy", "cross-entropy")}
     named |= {each: f"run/{each.lower()}" for each in ("Speed", "Learning-rate", "Sent")}
     for node, log in enumerate(logs):
@@ -85,10 +85,10 @@ def test_the_workers_of_a_job(tmp_path):
             agrees(found[prefix + "run/seconds"], places, values(log, "Time cost", node), 5e-4)
             agrees(found[prefix + "usage/cpu"], places, [each["cpu"] for each in line(log, "Usage", node)], 5e-4)
             parts = line(log, "Communication", node)
-            agrees(found[prefix + "communication/bound"], places, [each["bound"] for each in parts], 5e-4)
+            agrees(found[prefix + "communication/bound"], places, [part["bound"] for part in parts], 5e-4)
             shares = [found[f"{prefix}communication/{name}"] for name in parts[0] if name != "bound"]
             for at in (0, 1):
-                assert sum(each[at][1] for each in shares) == pytest.approx(1.0)
+                assert sum(share[at][1] for share in shares) == pytest.approx(1.0)
         agrees(epochs["epoch-validation/accuracy"], [1, 2], values(log, "Validation-accuracy", node))
         tests = re.findall(rf"Node\[{node}\] (Step|Epoch)\[(\d+)\] Validation-accuracy=(\S+)", log.text)
         places = [int(number) if kind == "Step" else 10 * int(number) + 10 for kind, number, _ in tests]
@@ -106,8 +106,8 @@ def test_a_run_that_resumes_continues_its_curves(tmp_path, backend, run):
     installed(backend)
     words = ["--backend", backend, "--model-prefix", tmp_path / "m", "--tensorboard", tmp_path / "b", "--lr", 0.05]
     first = run(*words, "--num-epochs", 3)
-    for each in tmp_path.glob("m-0003*"):  # with MXNet two files
-        each.unlink()
+    for path in tmp_path.glob("m-0003*"):  # with MXNet two files
+        path.unlink()
     second = run(*words, "--num-epochs", 4, "--load-epoch", "last")
     said = values(first, "Train-accuracy")[:2] + values(second, "Train-accuracy")
     assert len(said) == 4
@@ -130,7 +130,7 @@ def test_without_the_option_nothing_is_imported_or_written(tmp_path):
     )
     code, text = ran(tmp_path, program)
     assert code == 0 and text.endswith("\n[]\n"), text
-    assert {each.name for each in tmp_path.iterdir()} == {"program.py", "program.log"}
+    assert {path.name for path in tmp_path.iterdir()} == {"program.py", "program.log"}
 
 
 def test_the_writer_imports_no_framework():

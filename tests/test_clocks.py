@@ -49,11 +49,11 @@ def readings() -> set[str]:
     found = set()
     for path in [*(ROOT / "dmltrain").rglob("*.py"), *(ROOT / "launch").rglob("*.py")]:
         nodes = [*ast.walk(ast.parse(path.read_text()))]  # outer functions before inner ones
-        functions = [(each.lineno, each.end_lineno, each.name) for each in nodes if isinstance(each, ast.FunctionDef)]
+        functions = [(node.lineno, node.end_lineno, node.name) for node in nodes if isinstance(node, ast.FunctionDef)]
         for node in nodes:
             named = isinstance(node, ast.Attribute) and node.attr in READS and ends_with(node.value, MODULES)
             of_time = isinstance(node, ast.ImportFrom) and node.module == "time"
-            if named or (of_time and {each.name for each in node.names} & READS):
+            if named or (of_time and {name.name for name in node.names} & READS):
                 inside = [name for first, last, name in functions if first <= node.lineno <= (last or 0)]
                 found.add(f"{path.relative_to(ROOT)} {inside[-1] if inside else ''}")
     return found

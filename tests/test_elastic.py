@@ -108,7 +108,7 @@ def test_a_notice_below_the_minimum_ends_the_job_with_a_checkpoint(jobs, faults,
     job = jobs.start(faults, *PREFIX, *AUDIT, *words, workers=2, servers=1, elastic=2)
     said = "the job ends: worker 1 leaves on purpose: SIGTERM; 1 worker is left, and --min-workers is 2"
     saved = ended(job, said)
-    assert all("never committed" in each for each in count(job.folder / "audit").problems)
+    assert all("never committed" in problem for problem in count(job.folder / "audit").problems)
     found = set()
     for least in (None, 1):
         folder = job.folder / f"elastic {least}"
@@ -360,8 +360,8 @@ def test_a_job_that_waits_for_hosts_goes_on_waiting_with_the_next_scheduler(jobs
     come(job, 2)
     ends(job, scheduler_0=KILLED)
     views = read(job.folder / "audit/views.json").views
-    assert [each.members for each in views] == [(0, 1), (0,), (0,), (0, 2)]
-    assert len({each.base for each in views[1:]}) == 1, "worker 0 has trained alone"
+    assert [view.members for view in views] == [(0, 1), (0,), (0,), (0, 2)]
+    assert len({view.base for view in views[1:]}) == 1, "worker 0 has trained alone"
 
 
 @thorough

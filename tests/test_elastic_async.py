@@ -59,14 +59,14 @@ def test_in_a_script_each_step_counts_once_whoever_makes_it(jobs, start):
 
 def each_step_once(job, left):
     """The weights of those who are left say that they have all steps of all workers."""
-    alone = {each.number for each in read(job.folder / "audit/views.json").views if each.kvstore != "dist_sync"}
+    alone = {view.number for view in read(job.folder / "audit/views.json").views if view.kvstore != "dist_sync"}
     made = {
         (line.op, line.members if line.view in alone else ())
         for rank in range(3)
         for line in lines.commits(job.folder / "audit", rank)
     }
     assert {f"The weight says {len(made)} steps"} == {
-        each for rank in left for each in job.output(f"worker-{rank}").splitlines() if each.startswith("The weight")
+        line for rank in left for line in job.output(f"worker-{rank}").splitlines() if line.startswith("The weight")
     }
 
 

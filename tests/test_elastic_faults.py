@@ -101,7 +101,7 @@ def faults_of(fault, kind, moment, steps):
 
 
 def test_each_pair_occurs():
-    chosen = [each.values for each in cells() if exhaustive not in each.marks]
+    chosen = [cell.values for cell in cells() if exhaustive not in cell.marks]
     for one, other in itertools.combinations((0, 1, 3, 4), 2):
         pairs = {(cell[one], cell[other]) for cell in chosen}
         assert pairs == {*itertools.product(*({cell[each] for cell in chosen} for each in (one, other)))}

@@ -26,12 +26,12 @@ def start(jobs):
 
 def lines(job, worker):
     """What the script has printed, without the log."""
-    return [each for each in job.output(f"worker-{worker}").splitlines() if each.startswith(("Epoch", "Final"))]
+    return [line for line in job.output(f"worker-{worker}").splitlines() if line.startswith(("Epoch", "Final"))]
 
 
 def same(job, workers):
     """These workers have printed the same, to the end. Returns it."""
-    found = {tuple(lines(job, each)) for each in workers}
+    found = {tuple(lines(job, worker)) for worker in workers}
     assert len(found) == 1, job.outputs()
     (printed,) = found
     assert printed[-1].startswith("Final weights sha256="), job.outputs()
@@ -47,7 +47,7 @@ def survived(job, workers, **codes):
 def test_a_worker_is_lost_in_the_middle_of_an_epoch(start):
     job = start("1:in:5")
     survived(job, (0, 2), worker_1=KILLED)
-    assert [each.members for each in read(job.folder / "audit/views.json").views] == [(0, 1, 2), (0, 2)]
+    assert [view.members for view in read(job.folder / "audit/views.json").views] == [(0, 1, 2), (0, 2)]
     assert "View 2 after op 4: workers 0, 2; " in job.output("worker-0")
 
 
@@ -82,7 +82,7 @@ THOROUGH = ("when it holds a round", "the leader, when statistics are merged", "
 def test_a_worker_is_lost(start, moment):
     faults, workers = MOMENTS[moment]
     job = start(faults, workers=workers)
-    lost = [int(each[0]) for each in faults.split(",")]
+    lost = [int(word[0]) for word in faults.split(",")]
     left = [each for each in range(workers) if each not in lost]
     printed = survived(job, left, **{f"worker_{each}": KILLED for each in lost})
     said = job.output(f"worker-{left[0]}")
@@ -155,10 +155,10 @@ def test_a_replacement_gets_the_state_and_goes_on_with_the_others(start, lost, l
     job = start(f"{lost}:in:5,{leader}:invited:{joins}")
     replace(job, lost, leader)
     printed = survived(job, {0, 1, 2} - {lost}, **{f"worker_{lost}": KILLED})
-    new = [each for each in job.output("new").splitlines() if each.startswith(("Epoch", "Final"))]
+    new = [line for line in job.output("new").splitlines() if line.startswith(("Epoch", "Final"))]
     assert new and new == list(printed[-len(new) :]), job.outputs()
     views = read(job.folder / "audit/views.json").views
-    assert [each.joined for each in views] == [(), (), (lost,)] and views[-1].base == joins - 1
+    assert [view.joined for view in views] == [(), (), (lost,)] and views[-1].base == joins - 1
 
 
 @thorough
@@ -166,7 +166,7 @@ def test_a_server_is_lost_and_who_lacks_its_results_gets_the_step_from_another(s
     job = start("0:server-1:5,1:behind:5,2:behind:5")
     printed = survived(job, range(3), server_1=KILLED)
     views = read(job.folder / "audit/views.json").views
-    assert [(each.servers, each.behind) for each in views] == [((0, 1), ()), ((0,), (1, 2))]
+    assert [(view.servers, view.behind) for view in views] == [((0, 1), ()), ((0,), (1, 2))]
     whole = start()
     whole.succeed(SECONDS)
     assert printed == same(whole, range(3)), "nobody was lost who computes"
@@ -198,7 +198,7 @@ def test_sigterm_is_a_notice_to_leave(start):
     job = start("1:notice:5,0:invited:6", servers=1)
     survived(job, (0, 2))
     views = read(job.folder / "audit/views.json").views
-    assert [(each.members, each.lost) for each in views] == [((0, 1, 2), ()), ((0, 2), ())]
+    assert [(view.members, view.lost) for view in views] == [((0, 1, 2), ()), ((0, 2), ())]
     assert "this worker's part has ended: view 2 is without worker 1" in job.output("worker-1")
 
 
@@ -208,7 +208,7 @@ def test_a_slow_worker_gets_fewer_samples(start):
     job = start("0:slow:4,1:slow:16", *options, workers=2, servers=1)
     printed = survived(job, (0, 1))
     file = job.folder / "audit/views.json"
-    parts = [each.shares for each in read(file).views if each.shares]
+    parts = [view.shares for view in read(file).views if view.shares]
     assert parts and parts[0][1] < parts[0][0] and sum(parts[0]) == 64, job.outputs()
     again = start("", *options[:2], workers=2, servers=1, replay=file)
     again.succeed(SECONDS)

@@ -88,7 +88,7 @@ class Thread:
 )
 def test_how_long_steps_take(slow, steps, expected):
     thread = Thread(**slow)
-    assert [thread.step(number, *each) for number, each in enumerate(steps)] == pytest.approx(expected)
+    assert [thread.step(number, *step) for number, step in enumerate(steps)] == pytest.approx(expected)
 
 
 def test_only_steps_that_were_drawn_take_longer():

@@ -32,10 +32,12 @@ def test_the_last_layer_or_those_after_the_named_one_are_replaced_and_learn_fast
     found = build("--network resnet --num-layers 8 --last-lr-mult 10")
     usual = models.create("resnet", 8, 3, (1, 8, 8))
     assert found.new == {"fc1_weight", "fc1_bias"} and found.network.num_classes == 3
-    assert [each.shape for each in found.network.parameters()] == [each.shape for each in usual.parameters()]
-    assert {each.name for each in found.network.parameters() if each.lr_mult == 10.0} == found.new
+    assert [parameter.shape for parameter in found.network.parameters()] == [
+        parameter.shape for parameter in usual.parameters()
+    ]
+    assert {parameter.name for parameter in found.network.parameters() if parameter.lr_mult == 10.0} == found.new
     found = build("--network lenet --layer-before-fullc activation1_output", shape=(1, 28, 28))
-    names = [each.name for each in found.network.parameters()]
+    names = [parameter.name for parameter in found.network.parameters()]
     assert names[-2:] == ["fc_weight", "fc_bias"] and not any(name.startswith("fullyconnected") for name in names)
     with pytest.raises(UserError, match="--layer-before-fullc flat: network lenet has no such layer.*activation1"):
         build("--network lenet --layer-before-fullc flat", shape=(1, 28, 28))
@@ -45,9 +47,9 @@ def test_auxiliary_classifiers_get_new_last_layers_too():
     found = build("--network caffe-googlenet --last-lr-mult 10", shape=(3, 224, 224))
     classifiers = ("loss1_classifier", "loss2_classifier", "loss3_classifier")
     assert found.new == {f"{name}_{kind}" for name in classifiers for kind in ("weight", "bias")}
-    shapes = {each.name: each.shape for each in found.network.parameters()}
+    shapes = {parameter.name: parameter.shape for parameter in found.network.parameters()}
     assert [shapes[f"{name}_bias"] for name in classifiers] == [(3,)] * 3 and shapes["loss1_fc_bias"] == (1024,)
-    rates = {each.lr_mult for each in found.network.parameters() if each.name in found.new}
+    rates = {parameter.lr_mult for parameter in found.network.parameters() if parameter.name in found.new}
     assert rates == {10.0, 20.0}  # Caffe's biases learn at twice the rate
     cut = build("--network caffe-googlenet --layer-before-fullc inception_4b_output", shape=(3, 224, 224))
     assert cut.new == {"fc_weight", "fc_bias", "loss1_classifier_weight", "loss1_classifier_bias"}
@@ -58,7 +60,7 @@ def test_a_network_without_a_dense_layer_at_its_end_needs_a_name():
     with pytest.raises(UserError, match="n ends with Flatten 'flat', not .* --layer-before-fullc, one of c, pool"):
         fine_tuning.build(parse([]), network, 5)
     found = fine_tuning.build(parse(["--layer-before-fullc", "pool", "--pretrained-model", "m"]), network, 5)
-    assert [each.shape for each in found.network.parameters()] == [(3, 1, 1, 1), (3,), (5, 3), (5,)]
+    assert [parameter.shape for parameter in found.network.parameters()] == [(3, 1, 1, 1), (3,), (5, 3), (5,)]
 
 
 def test_training_starts_from_the_other_weights(train, backend, tmp_path):  # noqa: F811
@@ -89,7 +91,7 @@ def test_a_larger_rate_of_the_last_layer_moves_it_further(run, tmp_path):  # noq
     for rate in (0, 1, 10):
         run(*words, "--last-lr-mult", rate, "--model-prefix", tmp_path / f"new{rate}")
         changes.append(arrays(checkpoint.path(tmp_path / f"new{rate}", 0, ".pt", 1)))
-    still, slow, fast = (each["fc1_weight"].astype(np.float64) for each in changes)
+    still, slow, fast = (change["fc1_weight"].astype(np.float64) for change in changes)
     assert np.abs(fast - still - 10 * (slow - still)).max() < 1e-6 < np.abs(slow - still).max()
     assert np.array_equal(changes[1]["conv0_weight"], changes[2]["conv0_weight"])
 

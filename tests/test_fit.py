@@ -53,7 +53,7 @@ class Log:
 
 def later(results: list[tuple[str, ...]], epoch: int) -> list[tuple[str, ...]]:
     """Those from this epoch on, as a run has that resumes there."""
-    return [each for each in results if each[0] not in [f"Epoch[{before}]" for before in range(epoch)]]
+    return [result for result in results if result[0] not in [f"Epoch[{before}]" for before in range(epoch)]]
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_an_epochs_lines(train):
         assert 0.01 < float(each["cpu"]) < 1.1 * os.cpu_count() and float(each["memory"]) > 50
         assert 0 < float(each["host-cpu"]) <= 1 and 0 < float(each["host-memory"]) < 1
     names = ("accuracy", "top_k_accuracy_3", "cross-entropy")
-    for name in [f"{kind}-{each}" for kind in ("Train", "Validation") for each in names]:
+    for name in [f"{kind}-{name}" for kind in ("Train", "Validation") for name in names]:
         assert len(log.values(name)) == 2, name
     for name in ("Time cost", "Speed", "Memory", "Sent", "Received"):
         assert len(log.values(name)) == 2 and all(float(value) >= 0 for value in log.values(name)), name
@@ -218,7 +218,7 @@ def test_files_for_mxnet_are_written_and_any_run_continues_from_them(run, tmp_pa
     words = ["--model-prefix", tmp_path / "m", "--num-epochs", 2]
     before = run(*words, *RESNET, "--save-format", "params")
     names = {"m-0001.pt", "m-0002.pt", "m-symbol.json", "m-0001.params", "m-0002.params"}
-    assert {each.name for each in tmp_path.iterdir()} == names
+    assert {path.name for path in tmp_path.iterdir()} == names
     saved(tmp_path / "m", 2).unlink()
     graph = ["--network", tmp_path / "m-symbol.json", "--batch-size", "64"]
     for backend in ("torch", "mxnet"):

@@ -39,7 +39,7 @@ def test_a_resumed_run_sees_the_same_pixels(train, of, tmp_path):  # noqa: F811
     train(*words[:-1], 1, "--model-prefix", tmp_path / "m", "--data-nthreads", 3)
     resumed = train(*words, "--model-prefix", tmp_path / "m", "--load-epoch", 1, "--data-nthreads", 2)
     assert resumed.digest() == whole.digest()
-    assert resumed.results() == [each for each in whole.results() if each[0] != "Epoch[0]"]
+    assert resumed.results() == [result for result in whole.results() if result[0] != "Epoch[0]"]
 
 
 @pytest.mark.thorough
@@ -98,9 +98,9 @@ def own_job(tmp_path):
     """A started job of two workers, each in a folder of its own with a train.rec; the result is a context."""
 
     def start(*numbers, words=()):
-        for rank, each in enumerate(numbers):
+        for rank, number in enumerate(numbers):
             (tmp_path / f"w{rank}").mkdir()
-            records(tmp_path / f"w{rank}", each)
+            records(tmp_path / f"w{rank}", number)
         program = tmp_path / "program.py"
         program.write_text(OWN)
         given = [*IMAGES, *LEARN, *SYNC, "--data-train", "train.rec", "--data-val", "train.rec", *words]

@@ -76,9 +76,9 @@ GOLDEN_QUANTILES = "-0x1.06b485687b3ebp+3 -0x1.7fdc0f0aa6423p+2 -0x1.29c5c5af04c
 def test_depends_on_the_seed_and_nothing_else_and_a_negative_seed_is_refused():
     network = models.create("lenet")
     one, same, other = (initial.first_values(network, seed) for seed in (5, 5, 6))
-    for each in network.parameters():
-        assert np.array_equal(one[each.name], same[each.name])
-        assert np.array_equal(one[each.name], other[each.name]) == (each.kind == "bias")
+    for parameter in network.parameters():
+        assert np.array_equal(one[parameter.name], same[parameter.name])
+        assert np.array_equal(one[parameter.name], other[parameter.name]) == (parameter.kind == "bias")
     with pytest.raises(UserError, match="the seed is -1"):
         initial.first_values(models.create("mlp"), -1)
 

@@ -187,7 +187,7 @@ def test_the_monitor_logs_the_size_of_each_weight(train, backend, tmp_path):  # 
     log = train(*SMALL, "--num-epochs", 1, "--monitor", 4, "--model-prefix", tmp_path / "m", "--max-iter", 8)
     found = re.findall(r"Node\[0\] Batch: {7}(\d) (\w+) +(\S+)\n", log.text)
     network = models.create("mlp", None, 10, (1, 8, 8))
-    expected = [each.name for each in network.parameters()]
+    expected = [parameter.name for parameter in network.parameters()]
     assert [(number, name) for number, name, _ in found] == [(each, name) for each in "48" for name in expected]
     if backend == "torch":
         import torch

@@ -99,7 +99,7 @@ def test_batch_norm_statistics_are_auxiliary():
 def test_network_lists_arrays_in_forward_order_and_counts_learned_ones_only():
     body = chain(Conv("a", 4, kernel=3, pad=1, bias=False), BatchNorm("b", fixed_scale=False), Relu())
     network = Network("n", chain(concat(body, Conv("c", 2)), GlobalAvgPool(), Flatten(), Dense("d", 5)), (3, 8, 8), 5)
-    names = [each.name for each in network.parameters()]
+    names = [parameter.name for parameter in network.parameters()]
     assert names == ["a_weight", "b_gamma", "b_beta", "c_weight", "c_bias", "d_weight", "d_bias"]
     assert [each.name for each in network.auxiliary()] == ["b_moving_mean", "b_moving_var"]
     assert network.num_parameters == 4 * 3 * 9 + 4 + 4 + 2 * 3 + 2 + 5 * 6 + 5
@@ -207,18 +207,22 @@ def test_branches_of_transformers_and_of_auxiliary_outputs_are_part_of_the_netwo
     side = chain(Flatten(), Dense("side", 4))
     root = chain(SpatialTransformer("s", locate, target=8), Auxiliary("a", side, 0.3), Flatten(), Dense("fc", 4))
     network = Network("n", root, (1, 8, 8), 4)
-    names = [each.name for each in network.parameters()]
+    names = [parameter.name for parameter in network.parameters()]
     assert names == ["locate_weight", "locate_bias", "side_weight", "side_bias", "fc_weight", "fc_bias"]
-    assert [(each.name, each.weight) for each in network.auxiliary_outputs] == [("a", 0.3)]
+    assert [(auxiliary_output.name, auxiliary_output.weight) for auxiliary_output in network.auxiliary_outputs] == [
+        ("a", 0.3)
+    ]
     assert network.multiply_adds() == 64 * (6 + 4 + 4)
 
 
 def test_biases_and_betas_do_not_decay():
     norm = BatchNorm("b", fixed_scale=False)
     for layer, shape in ((Conv("c", 2), IMAGE), (Dense("d", 2), (4,)), (norm, IMAGE)):
-        for each in layer.parameters(shape):
-            assert (each.lr_mult, each.wd_mult) == (1.0, float(each.kind in ("weight", "gamma"))), each.name
-            assert each.initial is None
+        for parameter in layer.parameters(shape):
+            assert (parameter.lr_mult, parameter.wd_mult) == (1.0, float(parameter.kind in ("weight", "gamma"))), (
+                parameter.name
+            )
+            assert parameter.initial is None
 
 
 @pytest.mark.parametrize("make", [lambda **rules: Conv("l", 2, **rules), lambda **rules: Dense("l", 2, **rules)])

@@ -52,7 +52,7 @@ def test_each_epoch_has_each_sample_once_in_an_order_of_its_own():
     for epoch in state.epochs(2):
         assert state.epoch == epoch
         batches = [batch.flatten().tolist() for batch in loader]
-        assert [len(each) for each in batches] == [4, 4, 2] and len(loader) == 3
+        assert [len(batch) for batch in batches] == [4, 4, 2] and len(loader) == 3
         found.append(sum(batches, []))
     assert [sorted(each) for each in found] == [[*range(10)]] * 2
     assert found[0] != found[1] != sorted(found[1])
@@ -62,7 +62,7 @@ def test_dropped_samples_come_in_the_next_epoch():
     state = made()
     loader = dmltrain.loader(numbers(10), batch_size=4, drop_last=True)
     batches = [batch for _ in state.epochs(5) for batch in read(loader)]
-    assert [len(each) for each in batches] == [4] * 10
+    assert [len(batch) for batch in batches] == [4] * 10
     assert sorted(sum(batches, [])) == sorted([*range(10)] * 4)
 
 
@@ -80,7 +80,7 @@ def losses_of(size, micro_batches, epochs=2, samples=22):
                 state.optimizer.step()
                 state.optimizer.zero_grad()
                 steps += 1
-    return torch.cat([each.detach().flatten() for each in state.model.parameters()]), steps, sizes
+    return torch.cat([parameter.detach().flatten() for parameter in state.model.parameters()]), steps, sizes
 
 
 def test_micro_batches_make_the_steps_of_whole_ones_and_a_step_before_the_last_is_refused():
@@ -124,8 +124,8 @@ def workers_of(monkeypatch, rank, workers, samples, batch):
 
 def test_unequal_parts_weigh_what_they_have_and_who_has_none_weighs_nothing(monkeypatch):
     found = [workers_of(monkeypatch, rank, 3, 14, 4) for rank in range(3)]
-    assert [[each[1] for each in rows] for rows in found] == [[1.0, 1.5], [1.0, 1.5], [1.0, 0.0]]
-    assert [[each[2] for each in rows] for rows in found] == [[4, 1], [4, 1], [4, 0]]
+    assert [[row[1] for row in rows] for rows in found] == [[1.0, 1.5], [1.0, 1.5], [1.0, 0.0]]
+    assert [[row[2] for row in rows] for rows in found] == [[4, 1], [4, 1], [4, 0]]
     counted = [number for rows in found for batch, _, count in rows if count for number in batch]
     assert sorted(counted) == [*range(14)]
     assert len(found[2][1][0]) == 4  # a batch that stands in is a whole one

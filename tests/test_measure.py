@@ -138,7 +138,7 @@ def test_keys_of_optimizers_that_take_norms_are_not_divided():
     pytest.importorskip("torch", reason="torch is not installed")
     network = models.create("lenet", None, 10, (1, 28, 28))
     given = Options(network="lenet", optimizer="lamb", kv_store="dist_sync", update_on_kvstore=1)
-    assert measure.slice_bytes(network, given) == [4 * each.size for each in network.parameters()]
+    assert measure.slice_bytes(network, given) == [4 * parameter.size for parameter in network.parameters()]
 
 
 def test_a_program_measures_instead_of_training(tmp_path):

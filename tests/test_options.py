@@ -109,7 +109,7 @@ def test_every_option_of_a_network_is_on_the_command_line_and_only_its_own_that_
     assert parse("--network vgg --batch-norm 0").network_options == {"batch_norm": False}
     assert parse("--network resnext --num-group 8").network_options == {"num_group": 8}
     own = {name for row in models.NETWORKS.values() for name in row.options}
-    offered = {each.name for each in dataclasses.fields(options.Options) if each.metadata["group"] == OWN}
+    offered = {field.name for field in dataclasses.fields(options.Options) if field.metadata["group"] == OWN}
     assert offered == own
 
 

@@ -141,7 +141,7 @@ def test_the_pth_and_the_front_door_work_in_an_environment_whose_path_has_a_spac
     door = folder / "bin/dmltrain"
     assert door.read_bytes() == (ROOT / "launch/bin/dmltrain").read_bytes()
     listed = output(door)
-    installed = {each.name.removeprefix("dmltrain-") for each in door.parent.glob("dmltrain-*")}
+    installed = {path.name.removeprefix("dmltrain-") for path in door.parent.glob("dmltrain-*")}
     assert {line.split()[0] for line in listed.splitlines() if line.startswith("  ")} == installed
     assert "see dmltrain help" not in listed, "a verb of this project without a description"
     assert output(door, "--version") == f"dmltrain {dmltrain.__version__}\n"

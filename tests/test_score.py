@@ -154,7 +154,9 @@ def test_own_checkpoints_have_weights_and_say_of_which_network(tmp_path, by):
     target = write(tmp_path, 3, by)
     found = pretrained_weights.load(target)
     assert found.said == SAID and found.source == target and found.weights.keys() == ARRAYS.keys()
-    assert all(np.array_equal(each, ARRAYS[name]) and each.dtype == np.float32 for name, each in found.weights.items())
+    assert all(
+        np.array_equal(weight, ARRAYS[name]) and weight.dtype == np.float32 for name, weight in found.weights.items()
+    )
 
 
 def test_weights_of_mxnet_have_the_networks_names(tmp_path):

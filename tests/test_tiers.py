@@ -15,11 +15,11 @@ MATRIX = list(product("abcde", "12", "+-", "xyz"))
 
 
 def of_tier(params: list, *skipped: str) -> list[tuple]:
-    return [each.values for each in params if not {mark.name for mark in each.marks} & set(skipped)]
+    return [param.values for param in params if not {mark.name for mark in param.marks} & set(skipped)]
 
 
 def combined(cases: list[tuple], strength: int) -> set:
-    return {each for case in cases for each in combinations(enumerate(case), strength)}
+    return {combination for case in cases for combination in combinations(enumerate(case), strength)}
 
 
 def test_each_tier_has_the_combinations_that_it_promises():
@@ -40,7 +40,7 @@ def test_of_a_dear_matrix_the_first_tier_has_each_of_few_values_and_ci_the_pairs
 
 def test_cases_that_are_objects_are_one_argument_each_and_two_of_the_same_values_are_refused():
     params = tiered(["a1", "b2"], key=tuple, name=str.upper)
-    assert [(each.values, each.id) for each in params] == [(("a1",), "A1"), (("b2",), "B2")]
+    assert [(param.values, param.id) for param in params] == [(("a1",), "A1"), (("b2",), "B2")]
     with pytest.raises(AssertionError, match="the same values"):
         tiered([("a", "b"), ("a", "b")])
 

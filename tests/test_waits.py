@@ -17,7 +17,7 @@ def number(node: ast.expr) -> float | None:
 
 
 def limits(call: ast.Call, name: str) -> Iterator[float]:
-    given = [each.value for each in call.keywords if each.arg in LIMITS]
+    given = [keyword.value for keyword in call.keywords if keyword.arg in LIMITS]
     given += call.args[:2] if name in WAITING and isinstance(call.func, ast.Attribute) else []
     yield from (found for found in map(number, given) if found is not None)
 
@@ -31,7 +31,7 @@ def waits(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, int, str]]:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name == "sleep":
                 yield scope, node.lineno, "sleeps"
-            short = [each for each in limits(node, name) if each < SHORTEST]
+            short = [limit for limit in limits(node, name) if limit < SHORTEST]
             yield from ((scope, node.lineno, f"has a limit of {each:g} s") for each in short)
         yield from waits(node, inner)
 

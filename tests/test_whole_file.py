@@ -104,7 +104,7 @@ def test_a_temporary_file_that_another_process_locks_first_is_given_up(target):
     with traced(lambda: whole_file.write(target, NEW)) as writer:
         while len(names(target)) == 1:
             writer.step()
-        first = next(each for each in names(target) if each != "file")
+        first = next(name for name in names(target) if name != "file")
         with open(target.parent / first, "rb+") as taken:
             fcntl.flock(taken, fcntl.LOCK_EX)
             assert writer.run() == 0
@@ -133,7 +133,7 @@ def kill_while_writing(target: Path) -> str:
             writer.step()
         for _ in range(6):
             writer.step()
-    return next(each for each in names(target) if each != target.name)
+    return next(name for name in names(target) if name != target.name)
 
 
 def test_leftovers_of_other_files_stay(target):
@@ -255,7 +255,7 @@ def test_a_write_that_stops_in_the_middle_keeps_the_old_file(target):
         writer.step()
         largest = 0
         while writer.step():
-            sizes = [(target.parent / each).stat().st_size for each in names(target) if each != "file"]
+            sizes = [(target.parent / name).stat().st_size for name in names(target) if name != "file"]
             largest = max([largest, *sizes])
     assert writer.code == 0 and largest == 4096
     assert target.read_bytes() == OLD and names(target) == ["file"]

@@ -22,7 +22,7 @@ class Fixed(torch.autograd.Function):
     @staticmethod
     def forward(context, gradients, *parameters):
         context.gradients = gradients
-        return sum(each.detach().reshape(-1)[0] for each in parameters)
+        return sum(parameter.detach().reshape(-1)[0] for parameter in parameters)
 
     @staticmethod
     def backward(context, _):

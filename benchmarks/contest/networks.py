@@ -39,7 +39,7 @@ class Made:
     @property
     def bytes(self) -> int:
         """Of the weights."""
-        return sum(each.numel() * each.element_size() for each in self.module.parameters())
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
 
 
 def check(name: str) -> None:

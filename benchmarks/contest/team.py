@@ -150,9 +150,9 @@ class Team:
         """The worker's next message; raises TeamFailed when any process of the team ends, or after `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.pipes[rank].poll(0.2):
-            for each in self.processes:
-                if each.child.poll() is not None:
-                    raise TeamFailed(self.failure(each.name, f"ended with {each.child.returncode}"))
+            for process in self.processes:
+                if process.child.poll() is not None:
+                    raise TeamFailed(self.failure(process.name, f"ended with {process.child.returncode}"))
             if time.monotonic() > deadline:
                 raise TeamFailed(self.failure(f"worker-{rank}", f"did not answer within {seconds:.0f} s"))
         try:
@@ -167,7 +167,7 @@ class Team:
 
     def cpu_seconds(self, role: str = "") -> float:
         """User and system seconds so far of the processes with one role, or of all."""
-        return sum(each.cpu_seconds() for each in self.processes if each.name.startswith(role))
+        return sum(process.cpu_seconds() for process in self.processes if process.name.startswith(role))
 
     def idle_cores(self) -> float:
         """Cores that the team used outside its turns; the comparison is fair only if it is near 0."""
@@ -177,7 +177,7 @@ class Team:
         """Let the workers leave, then kill all remaining processes."""
         for pipe in self.pipes:
             pipe.close()
-        _, left = psutil.wait_procs([each.child for each in self.processes], STOP_DEADLINE if self.pipes else 0)
+        _, left = psutil.wait_procs([process.child for process in self.processes], STOP_DEADLINE if self.pipes else 0)
         for child in left:
             child.kill()
         psutil.wait_procs(left)

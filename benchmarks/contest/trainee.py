@@ -111,7 +111,7 @@ def _choose_interface() -> None:
     """Let gloo use the interface of this host's address: it would look up the host's name."""
     own = os.environ["DMLC_NODE_HOST"]
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == own for each in addresses):
+        if any(address.address == own for address in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 

@@ -62,7 +62,7 @@ def report(cells: Sequence[Measured], facts: dict) -> dict:
     return {
         "cells": rows,
         "fixed_cost": fixed_cost(rows),
-        "memcpy_bytes_per_second": MEMORY_BYTES / statistics.median(sum((each.memcpy for each in cells), [])),
+        "memcpy_bytes_per_second": MEMORY_BYTES / statistics.median(sum((cell.memcpy for cell in cells), [])),
         **facts,
     }
 

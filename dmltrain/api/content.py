@@ -22,7 +22,7 @@ class Content:
         from dmltrain.backends.torch import loop
 
         loop.check(model, optimizer)
-        keeping = {name: each for name, each in values.items() if _keeps_state(each)}
+        keeping = {name: value for name, value in values.items() if _keeps_state(value)}
         self._objects: dict[str, Any] = {"model": model, "optimizer": optimizer, **keeping}
         self._values: dict[str, Any] = {}
         self.names = frozenset([*RESERVED, *values])

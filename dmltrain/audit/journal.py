@@ -135,7 +135,7 @@ class Journal:
             views_file.write(self._folder, Recorded(self._job, tuple(self._entered)))
 
     def _say(self, view: View, back: int) -> None:
-        for reason in [each.reason for each in view.lost] + [each.reason for each in view.lost_servers]:
+        for reason in [each.reason for each in view.lost] + [lost_server.reason for lost_server in view.lost_servers]:
             self._log.warning("Removed from the job: %s", reason)
         for left in view.left:
             self._log.info("Left the job on purpose: worker %d: %s", left.member, left.reason)

@@ -132,7 +132,7 @@ def _row(entered: Entered) -> dict[str, object]:
     view = entered.view
     lost, left = ([{"member": each.member, "reason": each.reason} for each in all_] for all_ in (view.lost, view.left))
     facts = {"number": view.number, "base": view.base, "hosts": view.hosts, "servers": view.servers, "lost": lost}
-    servers = [{"number": each.number, "reason": each.reason} for each in view.lost_servers]
+    servers = [{"number": lost_server.number, "reason": lost_server.reason} for lost_server in view.lost_servers]
     facts |= {
         "joined": view.joined,
         "shares": view.shares,
@@ -198,7 +198,7 @@ def _entered(value: Any, what: str, job: Job) -> Entered:
     hosts = fields.items(found["hosts"], f"{what}: hosts")
     members = tuple(fields.wholes(host, name, MOST_RANKS) for name, host in hosts)
     lost, left = (
-        tuple(_lost(each, place) for place, each in fields.items(found[name], f"{what}: {name}"))
+        tuple(_lost(field, place) for place, field in fields.items(found[name], f"{what}: {name}"))
         for name in ("lost", "left")
     )
     epoch = fields.whole(found["epoch"], f"{what}: epoch")
@@ -262,7 +262,9 @@ def _check_next(before: View, view: View) -> None:
     stayed = tuple(tuple(each for each in host if each not in view.joined) for host in view.hosts)
     for member in sorted(set(view.joined) & set(before.members)):
         raise ValueError(f"view {view.number}: worker {member} joins, who was a member before")
-    for number in sorted({each.number for each in view.lost_servers} & set(view.servers) - set(view.joined_servers)):
+    for number in sorted(
+        {lost_server.number for lost_server in view.lost_servers} & set(view.servers) - set(view.joined_servers)
+    ):
         raise ValueError(f"view {view.number} has lost server {number}, and still has it")
     if gone >= set(before.members) or before.without(gone, view.base).hosts != tuple(filter(None, stayed)):
         raise ValueError(f"view {view.number} is not view {before.number} without some of its members")

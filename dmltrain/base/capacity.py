@@ -103,8 +103,8 @@ def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
         if len(mounts) < 5 or len(sources) < 3:
             continue
         controllers = {"cgroup2": ["cgroup2"], "cgroup": sources[2].split(",")}.get(sources[0], [])
-        for each in controllers:
-            found.setdefault(each, (_plain(mounts[3]), _plain(mounts[4])))
+        for controller in controllers:
+            found.setdefault(controller, (_plain(mounts[3]), _plain(mounts[4])))
     return found
 
 
@@ -131,7 +131,7 @@ def _time_file(folder: str, hierarchy: list[str], proc: str, root: str) -> str:
     name = folder[len(hierarchy[-1]) :]
     beside = [each for every in groups("cpuacct", proc, root) for each in every if each[len(every[-1]) :] == name]
     files = [f"{folder}/cpu.stat", *(f"{each}/cpuacct.usage" for each in beside)]
-    return next((each for each in files if _group_seconds(each) is not None), "")
+    return next((file for file in files if _group_seconds(file) is not None), "")
 
 
 def _group_seconds(file: str) -> float | None:

@@ -202,7 +202,7 @@ def _switch(values: Mapping[str, str], name: str) -> bool | None:
 
 def _processes(values: Mapping[str, str], name: str) -> frozenset[tuple[str, int]]:
     """Roles and numbers, such as worker:3,server:0."""
-    found = [each.partition(":") for each in values.get(name, "").split(",") if each]
+    found = [word.partition(":") for word in values.get(name, "").split(",") if word]
     if not all(role in ("server", "worker") and number.isdecimal() for role, _, number in found):
         raise UserError(f"{name}={values[name]!r}: expected processes such as worker:3,server:0")
     return frozenset((role, int(number)) for role, _, number in found)

@@ -89,4 +89,4 @@ def shared(
 
 def _float32(arrays: Mapping[str, Any]) -> dict[str, Array]:
     """Of arrays, or of tensors on the CPU."""
-    return {name: np.asarray(each).astype(np.float32, copy=False) for name, each in arrays.items()}
+    return {name: np.asarray(array).astype(np.float32, copy=False) for name, array in arrays.items()}

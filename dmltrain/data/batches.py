@@ -111,7 +111,9 @@ class Share:
         """At most `count` equal parts, each with its place in the whole."""
         ends = np.linspace(0, len(self.samples), min(count, len(self.samples)) + 1).astype(int).tolist()
         places = [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
-        return [(each, Share(self.samples[each], None if self.words is None else self.words[each])) for each in places]
+        return [
+            (place, Share(self.samples[place], None if self.words is None else self.words[place])) for place in places
+        ]
 
 
 def _prepared(

@@ -133,7 +133,7 @@ def _dry_run(work: Work) -> int:
 def _status(work: Work) -> int:
     _say_difference(work)
     ids = {cell.id for cell in work.chosen}
-    found = [each for each in work.results() if each.id in ids]
+    found = [result for result in work.results() if result.id in ids]
     print("\n".join([*text.status(found), text.counts(found)]))
     return 0
 
@@ -197,7 +197,7 @@ def _run_cells(work: Work) -> int:
         if not work.arguments.add:
             work.store.compare(work.experiment, work.cells.all)
         results = work.results()
-        status = {each.id: each for each in results}
+        status = {result.id: result for result in results}
         todo = to_run(work.chosen, [status[cell.id] for cell in work.chosen], work.arguments.retry)
         _ask(len(todo), work.arguments)
         _announce(work, todo, status)
@@ -209,10 +209,10 @@ def _run_cells(work: Work) -> int:
             work.store.write(work.experiment, work.cells.all)
             interrupted = 0
         results = work.results()
-        if any(each.status in (DONE, ERROR) for each in results):
+        if any(result.status in (DONE, ERROR) for result in results):
             _write(work, results, page=not interrupted)
     ids = {cell.id for cell in work.chosen}
-    found = [each for each in results if each.id in ids]
+    found = [result for result in results if result.id in ids]
     print(f"{text.counts(found)}; results in {work.store.folder}")
     return 130 if interrupted else int(any(each.status != DONE for each in found))
 

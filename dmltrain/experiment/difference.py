@@ -45,4 +45,4 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _ids(record: Mapping[str, Any]) -> set[str]:
     cells = record.get("cells")
     rows = cells if isinstance(cells, list) else []
-    return {str(each.get("id")) for each in rows if isinstance(each, dict)}
+    return {str(row.get("id")) for row in rows if isinstance(row, dict)}

@@ -108,7 +108,7 @@ class Store:
             "versions": {"dmltrain": __version__, "python": platform.python_version()},
             "experiment": experiment.resolved,
             "cells": [
-                {"id": each.id, "settings": dict(each.settings), "options": dict(each.options)} for each in cells
+                {"id": cell.id, "settings": dict(cell.settings), "options": dict(cell.options)} for cell in cells
             ],
         }
         return dict(json.loads(json.dumps(now)))

@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 
 def counts(results: Sequence[Result]) -> str:
     """12 cells: 8 done, 1 error, 3 pending."""
-    found = Counter(each.status for each in results)
+    found = Counter(result.status for result in results)
     parts = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
     return f"{len(results)} cell{'s' * (len(results) != 1)}: {parts}"
 
@@ -28,7 +28,8 @@ def status(results: Sequence[Result]) -> list[str]:
     """One line for each cell."""
     rows = [("cell", "status", "seconds", "error")]
     rows += [
-        (each.id, each.status, "" if each.seconds is None else f"{each.seconds:.1f}", each.error) for each in results
+        (result.id, result.status, "" if result.seconds is None else f"{result.seconds:.1f}", result.error)
+        for result in results
     ]
     return columns(rows)
 
@@ -38,7 +39,7 @@ def forecast(cells: Sequence[str], estimates: Sequence[Estimate], at_once: int) 
     rows = [("cell", "time", "from")]
     for cell, each in zip(cells, estimates, strict=True):
         rows.append((cell, "unknown" if each.seconds is None else duration(each.seconds), each.basis))
-    known = [each.seconds for each in estimates if each.seconds is not None]
+    known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     total = sum(known) / at_once
     unknown = len(estimates) - len(known)
     rest = f" and {unknown} of unknown time" if unknown else ""

@@ -26,4 +26,4 @@ class Architecture:
     def options(self) -> tuple[str, ...]:
         """The names of the network's own options."""
         arguments = inspect.signature(self.build).parameters.values()
-        return tuple(each.name for each in arguments if each.kind is each.KEYWORD_ONLY)
+        return tuple(argument.name for argument in arguments if argument.kind is argument.KEYWORD_ONLY)

@@ -52,7 +52,7 @@ class NodeOptions:
             return default, default
         with _readable(name, text := self.text(name, ""), "(height, width)"):
             inside = re.fullmatch(r"[(\[](.*?),?[)\]]", text.replace(" ", ""))
-            height, width = (int(each.removesuffix("L")) for each in (inside[1] if inside else text).split(","))
+            height, width = (int(word.removesuffix("L")) for word in (inside[1] if inside else text).split(","))
             return height, width
 
     def expect(self, **usual: str) -> None:

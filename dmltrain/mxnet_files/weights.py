@@ -65,7 +65,7 @@ def fitting(
     another one. Raises UserError if they do not fit."""
     found = renamed(found, names)
     own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
-    fixed = {each.name for each in fixed_gammas(network)}
+    fixed = {fixed_gamma.name for fixed_gamma in fixed_gammas(network)}
     differences = [
         _listed("missing", [name for name in own if name not in found]),
         _listed(

@@ -34,8 +34,8 @@ def files(prefix: str, epoch: int, network: Network, arrays: Mapping[str, Any]) 
 
 def parameters(network: Network, arrays: Mapping[str, Any]) -> bytes:
     """The content of a .params file. It has ones for fixed gammas, which MXNet expects, and does not read."""
-    ones = {each.name: np.ones(each.shape, np.float32) for each in weights.fixed_gammas(network)}
-    learned = {f"arg:{each.name}": arrays[each.name] for each in network.parameters()}
+    ones = {fixed_gamma.name: np.ones(fixed_gamma.shape, np.float32) for fixed_gamma in weights.fixed_gammas(network)}
+    learned = {f"arg:{parameter.name}": arrays[parameter.name] for parameter in network.parameters()}
     fixed = {f"arg:{name}": values for name, values in ones.items()}
     states = {f"aux:{each.name}": arrays[each.name] for each in network.auxiliary()}
     named = {**learned, **fixed, **states}

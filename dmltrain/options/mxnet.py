@@ -44,7 +44,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
     """(option, MXNet's file, what it does here, or why there is none)."""
     texts = {flag(field.name): field.metadata["arguments"]["help"] for field in dataclasses.fields(Options)}
     for program, names in PROGRAMS.items():
-        for name in (f"--{each}" for each in names.split()):
+        for name in (f"--{word}" for word in names.split()):
             refused = REFUSED.get(name)
             text = f"refused: {refused.reason}; {refused.instead}" if refused else texts[name]
             yield name, program, f"{text} ({REMARKS[name]})" if name in REMARKS else text

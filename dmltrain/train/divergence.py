@@ -35,7 +35,7 @@ def check(run: Run, epoch: int) -> None:
     if store.num_workers == 1 or not store.kvstore_type.synchronous:
         return
     arrays = sorted(run.trainer.common_arrays(), key=lambda each: each.name)
-    digest = weights.digest_each((each.name, each.read()) for each in arrays)
+    digest = weights.digest_each((array.name, array.read()) for array in arrays)
     table = agreement.rows(store, "state", agreement.words(digest))
     if agreement.different(table):
         _check_layout(run, epoch, arrays)
@@ -44,7 +44,7 @@ def check(run: Run, epoch: int) -> None:
 
 def _check_layout(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
     """Raise Diverged unless all workers have arrays of the same names and shapes."""
-    layout = repr([(each.name, each.read().dtype.str, each.read().shape) for each in arrays])
+    layout = repr([(array.name, array.read().dtype.str, array.read().shape) for array in arrays])
     digest = hashlib.sha256(layout.encode()).hexdigest()
     rows = agreement.different(agreement.rows(run.store, "names of the state", agreement.words(digest)))
     if rows:
@@ -70,7 +70,7 @@ def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray], digests
     for each, expected in later:
         each.write(expected)
     limit = ROUNDING * math.sqrt(run.plan.steps)
-    names = [each.name for each in arrays]
+    names = [array.name for array in arrays]
     workers = run.store.members(range(len(table)))
     if too_large := _described(table, workers, names, limit):
         suspects = agreement.suspects(digests, np.flatnonzero(table[:, 0] > limit).tolist(), workers)

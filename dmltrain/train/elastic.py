@@ -116,7 +116,7 @@ def left(run: Run) -> None:
 
 def _facts(run: Run) -> dict[str, Any]:
     """The options that a replacement must have in common with the others, so that it trains as they do."""
-    names = [each.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for each in fields(group)]
+    names = [field.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for field in fields(group)]
     found = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
     return {BATCH: found.pop("batch"), **found}
 

@@ -117,7 +117,7 @@ def log_sizes(run: Run, iteration: int) -> None:
     """--monitor: log the sizes of the network's arrays after this step, in the network's order, as MXNet's Monitor
     prints them (python/mxnet/monitor.py): each one's norm divided by the root of its number of elements."""
     run.trainer.settle()
-    arrays = {each.name: each.read for each in run.trainer.common_arrays()}
+    arrays = {common_array.name: common_array.read for common_array in run.trainer.common_arrays()}
     for parameter in (*run.network.parameters(), *run.network.auxiliary()):
         array = arrays[parameter.name]()
         size = float(np.linalg.norm(array.astype(np.float64).ravel())) / sqrt(array.size)

@@ -52,8 +52,8 @@ def build(options: Options, network: Network, num_classes: int) -> FineTuned:
             classifiers.append(_classifier(end, num_classes, factor, layer.label, layers))
             layers[place] = replace(layer, branch=chain(*branch, classifiers[-1]))
     made = replace(network, root=chain(*layers, last), num_classes=num_classes)
-    new = {f"{each.name}_{kind}" for each in classifiers for kind in ("weight", "bias")}
-    return FineTuned(made, frozenset(each.name for each in made.parameters() if each.name in new))
+    new = {f"{classifier.name}_{kind}" for classifier in classifiers for kind in ("weight", "bias")}
+    return FineTuned(made, frozenset(parameter.name for parameter in made.parameters() if parameter.name in new))
 
 
 def _layers_of(layer: Layer) -> list[Layer]:

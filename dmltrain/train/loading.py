@@ -86,7 +86,7 @@ def place(options: Options, rank: int) -> str:
     """Where a worker's data are, for the log: ' in /data/train.rec'."""
     options = of_rank(options, rank)
     places = () if options.benchmark else options.data_train or ((options.data_dir,) if options.data_dir else ())
-    return f" in {', '.join(os.path.abspath(each) for each in places)}" if places else ""
+    return f" in {', '.join(os.path.abspath(place) for place in places)}" if places else ""
 
 
 def _benchmark(options: Options) -> Dataset:

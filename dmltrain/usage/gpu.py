@@ -41,7 +41,7 @@ class Devices:
         self._nvml = nvml
         try:
             nvml.nvmlInit()
-            self._handles = [self._handle(each) for each in uuids]
+            self._handles = [self._handle(uuid) for uuid in uuids]
         except nvml.NVMLError as error:
             raise GpusUnknown(f"NVIDIA's management library says: {error}") from None
 
@@ -86,7 +86,7 @@ class Sampler:
         with self._lock:
             samples, self._samples = self._samples, []
         samples = samples or [self._read()]
-        busy = [each.busy for each in samples if each.busy is not None]
+        busy = [sample.busy for sample in samples if sample.busy is not None]
         return GpuUse(sum(busy) / len(busy) if busy else None, samples[-1].memory)
 
 

@@ -60,7 +60,7 @@ def test_a_job_that_loses_members_is_exact(tmp_path_factory, losses, samples, ba
     write_job(folder, samples, batch, losses=losses)
     found = count(folder)
     assert found.problems == ()
-    assert list(found.times) == [0, 1] and all(np.all(each == 1) for each in found.times.values())
+    assert list(found.times) == [0, 1] and all(np.all(time == 1) for time in found.times.values())
 
 
 def test_in_some_views_an_op_is_a_round_and_in_others_the_step_of_one_member(tmp_path):
@@ -116,7 +116,7 @@ def put(place, name, value):
 
 def test_what_a_lost_member_pushed_last_does_not_count(folder):
     """Its samples of the carried round were dealt again."""
-    assert [each.op for each in lines.samples(folder, 1, 22)] == [1, 2]
+    assert [sample.op for sample in lines.samples(folder, 1, 22)] == [1, 2]
     edit(folder / "samples-1.jsonl", put(1, "positions", [0]))
     assert count(folder).problems == ()
 
@@ -230,7 +230,7 @@ def test_a_line_that_a_killed_process_did_not_finish_does_not_count_and_a_replac
     writer.close()
     with (tmp_path / "samples-2.jsonl").open("ab") as file:
         file.write(b'{"op": 2, "view": 1, "epoch": 0, "positions": [3')  # it was killed
-    assert [each.op for each in lines.samples(tmp_path, 2, 8)] == [1]
+    assert [sample.op for sample in lines.samples(tmp_path, 2, 8)] == [1]
     second = Writer(tmp_path, 2, continues=True)
     second.began(5, 3, 0, np.array([4]))
     commit(second, 5)
@@ -245,7 +245,7 @@ def test_lines_of_an_earlier_job_go(tmp_path):
         writer = Writer(tmp_path / "new" / "audit", 0)
         writer.began(op, 1, 0, np.array([2]))
         writer.close()
-    assert [each.op for each in lines.samples(tmp_path / "new" / "audit", 0, 8)] == [1]
+    assert [sample.op for sample in lines.samples(tmp_path / "new" / "audit", 0, 8)] == [1]
 
 
 def test_what_cannot_be_written_or_read_is_named(tmp_path):
@@ -348,7 +348,7 @@ RECORDED = Recorded(JOB, (Entered(FIRST), Entered(SECOND, 0, ((7, 7), (11, 14)))
 def test_what_was_written_is_read_and_replaced_whole(tmp_path):
     views_file.write(tmp_path, dataclasses.replace(RECORDED, entered=RECORDED.entered[:1]))
     views_file.write(tmp_path, RECORDED)
-    assert [each.name for each in tmp_path.iterdir()] == ["views.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["views.json"]
     assert views_file.read(tmp_path / "views.json") == RECORDED
     assert RECORDED.views == (FIRST, SECOND, THIRD)
 
@@ -361,7 +361,7 @@ def test_older_views_that_a_stopped_leader_has_put_there_do_not_stay(tmp_path):
     stopped.close(0)  # it knows of the first view only, and writes it
     assert len(views_file.read(tmp_path / "views.json").views) == 1
     goes_on.close(9)
-    assert [each.members for each in views_file.read(tmp_path / "views.json").views] == [FIRST.members, (1, 2, 3)]
+    assert [view.members for view in views_file.read(tmp_path / "views.json").views] == [FIRST.members, (1, 2, 3)]
 
 
 def test_ranges_are_runs_of_ascending_positions():

@@ -22,9 +22,9 @@ class Together(Handle):
 
     @property
     def done(self) -> bool:
-        return all(each.done for each in self._handles)
+        return all(handle.done for handle in self._handles)
 
     def wait(self) -> None:
-        for each in self._handles:
-            each.wait()
-        self.values = [array for each in self._handles for array in each.values]
+        for handle in self._handles:
+            handle.wait()
+        self.values = [array for handle in self._handles for array in handle.values]

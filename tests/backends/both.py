@@ -54,7 +54,7 @@ def in_torch(network, arrays, images, weights):
     """`weights` (N, outputs x classes) are the gradient of the logits; the dtype of `images` is that of the
     calculation."""
     module = torch_layers.build(network).to(torch.from_numpy(images).dtype)
-    module.load_state_dict({name: torch.from_numpy(each) for name, each in arrays.items()})
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     evaluated = module.eval()(torch.from_numpy(images)).detach().numpy()
     found = module.train()(torch.from_numpy(images))
     trained = torch.cat(found, 1) if isinstance(found, tuple) else found
@@ -69,15 +69,15 @@ def in_symbol(symbol, network, arrays, images, weights, named=str):
     not a user's case. `named(name)` is the network's name of one of the graph's arrays."""
     dtype = images.dtype
     executor = symbol.simple_bind(mx.cpu(), data=images.shape, grad_req="write", type_dict={"data": dtype})
-    ones = {each.name: np.ones(each.shape) for each in mxnet_layers.fixed_gammas(network)}
+    ones = {fixed_gamma.name: np.ones(fixed_gamma.shape) for fixed_gamma in mxnet_layers.fixed_gammas(network)}
     for name, each in {**executor.arg_dict, **executor.aux_dict}.items():
         each[:] = mx.nd.array({"data": images, **ones, **arrays}[named(name)], dtype=dtype)
     evaluated = executor.forward(is_train=False)[0].asnumpy()
     outputs = executor.forward(is_train=True)
-    trained = np.concatenate([each.asnumpy() for each in outputs], 1)
-    executor.backward([mx.nd.array(each, dtype=dtype) for each in np.split(weights, len(outputs), 1)])
+    trained = np.concatenate([output.asnumpy() for output in outputs], 1)
+    executor.backward([mx.nd.array(word, dtype=dtype) for word in np.split(weights, len(outputs), 1)])
     gradients = {named(name): each.asnumpy() for name, each in executor.grad_dict.items()}
-    gradients = {each.name: gradients[each.name] for each in network.parameters()}
+    gradients = {parameter.name: gradients[parameter.name] for parameter in network.parameters()}
     return Outcome(evaluated, trained, gradients, {name: each.asnumpy() for name, each in executor.aux_dict.items()})
 
 
@@ -112,4 +112,4 @@ def gradient_difference(found, expected):
 
 
 def norm(gradients):
-    return np.linalg.norm([np.linalg.norm(each.astype("f8")) for each in gradients.values()])
+    return np.linalg.norm([np.linalg.norm(gradient.astype("f8")) for gradient in gradients.values()])

@@ -35,7 +35,7 @@ def step(optimizer, model, slopes):
 
 
 def weights(model):
-    return torch.cat([each.detach().reshape(-1) for each in model.parameters()]).tolist()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).tolist()
 
 
 def perceptron(seed):

@@ -50,5 +50,9 @@ def test_a_step_changes_every_weight(name, backend):
 def weights(trainer, network):
     """Name -> copy, of the learned weights."""
     trainer.synchronize()
-    names = {each.name for each in network.parameters() if each.kind == "weight"}
-    return {each.name: each.read().copy() for each in trainer.common_arrays() if each.name in names}
+    names = {parameter.name for parameter in network.parameters() if parameter.kind == "weight"}
+    return {
+        common_array.name: common_array.read().copy()
+        for common_array in trainer.common_arrays()
+        if common_array.name in names
+    }

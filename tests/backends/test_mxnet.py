@@ -44,7 +44,9 @@ def test_steps_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32():
         before = arrays(made)
         made.train_step(*batch(SMALL), total=16, learning_rate=0.1)
         assert {array.dtype.name for array in arrays(made).values()} == {"float32"}
-        moved[dtype] = {each.name: arrays(made)[each.name] - before[each.name] for each in SMALL.parameters()}
+        moved[dtype] = {
+            parameter.name: arrays(made)[parameter.name] - before[parameter.name] for parameter in SMALL.parameters()
+        }
         assert b"amp_cast" not in made.other_files("m", 1)[Path("m-symbol.json")]
     for name, exact in moved["float32"].items():
         if name != "conv0_bias":  # undone by the batch norm
@@ -87,7 +89,7 @@ def test_gluon_reads_our_weights(trained, tmp_path):
     """So does MXNet's module: tests/mxnet_files/test_write.py."""
     for path, content in trained.other_files(str(tmp_path / "m"), 3).items():
         path.write_bytes(content)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["m-0003.params", "m-symbol.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m-0003.params", "m-symbol.json"]
     images = mx.nd.array(batch(RESNET)[0])
     block = mx.gluon.SymbolBlock.imports(str(tmp_path / "m-symbol.json"), ["data"], str(tmp_path / "m-0003.params"))
     expected = trained._block(images).asnumpy()
@@ -109,11 +111,11 @@ def test_devices_by_name_and_who_computes():
 def test_a_local_store_sums_devices_and_can_run_the_optimizer(kind, tmp_path):
     store = kvstore.create(kind, backend="mxnet")
     devices = [mx.cpu(0), mx.cpu(1)]
-    values = [mx.nd.ones(4, each) * (index + 1) for index, each in enumerate(devices)]
+    values = [mx.nd.ones(4, device) * (index + 1) for index, device in enumerate(devices)]
     store.init(["a", "b"], [mx.nd.zeros(4), mx.nd.zeros(4)])
     store.push("b", values)
     store.pull("b", values, wait=True)
-    assert [each.asnumpy().tolist() for each in values] == [[3.0] * 4] * 2
+    assert [value.asnumpy().tolist() for value in values] == [[3.0] * 4] * 2
     store.set_optimizer({"name": "sgd", "lr": 0.1, "momentum": 0.5})
     store.set_learning_rate(1.0)
     store.push("a", values[0])

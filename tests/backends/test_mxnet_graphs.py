@@ -61,7 +61,7 @@ def test_both_backends_compute_what_mxnets_graph_does(graph, mxnet_networks):
     given = network, arrays, images, both.random(graph.images, classes, seed=4, dtype="float64")
     expected = in_its_graph(mxnet_networks / f"{graph.file}-symbol.json", graph.last, *given)
 
-    names, undone = [each.name for each in network.parameters()], undone_biases(network)
+    names, undone = [parameter.name for parameter in network.parameters()], undone_biases(network)
     undone |= {name: names[-2] for name in names if re.fullmatch(graph.undone, name)}
     for backend in (both.in_torch, both.in_mxnet):
         found = backend(*given)

@@ -252,7 +252,7 @@ def test_a_restarted_rank_0_changes_no_weights(start_forked):
     hold.unlink()
     lost(job, "worker-0")
     assert "worker 0 is already registered" in job.output("second")
-    assert {json.dumps(each["values"]) for each in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
+    assert {json.dumps(result["values"]) for result in job.results(1)} == {"[[1.0, 1.0], [1.0, 1.0]]"}
 
 
 def test_the_wait_for_a_worker_that_never_pushes_has_a_deadline(start_forked):

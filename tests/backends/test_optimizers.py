@@ -58,7 +58,9 @@ def torch_side(name, line="", **more):
 
 def gradients(step: int) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(step)
-    return {each.name: draw.standard_normal(each.shape, dtype=np.float32) for each in NETWORK.parameters()}
+    return {
+        parameter.name: draw.standard_normal(parameter.shape, dtype=np.float32) for parameter in NETWORK.parameters()
+    }
 
 
 def torch_steps(module, optimizer, steps=ALL_STEPS):
@@ -78,11 +80,11 @@ def of_mxnet(name: str, line="", **more):
     if words.pop("layerwise", False):
         words["warmup_strategy"] = "lars"
     made = {}
-    for each in NETWORK.parameters():
-        made[each.name] = getattr(mx.optimizer, row.name)(param_idx2name={0: each.name}, **words)
-        decays = name != "lars" or each.kind == "weight"  # LARS.set_wd_mult
-        made[each.name].set_wd_mult({0: each.wd_mult if decays else 0.0})
-        made[each.name].set_lr_mult({0: each.lr_mult})
+    for parameter in NETWORK.parameters():
+        made[parameter.name] = getattr(mx.optimizer, row.name)(param_idx2name={0: parameter.name}, **words)
+        decays = name != "lars" or parameter.kind == "weight"  # LARS.set_wd_mult
+        made[parameter.name].set_wd_mult({0: parameter.wd_mult if decays else 0.0})
+        made[parameter.name].set_lr_mult({0: parameter.lr_mult})
     return made
 
 
@@ -149,13 +151,13 @@ def _own_dcasgd(optimizer, mom):
 
 def mxnet_backend_steps(name, weights, **more):
     """All arrays with one updater, as the MXNet backend's devices and servers make them."""
-    learned = [Learned(each.name, number, [], []) for number, each in enumerate(NETWORK.parameters())]
+    learned = [Learned(parameter.name, number, [], []) for number, parameter in enumerate(NETWORK.parameters())]
     updater = mxnet_optimizer.Updater(optimizer_spec(settings(name, **more), NETWORK, learned))
     values = {name: mx.nd.array(weight) for name, weight in weights.items()}
     for step, rate in enumerate(RATES):
         updater.set_learning_rate(rate)
-        for number, each in enumerate(NETWORK.parameters()):
-            updater(number, mx.nd.array(gradients(step)[each.name]), values[each.name])
+        for number, parameter in enumerate(NETWORK.parameters()):
+            updater(number, mx.nd.array(gradients(step)[parameter.name]), values[parameter.name])
     return {name: value.asnumpy() for name, value in values.items()}
 
 
@@ -300,11 +302,11 @@ ONE_LAYER = Network("mlp", chain(Flatten(), Dense("fc", 3)), (1, 2, 2), 3)
 @pytest.mark.parametrize("backend", ["torch", "mxnet"])
 @pytest.mark.parametrize("name", optimizers.NAMES)
 def test_a_multiplier_of_0_keeps_an_array_as_it_is(name, backend):
-    weights = {each.name: np.full(each.shape, 0.5, np.float32) for each in FROZEN.parameters()}
+    weights = {parameter.name: np.full(parameter.shape, 0.5, np.float32) for parameter in FROZEN.parameters()}
     if backend == "mxnet":
-        learned = [Learned(each, number, [], []) for number, each in enumerate(weights)]
+        learned = [Learned(weight, number, [], []) for number, weight in enumerate(weights)]
         updater = mxnet_optimizer.Updater(optimizer_spec(settings(name), FROZEN, learned))
-        values = {each: mx.nd.array(weights[each]) for each in weights}
+        values = {weight: mx.nd.array(weights[weight]) for weight in weights}
         for number, value in [*enumerate(values.values())] * 2:
             updater(number, mx.nd.full(value.shape, -1.0), value)
         found = {each: value.asnumpy() for each, value in values.items()}
@@ -339,7 +341,9 @@ def test_a_state_continues_bit_for_bit(name):
 
 def test_the_usual_groups_come_first_as_in_files_of_04():
     groups = torch_side("sgd")[1].param_groups
-    found = [(each.get("lr_mult", 1.0), round(each["weight_decay"] / DECAY, 9), len(each["params"])) for each in groups]
+    found = [
+        (group.get("lr_mult", 1.0), round(group["weight_decay"] / DECAY, 9), len(group["params"])) for group in groups
+    ]
     assert found == [(1.0, 1.0, 1), (1.0, 0.0, 2), (1.0, 0.25, 1), (0.5, 1.0, 1), (2.0, 3.0, 1)]
 
 

@@ -52,7 +52,7 @@ def made(name):
 
 def gradients(module, rank, step):
     draw = torch.Generator().manual_seed(100 * rank + step)
-    return [torch.randn(each.shape, generator=draw) for each in module.parameters()]
+    return [torch.randn(parameter.shape, generator=draw) for parameter in module.parameters()]
 
 
 def on_servers(store, name):
@@ -66,7 +66,7 @@ def on_servers(store, name):
         optimizer.step()
         optimizer.settle()
     divided = [len(store._entries.find(key).slices) > 1 for key in [bucket.name for bucket in optimizer._buckets]]
-    return [each.detach().numpy().copy() for each in module.parameters()], sum(divided)
+    return [parameter.detach().numpy().copy() for parameter in module.parameters()], sum(divided)
 
 
 def on_a_worker(name):
@@ -77,7 +77,7 @@ def on_a_worker(name):
         for parameter, (first, second) in zip(module.parameters(), both, strict=True):
             parameter.grad = first + second
         optimizer.step()
-    return [each.detach().numpy() for each in module.parameters()]
+    return [parameter.detach().numpy() for parameter in module.parameters()]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,7 +59,7 @@ def test_mxnet_names_orders_and_shapes_arrays_the_same_way(name):
     fixed = mxnet_layers.fixed_gammas(network)
     arguments = zip(found.list_arguments(), arguments, strict=True)
     learned = [pair for pair in arguments if pair[0] not in {"data", *(each.name for each in fixed)}]
-    expected = [(each.name, each.shape) for each in network.parameters()]
+    expected = [(parameter.name, parameter.shape) for parameter in network.parameters()]
     if network.auxiliary_outputs:  # MXNet lists the main output's first
         learned, expected = sorted(learned), sorted(expected)
     assert learned == expected

@@ -127,7 +127,7 @@ def test_low_precision_stays_near_float32_and_training_gives_no_warnings(dtype, 
 
 def scaled(*gradients, **options):
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in gradients]
-    optimizer = torch.optim.SGD([{"params": [each]} for each in weights], lr=1.0, fused=True, **options)
+    optimizer = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=1.0, fused=True, **options)
     scale = LossScale(optimizer, torch.device("cpu"))
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = None if gradient is None else torch.full((2,), gradient)
@@ -150,7 +150,7 @@ def test_one_gradient_that_overflows_skips_the_step_of_all(bad):
     weights, optimizer, scale = scaled(*gradients)
     scale.load_state([FIRST, 1998.0])
     optimizer.step()
-    assert [each.tolist() for each in weights] == [[1.0, 1.0]] * 3
+    assert [weight.tolist() for weight in weights] == [[1.0, 1.0]] * 3
     assert scale.state() == [FIRST / 2, 0.0], "good steps are counted from there"
 
 
@@ -257,13 +257,13 @@ def test_a_run_resumes_with_another_memory_format():
     whole, first = (make(RESNET, "--optimizer adam") for _ in range(2))
     steps = [(*batch(RESNET, 16, number), 16, 0.001) for number in range(4)]
     for made in (whole, first):
-        for each in steps[:2]:
-            made.train_step(*each)
+        for step in steps[:2]:
+            made.train_step(*step)
     lines = ("--optimizer adam", "--optimizer adam --memory-format contiguous")
     same, other = (make(RESNET, line, state=first.state()) for line in lines)
-    for each in steps[2:]:
+    for step in steps[2:]:
         for made in (whole, same, other):
-            made.train_step(*each)
+            made.train_step(*step)
     assert_close(whole, same, 0.0)
     assert_close(whole, other, 1e-3)  # without their order: 0.8
 

@@ -47,7 +47,9 @@ class Net(nn.Module):
 
 
 def sgd(model, **options):
-    return torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5, **options)
+    return torch.optim.SGD(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.5, **options
+    )
 
 
 def batch(rank):
@@ -66,7 +68,7 @@ def own_gradients(rank, whole):
 
 
 def trained(model):
-    return [each for each in model.parameters() if each.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -205,8 +207,8 @@ def test_mistakes_with_gradients_under_way_are_explained(job):
         gradients(model, store.rank)
         with pytest.raises(UserError, match="third.weight has no gradient at step"):
             optimizer.step()
-        for each in model.third.parameters():
-            each.grad = torch.ones_like(each)
+        for parameter in model.third.parameters():
+            parameter.grad = torch.ones_like(parameter)
         optimizer.push_gradients()
         with pytest.raises(UserError, match=r"backward\(\) ran twice .*optimizer.accumulate\(\)"):
             gradients(model, store.rank)

@@ -84,11 +84,11 @@ def check(runs):
 
 
 def arrays(run):
-    return {each.name: each for each in run.trainer.common_arrays()}
+    return {common_array.name: common_array for common_array in run.trainer.common_arrays()}
 
 
 def digests(runs):
-    return [weights.digest({name: each.read() for name, each in arrays(run).items()}) for run in runs[1]]
+    return [weights.digest({name: array.read() for name, array in arrays(run).items()}) for run in runs[1]]
 
 
 def alter(run, name, factor):
@@ -110,7 +110,7 @@ PARTS = ["conv0_weight", "moving_mean", "moving_var", "of parameter 0"]
 def test_the_loss_scale_belongs_to_the_state():
     options = parse(["--kv-store", "local", "--dtype", "float16"])
     trainer = TorchTrainer(SMALL, options, kvstore.create("local"))
-    scale = {each.name: each for each in trainer.common_arrays()}["loss scale"]
+    scale = {common_array.name: common_array for common_array in trainer.common_arrays()}["loss scale"]
     assert scale.read().tolist() == trainer.state()["loss_scale"]
     scale.write(np.array([32.0, 7.0]))
     assert trainer.state()["loss_scale"] == [32.0, 7.0]

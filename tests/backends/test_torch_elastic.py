@@ -73,15 +73,15 @@ def expected(members, kind="sgd", dealt=12, device="cpu", between=lambda model: 
     for step, count in enumerate(members):
         optimizer.zero_grad()
         backward(model, step, dealt)
-        for each in model.parameters():
-            each.grad = each.grad * count * (dealt / (OWN * count))
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * count * (dealt / (OWN * count))
         between(model)
         optimizer.step()
     return weights(model)
 
 
 def weights(model):
-    return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -152,7 +152,7 @@ def test_an_aborted_round_is_pushed_again_with_the_same_bits(name, monkeypatch):
             run(model, store)
             assert torch.equal(weights(model), expected(store.rounds, device=device)), (first, second)
             for pushes in store.pushes[:STEPS]:
-                assert all(len(set(each)) == 1 for each in pushes.values())
+                assert all(len(set(push)) == 1 for push in pushes.values())
                 again += max(map(len, pushes.values())) > 1
     assert again > 2 * count
 
@@ -162,7 +162,7 @@ def test_a_round_without_samples_changes_nothing(kind):
     """Also with momentum and weight decay."""
 
     def state():
-        arrays = (value for each in model.parameters() for value in optimizer.state[each].values())
+        arrays = (value for parameter in model.parameters() for value in optimizer.state[parameter].values())
         return [weights(model).clone(), *(torch.as_tensor(value).clone() for value in arrays)]
 
     model = network()
@@ -222,7 +222,7 @@ def test_what_no_member_uses_keeps_no_gradient():
         optimizer.round(12, np.array(RECEIPT))
         optimizer.zero_grad()
         model[:2](torch.ones(1, 4)).sum().backward()
-        assert [each.grad is None for each in model.parameters()] == [False, False, False, True, True]
+        assert [parameter.grad is None for parameter in model.parameters()] == [False, False, False, True, True]
         optimizer.step()
     assert torch.equal(model[2].weight, before)
 
@@ -327,11 +327,11 @@ def test_an_aborted_round_is_weighed_once(weight):
             backward(each, 0, OWN)
         else:
             (each(torch.ones(1, 4)).sum() * float("nan")).backward()
-    own = [each.grad * weight if weight else torch.zeros_like(each) for each in twin.parameters()]
+    own = [parameter.grad * weight if weight else torch.zeros_like(parameter) for parameter in twin.parameters()]
     optimizer.step()
     pushes = [store.pushes[0][bucket.name] for bucket in optimizer._buckets]
     expected_ = torch.cat([each.reshape(-1) for each in own]).numpy().tobytes()
-    assert b"".join(each[0] for each in pushes) == b"".join(each[-1] for each in pushes) == expected_
+    assert b"".join(push[0] for push in pushes) == b"".join(push[-1] for push in pushes) == expected_
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -42,7 +42,7 @@ def loss_of(model, x, y):
 
 
 def weights(model):
-    return [each.detach().clone() for each in model.parameters()]
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def joined(store, model, lr=0.01, **options):
@@ -244,7 +244,7 @@ def test_factors_follow_what_the_program_does_with_gradients(job, train):
 
     def one(store, factored):
         model = Net(store.rank)
-        inner = torch.optim.SGD((each for each in model.parameters()), lr=0.01, momentum=0.9)
+        inner = torch.optim.SGD((parameter for parameter in model.parameters()), lr=0.01, momentum=0.9)
         optimizer = distribute(model, inner, store, factors=8 * ROWS, factored=factored)
         for step in range(len(SHARES)):
             train(model, optimizer, *share(store, step))

@@ -70,11 +70,11 @@ def network(request):
 def test_arrays_are_the_networks(network):
     module = torch_layers.build(network)
     parameters = [(name, tuple(each.shape)) for name, each in module.named_parameters()]
-    assert parameters == [(each.name, each.shape) for each in network.parameters()]
+    assert parameters == [(parameter.name, parameter.shape) for parameter in network.parameters()]
     buffers = [(name, tuple(each.shape)) for name, each in module.named_buffers()]
     assert buffers == [(each.name, each.shape) for each in network.auxiliary()]
     assert list(module.state_dict()) == [each.name for each in (*network.parameters(), *network.auxiliary())]
-    assert sum(each.numel() for each in module.parameters()) == network.num_parameters
+    assert sum(parameter.numel() for parameter in module.parameters()) == network.num_parameters
 
 
 def test_a_step_reaches_every_parameter_the_same_in_each_memory_format_and_its_state_can_be_loaded(network):
@@ -139,7 +139,7 @@ def test_copies_are_equal_and_independent(network, training, copier):
     module, batch = built(network).train(training), images(network)
     other = copier(module)
     assert other.training == training and list(other.state_dict()) == list(module.state_dict())
-    assert all(each.requires_grad for each in other.parameters())
+    assert all(parameter.requires_grad for parameter in other.parameters())
     assert torch.equal(other.eval()(batch), module.eval()(batch))
     trained = []
     for each in (module, other):
@@ -149,7 +149,7 @@ def test_copies_are_equal_and_independent(network, training, copier):
     with torch.no_grad():
         for each in other.parameters():
             each.zero_()
-    assert all(each.abs().sum() > 0 for each in module.parameters() if each.dim() > 1)
+    assert all(parameter.abs().sum() > 0 for parameter in module.parameters() if parameter.dim() > 1)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -206,7 +206,7 @@ def test_what_int8_leaves_out_of_an_outer_gradient_is_in_the_next_one(far):
     job = WholeJob("dist_local", workers=2, servers=1, far=far)  # compression counts for all its later keys
     (found, residuals), (other, _) = job.all(one)
     job.close()
-    assert np.array_equal(found, other) and any(each.any() for each in residuals.values())
+    assert np.array_equal(found, other) and any(residual.any() for residual in residuals.values())
     expected, quantum = rounds * 2.0 * np.linspace(-1.0, 1.0, size), 3.0 / 127
     error = np.abs(found - expected).max()
     assert 0 < error < 3 * quantum < rounds * quantum / 4
@@ -390,7 +390,7 @@ def test_weights_and_the_outer_momentum_are_compared_and_the_workers_momentum_is
         settled(made, store)
         run = run_of(store, made)
         assert checked(run) is None
-        common = {each.name: each for each in made.common_arrays()}
+        common = {common_array.name: common_array for common_array in made.common_arrays()}
         assert not [name for name in common if "momentum_buffer" in name or "scale" in name]
         faults = []
         for name in ("fc0_weight", "outer_momentum of parameter 0"):

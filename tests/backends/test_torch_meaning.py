@@ -12,7 +12,7 @@ RACES, SECONDS = 30, 3600.0
 def found(job):
     """What both workers have found of each case."""
     job.succeed(SECONDS)
-    one, other = ({each["case"]: each["found"] for each in job.results(worker)} for worker in range(2))
+    one, other = ({result["case"]: result["found"] for result in job.results(worker)} for worker in range(2))
     assert one.keys() == other.keys()
     return {name: {one[name], other[name]} for name in one}
 

@@ -52,8 +52,8 @@ def convolution(memory_format):
     """Without rounding that depends on the memory format: tests set its gradients."""
     model = nn.Conv2d(3, 4, 3)
     with torch.no_grad():
-        for number, each in enumerate(model.parameters()):
-            each.copy_(gradient(each, number))
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(gradient(parameter, number))
     return model.to(memory_format=memory_format)
 
 
@@ -64,8 +64,8 @@ def gradient(like, seed):
 
 def train(model, optimizer, steps):
     for step in steps:
-        for number, each in enumerate(model.parameters()):
-            each.grad = gradient(each, 10 * step + number)
+        for number, parameter in enumerate(model.parameters()):
+            parameter.grad = gradient(parameter, 10 * step + number)
         optimizer.step()
 
 
@@ -103,7 +103,7 @@ def test_arrays_of_a_file_may_lie_in_any_order(order, memory_format):
     found = own.state_dict()
     for number, arrays in found["state"].items():
         found["state"][number] = {
-            name: ORDERS[order](each) if each.dim() == 4 else each for name, each in arrays.items()
+            name: ORDERS[order](array) if array.dim() == 4 else array for name, array in arrays.items()
         }
     own.load_state_dict(stored(found) if order != "with gaps" else found)
     for parameter in model.parameters():

@@ -39,7 +39,7 @@ def of_devices(made):
     made.synchronize()
     if hasattr(made, "_modules"):  # PyTorch's
         states = [module.state_dict() for module in made._modules]
-        return {name: [each[name].numpy().copy() for each in states] for name in states[0]}
+        return {name: [state[name].numpy().copy() for state in states] for name in states[0]}
     return {name: [each.asnumpy() for each in array.list_data()] for name, array in made._arrays.items()}
 
 
@@ -93,7 +93,7 @@ def test_several_devices_make_the_same_step_as_one(make, count, kind):
     for name, expected in arrays(one).items():
         np.testing.assert_allclose(arrays(several)[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
     for name, (first, *others) in of_devices(several).items():
-        assert len(others) == count - 1 and all(np.array_equal(first, each) for each in others), name
+        assert len(others) == count - 1 and all(np.array_equal(first, other) for other in others), name
     assert several.take_sums().values() == pytest.approx(one.take_sums().values(), rel=1e-6)
 
 
@@ -108,8 +108,8 @@ def test_both_backends_make_the_same_steps():
         for step in range(3):
             made.train_step(*batch(network, seed=step), total=20, learning_rate=0.05)
         found[name] = arrays(made)
-    for each in network.parameters():
-        np.testing.assert_allclose(found["mxnet"][each.name], found["torch"][each.name], rtol=1e-5, atol=1e-6)
+    for parameter in network.parameters():
+        np.testing.assert_allclose(found["mxnet"][parameter.name], found["torch"][parameter.name], rtol=1e-5, atol=1e-6)
 
 
 # -- metrics and statistics -------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_statistics_are_merged_over_devices_and_workers_by_samples(make):
     made = make(RESNET, "--devices cpu:2")
     made.train_step(*batch(RESNET, 5), 5, 0.05)  # 3 samples on the first device, 2 on the second
     names = {each.name for each in RESNET.auxiliary()}
-    before = {name: each for name, each in of_devices(made).items() if name in names}
+    before = {name: of_device for name, of_device in of_devices(made).items() if name in names}
     assert len(before) > 6 and not any(np.array_equal(*each) for each in before.values())
     made.merge_statistics(lambda name, own: own + 15.0, 2)  # another worker has seen 15 samples, and only ones
     after = of_devices(made)
@@ -213,8 +213,8 @@ def test_a_saved_state_continues_bit_for_bit(backend, make, line):
 
 def test_common_arrays_are_written_on_every_device(make):
     made = make(line="--devices cpu:2")
-    for each in made.common_arrays():
-        each.write(np.full_like(each.read(), 3.0))
+    for common_array in made.common_arrays():
+        common_array.write(np.full_like(common_array.read(), 3.0))
     assert all((array == 3.0).all() for arrays in of_devices(made).values() for array in arrays)
 
 
@@ -263,13 +263,13 @@ def gradients(w, images, labels, counts):
 def test_a_step_follows_the_main_and_the_weighted_auxiliary_losses(make, devices):
     trainer = make(auxiliary(), f"{PLAIN} --devices {devices}")
     before = arrays(trainer)
-    assert set(before) == {each.name for each in auxiliary().parameters()}, "checkpoints hold the classifiers"
+    assert set(before) == {parameter.name for parameter in auxiliary().parameters()}, "checkpoints hold the classifiers"
     trainer.train_step(*eight(), total=8, learning_rate=RATE)
     after = arrays(trainer)
     for name, gradient in gradients(before, *eight(), (0.5, 0.25)).items():
         np.testing.assert_allclose(after[name], before[name] - RATE * gradient, rtol=1e-4, atol=1e-5, err_msg=name)
     trainer.train_step(*eight(0), total=8, learning_rate=RATE)  # a worker without samples takes part
-    assert all(np.array_equal(each, after[name]) for name, each in arrays(trainer).items())
+    assert all(np.array_equal(array, after[name]) for name, array in arrays(trainer).items())
 
 
 def test_metrics_are_of_the_main_output(make):

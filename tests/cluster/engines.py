@@ -199,7 +199,7 @@ def try_fault(engine: Engine, name: str, fault: Fault) -> None:
         done = job.wait()
         ended = time.monotonic() - struck
         wait_for(lambda: not ours(engine.testbed), "the end of the launcher")
-        wait_for(lambda: all(lost and engine.keeps(each) for each in engine.records()), "records", LONGEST)
+        wait_for(lambda: all(lost and engine.keeps(record) for record in engine.records()), "records", LONGEST)
         if lost:
             engine.restore(lost)
             lost = ""

@@ -121,7 +121,7 @@ class Controller:
                         jobs[name] = self.api.call("POST", mine, _job(found, row, name, index))
             by_name[row["name"]] = [jobs[name] for name in names if name in jobs]
         targets = spec.get("successPolicy", {}).get("targetReplicatedJobs") or list(by_name)
-        if any(_has(each, "Failed") for each in jobs.values()):
+        if any(_has(job, "Failed") for job in jobs.values()):
             self._end(found, "Failed", jobs)
         elif all(by_name[name] and all(_has(each, "Complete") for each in by_name[name]) for name in targets):
             self._end(found, "Completed", jobs)
@@ -152,7 +152,7 @@ def _is_ready(job: Any) -> bool:
 
 def _has(job: Any, kind: str) -> bool:
     conditions = job.get("status", {}).get("conditions", ())
-    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
 
 
 def _job(found: Any, row: Any, name: str, index: int) -> Any:

@@ -311,7 +311,7 @@ class Kubelet:
                 url = urllib.parse.urlsplit(self.path)
                 query = {key: values[0] for key, values in urllib.parse.parse_qs(url.query).items()}
                 _, kind, space, name, *_ = url.path.split("/")
-                found = [each for each in kubelet.pods.values() if (each.space, each.name) == (space, name)]
+                found = [pod for pod in kubelet.pods.values() if (pod.space, pod.name) == (space, name)]
                 if kind != "containerLogs" or not found:
                     return self.send_error(404)
                 self.send_response(200)

@@ -154,7 +154,7 @@ class Front:
         """Until no host has a process any more."""
 
         def running() -> list[str]:
-            return [f"{host}: {each}" for host in self.testbed.hosts for each in self.testbed.processes(host)]
+            return [f"{host}: {process}" for host in self.testbed.hosts for process in self.testbed.processes(host)]
 
         try:
             wait_for(lambda: not running(), "the end of all processes")

@@ -48,7 +48,7 @@ def beside(pid: int) -> list[Process]:
     """Every living process in the PID namespace of `pid`, itself included."""
     own = namespace(pid)
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if own else ()
-    found = (read(each) for each in pids if namespace(each) == own)
+    found = (read(pid) for pid in pids if namespace(pid) == own)
     return [each for each in found if each and each.state not in DEAD]
 
 

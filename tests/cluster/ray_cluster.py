@@ -68,7 +68,7 @@ class RayCluster:
                     stderr=subprocess.DEVNULL,
                 )
                 for node in self.nodes
-                if not any(each.name == "raylet" for each in self.testbed.processes(node))
+                if not any(process.name == "raylet" for process in self.testbed.processes(node))
             ]
             comes = comes or bool(began)
             if not any([each.wait(NODES_SECONDS) for each in began]):

@@ -92,7 +92,7 @@ class Slurm:
     def repair(self) -> None:
         """Have slurmd on each host. Jobs are numbered anew from here on, for `number`."""
         for node in self.nodes:
-            if not any(each.name == "slurmd" for each in self.testbed.processes(node)):
+            if not any(process.name == "slurmd" for process in self.testbed.processes(node)):
                 self.start_node(node)
         self._wait_idle()
         found = re.search(r"NEXT_JOB_ID\s+= (\d+)", self.on(LOGIN, ["scontrol", "show", "config"]))

@@ -56,7 +56,7 @@ class Bad(Front):
 
     def nothing_left(self) -> None:
         def left() -> list[str]:
-            found = [(host, each) for host in self.testbed.hosts for each in self.testbed.processes(host)]
+            found = [(host, process) for host in self.testbed.hosts for process in self.testbed.processes(host)]
             return [f"{host}: {each}" for host, each in found if each.state not in "Tt"]  # a frozen host's own
 
         wait_for(lambda: not left(), lambda: f"the end of {left()}", 60.0)  # an ssh waits for a silent host for 127 s

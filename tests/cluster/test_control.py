@@ -124,7 +124,7 @@ def test_kill_ends_a_job_whatever_has_become_of_its_launcher(testbed: Testbed, f
     done = front.ask("--kill", "logs", "--grace", 1)
     assert done.code == 0 and "0 processes left on 2 hosts" in done.err, done
     assert launched.wait().code == (-signal.SIGKILL if launcher == "killed" else 128 + signal.SIGTERM)
-    assert not any(each.argv[-1:] == ("program.py",) for host in ("h1", "h2") for each in testbed.processes(host))
+    assert not any(process.argv[-1:] == ("program.py",) for host in ("h1", "h2") for process in testbed.processes(host))
     front.wait_idle()
 
 
@@ -182,9 +182,9 @@ def test_timeout_ends_the_job_with_all_stacks_in_the_logs(testbed: Testbed, fron
         done = launched.wait()
         assert done.code == 124 and f"more than {seconds} s" in done.err, done
         assert seconds <= done.seconds < seconds + 15
-        if all("ready" in launched.log(each) for each in names):
+        if all("ready" in launched.log(name) for name in names):
             break
-    assert [each for each in names if "in deep_inside" not in launched.log(each)] == []
+    assert [name for name in names if "in deep_inside" not in launched.log(name)] == []
     front.wait_idle()
 
 

@@ -130,7 +130,7 @@ def test_a_host_of_the_file_that_was_off_returns_to_the_training(testbed: Testbe
 
 def test_sigterm_to_an_agent_is_a_notice_for_its_host(testbed: Testbed, front: Front):
     launched = waiting(front, "--hosts", "h1,h2", "-n", 2)
-    (agent,) = [each for each in testbed.processes("h2") if "dmltrain-agent" in str(each)]
+    (agent,) = [process for process in testbed.processes("h2") if "dmltrain-agent" in str(process)]
     testbed.run("h2", ["kill", str(agent.inner)])
     says(launched, "has left the job; 1 worker is left")
     wait_for(lambda: testbed.processes("h2") == [], "the end of the agent", LONGEST)

@@ -169,11 +169,11 @@ def test_no_secret_is_seen_while_a_job_runs_or_after_it(testbed: Testbed, front:
     assert not [place for secret in hidden for process in machine() for place in shown(process, secret, False)]
     # in the environment of the job's own processes, of the launcher, and of what that starts beside it
     unrelated = [
-        str(each)
+        str(process)
         for host in testbed.hosts
         if host != LOGIN
-        for each in testbed.processes(host)
-        if (has(each, PART) or has(each, PASSWORD)) and not of_job(each)
+        for process in testbed.processes(host)
+        if (has(process, PART) or has(process, PASSWORD)) and not of_job(process)
     ]
     assert not unrelated
     assert not [str(each) for each in machine() if has(each, key)]
@@ -227,7 +227,7 @@ def test_no_secret_is_in_the_report_of_a_failure(testbed: Testbed, front: Front,
     launched = front.start(*options, *program, env={"MY_VALUE": PART})
     if fault.endswith("killed"):
         launched.wait_for_words("ready", "worker-0")
-        (agent,) = [each for each in testbed.processes("h1") if "dmltrain-agent" in each.argv]
+        (agent,) = [process for process in testbed.processes("h1") if "dmltrain-agent" in process.argv]
         os.kill(agent.pid if fault == "agent killed" else testbed.command_pid(launched.process), signal.SIGKILL)
     done = launched.wait()
     assert done.code not in (0, None), done

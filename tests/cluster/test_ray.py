@@ -77,7 +77,7 @@ def test_a_job_gets_nodes_of_its_own_and_divides_their_gpus(ray: RayCluster, tmp
     hosts = {each[0] for each in written.values()}
     assert len(hosts) == 2 and LOGIN not in hosts
     workers = [written[f"worker-{rank}"] for rank in range(3)]
-    gpus = [sorted(each[1] for each in workers if each[0] == host) for host in hosts]
+    gpus = [sorted(worker[1] for worker in workers if worker[0] == host) for host in hosts]
     assert sorted(gpus) == [["0", "1"], ["0,1"]]
     assert {each[3] for each in written.values()} == {"hi"}
     assert all(each[4] == [] and each[5] == str(tmp_path) for each in written.values())
@@ -207,7 +207,7 @@ class Engine(engines.Engine):
         return super().start(fault, *options)
 
     def launcher(self) -> int:
-        [found] = [each for each in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in each.argv]
+        [found] = [process for process in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in process.argv]
         return found.pid
 
     def cancel(self) -> None:

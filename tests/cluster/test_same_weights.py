@@ -48,7 +48,7 @@ def tensors(value: object, place: str = "") -> dict[str, object]:
         parts = enumerate(value)
     else:
         return {place: value}
-    return {name: each for key, part in parts for name, each in tensors(part, f"{place}/{key}").items()}
+    return {name: tensor for key, part in parts for name, tensor in tensors(part, f"{place}/{key}").items()}
 
 
 def same(one: object, other: object) -> bool:
@@ -67,7 +67,7 @@ def test_hosts_and_mpirun_train_the_same_weights_as_one_machine(testbed: Testbed
     words = (300, "train_cifar10.py", *RESNET, "--data-dir", real_data / "cifar10")
     local, ssh, mpi = (trained(testbed, tmp_path / name, name, *words) for name in ("local", "ssh", "open-mpi"))
     weights = [each for each in local.values() if isinstance(each, torch.Tensor)]
-    assert sum(each.numel() for each in weights if each.is_floating_point()) >= 78_109  # resnet-8's parameters
+    assert sum(weight.numel() for weight in weights if weight.is_floating_point()) >= 78_109  # resnet-8's parameters
     assert_same(local, ssh)
     assert_same(local, mpi)
 

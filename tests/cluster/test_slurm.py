@@ -137,7 +137,7 @@ class Engine(engines.Engine):
     options = SLURM
 
     def launcher(self) -> int:
-        found = [each for each in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in each.argv]
+        found = [process for process in self.testbed.processes(LOGIN) if "dmltrain_launch.cli" in process.argv]
         [pid] = [each.pid for each in found if "salloc" not in each.argv]
         return pid
 
@@ -205,14 +205,14 @@ def test_servers_run_on_a_component_of_their_own(slurm: Slurm, tmp_path: Path):
     job = front.start(*SLURM, "-n", 2, "-s", 2, front.script(engines.PROGRAM))
     job.wait_for_words("up", "worker-0", "worker-1", "server-0", "server-1")
     processes = job.record["processes"]
-    workers = {each["host"] for each in processes if each["role"] == "worker"}
-    (server,) = {each["host"] for each in processes if each["role"] != "worker"}
+    workers = {process["host"] for process in processes if process["role"] == "worker"}
+    (server,) = {process["host"] for process in processes if process["role"] != "worker"}
     assert len(workers) == 2 and server not in workers
     listed = Front(slurm.testbed, tmp_path).ask("--ps", job.logs, "--connect-timeout", 60)
     assert listed.code == 0 and "8 processes on 3 hosts" in listed.out, listed
-    for each in slurm.testbed.processes(server):
-        if "dmltrain-bridge" in each.argv:
-            os.kill(each.pid, signal.SIGKILL)
+    for process in slurm.testbed.processes(server):
+        if "dmltrain-bridge" in process.argv:
+            os.kill(process.pid, signal.SIGKILL)
     ended = job.wait()
     assert ended.code == 125 and "0 processes left on 3 hosts" in ended.err, ended
     wait_gone(slurm)
@@ -406,9 +406,9 @@ def test_the_workers_of_a_node_divide_its_gpus(slurm: Slurm, tmp_path: Path, ask
     assert done.code == 0, done
     written = front.written()
     workers = [written[f"worker-{rank}"] for rank in range(3)]
-    assert all(each["gpus"][1] is None for each in workers)
-    hosts = {each["host"] for each in workers}
-    gpus = [sorted(each["gpus"][0] for each in workers if each["host"] == host) for host in hosts]
+    assert all(worker["gpus"][1] is None for worker in workers)
+    hosts = {worker["host"] for worker in workers}
+    gpus = [sorted(worker["gpus"][0] for worker in workers if worker["host"] == host) for host in hosts]
     assert sorted(gpus) == [["0", "1"], ["0,1"]]
 
 

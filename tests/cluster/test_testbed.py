@@ -236,9 +236,12 @@ def test_who_starts_a_program_at_the_moment_is_frozen(testbed: Testbed, tmp_path
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     starting = testbed.start("h1", python(VFORK, pipe))
-    wait_for(lambda: [each.state for each in testbed.processes("h1") if str(pipe) in each.argv] == ["D", "S"], "vfork")
+    wait_for(
+        lambda: [process.state for process in testbed.processes("h1") if str(pipe) in process.argv] == ["D", "S"],
+        "vfork",
+    )
     testbed.freeze("h1")
-    assert [each.state for each in testbed.processes("h1") if str(pipe) in each.argv] == ["D", "T"]
+    assert [process.state for process in testbed.processes("h1") if str(pipe) in process.argv] == ["D", "T"]
     testbed.thaw("h1")
     with pipe.open():
         assert starting.wait() == 0

@@ -48,7 +48,7 @@ def test_a_job_runs_in_containers_and_is_followed_to_its_end(testbed: Testbed, t
         assert said in done.err, done
     assert b"worker 0 on h" in done.out
     assert not (logs / "bridge.json").exists()
-    assert not [each for host in HOSTS for each in testbed.processes(host)], os.listdir(tmp_path / "nodes")
+    assert not [process for host in HOSTS for process in testbed.processes(host)], os.listdir(tmp_path / "nodes")
 
 
 class Followed(Launched):

@@ -167,12 +167,12 @@ class Trial:
     def victim(self, name: str, inner: int) -> Process:
         """Note it, and give it as the machine sees it."""
         self.outcome.pid = inner
-        return next(each for each in self.bed.processes(name) if each.inner == inner)
+        return next(process for process in self.bed.processes(name) if process.inner == inner)
 
     def agent(self) -> Process:
         """The agent of the host that the cell is about, or what is to become it."""
         if self.cell.connecting:
-            return next(each for each in self.bed.processes(self.cell.host) if "dmltrain-agent" in each.argv)
+            return next(process for process in self.bed.processes(self.cell.host) if "dmltrain-agent" in process.argv)
         return self.victim(self.cell.host, self._agent(self.cell.host))
 
     # -- what comes of it ----------------------------------------------------------------------------------------

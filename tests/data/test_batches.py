@@ -95,7 +95,7 @@ def test_evaluation_is_in_order_and_complete(split):
         seen += labels.tolist()
     assert sorted(seen) == list(range(COUNT))
     assert list(EvalBatches(split, np.arange(0), 10)) == []
-    assert [len(each.labels) for each in EvalBatches(split, np.arange(12), 10, num_batches=3)] == [10, 2, 0]
+    assert [len(EvalBatch.labels) for EvalBatch in EvalBatches(split, np.arange(12), 10, num_batches=3)] == [10, 2, 0]
 
 
 # threads

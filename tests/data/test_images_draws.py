@@ -60,7 +60,9 @@ def test_scale_is_uniform_and_changes_the_canvas_around_the_centre():
     assert_uniform(scales, 0.8, 1.5)
     assert all(geometry.canvas == (int(s * 300), int(s * 400)) for geometry, s in zip(found, scales, strict=True))
     limits = {"min_img_size": 250, "max_img_size": 600}
-    sizes = [each.canvas for each in geometries(count=200, min_random_scale=0.1, max_random_scale=3.0, **limits)]
+    sizes = [
+        geometry.canvas for geometry in geometries(count=200, min_random_scale=0.1, max_random_scale=3.0, **limits)
+    ]
     assert np.min(sizes) == 250 and np.max(sizes) == 600
     for geometry in geometries(count=50, min_random_scale=0.5, max_random_scale=2.0, **augmentation_level(3)):
         x, y, _ = geometry.affine @ [200, 150, 1]

@@ -417,7 +417,7 @@ def test_a_part_goes_to_a_folder_that_is_new_or_the_users_alone(tmp_path):
     ssh = shell_script(tmp_path / "ssh", 'while [ "$1" != -- ]; do shift; done; shift 2; exec /bin/sh -c "$*"')
     for _ in range(2):
         copy(Copy(source, "h1", "", 0, str(to), (str(ssh),)))
-        assert to.read_bytes() == source.read_bytes() and [each.name for each in to.parent.iterdir()] == [to.name]
+        assert to.read_bytes() == source.read_bytes() and [path.name for path in to.parent.iterdir()] == [to.name]
 
 
 @pytest.mark.parametrize("shell", ["exec sh", "exit 0", "echo Welcome; exec sh"])

@@ -77,7 +77,7 @@ def start_script(jobs, kinds, killed=0, *words, **env):
 
 
 def moves(job, worker):
-    (found,) = (each for each in job.output(f"worker-{worker}").splitlines() if each.startswith("Moves: "))
+    (found,) = (line for line in job.output(f"worker-{worker}").splitlines() if line.startswith("Moves: "))
     return found.split()[1:]
 
 
@@ -144,7 +144,7 @@ def trained(jobs, *options, replay=(), workers=2, faults="", **more):
 def test_a_slow_worker_gets_fewer_samples(jobs):
     job, views = trained(jobs, "--num-epochs", "1")
     parts = [view.shares for view in views if view.shares]
-    assert parts and parts[0][1] < parts[0][0] and {sum(each) for each in parts} == {8}, job.outputs()
+    assert parts and parts[0][1] < parts[0][0] and {sum(part) for part in parts} == {8}, job.outputs()
     expected = f"Of the 8 samples of a step get: worker 0 {parts[0][0]}, worker 1 {parts[0][1]}"
     assert all(expected in job.output(f"worker-{member}") for member in (0, 1))
 

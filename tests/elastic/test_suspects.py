@@ -65,7 +65,7 @@ def ended(job, error, epoch=0, code=1):
     assert sum(each is None for each in found) == 1 and not re.search(text, job.output(f"worker-{one}")), job.outputs()
     assert codes.pop(f"worker-{one}") == code and sorted(codes.values())[-1] == 75, job.outputs()
     named = re.search(r"failed at (?:one of the samples|sample) ([\d, ]+) of", job.output("scheduler-0"))
-    return [int(each) for each in named[1].split(", ")]
+    return [int(word) for word in named[1].split(", ")]
 
 
 def test_a_sample_at_which_everybody_fails_is_named_and_ends_the_job(jobs):
@@ -118,12 +118,12 @@ def test_the_first_rounds_of_a_view_and_those_of_the_one_before_do_not_count():
     assert found == [None] * (SKIPPED + ROUNDS - 1) + [2.5]
     own = OwnSpeed()
     reports(own, [1.0] * (SKIPPED + ROUNDS - 1))
-    assert [each for each in reports(own, [2.0] * 10, view=2, begin=50.0) if each] == [5.0, 5.0]
+    assert [report for report in reports(own, [2.0] * 10, view=2, begin=50.0) if report] == [5.0, 5.0]
 
 
 def test_it_reports_at_a_low_rate():
     count, pause = 1000, 0.01
-    found = [each for each in reports(OwnSpeed(), [0.01] * count, pause=pause) if each is not None]
+    found = [report for report in reports(OwnSpeed(), [0.01] * count, pause=pause) if report is not None]
     assert len(found) == pytest.approx(count * pause / SECONDS, abs=1)
 
 

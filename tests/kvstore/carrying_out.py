@@ -27,9 +27,9 @@ def run(core, actions):
         if isinstance(action, Work):
             action.run()
             actions += core.done(action)
-            for each in action.pushes:
-                if each.data.kind == "completing":  # the next push is received there
-                    each.data.array.view(np.uint8)[:] = 255
+            for push in action.pushes:
+                if push.data.kind == "completing":  # the next push is received there
+                    push.data.array.view(np.uint8)[:] = 255
         else:
             replies.append(action)
     return replies

@@ -8,7 +8,7 @@ from dmltrain.kvstore.transport.message import Declare, Key, ServerAddress, Star
 def start(workers, servers):
     """A Start of workers (host_id, socket_name) and servers (host, port, socket_name, host_id)."""
     addresses = tuple(WorkerAddress(socket_name, host_id) for host_id, socket_name in workers)
-    return Start(tuple(ServerAddress(*each) for each in servers), addresses)
+    return Start(tuple(ServerAddress(*server) for server in servers), addresses)
 
 
 def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):

@@ -124,8 +124,8 @@ class Server:
         return peer
 
     def close(self):
-        for each in self._others:
-            each.link.close()
+        for other in self._others:
+            other.link.close()
         self.service.end()
         self.listening.close()
         self.met[0].close()

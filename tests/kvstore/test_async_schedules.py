@@ -106,7 +106,7 @@ class Job:
         self.staleness = draw.choice([0.0, 0.0, 1.0, 3.0, np.inf])
         self.kind = kind_with(self.staleness)
         keys = [[0, 1], [2]] if draw.random() < 0.7 else [[0, 1]]
-        self.servers = [Server(each, self.samples, members, self.staleness) for each in keys]
+        self.servers = [Server(key, self.samples, members, self.staleness) for key in keys]
         self.workers = {member: Worker(member, False) for member in members}
         self.everyone = list(self.workers.values())
         self.batch = self.each * len(members)
@@ -160,7 +160,7 @@ class Job:
 
     @property
     def leader_is_between_steps(self):
-        leader = min((each for each in self.workers.values() if not each.is_new), key=lambda each: each.rank)
+        leader = min((worker for worker in self.workers.values() if not worker.is_new), key=lambda each: each.rank)
         return leader.view == self.view and leader.step is None and not leader.told and not leader.rests
 
     def next_of(self, worker):
@@ -177,7 +177,7 @@ class Job:
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def send(self, worker, number, what, *words):
-        server = next(each for each in self.servers if number in each.keys)
+        server = next(server for server in self.servers if number in server.keys)
         server.frames.setdefault(worker.rank, deque()).append((worker.view, what, *words))
 
     def hold(self, worker):
@@ -256,9 +256,9 @@ class Job:
         """A worker is lost, or one comes between two steps of another, but not while they make rounds."""
         self.faults -= 1
         free = [rank for rank in range(RANKS) if rank not in self.workers]
-        sharing = any(each.told for each in self.workers.values())
+        sharing = any(worker.told for worker in self.workers.values())
         joins = free and not self.together and self.random.random() < 0.4 and not sharing
-        if joins and any(each.dealing and not each.rests for each in self.workers.values()):
+        if joins and any(worker.dealing and not worker.rests for worker in self.workers.values()):
             rank = self.random.choice(free)
             self.workers[rank] = Worker(rank, True)
             self.everyone.append(self.workers[rank])
@@ -269,13 +269,13 @@ class Job:
     def lose(self, rank):
         self.lost.add(id(self.workers.pop(rank)))
         self.pending.pop(rank, None)
-        if self.workers and all(each.is_new for each in self.workers.values()):
+        if self.workers and all(worker.is_new for worker in self.workers.values()):
             self.workers.clear()  # nobody has the state: the job ends
         self.change((rank,))
 
     def drain(self):
         self.change((), drains=True)
-        self.until = max(each.clock for each in self.workers.values()) + 1
+        self.until = max(worker.clock for worker in self.workers.values()) + 1
 
     def flip(self):
         self.changes, self.made = self.changes - 1, self.made + 1
@@ -298,7 +298,7 @@ class Job:
 
     def complete_late(self):
         """A round that one of those who are left holds is one of all."""
-        last = max((each.clock for each in self.workers.values() if not each.is_new), default=0)
+        last = max((worker.clock for worker in self.workers.values() if not worker.is_new), default=0)
         for worker in self.workers.values():
             if worker.step and worker.step[0] == last:
                 self.complete(worker)
@@ -306,8 +306,8 @@ class Job:
     @property
     def all_told(self):
         """Whether all have entered the newest view, and servers have read what they hold."""
-        read = all(each.view == self.view and not any(each.frames.values()) for each in self.servers)
-        return read and all(each.told and each.view == self.view for each in self.workers.values())
+        read = all(server.view == self.view and not any(server.frames.values()) for server in self.servers)
+        return read and all(worker.told and worker.view == self.view for worker in self.workers.values())
 
     def share(self):
         table = told.table_of(RANKS)
@@ -315,7 +315,7 @@ class Job:
             if not worker.is_new:
                 told.add_own(table, worker.rank, worker.clock, worker.step is not None, 0.0)
         rows = [[(rank, *least) for rank, least in server.core.gone.items()] for server in self.servers]
-        told.add_gone(table, [np.array(each, np.int64).reshape(-1, 3) for each in rows])
+        told.add_gone(table, [np.array(row, np.int64).reshape(-1, 3) for row in rows])
         clocks = told.read(table)
         dealt = None
         for worker in self.workers.values():
@@ -336,7 +336,7 @@ class Job:
 
     @property
     def rest_together(self):
-        return all(each.rests and each.view == self.view for each in self.workers.values())
+        return all(worker.rests and worker.view == self.view for worker in self.workers.values())
 
     def end_epoch(self):
         self.epoch += 1
@@ -347,7 +347,7 @@ class Job:
                 worker.dealing.finish()
                 worker.dealing = AsyncDealing(self.samples, self.each, self.batch, self.members, worker.clock)
             worker.rests = False
-        assert self.together or len({each.clock for each in self.workers.values()}) == 1
+        assert self.together or len({worker.clock for worker in self.workers.values()}) == 1
 
 
 def check(job):

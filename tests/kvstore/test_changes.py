@@ -224,7 +224,7 @@ class Job:
             for value in worker.pulled[step - 1]:
                 least = 0 if now.type.synchronous else now.staleness
                 reached = max(0, step - (step if math.isinf(least) else int(least)))
-                lowest = sum(each.gradient(n) for each in self.workers for n in range(1, reached + 1))
+                lowest = sum(worker.gradient(n) for worker in self.workers for n in range(1, reached + 1))
                 lowest += sum(worker.gradient(n) for n in range(reached + 1, step + 1))
                 assert (value >= lowest).all()
                 if now.type.synchronous:

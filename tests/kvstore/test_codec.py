@@ -371,7 +371,7 @@ TWO_BITS = codec.make({"type": "2bit", "threshold": 1.0})
 
 def slices(*lengths):
     ranges = [Slice(0, index, 0, length, 0) for index, length in enumerate(lengths)]
-    made = [WorkerSlice(each, np.dtype(np.float32), TWO_BITS, None) for each in ranges]
+    made = [WorkerSlice(range_, np.dtype(np.float32), TWO_BITS, None) for range_ in ranges]
     for number, slice_ in enumerate(made):
         slice_.residual[:] = np.arange(slice_.range.length) + 10 * number
     return made
@@ -464,8 +464,8 @@ class Entries(list):
 def handed_over(view, codec_name="int8"):
     """Member -> its residuals before and after the op; and the number of broadcasts."""
     chance = np.random.default_rng(3)
-    entries = {each: Entries(Entry(length, chance, codec_name) for length in HANDED_OVER) for each in view.members}
-    before = {each: entries[each].values for each in view.members}
+    entries = {member: Entries(Entry(length, chance, codec_name) for length in HANDED_OVER) for member in view.members}
+    before = {member: entries[member].values for member in view.members}
     wire, calls = {}, []
 
     def broadcast(member):
@@ -478,14 +478,14 @@ def handed_over(view, codec_name="int8"):
 
         return run
 
-    members = {each: HandingOver(each, entries[each], broadcast(each)) for each in view.members}
+    members = {member: HandingOver(member, entries[member], broadcast(member)) for member in view.members}
     in_order = sorted(view.members, key=lambda each: each not in view.hands_over)
     taken = {each: members[each].exchange(view) for each in in_order}
     for each in view.members:
         same = map(np.array_equal, before[each], entries[each].values)
         assert codec_name != "int8" or all(same), "nothing changes before it is recognised"
         members[each].settle(view, taken[each])
-    return before, {each: entries[each].values for each in view.members}, calls
+    return before, {member: entries[member].values for member in view.members}, calls
 
 
 def test_the_receiver_adds_what_the_others_had_and_they_have_nothing_left():

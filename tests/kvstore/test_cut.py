@@ -50,7 +50,7 @@ CLOSED = replace(IDLE, window=0)
 def test_how_long_a_link_has_stalled(samples, expected):
     """With a sample each second."""
     stall = Stall()
-    assert [stall.seconds(each, float(second)) for second, each in enumerate(samples)][-1] == expected
+    assert [stall.seconds(sample, float(second)) for second, sample in enumerate(samples)][-1] == expected
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.floats(0.1, 3.0)), min_size=1))
@@ -157,7 +157,7 @@ def test_an_idle_link_is_probed_for_so_long(pair, seconds, idle, interval, count
     link, _ = pair
     Watch(seconds).add(link)
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-    assert [link.sock.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [idle, interval, count]
+    assert [link.sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [idle, interval, count]
     assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 

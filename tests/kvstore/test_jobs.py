@@ -38,8 +38,8 @@ def trained(store=None, pauses=0):
     linear, relu = torch.nn.Linear, torch.nn.ReLU
     model = torch.nn.Sequential(linear(20, 700), relu(), linear(700, 600), relu(), linear(600, 10))
     start, data, chance = torch.Generator().manual_seed(rank), np.random.default_rng(7), random.Random(rank)
-    for each in model.parameters():
-        each.data = torch.randn(each.shape, generator=start) * 0.05
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=start) * 0.05
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     if store:
         optimizer = distribute(model, optimizer, store, average=False)
@@ -53,7 +53,7 @@ def trained(store=None, pauses=0):
         optimizer.step()
     if store:
         optimizer.synchronize()
-    return np.concatenate([each.detach().numpy().ravel() for each in model.parameters()])
+    return np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
@@ -309,7 +309,11 @@ def test_unauthenticated_peers_are_cut_off_and_logged_and_training_goes_on(train
     with pytest.raises(FrameError, match="this job's key"):
         link.connect(address, peer, SECONDS)
     server = psutil.Process(training.processes["server-0"].pid)
-    assert not [each for each in server.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert not [
+        net_connection
+        for net_connection in server.net_connections("tcp")
+        if net_connection.status == psutil.CONN_LISTEN
+    ]
     assert still_there(training), training.outputs()
     training.processes["worker-0"].send_signal(signal.SIGINT)  # it still trains, and ends the job as it would have
     training.wait()

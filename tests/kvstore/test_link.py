@@ -34,7 +34,7 @@ CALLERS = {"tcp": CALLER, "unix": Caller.new("job", b"key", "worker", 3, "server
 @pytest.fixture
 def opened(closed_at_the_end):
     """opened(links) -> the same; they are closed at the end."""
-    return lambda links: [closed_at_the_end(each) for each in links]
+    return lambda links: [closed_at_the_end(link) for link in links]
 
 
 @pytest.fixture(params=WAYS)
@@ -176,14 +176,14 @@ def test_a_full_socket_leaves_the_unsent_rest(opened):
 def test_links_within_a_host_are_tuned_and_share_no_memory_until_arenas_are_exchanged(ends):
     """Nagle's algorithm would delay small frames. Buffers are as large as this system allows. Lost peers are detected
     without traffic, and an outage of the network is survived within a second."""
-    assert all(each.own_arena is None and each.peer_arena is None for each in ends)
+    assert all(end.own_arena is None and end.peer_arena is None for end in ends)
     sizes = [(socket.SOL_SOCKET, socket.SO_SNDBUF), (socket.SOL_SOCKET, socket.SO_RCVBUF)]
     with socket.socket() as large:
-        for each in sizes:
-            large.setsockopt(*each, 1 << 20)
-        expected = [large.getsockopt(*each) for each in sizes]
-    for sock in [each.sock for each in ends if each.sock.family == socket.AF_INET]:
-        assert [sock.getsockopt(*each) for each in sizes] == expected
+        for size in sizes:
+            large.setsockopt(*size, 1 << 20)
+        expected = [large.getsockopt(*size) for size in sizes]
+    for sock in [end.sock for end in ends if end.sock.family == socket.AF_INET]:
+        assert [sock.getsockopt(*size) for size in sizes] == expected
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         with contextlib.suppress(OSError):  # Linux has this from 6.15 on
@@ -199,7 +199,9 @@ def addresses():
 SIX = [("::1", "::1")] if socket.has_dualstack_ipv6() else []
 
 
-@pytest.mark.parametrize("there, here", [("127.0.0.2", "127.0.0.1"), *SIX, *[(each, each) for each in addresses()[:1]]])
+@pytest.mark.parametrize(
+    "there, here", [("127.0.0.2", "127.0.0.1"), *SIX, *[(address, address) for address in addresses()[:1]]]
+)
 def test_peers_at_any_address_of_this_host_are_inside_it(opened, there, here):
     """They need no send window."""
     with link.listen(there) as listening:
@@ -253,7 +255,7 @@ def test_on_loopback_nothing_is_paced(known, host, used):
 
 def test_addresses_and_names_are_of_ipv4_or_ipv6(monkeypatch):
     def found(*families):
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(each, 1, 6, "", ()) for each in families])
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(family, 1, 6, "", ()) for family in families])
         return address.family("host")
 
     four, six = socket.AF_INET, socket.AF_INET6

@@ -105,7 +105,7 @@ class Schedule:
         if self.receiving[worker]:
             return
         keys = self.habit if self.random.random() < self.habitual else self.some_keys()
-        if max(self.clocks[worker][key] - min(each[key] for each in self.clocks) for key in keys) > self.ahead:
+        if max(self.clocks[worker][key] - min(clock[key] for clock in self.clocks) for key in keys) > self.ahead:
             return
         self.begin(worker, keys, self.random.random() < 0.8)
         if self.random.random() < 0.7:

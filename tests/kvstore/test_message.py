@@ -197,7 +197,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-NAMES = sorted({each.name for value in EXAMPLES for each in fields(value)} | {"op", "key", "name", "slices"})
+NAMES = sorted({field.name for value in EXAMPLES for field in fields(value)} | {"op", "key", "name", "slices"})
 OPERATIONS = st.sampled_from(sorted(m.BY_OP)) | JSON
 
 

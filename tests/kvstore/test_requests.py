@@ -294,7 +294,7 @@ def test_a_sender_waits_when_steps_are_slower_than_its_pushes(serve):
 def test_a_relays_rounds_report_its_times(serve):
     """A relay's sum comes back later, and its times with it. Then the next round, which has arrived, is summed."""
     forwarded = queue.Queue()
-    server = serve(forward=lambda works: [forwarded.put(each) for each in works])
+    server = serve(forward=lambda works: [forwarded.put(work) for work in works])
     first, second = server.peer(0), server.peer(1)
     for clock in (1, 2):
         first.push([clock] * 4, clock=clock)

@@ -63,7 +63,9 @@ def hold(found, view=1, turn=1, now=1.0, **ops):
 
 
 def sent(actions, kind):
-    return {each.to: each.message for each in actions if isinstance(each, Send) and type(each.message) is kind}
+    return {
+        action.to: action.message for action in actions if isinstance(action, Send) and type(action.message) is kind
+    }
 
 
 def reason(actions):
@@ -340,7 +342,7 @@ def test_a_second_process_of_a_member_that_is_back_is_not_refused_in_the_place_o
     back(found, BUT_2)
     assert found.handle(MEMBERS[0], registration(MEMBERS[0]), 1.0) == []
     actions = found.handle(MEMBERS[2], rejoin(MEMBERS[2]), 1.0)
-    assert not [each for each in actions if isinstance(each, say.Refuse)]
+    assert not [action for action in actions if isinstance(action, say.Refuse)]
     (refuse,) = found.handle(MEMBERS[0], registration(MEMBERS[0]), 2.0)
     assert isinstance(refuse, say.Refuse)
 

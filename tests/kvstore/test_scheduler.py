@@ -401,7 +401,7 @@ def test_parts_are_whole_bounded_and_the_total(speeds, more, limit):
 def test_no_other_division_is_quicker(speeds, total):
     found = divided(speeds, total, limit=9.0)
     others = itertools.product(range(1, total), repeat=len(speeds))
-    best = min(seconds(each, speeds) for each in others if sum(each) == total)
+    best = min(seconds(other, speeds) for other in others if sum(other) == total)
     assert seconds(found, speeds) == pytest.approx(best)
 
 

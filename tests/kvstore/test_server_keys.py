@@ -43,10 +43,10 @@ def test_a_mean_is_the_sum_times_one_over_the_workers_bit_for_bit(workers, size,
     core = core_of(workers, as_mean(declaration(sizes=(size,), dtype=dtype)))
     gradients = [np.random.default_rng(worker).standard_normal(size).astype(dtype) for worker in range(workers)]
     replies = []
-    for worker, each in enumerate(gradients):
+    for worker, gradient in enumerate(gradients):
         core.pull(worker, 0, 0, 1)
-        buffer = core.buffer(worker, 0, 0, each.nbytes, DTYPES.index(dtype))
-        buffer.array[:] = each
+        buffer = core.buffer(worker, 0, 0, gradient.nbytes, DTYPES.index(dtype))
+        buffer.array[:] = gradient
         replies += run(core, core.push(worker, 0, 0, 1, -1.0, buffer))
     expected = reduce(add, gradients)
     assert len(replies) == workers
@@ -155,7 +155,7 @@ def test_a_relays_waits_are_told_as_before():
     (work,) = pushed(core, second, 0, 1, np.ones(5), now=5.0)
     work.run()
     replies = core.done(work, now=5.5)
-    assert [(each.worker, each.waited, each.worked) for each in replies] == [(first, 4.0, 0.5), (second, 0.0, 0.5)]
+    assert [(reply.worker, reply.waited, reply.worked) for reply in replies] == [(first, 4.0, 0.5), (second, 0.0, 0.5)]
 
 
 @pytest.mark.parametrize(

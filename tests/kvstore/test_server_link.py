@@ -257,9 +257,9 @@ def test_an_interrupted_wait_ends_and_its_value_still_comes(pair):
     asked, leaving = pair.link.initialise(made_slice(), ones(), SECONDS), pair.link.leave(SECONDS)
     waits = [begun(handle.wait) for handle in (pulled, asked)]
     pair.link.interrupt(2)
-    for each in waits:
+    for wait in waits:
         with pytest.raises(ViewChanged):
-            each.result(SECONDS)
+            wait.result(SECONDS)
     assert not leaving.done
     pair.send_value([5] * 4, clock=1, view=1)
     pair.send(Kind.DONE, view=1)
@@ -414,7 +414,7 @@ class Worker:
         self.routes = Routes(replace(OF_THREE, index=rank), start_message, sharing, lambda reason: None, pytest.fail)
         self.entries = Entries(self.routes, 3, "dist_sync", 0.0, SECONDS)
         self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
-        for asked in [each.last_request() for each in self.routes.links]:
+        for asked in [server_link.last_request() for server_link in self.routes.links]:
             if asked:
                 asked.wait()
         self.value = np.zeros(SIZE, np.float32)
@@ -429,8 +429,8 @@ class Worker:
         return handle
 
     def cut(self):
-        for each in self.routes.links:
-            each.link.cut()
+        for server_link in self.routes.links:
+            server_link.link.cut()
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def test_a_replacement_that_is_lost_before_it_is_in_a_view_ends_the_job_if_no_se
     comes(core)
     actions = core.lost(server(1), "end of stream", 3.0)
     assert actions[0] == Log("server 1 on h9 was lost: end of stream, before it had joined")
-    assert [type(each) for each in actions] == [Log, Send, Cut]
+    assert [type(action) for action in actions] == [Log, Send, Cut]
     assert messages(comes(core), say.Start), "another one can come"
     core = without_any()
     comes(core, 0)

@@ -392,14 +392,14 @@ def test_one_memory_that_cannot_shrink_is_expected_and_no_other_is_kept(server, 
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile by another thread
             names.append(os.readlink(each))
-    assert not any("not-wanted" in each for each in names)
+    assert not any("not-wanted" in name for name in names)
     connection.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_only_processes_of_one_user_share_memory():
     def all_same(ends):
-        return {rendezvous.same_user(each) for each in ends}
+        return {rendezvous.same_user(end) for end in ends}
 
     of_root = socket.socketpair()
     os.seteuid(NOBODY)

@@ -297,7 +297,9 @@ def test_a_value_is_read_in_place_if_its_slices_are_contiguous_in_one_memory(off
     (entry,) = entries
     entry.landing = np.zeros(8, np.float32)
     memories = [np.arange(100, dtype=np.float32), 100 + np.arange(100, dtype=np.float32)]
-    arenas = [SimpleNamespace(view=lambda at, size, of=each: of.view(np.uint8)[at : at + size]) for each in memories]
+    arenas = [
+        SimpleNamespace(view=lambda at, size, of=memory: of.view(np.uint8)[at : at + size]) for memory in memories
+    ]
     links, ways, kept = [SimpleNamespace(link=SimpleNamespace(peer_arena=arena)) for arena in arenas], [], []
     for index, (start, length, owner) in enumerate([(0, 5, 0), (5, 3, 0 if of_one else 1)]):
         at = offsets[index] // 4
@@ -409,7 +411,7 @@ def test_states_of_servers_are_one_file_each_and_all_are_needed(tmp_path):
         KVStore.save_optimizer_states(SimpleNamespace(optimizer_states=lambda states=states: states), path)
         KVStore.load_optimizer_states(SimpleNamespace(load_optimizer_state_bytes=loaded.append), path)
     assert loaded == [[b"a", b"b", b"c"], [b"d", b"e"]]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["states.server-0", "states.server-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["states.server-0", "states.server-1"]
     with pytest.raises(UserError, match=r"missing.server-0: No such file.*one file for each server"):
         KVStore.load_optimizer_states(SimpleNamespace(load_optimizer_state_bytes=list), str(tmp_path / "missing"))
 

@@ -154,7 +154,7 @@ def small(seed):
 @pytest.mark.parametrize("seed", [8007278, 8052903, 8066298, 8127462, 8131778])
 def test_a_server_is_removed_in_place_of_the_only_worker_with_the_state(seed):
     """Which was cut off from it by chance."""
-    removed = [each for view in run(seed, small(seed)).views.values() for each in view.lost_servers]
+    removed = [lost_server for view in run(seed, small(seed)).views.values() for lost_server in view.lost_servers]
     assert any("connection between" in each.reason for each in removed)
 
 

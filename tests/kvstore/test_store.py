@@ -108,10 +108,10 @@ def test_bytes_are_counted_each_way_and_the_relays_for_its_worker(whole_job):
             assert 4 * LARGE <= after.bytes_sent - before.bytes_sent < 4 * LARGE + 1500
             assert after.waits.total > 0.0
     job = ready(whole_job(servers=1, far=1), numbers(0))
-    before = [each.bytes_sent for each in job.stores]
+    before = [store.bytes_sent for store in job.stores]
     job.all(lambda store: store.pushpull("w", numbers(1), np.zeros(LARGE, np.float32)))
     job.all(lambda store: store.close())
-    first, second = (each.bytes_sent - sent for each, sent in zip(job.stores, before, strict=True))
+    first, second = (store.bytes_sent - sent for store, sent in zip(job.stores, before, strict=True))
     assert 8 * LARGE <= first < 8 * LARGE + 2000, "its own push in memory, and the host's sum through the network"
     assert 4 * LARGE <= second < 4 * LARGE + 2000
 
@@ -276,15 +276,15 @@ def test_limits_are_measured_where_that_is_wanted(whole_job):
     job = ready(whole_job(far=1, probe=True), numbers(0))
     for said in job.all(lambda store: store.measure_limits()):
         assert "the network carries " in said and "memory " in said
-    before = [each.carried() for each in job.stores]
+    before = [store.carried() for store in job.stores]
     job.all(lambda store: store.pushpull("w", numbers(1), READ))
     job.all(lambda store: store.barrier())
-    carried = [each.carried() - mine for each, mine in zip(job.stores, before, strict=True)]
+    carried = [store.carried() - mine for store, mine in zip(job.stores, before, strict=True)]
     assert carried[0].received[1] >= 4 * LARGE / 3, "the relay's bytes are its worker's"
     assert carried[1].received[1] < 1000
     assert carried[0].shared == carried[1].shared == 4 * LARGE
     limits = job.all(lambda store: store.bound(carried[store.rank], 1.0))
-    assert all(0.0 < each <= 1.0 for each in limits)
+    assert all(0.0 < limit <= 1.0 for limit in limits)
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -474,8 +474,8 @@ def test_servers_look_for_unreachable_objects_after_many_new_ones_only():
 def test_servers_share_memory_unless_told_otherwise(whole_job, transport, shares):
     job = whole_job(transport=transport)
     for store in job.stores:
-        assert [each.link.own_arena is not None for each in store._routes.servers] == [shares] * 2
-        assert [bool(each.socket_name) for each in store.start.servers] == [shares] * 2
+        assert [server.link.own_arena is not None for server in store._routes.servers] == [shares] * 2
+        assert [bool(server.socket_name) for server in store.start.servers] == [shares] * 2
 
 
 def test_servers_without_shared_memory_say_so_and_use_tcp(whole_job, capfd):
@@ -487,8 +487,8 @@ def test_servers_without_shared_memory_say_so_and_use_tcp(whole_job, capfd):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     for store in job.stores:
-        assert [each.link.own_arena for each in store._routes.servers] == [None] * 2
-        assert [each.socket_name for each in store.start.servers] == [""] * 2
+        assert [server.link.own_arena for server in store._routes.servers] == [None] * 2
+        assert [server.socket_name for server in store.start.servers] == [""] * 2
     assert re.search(r"no shared memory: no memory to share: .*File too large; using TCP", capfd.readouterr().err)
 
 

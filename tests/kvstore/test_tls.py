@@ -111,7 +111,7 @@ def test_nothing_can_be_read_on_the_way(meet):
 @pytest.mark.parametrize("caller, listener", [(0, 1), (1, 0)])
 def test_only_the_jobs_certificate_is_accepted(meet, caller, listener):
     outcomes = meet(caller, listener)
-    assert all(isinstance(each, (FrameError, Closed, OSError)) for each in outcomes)
+    assert all(isinstance(outcome, (FrameError, Closed, OSError)) for outcome in outcomes)
     assert "CERTIFICATE_VERIFY_FAILED: the peer has another certificate" in str(outcomes)
     assert "DMLTRAIN_CERTIFICATE_FILE" in str(outcomes)
 
@@ -121,9 +121,9 @@ def test_the_end_of_tls_is_the_peer_of_the_handshake(certificates):
     socks = socket.socketpair()
     ends = [tls_stream(sock, certificates[0], listens) for sock, listens in zip(socks, (False, True), strict=True)]
     calls = [begun(ends[0].handshake, b"one" * 11, False), begun(ends[1].handshake, b"two" * 11, True)]
-    for each in calls:
+    for call in calls:
         with pytest.raises((FrameError, OSError), match="not the peer of the handshake"):
-            each.result(SECONDS)
+            call.result(SECONDS)
 
 
 def tls_stream(sock, certificate, listens):

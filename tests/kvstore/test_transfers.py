@@ -85,7 +85,7 @@ def test_gradients_in_a_buffer_are_not_sent_through_the_socket_inside_a_host(sto
         """Bytes through sockets and through shared memory, once all is sent."""
         store.optimizer_states()
         links = store._routes.links
-        return [sum(each.link.bytes_sent for each in links), sum(each.traffic.shared_sent for each in links)]
+        return [sum(link.link.bytes_sent for link in links), sum(link.traffic.shared_sent for link in links)]
 
     store.init("w", numbers(0))
     (buffer,) = store.buffers(["w"])
@@ -138,13 +138,13 @@ def test_compression_does_not_depend_on_the_transport(whole_job, kind):
         store.init(list(sizes), [np.zeros(size, np.float32) for size in sizes.values()])
         before, found = store.bytes_sent, []
         for clock in range(4):
-            found += [each.copy() for each in store.pushpull(list(sizes), gradients(store.rank, clock), READ).values]
+            found += [value.copy() for value in store.pushpull(list(sizes), gradients(store.rank, clock), READ).values]
         return np.concatenate(found), store.bytes_sent - before
 
     results = [found for transport in ("tcp", "shm") for found in whole_job(transport=transport).all(train)]
     assert len({values.tobytes() for values, _ in results}) == 1
     values, sent = results[0]
-    both = [np.concatenate([each for clock in range(4) for each in gradients(rank, clock)]) for rank in (0, 1)]
+    both = [np.concatenate([gradient for clock in range(4) for gradient in gradients(rank, clock)]) for rank in (0, 1)]
     assert 0 < np.abs(values - sum(both)).max() < ERRORS.get(kind, 0.1)
     assert sent < 4 * codec.make({"type": kind}).nbytes(sum(sizes.values())) * 1.03, "headers are little"
 
@@ -227,7 +227,7 @@ def total(step, workers=2):
 
 def like(value=1.0):
     """Arrays of the keys' sizes."""
-    return [np.full_like(each, value) for each in gradients(0, 0)]
+    return [np.full_like(gradient, value) for gradient in gradients(0, 0)]
 
 
 def same(found, expected):

@@ -54,7 +54,7 @@ def bye(core, rank, now=1.0, done=9):
 
 def messages(actions, kind=None):
     """(to, message) of what is sent, of one kind or all."""
-    sent = [(each.to, each.message) for each in actions if isinstance(each, Send)]
+    sent = [(action.to, action.message) for action in actions if isinstance(action, Send)]
     return [(to, message) for to, message in sent if isinstance(message, kind or object)]
 
 
@@ -65,7 +65,7 @@ def views(actions):
 
 
 def finished(actions):
-    return [each.reason for each in actions if isinstance(each, Finish)]
+    return [action.reason for action in actions if isinstance(action, Finish)]
 
 
 def asked(*ranks, view=1, turn=1, op=-1):
@@ -703,7 +703,7 @@ def ask(core, kv_store, staleness=-1.0, number=1):
 
 
 def logged(actions):
-    return [each.text for each in actions if isinstance(each, Log)]
+    return [action.text for action in actions if isinstance(action, Log)]
 
 
 def test_steps_that_were_begun_are_completed_before_the_kvstore_is_another():

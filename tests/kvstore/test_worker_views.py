@@ -66,7 +66,7 @@ class Worker:
         return handle
 
     def flush(self):
-        for each in [each.last_request() for each in self.routes.links]:
+        for each in [link.last_request() for link in self.routes.links]:
             if each:
                 self.watched(each).wait()
 
@@ -84,17 +84,17 @@ class Worker:
     def announce(self, view):
         """As the thread of the control link does."""
         self.pending = True
-        for each in self.routes.links:
-            each.interrupt(view.number)
+        for link in self.routes.links:
+            link.interrupt(view.number)
 
     def enter(self, view):
         self.pending = False
         self.transfers.enter(view.number, view.base)
 
     def close(self):
-        for each in self.routes.links:
-            each.link.cut()
-            each.outbox.finish(SECONDS)
+        for link in self.routes.links:
+            link.link.cut()
+            link.outbox.finish(SECONDS)
 
 
 class Job:
@@ -275,7 +275,7 @@ def test_replacements_at_any_moment_leave_no_trace(job, seed):
             beginning = [
                 partial(pool.submit, job.enter_servers, views),
                 partial(pool.submit, joining, gone.rank, job, shared, base),
-                *(partial(going_on, each, job.view, base) for each in job.workers if each is not gone),
+                *(partial(going_on, worker, job.view, base) for worker in job.workers if worker is not gone),
             ]
             draw.shuffle(beginning)
             begun = [begin() for begin in beginning]
@@ -292,7 +292,7 @@ def test_replacements_at_any_moment_leave_no_trace(job, seed):
 def joining(rank, job, shared, base):
     """The replacement, which declares the weights again, and has pushed; and the handle of its values."""
     late = Worker(rank, job.servers, shared)
-    assert {bool(each.link.own_arena) for each in late.routes.links} == {shared}
+    assert {bool(link.link.own_arena) for link in late.routes.links} == {shared}
     late.enter(job.view)
     late.declare_weights()
     late.flush()
@@ -309,8 +309,8 @@ def test_groups_are_not_used(job):
     """Their frames have no view."""
     sent, values = [], [numbers(0, SMALL)] * 2
     for worker in job.workers:
-        for each in worker.routes.links:
-            each.groups.find = sent.append
+        for link in worker.routes.links:
+            link.groups.find = sent.append
     for _ in range(4):
         handles = [worker.transfers.pushpull(["v", "u"], values, READ, 0, -1.0) for worker in job.workers]
         for handle in handles:

@@ -118,14 +118,14 @@ class WholeJob:
         calls = [begun(call, store) for store in self.stores]
         for each in wait(calls, SECONDS, FIRST_EXCEPTION).done:
             each.result()
-        return [each.result(SECONDS) for each in calls]
+        return [call.result(SECONDS) for call in calls]
 
     def at_once(self, call, rank):
         """That on one worker, to be awaited by `result`."""
         return begun(call, self.stores[rank])
 
     def ended(self):
-        return [each.result(SECONDS) for each in self._ends]
+        return [end.result(SECONDS) for end in self._ends]
 
     def close(self):
         """However the test has ended."""

@@ -60,7 +60,7 @@ class Bench:
 
     def sent(self) -> list[bytes | tuple]:
         """The same, with events as pairs of their name and their code."""
-        return [each if isinstance(each, bytes) else (each["event"], each.get("code")) for each in self.frames()]
+        return [frame if isinstance(frame, bytes) else (frame["event"], frame.get("code")) for frame in self.frames()]
 
     def close(self) -> None:
         for child in self.children.by_pid.values():
@@ -152,7 +152,7 @@ def test_a_task_that_is_stopped_for_5_seconds_is_reported_at_every_look(bench):
     def look(now: float) -> list[tuple]:
         bench.children.look_for_frozen(now)
         assert bench.children.look_at == now + 1.0
-        return [(each["event"], each["task"], each["seconds"]) for each in bench.frames()]
+        return [(frame["event"], frame["task"], frame["seconds"]) for frame in bench.frames()]
 
     def signalled(number: int, stopped: bool) -> None:
         os.kill(child.popen.pid, number)
@@ -499,7 +499,7 @@ def test_what_the_launcher_reads_is_kept_without_room_on_the_disk(tmp_path):
     spool.append(OUTPUT, 7, b"z" * 300 + STAMP + STATES[0] + b"\n")
     (tmp_path / "away").rename(tmp_path / "spool")
     spool.rewind()
-    found = [each[2] for each in frames(spool) if each[1] == 7]
+    found = [frame[2] for frame in frames(spool) if frame[1] == 7]
     assert found[:3] == [b"z" * 93] * 3 and found[3] == STAMP + STATES[0] + b"\n", "more than its share, but state"
 
 

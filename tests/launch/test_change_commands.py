@@ -67,7 +67,7 @@ def running(launcher):
 
 def asks(capsys, *words: object) -> tuple[int, str]:
     """The exit code and the output of `dmltrain job`."""
-    code = job([str(each) for each in words])
+    code = job([str(word) for word in words])
     return code, capsys.readouterr().out
 
 
@@ -109,7 +109,7 @@ def test_who_does_not_join_is_named_with_the_reason(running, capsys):
 
 def refused(*words: object) -> str:
     with pytest.raises(LaunchError) as caught:
-        job([str(each) for each in words])
+        job([str(word) for word in words])
     return str(caught.value)
 
 

@@ -76,11 +76,11 @@ class Changing(Job3):
 
     def say(self, *events: object) -> list:
         actions = super().say(*events)
-        for each in actions:
-            if isinstance(each, Reply):
-                assert each.number not in self.replies, "answered twice"
-                self.replies[each.number] = each
-        return [each for each in actions if not isinstance(each, Reply)]
+        for action in actions:
+            if isinstance(action, Reply):
+                assert action.number not in self.replies, "answered twice"
+                self.replies[action.number] = action
+        return [action for action in actions if not isinstance(action, Reply)]
 
     def view(self, number: int, *workers: int) -> None:
         assert self.say(Viewed(number, workers)) == []
@@ -122,7 +122,7 @@ class Changing(Job3):
         """It reaches the host of scheduler and server, or not."""
         (reach,) = self.say(Bound(host, {"reach": 9008}))
         assert reach == Send(host, Reach(reach.command.peers))
-        assert [tuple(each) for each in reach.command.peers] == [("a", "10.0.0.1", 9007)]
+        assert [tuple(peer) for peer in reach.command.peers] == [("a", "10.0.0.1", 9007)]
         return self.say(Reached(host, {"a": {"error": error} if error else {"ms": 0.1}}))
 
     def come(self, host: str) -> list:
@@ -296,7 +296,7 @@ def test_a_newcomer_that_ends_before_it_joins_is_a_loss_and_not_replaced(code):
     assert process == 5 and text.startswith("worker 3 (pid 205 on b)") and text.endswith("before it had joined the job")
     lines = report.explained(job.supervisor, reply.notes, lambda task: ["did not join the job: data"], "logs")
     assert lines == [text, "its last lines (logs/worker-3.log):", "    did not join the job: data"]
-    assert not any("replace" in each for each in job.notices) and job.supervisor.deadline == math.inf
+    assert not any("replace" in notice for notice in job.notices) and job.supervisor.deadline == math.inf
     assert started(job.ask(2, "add", "b")) == [("worker-4", "b", 6)], "its number is not used again"
 
 
@@ -444,7 +444,7 @@ def test_what_cannot_come_or_leave_is_refused_and_nothing_changes(of_the_job, as
     job = Changing(elastic=2, **of_the_job)
     do, what = asked.split(" ")
     assert said in job.refuses(do, what)
-    assert job.notices == [] and not any(each.leaving for each in job.supervisor.processes)
+    assert job.notices == [] and not any(process.leaving for process in job.supervisor.processes)
     assert len(job.supervisor.usable) == 3
 
 
@@ -571,7 +571,7 @@ def test_a_host_of_the_file_is_exchanged_for_another_one():
     job.come("d")
     job.say(Started("d", 5, 205))
     assert job.say(Viewed(2, (0, 1, 2, 3))) == [Send("b", Notice((WORKER_1,)))]
-    assert not any("but stays" in each for each in job.notices)
+    assert not any("but stays" in notice for notice in job.notices)
     assert job.say(Viewed(3, (0, 2, 3))) == []
 
 
@@ -700,7 +700,7 @@ def test_random_changes_and_losses():
             if job.supervisor.ending.begun:
                 break
             processes = job.supervisor.processes
-            workers = [n for n, each in enumerate(processes) if each.task.role == WORKER and each.runs]
+            workers = [n for n, process in enumerate(processes) if process.task.role == WORKER and process.runs]
             what, actions = chance.random(), []
             if what < 0.25:
                 asked += 1
@@ -734,14 +734,14 @@ def test_random_changes_and_losses():
                             job.say(Started(host, row.task, 500 + row.task))
                     case Send(host, Stop()):
                         job.say(Ended(host, ()), Lost(host, "exited", ended=True))
-            running = [each for each in job.supervisor.processes if each.task.role == WORKER and each.runs]
+            running = [process for process in job.supervisor.processes if process.task.role == WORKER and process.runs]
             assert len({each.task.rank for each in running}) == len(running)
             ranks = [life[0].task.rank for life in job.supervisor.tasks.lives if life[0].task.role == WORKER]
             assert ranks == [*range(len(ranks))], "each number once"
             gone = job.supervisor.ending.given_up | job.supervisor.ending.left.keys()
             assert job.supervisor.ending.begun or not any(each.task.host.name in gone for each in running), seed
-        joined += sum(each.joined_after is not None for each in job.supervisor.processes)
-        left += sum(each.left for each in job.supervisor.processes)
+        joined += sum(process.joined_after is not None for process in job.supervisor.processes)
+        left += sum(process.left for process in job.supervisor.processes)
         if not job.supervisor.ending.begun:
             job.exit(SCHEDULER, -9)
         assert sorted(number for number in job.replies if number <= asked) == [*range(1, asked + 1)], seed
@@ -772,7 +772,7 @@ def test_the_lines_of_the_scheduler_are_read_however_they_are_cut():
     for size in (1, 7, 60, len(text)):
         log = SchedulerLog()
         found = [each for at in range(0, len(text), size) for each in log.feed(text[at : at + size])]
-        assert found == [each for each in lines.values() if each]
+        assert found == [line for line in lines.values() if line]
 
 
 def test_a_line_without_an_end_takes_no_memory():
@@ -792,12 +792,12 @@ def come_to_two_servers(job: Changing, meanwhile: Callable[[], object] = lambda:
     meanwhile()
     job.say(Bound("a", {"reach": 9007}), Bound("b", {"reach": 9007}), Bound("e", {"reach": 9008}))
     job.say(Reached("e", {"a": {"ms": 0.1}, "b": {"ms": 0.1}}))
-    assert any(each.task.host.name == "e" for each in job.supervisor.processes)
+    assert any(process.task.host.name == "e" for process in job.supervisor.processes)
 
 
 def test_a_server_without_a_host_starts_on_one_that_comes():
     job = Changing(servers=3, more={"restart_servers": 2})
-    (server,) = [each for each in job.supervisor.tasks.servers if each.task.host.name == "c"]
+    (server,) = [server for server in job.supervisor.tasks.servers if server.task.host.name == "c"]
     name = f"server {server.task.rank}"
     job.say(Lost("c", "was killed by SIGKILL"))
     assert f"{name} is not replaced until a host comes that has room for it" in job.notices[0]
@@ -817,6 +817,6 @@ def test_a_server_without_a_host_starts_on_one_that_comes():
 def test_a_server_without_a_host_is_not_placed_at_the_end_of_the_job():
     job = Changing(servers=3, more={"restart_servers": 2})
     job.say(Lost("c", "was killed by SIGKILL"))
-    (first,) = [n for n, each in enumerate(job.supervisor.processes) if each.task.name == "worker-0"]
+    (first,) = [n for n, process in enumerate(job.supervisor.processes) if process.task.name == "worker-0"]
     come_to_two_servers(job, lambda: job.exit(first, 0))
     assert job.supervisor.replacer.next_at == math.inf

@@ -102,7 +102,7 @@ def test_logs_have_every_byte_and_the_terminal_has_tagged_lines(launcher):
     *pieces, first, second, third, fourth = result.out.splitlines(keepends=True)
     shown = [b"first\n", b"\xff\xfe not text\r\n", b"to stderr\n", b"no newline at the end\n"]
     assert [first, second, third, fourth] == [b"[worker-0] " + line for line in shown]
-    assert b"".join(each.removeprefix(b"[worker-0] ").strip() for each in pieces) == b"x" * 10_000_000
+    assert b"".join(piece.removeprefix(b"[worker-0] ").strip() for piece in pieces) == b"x" * 10_000_000
     assert max(map(len, pieces)) < 200_000
 
 

@@ -64,7 +64,7 @@ program: [train.py, --lr, 0.1, "a b", -n, 7, "", true]
     assert (options.num_workers, options.most_workers) == (5, 6)
     assert options.quiet and options.live and options.timeout == 1000
     assert options.program == ("train.py", "--lr", "0.1", "a b", "-n", "7", "", "true")
-    assert {each.name: each.value for each in options.settings}["HOME"] == "/home/me"
+    assert {setting.name: setting.value for setting in options.settings}["HOME"] == "/home/me"
 
 
 def test_every_yaml_spelling_of_true_sets_an_option_and_of_false_leaves_it_out(tmp_path):
@@ -192,11 +192,11 @@ def test_memory_is_read_as_dmlc_reads_it():
 
 def test_p3_sets_what_mxnet_sets_and_the_user_wins():
     options = apply("--p3", options=Options(settings=(Setting("DMLC_PS_WATER_MARK", "5"),)))
-    values = {each.name: each.value for each in options.settings}  # the last one counts
+    values = {setting.name: setting.value for setting in options.settings}  # the last one counts
     assert values == {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "5"}
     text = source("mxnet", "tools/launch.py")
     assert "'DMLC_PS_VAN_TYPE=p3 DMLC_PS_WATER_MARK=10'" in text, "what MXNet sets"
-    assert {each.name: each.value for each in apply("--p3").settings}["DMLC_PS_WATER_MARK"] == "10"
+    assert {setting.name: setting.value for setting in apply("--p3").settings}["DMLC_PS_WATER_MARK"] == "10"
 
 
 def test_own_libraries_come_first():

@@ -85,9 +85,9 @@ class Host:
         """LaunchError with the agent's refusal."""
         self.sync = Sync(source, partial(manifest, source), ["h1"])
         done = self.sync.copy("h1", str(to), self.channel.write)
-        for each in self.events:
-            if isinstance(each, Refused):
-                raise LaunchError(each.message, each.code)
+        for event in self.events:
+            if isinstance(event, Refused):
+                raise LaunchError(event.message, event.code)
         assert done is not None
         return self.sync
 
@@ -95,7 +95,7 @@ class Host:
         """What train.py prints that starts in this folder."""
         task = {"task": 0, "argv": [python(), "-B", "train.py"], "environment": {}, "workdir": str(folder)}
         self.send(do="start", unset=[], tasks=[task])
-        wait_for(lambda: any(isinstance(each, (Exited, Refused)) for each in self.events), "the program's end")
+        wait_for(lambda: any(isinstance(event, (Exited, Refused)) for event in self.events), "the program's end")
         return self.printed.strip()
 
     def __enter__(self) -> "Host":
@@ -229,7 +229,7 @@ def test_the_private_group_does_not_count_where_a_list_names_another_user(shared
     os.chown(place, USER, USER)
     entries = [(1, 7, -1), (2, 7, OTHER_USER), (4, 7, -1), (16, 7, -1), (32, 5, -1)]  # linux/posix_acl_xattr.h
     try:
-        text = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+        text = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
         os.setxattr(place, "system.posix_acl_access", text)
     except OSError:
         pytest.skip("no access control lists on this file system")

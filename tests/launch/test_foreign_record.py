@@ -117,7 +117,7 @@ def listed(folder: Path) -> list[str]:
     """What `job ls` prints for it, and `job ps` of lost workers; `job logs` can read it as well."""
     found = jobs.find_jobs(folder.parent)
     if found[0].state != jobs.UNREADABLE:
-        assert all(each.role and each.which >= 0 for each in show.Record(folder).sources)
+        assert all(source.role and source.which >= 0 for source in show.Record(folder).sources)
     return [*jobs.table(found, 0.0), *processes.lost(found[0].record)]
 
 

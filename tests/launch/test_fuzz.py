@@ -76,7 +76,7 @@ def streams() -> list[bytes]:
     """What agents send: a greeting, events and output."""
     frames = [sent(EVENT, protocol.encode_event(each)) for each in EVENTS]
     whole = HELLO + sent(OUTPUT, b"Epoch[0] accuracy=0.5\n", 3).join(frames)
-    return [whole, b"Welcome to h1\n" + HELLO + frames[0], *(HELLO + each for each in frames)]
+    return [whole, b"Welcome to h1\n" + HELLO + frames[0], *(HELLO + frame for frame in frames)]
 
 
 def listen(data: bytes) -> None:
@@ -88,8 +88,8 @@ def listen(data: bytes) -> None:
 
 def with_lengths(data: bytes) -> bytes:
     """Make the lengths right again: each frame ends where the next object or the data ends."""
-    payloads = [b'{"event"' + each for each in data.split(b'{"event"')[1:]]
-    return HELLO + b"".join(sent(EVENT, each[: each.rfind(b"}") + 1]) for each in payloads)
+    payloads = [b'{"event"' + word for word in data.split(b'{"event"')[1:]]
+    return HELLO + b"".join(sent(EVENT, payload[: payload.rfind(b"}") + 1]) for payload in payloads)
 
 
 def obey(data: bytes) -> None:

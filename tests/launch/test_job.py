@@ -124,9 +124,11 @@ def test_what_tells_a_process_its_role_is_never_inherited():
 
 def test_all_processes_get_the_level_of_protection_and_know_how_many_workers_an_elastic_job_needs():
     for level in WIRES:
-        assert {each.get("DMLTRAIN_WIRE", "plain") for each in environments(job(wire=level)).values()} == {level}
-    assert {each["DMLTRAIN_ELASTIC"] for each in environments(job(elastic=2)).values()} == {"2"}
-    assert not any("DMLTRAIN_ELASTIC" in each for each in environments(job()).values())
+        assert {
+            environment.get("DMLTRAIN_WIRE", "plain") for environment in environments(job(wire=level)).values()
+        } == {level}
+    assert {environment["DMLTRAIN_ELASTIC"] for environment in environments(job(elastic=2)).values()} == {"2"}
+    assert not any("DMLTRAIN_ELASTIC" in environment for environment in environments(job()).values())
 
 
 def test_without_servers_there_is_no_scheduler_to_name_and_without_ddp_no_variable_of_torch():
@@ -199,7 +201,7 @@ def test_a_bare_script_gets_each_hosts_python():
 
 
 def test_threads_of_a_host_are_shared_by_its_workers():
-    found = {name: each["OMP_NUM_THREADS"] for name, each in environments(job(workers=3)).items()}
+    found = {name: environment["OMP_NUM_THREADS"] for name, environment in environments(job(workers=3)).items()}
     assert list(found.values()) == ["1", "1", "1", "2", "2", "2"]
     assert list(found) == ["scheduler-0", "server-0", "server-1", "worker-0", "worker-1", "worker-2"]
     crowded = environments(job(workers=20, servers=0)).values()
@@ -263,7 +265,7 @@ ROLE_SETS = [(), (), (), (WORKER,), (SERVER,), (SCHEDULER,), (SERVER, WORKER), (
 
 
 def hosts(*attributes: dict) -> list[Host]:
-    return [Host(f"h{number}", where=f"hosts:{number}", **each) for number, each in enumerate(attributes, 1)]
+    return [Host(f"h{number}", where=f"hosts:{number}", **attribute) for number, attribute in enumerate(attributes, 1)]
 
 
 def plain(count: int, **attributes) -> list[Host]:

@@ -70,12 +70,12 @@ def test_a_jobset_is_what_its_documented_fields_allow(words: tuple[str, ...]):
         assert "ttlSecondsAfterFinished" not in each["template"]["spec"], "only the whole is deleted"
         assert each["template"]["spec"]["completionMode"] == "NonIndexed", "by default JobSet numbers the pods"
         assert manifest.QUEUE_LABEL not in each["template"]["metadata"]["labels"], "Kueue has the whole in its queue"
-    (config,) = (each for each in others if each["kind"] == "ConfigMap")
+    (config,) = (other for other in others if other["kind"] == "ConfigMap")
     known = yaml.safe_load(config["data"]["hosts.yaml"])
     assert known["metadata"]["name"] == f"cifar10-{hosts['name']}-0"
     wanted = container({"spec": hosts["template"]["spec"]})["env"][0]["valueFrom"]["secretKeyRef"]["name"]
     assert manifest.hosts_secret(known, "{}")["metadata"]["name"] == wanted
-    (role,) = (each for each in others if each["kind"] == "Role")
+    (role,) = (other for other in others if other["kind"] == "Role")
     assert [rule["resources"] for rule in role["rules"]] == [["pods", "events"], ["secrets"]]
     validate(manifest.owned(role, {"name": "cifar10", "uid": "1-2"}, "JobSet"), "1.29", strict=True)
 
@@ -124,7 +124,7 @@ def test_a_job_in_the_log_folder_of_an_earlier_version_is_a_job(tmp_path: Path):
 
 def test_the_state_of_a_jobset():
     def state(*conditions: str, **spec: object) -> str:
-        made = [{"type": each, "status": "True", "message": "why"} for each in conditions]
+        made = [{"type": condition, "status": "True", "message": "why"} for condition in conditions]
         job = {"spec": spec, "status": {"conditions": made}}
         return f"{status.job_state(job)}, {status.job_lives(job)}"
 
@@ -218,7 +218,7 @@ def test_a_secret_in_the_programs_words_is_refused():
 
 
 def log(*times: int) -> list[bytes]:
-    return [f"2026-01-01T18:00:{each:02d}.5Z line {number}".encode() for number, each in enumerate(times)]
+    return [f"2026-01-01T18:00:{time:02d}.5Z line {number}".encode() for number, time in enumerate(times)]
 
 
 SET_BACK = log(30, 31, 31, 4, 5, 5, 40, 41)

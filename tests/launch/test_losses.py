@@ -111,7 +111,7 @@ class Job3:
 
     @property
     def notices(self) -> list[str]:
-        return [each.text for each in self.supervisor.take_notices()]
+        return [take_notice.text for take_notice in self.supervisor.take_notices()]
 
     @property
     def failure(self) -> list[str]:

@@ -70,13 +70,13 @@ class Desk:
         self.reception.close()
         while not self.came.empty():
             self.came.get().stream.close()
-        for each in self.bridges:
+        for process in self.bridges:
             try:
-                each.wait(DEADLINE)
+                process.wait(DEADLINE)
             except subprocess.TimeoutExpired:
-                os.killpg(each.pid, signal.SIGKILL)
-                each.wait()
-                pytest.fail("a bridge has not ended")
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                pytest.fail("a process has not ended")
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ def read_all(channel: BridgeChannel) -> bytes:
 def busy_seconds(*pids: int) -> float:
     """What processes that should only wait use of a core within 0.4 s: the busiest of them."""
     processes = [psutil.Process(pid) for pid in pids]
-    before = [sum(each.cpu_times()[:2]) for each in processes]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
     time.sleep(0.4)
-    return max(sum(each.cpu_times()[:2]) - used for each, used in zip(processes, before, strict=True))
+    return max(sum(process.cpu_times()[:2]) - used for process, used in zip(processes, before, strict=True))
 
 
 # -- the contract of a channel -----------------------------------------------------------------------------------------

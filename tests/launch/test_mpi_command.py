@@ -219,7 +219,7 @@ def test_an_mpirun_has_a_session_of_its_own_and_no_input(tmp_path):
     show = "ps -o sid= -p $$; readlink /proc/$$/fd/0; echo $$"
     ended = started(["/bin/sh", "-c", f"{waits}; {show}"])
     threads = set(threading.enumerate()) - before
-    assert len(threads) == 2 and all(each.daemon for each in threads), "the launcher may end before it"
+    assert len(threads) == 2 and all(thread.daemon for thread in threads), "the launcher may end before it"
     assert ended.fate() == "" and not ended.output
     (tmp_path / "go").touch()
     ended.fate(SECONDS)

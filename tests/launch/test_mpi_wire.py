@@ -219,7 +219,7 @@ def test_no_thread_of_a_reception_keeps_the_launcher_alive():
     reception = Reception("127.0.0.1")
     with dial_tls(reception.port):
         threads = set(threading.enumerate()) - before
-        assert len(threads) == 2 and all(each.daemon for each in threads)
+        assert len(threads) == 2 and all(thread.daemon for thread in threads)
     reception.close()
 
 
@@ -300,9 +300,9 @@ def test_a_session_cannot_be_resumed_and_the_key_is_in_no_open_file(streams):
     assert peer.recv(10) == b"x"
     assert peer.session is None or not peer.session.has_ticket
     names = []
-    for each in Path("/proc/self/fd").iterdir():
+    for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            names.append(os.readlink(each))
+            names.append(os.readlink(path))
     assert not [name for name in names if name.startswith("/memfd:certificate")]
 
 

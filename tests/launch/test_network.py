@@ -189,8 +189,8 @@ def agents() -> Iterator[list[Throughput]]:
 def measure(agents: list[Throughput], peer: list) -> dict:
     """What the first measures with `peer`, while the loops of all hosts run."""
     agents[0].begin(*peer)
-    while not (found := [each.poll() for each in agents][0]):
-        readable(agents, max(0.0, min(each.deadline for each in agents) - time.monotonic()))
+    while not (found := [agent.poll() for agent in agents][0]):
+        readable(agents, max(0.0, min(agent.deadline for agent in agents) - time.monotonic()))
     return found
 
 
@@ -199,7 +199,7 @@ def test_both_ways_are_measured_again_and_again(agents):
         name, (address, port) = "ab"[pair is agents], pair[1].listener.getsockname()
         found = measure(pair, [name, address, port])
         assert found["peer"] == name and min(found["out"], found["back"]) > 1e6, found
-    assert not any(each.streams for each in agents)
+    assert not any(agent.streams for agent in agents)
 
 
 def test_a_measurement_over_ipv6_has_a_limit_of_5_seconds(agents):
@@ -297,10 +297,10 @@ def test_unauthenticated_peers_are_few_and_have_less_time_than_a_measurement(age
         assert before + 4.0 <= there.streams[-1].deadline <= time.monotonic() + 4.0
         name, (address, port) = "b", there.listener.getsockname()
         agents[0].begin(name, address, port)
-        while not any(each.until for each in there.streams):
+        while not any(stream.until for stream in there.streams):
             there.poll()
             agents[0].poll()
-        known = next(each for each in there.streams if each.until)
+        known = next(stream for stream in there.streams if stream.until)
         assert known.deadline == known.end > time.monotonic() + 4.0
 
 
@@ -320,7 +320,7 @@ def test_after_close_nobody_listens_and_no_stream_stays(agents):
     agents[0].close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
-    assert len(streams) == STREAMS and all(each.socket.fileno() == -1 for each in streams)
+    assert len(streams) == STREAMS and all(stream.socket.fileno() == -1 for stream in streams)
     agents[0] = Throughput("127.0.0.2", "token", "a")
 
 

@@ -71,7 +71,7 @@ def test_a_folder_script_or_python_that_is_not_as_needed(job, host, argv, change
     problem = only(judge(replace(job, argv=(argv,)), replace(HOST, **host), **changes))
     assert problem.code == code if code else not problem.fatal
     assert problem.text.startswith("node03: ") and text.format(folder=job.workdir) in problem.text
-    assert all(each in problem.fix for each in fix.split("|"))
+    assert all(word in problem.fix for word in fix.split("|"))
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ class Course:
 
 def pairs(actions: list[Action]) -> set[frozenset[str]]:
     """Who measures with whom."""
-    assert all(isinstance(each.command, Measure) for each in actions)
-    return {frozenset((each.host, each.command.peer.name)) for each in actions}
+    assert all(isinstance(action.command, Measure) for action in actions)
+    return {frozenset((action.host, action.command.peer.name)) for action in actions}
 
 
 def test_the_steps_on_hosts_of_a_network_with_a_copy():
@@ -94,7 +94,7 @@ def test_the_steps_on_hosts_of_a_network_with_a_copy():
     assert preparation.waiting == "a, b (connecting to the other hosts)" and not preparation.done
     assert course.reach() == []
     assert preparation.done and (preparation.step, preparation.waiting, preparation.waiting_for) == ("", "", set())
-    found = [(each.address, each.interface) for each in preparation.hosts.values()]
+    found = [(host.address, host.interface) for host in preparation.hosts.values()]
     assert found == [("10.0.0.1", "eth1"), ("10.0.0.2", "eth1")]
 
 
@@ -120,7 +120,7 @@ def test_ports_are_held_where_the_first_processes_of_the_roles_are():
         Send("c", Bind("10.0.0.3", reach=True, scheduler=777)),
     ]
     ports = {"a": {}, "b": {"master": 2}, "c": {"scheduler": 777}}
-    course.say(*(Bound(name, {"reach": 1, **each}) for name, each in ports.items()))
+    course.say(*(Bound(name, {"reach": 1, **port}) for name, port in ports.items()))
     assert course.preparation.chosen_ports == Ports(scheduler=777, master=2)
 
 
@@ -143,7 +143,7 @@ def test_what_agents_have_found_out_is_in_their_hosts():
     machine = {"boot_id": "b", "cpus": [2, 3], "limits": {"/": 1.5}}
     assert course.say(Ready("a", 10, 4, "/usr/bin/python3", machine=machine)) == []
     course.say(Ready("b", 10, 1, "/opt/python"), Ready("c", 10, 2))
-    found = [(each.cores, each.python, each.machine) for each in course.preparation.hosts.values()]
+    found = [(host.cores, host.python, host.machine) for host in course.preparation.hosts.values()]
     first = (4, "/usr/bin/python3", Machine("b", (2, 3), (("/", 1.5),)))
     assert found == [first, (1, "/opt/python", None), (2, "", None)]
     (probe,) = Course(names="a", python="/opt/mine").connect()
@@ -187,7 +187,7 @@ def test_a_clock_that_is_wrong_is_a_warning():
 
 def at(*addresses: str, **more: object) -> list[dict]:
     """Rows of interfaces."""
-    return [{**facts(1)["interfaces"][0], "address": each, **more} for each in addresses]
+    return [{**facts(1)["interfaces"][0], "address": address, **more} for address in addresses]
 
 
 def test_hosts_without_a_network_in_common_have_no_addresses():
@@ -246,8 +246,8 @@ def test_a_check_continues_without_a_lost_host():
     assert preparation.waiting_for == {"b", "c"}
     assert preparation.handle(Ready("b", 10, 4)) == []
     probes = preparation.leave_out("c", "c: no such name", 125)
-    assert [each.host for each in probes] == ["b"] and list(preparation.hosts) == ["b"]
-    found = [(each.host, each.message, each.code) for each in preparation.problems]
+    assert [probe.host for probe in probes] == ["b"] and list(preparation.hosts) == ["b"]
+    found = [(problem.host, problem.message, problem.code) for problem in preparation.problems]
     assert found == [("a", "a: no route to host", 2), ("c", "c: no such name", 125)]
     (bind,) = preparation.handle(Probed("b", facts(2)))
     assert bind.command.reach is bind.command.throughput is False, "nobody is left to reach it"

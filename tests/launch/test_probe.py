@@ -72,25 +72,28 @@ def test_interfaces_are_those_that_psutil_sees():
     def seen() -> set:
         up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
         return {
-            (name.partition(":")[0], each.address.partition("%")[0])
+            (name.partition(":")[0], address.address.partition("%")[0])
             for name, addresses in psutil.net_if_addrs().items()
-            for each in addresses
-            if name in up and each.family in (socket.AF_INET, socket.AF_INET6)
+            for address in addresses
+            if name in up and address.family in (socket.AF_INET, socket.AF_INET6)
         }
 
     # other tests may be adding or removing interfaces
-    wait_for(lambda: {(each["name"], each["address"]) for each in interfaces()} == seen(), f"both the same: {seen()}")
-    lo = next(each for each in interfaces() if each["address"] == "127.0.0.1")
+    wait_for(
+        lambda: {(interface["name"], interface["address"]) for interface in interfaces()} == seen(),
+        f"both the same: {seen()}",
+    )
+    lo = next(interface for interface in interfaces() if interface["address"] == "127.0.0.1")
     assert (lo["name"], lo["prefix"], lo["loopback"], lo["running"]) == ("lo", 8, True, True)
 
 
 def test_the_speed_of_an_interface_is_the_kernels_if_it_knows_one():
-    for each in interfaces():
+    for interface in interfaces():
         try:
-            speed = int(Path(f"/sys/class/net/{each['name']}/speed").read_text())
+            speed = int(Path(f"/sys/class/net/{interface['name']}/speed").read_text())
         except (OSError, ValueError):  # a bridge or a loopback has none; or it is of another network namespace
             speed = -1
-        assert each["speed"] == (speed if speed > 0 else None), each
+        assert interface["speed"] == (speed if speed > 0 else None), interface
 
 
 def test_a_down_interface_is_left_out_and_an_unplugged_one_is_marked():

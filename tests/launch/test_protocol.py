@@ -82,13 +82,13 @@ JSON = st.recursive(
 
 def messages(table: dict[str, type]) -> st.SearchStrategy:
     return st.sampled_from(sorted(table)).flatmap(
-        lambda name: st.builds(table[name], *(VALUES[each.type] for each in fields(table[name])))
+        lambda name: st.builds(table[name], *(VALUES[field.type] for field in fields(table[name])))
     )
 
 
 def garbled(tag: str, table: dict[str, type]) -> st.SearchStrategy:
     """JSON of any shape, often with a name and fields of the protocol and anything as their values."""
-    names = sorted({each.name for kind in table.values() for each in fields(kind)})
+    names = sorted({field.name for kind in table.values() for field in fields(kind)})
     named = st.fixed_dictionaries(
         {tag: st.sampled_from(sorted(table))}, optional=dict.fromkeys(names, JSON) | {"padding": JSON}
     )
@@ -252,7 +252,7 @@ def test_numbers_have_limits(line, least, most):
 def test_every_message_is_in_a_table():
     """And each field has a check."""
     for module, base, table in ((commands, commands.Command, COMMANDS), (events, events.Event, EVENTS)):
-        kinds = {each for each in vars(module).values() if isinstance(each, type) and issubclass(each, base)}
+        kinds = {var for var in vars(module).values() if isinstance(var, type) and issubclass(var, base)}
         assert set(table.values()) == kinds - {base}
     assert all(set(get_type_hints(kind)) == set(shape) for kind, shape in SHAPES.items())
 
@@ -395,7 +395,7 @@ def test_fields_are_given_by_place_by_name_or_by_their_defaults():
     assert vars(Pair(1)) == {"first": 1, "second": "two", "rest": []}
     assert vars(Pair(1, "b", [3])) == vars(Pair(rest=[3], second="b", first=1)) == vars(Pair(1, rest=[3], second="b"))
     assert Pair(1).rest is not Pair(1).rest, "each has a list of its own"
-    assert [each.name for each in fields(Pair)] == ["first", "second", "rest"]
+    assert [field.name for field in fields(Pair)] == ["first", "second", "rest"]
 
 
 TWICE = r"^Pair takes each of \(first, second, rest\) once: \(1,.*\), \{.*\}$"

@@ -45,16 +45,16 @@ def other_program() -> Iterator[socket.socket]:
 
 def finish(*agents: Reach) -> list[dict]:
     """The results of all, as the loops of their hosts wait for them."""
-    while None in (results := [each.poll() for each in agents]):
-        due = min(each.deadline for each in agents)
+    while None in (results := [agent.poll() for agent in agents]):
+        due = min(agent.deadline for agent in agents)
         readable(agents, max(0.0, due - time.monotonic()))
     return results
 
 
 def finish_first(agent: Reach, *others: Reach) -> dict:
     """The result of `agent`, while the others only answer."""
-    for each in others:
-        each.begin([])
+    for other in others:
+        other.begin([])
     return finish(agent, *others)[0]
 
 
@@ -82,7 +82,7 @@ def test_all_reach_all_at_once_and_answer_before_and_after_their_own_turn(agents
     assert finish(second) == [{}]
     first.begin([["h3", *address(second)]])
     assert "ms" in finish_first(first, second)["h3"]
-    names = {each: f"h{number}" for number, each in enumerate(agents, 2)}
+    names = {agent: f"h{number}" for number, agent in enumerate(agents, 2)}
     for agent in agents:
         agent.begin([[names[other], *address(other)] for other in agents if other is not agent])
     for agent, result in zip(agents, finish(*agents), strict=True):
@@ -180,7 +180,7 @@ def test_many_unauthenticated_peers_take_few_connections_and_keep_nobody_out(age
         assert len(second.selector.get_map()) <= MAX + 1, "and its listener"
         first.begin([["h3", *address(second)]])
         assert "ms" in finish_first(first, second)["h3"]
-        open_ = [number for number, each in enumerate(peers) if not is_closed(each, wait=False)]
+        open_ = [number for number, peer in enumerate(peers) if not is_closed(peer, wait=False)]
         assert len(open_) == MAX or len(open_) == MAX - 1, "one went for the peer, which has gone as well"
         assert open_[0] < MAX and open_[-1] > 3 * MAX, "random ones go, neither the first nor the last alone"
 

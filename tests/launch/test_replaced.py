@@ -321,7 +321,7 @@ def servers_on_b_and_c() -> Job3:
     hosts = [replace(HOSTS[0], roles=("scheduler", "worker")), Host("b", "10.0.0.2", roles=("server",), slots=1)]
     hosts.append(Host("c", "10.0.0.3", roles=("server", "worker"), slots=2))
     job = Job3(started=6, hosts=hosts, servers=2, servers_replaced=1)
-    assert [each.task.host.name for each in job.supervisor.tasks.servers] == ["b", "c"]
+    assert [server.task.host.name for server in job.supervisor.tasks.servers] == ["b", "c"]
     return job
 
 

@@ -158,7 +158,7 @@ def test_a_rule_is_tried_again_after_a_scheduler_that_was_lost():
     job = Changing(more={"restart_scheduler": 1, "rules": RULES})
     assert len(job.say(Slowest(2, 55.0))) == 1
     job.exit(SCHEDULER, -9)
-    assert any(LOST in each for each in job.notices)
+    assert any(LOST in notice for notice in job.notices)
     next_scheduler(job)
     (again,) = job.say(Slowest(2, 55.0))
     assert again.command.kv_store == "dist_ssp"

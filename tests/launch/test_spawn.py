@@ -138,8 +138,8 @@ def test_key_and_certificate_are_in_private_files_until_the_job_ends(tmp_path, m
     made = RunFolder("job")
     made.create("secret", "PEM")
     files = [Path(each) for each in (made.key_file, made.certificate_file)]
-    assert [each.read_text() for each in files] == ["secret", "PEM"]
-    assert [stat.S_IMODE(each.stat().st_mode) for each in files] == [0o600] * 2
+    assert [file.read_text() for file in files] == ["secret", "PEM"]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 2
     made.remove()
     assert not list((tmp_path / "own").iterdir())
 
@@ -179,7 +179,7 @@ def test_only_this_users_folders_are_removed_and_a_very_deep_one_ends_nothing(tm
         os.chown(foreign, 2002, 2002)
     remove = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}; from dmltrain_launch.agent.spawn import RunFolder"
     subprocess.run([sys.executable, "-c", f"{remove}; RunFolder('job').remove()"], cwd=ROOT, check=True)
-    left = {each.name for each in tmp_path.iterdir()} - {deep.name}
+    left = {path.name for path in tmp_path.iterdir()} - {deep.name}
     assert left == {"dmltrain-job.file", "dmltrain-job.link", *([foreign.name] if not os.geteuid() else [])}
     subprocess.run(["rm", "-rf", deep], check=True)
 

@@ -184,11 +184,11 @@ def test_the_end_of_all_logins_kills_every_command_at_once(home, tmp_path):  # n
     pid = int((tmp_path / "pid").read_text())
     shared.close()
     assert not psutil.pid_exists(pid)
-    assert shared.proxies and all(isinstance(each, ProxyCommand) for each in shared.proxies)
+    assert shared.proxies and all(isinstance(proxy, ProxyCommand) for proxy in shared.proxies)
 
 
 def settings(home: Home, *identities: Path, only: bool = False) -> Settings:  # noqa: F811
-    lines = [f"IdentityFile {each}" for each in identities] + ["IdentitiesOnly yes"] * only
+    lines = [f"IdentityFile {identity}" for identity in identities] + ["IdentitiesOnly yes"] * only
     home.config.write_text("\n".join(lines) + "\n")
     return Config((str(home.config),)).settings(Target("h"))
 

@@ -188,8 +188,8 @@ def test_a_write_that_stalls_fails_and_so_does_one_behind_it(tmp_path):
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         errors = [each.exception() for each in [pool.submit(channel.write, bytes(1 << 20)) for _ in range(2)]]
-    assert all(isinstance(each, TimeoutError) for each in errors)
-    said = {str(each) for each in errors}
+    assert all(isinstance(error, TimeoutError) for error in errors)
+    said = {str(error) for error in errors}
     assert "nothing could be sent for 0.3 s" in said
     assert said <= {"nothing could be sent for 0.3 s", "another write has stalled for 0.3 s"}
     assert 0.3 <= time.monotonic() - began < 300

@@ -144,7 +144,7 @@ def test_workers_are_replaced_while_the_scheduler_is_away_and_find_the_new_one()
     job.exit(WORKER_1, -9)
     job.bound("a")
     job.say(Started("a", NEXT, 205))
-    assert any("starting the replacement of worker 1 on b" in each for each in job.notices)
+    assert any("starting the replacement of worker 1 on b" in notice for notice in job.notices)
     (_, start) = job.tick()
     assert start.command.tasks[0].environment["DMLTRAIN_JOIN"] == "1" and start.command.follows
 

@@ -439,7 +439,7 @@ def test_a_check_continues_without_unreachable_hosts_and_ends_when_it_is_interru
     assert isinstance(first.command, commands.Job)
     (probe,) = supervisor.handle(Ready("a", 10, 4), 0.0)
     assert isinstance(probe.command, commands.Probe)
-    assert [(each.host, each.code) for each in supervisor.preparation.problems] == [("b", 2)]
+    assert [(problem.host, problem.code) for problem in supervisor.preparation.problems] == [("b", 2)]
     supervisor = begun(Interrupted(2), check=True)
     assert supervisor.handle(Unreached("b", "b: no route to host", 2), 0.0) == []
     assert supervisor.over and supervisor.exit_code == 130
@@ -486,7 +486,9 @@ def test_hosts_run_the_program_by_their_own_python_or_by_their_agents():
     supervisor = begun(*events, job=Job("name", "mark", ("train.py",), 2, 0, "/"), hosts=hosts)
     starts = supervisor.handle(Reached("b", {"a": {"ms": 0.1}}), 0.0)
     programs = [("/opt/python", "train.py"), ("/usr/bin/python3", "train.py")]
-    assert [each.task.argv for each in supervisor.processes] == programs
-    rows = [(each.host, row.task, row.argv, row.workdir, row.script) for each in starts for row in each.command.tasks]
+    assert [process.task.argv for process in supervisor.processes] == programs
+    rows = [
+        (start.host, row.task, row.argv, row.workdir, row.script) for start in starts for row in start.command.tasks
+    ]
     assert rows == [("a", 0, programs[0], "/", "train.py"), ("b", 1, programs[1], "/", "train.py")]
-    assert {each.command.unset for each in starts} == {OWNED}
+    assert {start.command.unset for start in starts} == {OWNED}

@@ -44,8 +44,8 @@ def row(number: int, name: str, mode: int = 0o644, mtime: int = 0, content: byte
 def rows_of(source: Path) -> list[list]:
     """The rows of all entries of the folder, numbered from 10."""
     return [
-        [number, each.kind, each.path, each.mode, each.mtime, each.size, each.sha256 or each.target]
-        for number, each in enumerate(manifest(source).entries, 10)
+        [number, entry.kind, entry.path, entry.mode, entry.mtime, entry.size, entry.sha256 or entry.target]
+        for number, entry in enumerate(manifest(source).entries, 10)
     ]
 
 
@@ -510,7 +510,7 @@ def test_ignored_is_what_git_ignores(tmp_path):
         subprocess.run(["git", "init", "-q", top], check=True)
         assert files(manifest(top)) == by_git(top) - {""}
         excludes = dice.sample([each for each in PATTERNS if each not in ("", "# c", "!", "/", "[z-a]", "a\r")], 2)
-        assert files(manifest(top, excludes)) == by_git(top, *(f"--exclude={each}" for each in excludes)) - {""}
+        assert files(manifest(top, excludes)) == by_git(top, *(f"--exclude={exclude}" for exclude in excludes)) - {""}
         for inner in (path for path in top.iterdir() if path.is_dir() and path.name != ".git"):
             if subprocess.run(["git", "-C", top, "check-ignore", "-q", f"./{inner.name}"]).returncode:
                 assert files(manifest(inner)) == by_git(inner) - {""}
@@ -573,7 +573,7 @@ def test_no_copy_is_over_before_all_hosts_have_the_same(source, tmp_path):
     agents = [Agent(host, sync.take) for host in sync.hosts]
     agents[2].tell = Meddling(sync, partial(rewrite, source / "train.py")).tell
     with ThreadPoolExecutor(2) as pool:
-        copying = [pool.submit(sync.copy, each.host, str(tmp_path / each.host), each.write) for each in agents[:2]]
+        copying = [pool.submit(sync.copy, agent.host, str(tmp_path / agent.host), agent.write) for agent in agents[:2]]
         for agent in agents[:2]:
             wait_for(lambda agent=agent: agent.events and agent.events[-1]["event"] == "synced", "its files")
         assert not any(each.done() for each in copying), "they wait for h3"
@@ -714,7 +714,7 @@ def test_a_lying_agent_ends_the_copy(source, lie):
 
     def write(data: bytes) -> None:
         answers = [events.Opened("h1", "/to", "")] if b'"sync"' in data else said
-        threading.Thread(target=lambda: [sync.take(each) for each in answers], daemon=True).start()
+        threading.Thread(target=lambda: [sync.take(answer) for answer in answers], daemon=True).start()
 
     with pytest.raises(LaunchError, match=f"the agent on h1 .*{reason}") as refused:
         sync.copy("h1", "/to", write)

@@ -37,7 +37,7 @@ def samples(interval: float, seconds: float) -> list[float]:
 @pytest.mark.parametrize("hours", [0.1, 1, 10, 24, 100, 30 * 24, 365 * 24])
 def test_a_job_of_any_length_has_enough_rows_and_a_small_file(hours):
     times = samples(2.0, hours * 3600)
-    assert len([each for each in times if each >= times[-1] / 2]) >= 24
+    assert len([time for time in times if time >= times[-1] / 2]) >= 24
     assert times[:3] == [2.0, 4.0, 6.0]
     assert 32 * len(times) * len(row(FULL, 1.8e9)) < 2e6
 
@@ -185,7 +185,7 @@ def test_a_disk_that_is_full_leaves_whole_rows(tmp_path):
     assert done.stdout.count("\n") == 1
     text = (tmp_path / "usage.csv").read_text()
     assert 200 < len(text) <= 300 and text.endswith(",,\n")
-    assert all(each["job_memory"] == "512.0" for each in rows(tmp_path / "usage.csv"))
+    assert all(row["job_memory"] == "512.0" for row in rows(tmp_path / "usage.csv"))
 
 
 BURN = "import time\nwhile time.process_time() < 0.3:\n    pass\n"
@@ -367,6 +367,6 @@ def test_a_sample_of_a_host_with_many_processes_costs_little():
             times.append(time.process_time() - began)
         assert sorted(times)[32] < 0.02, "1 % of a core"
     finally:
-        for each in children:
-            each.kill()
-            each.wait()
+        for child in children:
+            child.kill()
+            child.wait()

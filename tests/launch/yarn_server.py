@@ -193,14 +193,14 @@ class Yarn:
 
     def go(self) -> None:
         self.full = False
-        for each in self.services.values():
-            each.start()
+        for service in self.services.values():
+            service.start()
 
     def close(self) -> None:
         self._http.shutdown()
         self._http.server_close()
-        for each in self.services.values():
-            each.end()
+        for service in self.services.values():
+            service.end()
 
 
 @contextlib.contextmanager

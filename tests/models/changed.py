@@ -34,7 +34,7 @@ def _changed(network: Network, change: Callable[[Layer], Layer]) -> Network:
             return tuple(map(below, value))
         if not isinstance(value, Layer):
             return value
-        found = {each.name: getattr(value, each.name) for each in fields(value)}
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
         return change(replace(value, **{name: below(each) for name, each in found.items()}))
 
     return replace(network, root=below(network.root))

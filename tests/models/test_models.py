@@ -104,10 +104,10 @@ def test_inception_shapes():
 
 
 def test_names_are_mxnets():
-    resnet = [each.name for each in models.create("resnet", 20).parameters()]
+    resnet = [parameter.name for parameter in models.create("resnet", 20).parameters()]
     assert resnet[:4] == ["bn_data_beta", "conv0_weight", "stage1_unit1_bn1_gamma", "stage1_unit1_bn1_beta"]
     assert resnet[-4:] == ["bn1_gamma", "bn1_beta", "fc1_weight", "fc1_bias"]
-    inception = [each.name for each in models.create("inception-bn-28-small").parameters()]
+    inception = [parameter.name for parameter in models.create("inception-bn-28-small").parameters()]
     assert inception[:4] == ["convolution0_weight", "convolution0_bias", "batchnorm0_beta", "convolution1_weight"]
     statistics = [each.name for each in models.create("resnet", 20).auxiliary()]
     assert statistics[:2] == ["bn_data_moving_mean", "bn_data_moving_var"]
@@ -134,7 +134,7 @@ def test_the_height_of_images_decides_between_cifar_and_imagenet_networks(name, 
     """Their height alone: at 32 as in resnext.py, of MXNet's three files; see residual.py."""
     network = models.create(name, 50, 10, (3, height, 40))
     assert outputs(network, "conv0") == [first]
-    found = {each.name[:6] for each in network.parameters() if each.name.startswith("stage")}
+    found = {parameter.name[:6] for parameter in network.parameters() if parameter.name.startswith("stage")}
     assert found == {f"stage{number}" for number in range(1, stages + 1)}
 
 

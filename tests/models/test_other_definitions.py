@@ -49,7 +49,7 @@ SHAPES = {  # network and pixels -> layer: channels x pixels
 def test_shapes_are_their_authors(name, pixels):
     network = models.create(name, None, 10, (3, pixels, pixels))
     found = {step.layer.name: f"{step.output_shape[0]}x{step.output_shape[-1]}" for step in network.steps}
-    expected = dict(each.split(": ") for each in SHAPES[name, pixels].split(", "))
+    expected = dict(word.split(": ") for word in SHAPES[name, pixels].split(", "))
     assert {layer: found[layer] for layer in expected} == expected
 
 
@@ -58,21 +58,24 @@ def test_shapes_are_their_authors(name, pixels):
 
 def test_googlenets_auxiliary_classifiers():
     network = usual("caffe-googlenet")
-    assert [(each.name, each.weight) for each in network.auxiliary_outputs] == [("loss1", 0.3), ("loss2", 0.3)]
-    names = [each.name for each in network.parameters()]
+    assert [(auxiliary_output.name, auxiliary_output.weight) for auxiliary_output in network.auxiliary_outputs] == [
+        ("loss1", 0.3),
+        ("loss2", 0.3),
+    ]
+    names = [parameter.name for parameter in network.parameters()]
     for classifier, block in (("loss1", "4a"), ("loss2", "4d")):
         assert names[names.index(f"{classifier}_conv_weight") - 1] == f"inception_{block}_pool_proj_bias"
-    heads = [each.size for each in network.parameters() if each.name.startswith(("loss1", "loss2"))]
+    heads = [parameter.size for parameter in network.parameters() if parameter.name.startswith(("loss1", "loss2"))]
     assert network.num_parameters - sum(heads) == 6_998_552
 
 
 @pytest.mark.parametrize("name", ["caffe-alexnet", "caffe-googlenet"])
 def test_caffes_biases_learn_twice_as_fast_and_do_not_decay_and_its_norms_are_its_own(name):
-    for each in usual(name).parameters():
-        expected = (2.0, 0.0) if each.kind == "bias" else (1.0, 1.0)
-        assert (each.lr_mult, each.wd_mult) == expected, each.name
+    for parameter in usual(name).parameters():
+        expected = (2.0, 0.0) if parameter.kind == "bias" else (1.0, 1.0)
+        assert (parameter.lr_mult, parameter.wd_mult) == expected, parameter.name
     norms = [step.layer for step in usual(name).steps if isinstance(step.layer, LocalResponseNorm)]
-    assert [(each.size, each.alpha, each.beta, each.offset) for each in norms] == [(5, 1e-4, 0.75, 1.0)] * 2
+    assert [(norm.size, norm.alpha, norm.beta, norm.offset) for norm in norms] == [(5, 1e-4, 0.75, 1.0)] * 2
 
 
 def test_alexnets_fillers():
@@ -89,7 +92,9 @@ def test_alexnets_fillers():
 
 def test_cifar10_quicks_arrays_order_of_layers_and_fillers_are_those_of_its_prototxt():
     network = usual("caffe-cifar10-quick")
-    found = {each.name: (each.shape, each.lr_mult, each.wd_mult) for each in network.parameters()}
+    found = {
+        parameter.name: (parameter.shape, parameter.lr_mult, parameter.wd_mult) for parameter in network.parameters()
+    }
     weights = {"conv1": (32, 3, 5, 5), "conv2": (32, 32, 5, 5), "conv3": (64, 32, 5, 5), "ip1": (64, 1024)}
     weights["ip2"] = (10, 64)
     expected = {f"{name}_weight": (shape, 1.0, 1.0) for name, shape in weights.items()}
@@ -109,13 +114,13 @@ def test_cifar10_quicks_arrays_order_of_layers_and_fillers_are_those_of_its_prot
 def test_googlenets_fillers():
     network = models.create("caffe-googlenet", None, 10, LARGE)
     found = starts(network)
-    for each in network.parameters():
-        low, high = found[each.name]
-        if each.kind == "bias":
-            assert low == high == np.float32(0 if "classifier" in each.name else 0.2), each.name
+    for parameter in network.parameters():
+        low, high = found[parameter.name]
+        if parameter.kind == "bias":
+            assert low == high == np.float32(0 if "classifier" in parameter.name else 0.2), parameter.name
         else:
-            limit = (3 / np.prod(each.shape[1:])) ** 0.5
-            assert 0.97 * limit < high < limit and -limit < low < -0.97 * limit, each.name
+            limit = (3 / np.prod(parameter.shape[1:])) ** 0.5
+            assert 0.97 * limit < high < limit and -limit < low < -0.97 * limit, parameter.name
 
 
 # -- Keras ------------------------------------------------------------------------------------------------------------
@@ -124,7 +129,7 @@ def test_googlenets_fillers():
 @pytest.mark.parametrize("depth, stages", [(50, "1234"), (18, "234"), (34, "234"), (101, "1234"), (152, "1234")])
 def test_keras_resnet_has_its_depth_and_projects_only_where_shapes_differ(depth, stages):
     network = models.create("keras-resnet", depth, 10, (3, 32, 32))
-    names = [each.name for each in network.parameters()]
+    names = [parameter.name for parameter in network.parameters()]
     assert [name for name in names if name.endswith("sc_weight")] == [f"stage{n}_unit1_sc_weight" for n in stages]
     assert len([name for name in names if name.endswith("_weight") and "_sc_" not in name]) == depth
     assert "stage1_unit1_bn1_gamma" not in names and "stage1_unit2_bn1_gamma" in names
@@ -134,9 +139,11 @@ def test_keras_resnet_has_its_depth_and_projects_only_where_shapes_differ(depth,
 def test_in_keras_resnet_only_convolutions_decay_the_first_has_the_stride_and_batch_norms_are_keras():
     network = usual("keras-resnet")
     layers = [step.layer for step in network.steps if isinstance(step.layer, Conv)]
-    assert {each.name for each in network.parameters() if each.wd_mult} == {f"{each.name}_weight" for each in layers}
+    assert {parameter.name for parameter in network.parameters() if parameter.wd_mult} == {
+        f"{layer.name}_weight" for layer in layers
+    }
     units = [f"stage{number}_unit1_{name}" for number in (2, 3, 4) for name in ("sc", "conv1")]
-    assert [each.name for each in layers if each.stride != (1, 1)] == ["conv0", *units]
+    assert [layer.name for layer in layers if layer.stride != (1, 1)] == ["conv0", *units]
     norms = [step.layer for step in network.steps if isinstance(step.layer, BatchNorm)]
     assert {(norm.epsilon, norm.momentum, norm.fixed_scale) for norm in norms} == {(1e-3, 0.99, False)}
 
@@ -152,7 +159,7 @@ def test_keras_mnist_starts_as_glorot_uniform():
 
 
 def learned(network):
-    return {each.name: each for each in network.parameters()}
+    return {parameter.name: parameter for parameter in network.parameters()}
 
 
 def test_the_spatial_transformer_starts_as_the_identity_and_learns_slowly():
@@ -160,7 +167,7 @@ def test_the_spatial_transformer_starts_as_the_identity_and_learns_slowly():
     arrays, parameters = initial.first_values(network, 0), learned(network)
     assert (arrays["stn_loc_weight"] == 0).all()
     assert arrays["stn_loc_bias"].tolist() == [1, 0, 0, 0, 1, 0]
-    slow = {name: each.lr_mult for name, each in parameters.items() if each.lr_mult != 1}
+    slow = {name: parameter.lr_mult for name, parameter in parameters.items() if parameter.lr_mult != 1}
     assert slow == {"stn_loc_weight": 0.01, "stn_loc_bias": 0.01}
     assert parameters["stn_loc_bias"].wd_mult == 0 and parameters["stn_loc_weight"].wd_mult == 1
 
@@ -206,7 +213,9 @@ def test_first_weights_of_networks_with_rules_of_their_own(name, deviation):
 def shapes(mx, block, image):
     """Of a zoo network's learned arrays, with how many there are of each."""
     block.infer_shape(mx.nd.zeros((1, *image)))
-    return Counter(each.shape for each in block.collect_params().values() if each.grad_req != "null")
+    return Counter(
+        collect_param.shape for collect_param in block.collect_params().values() if collect_param.grad_req != "null"
+    )
 
 
 def imagenet(vision, depth):
@@ -236,5 +245,5 @@ def test_resnets_are_built_as_in_the_model_zoo(mx, arguments, zoo, shortcut):
     network = models.create("resnet", *arguments)
     extra = Counter({(3,): 1, **({(shortcut, shortcut, 1, 1): 1} if shortcut else {})})
     expected = shapes(mx, zoo(mx.gluon.model_zoo.vision, arguments[0]), network.input_shape) + extra
-    assert Counter(each.shape for each in network.parameters()) == expected
+    assert Counter(parameter.shape for parameter in network.parameters()) == expected
     assert network.num_parameters == sum(prod(shape) * count for shape, count in expected.items())

@@ -74,16 +74,16 @@ def _wanted(node: cst.CSTNode, replacements: Iterable[cst.CSTNode]) -> Iterator[
     empty makes no difference, nor does zip without its assertion."""
     if isinstance(node, cst.SimpleString):
         replacements = [] if " " in node.value.strip() else list(replacements)[:1]
-    for each in replacements:
+    for replacement in replacements:
         if isinstance(node, cst.Assign | cst.AnnAssign) and node.value and _code(node.value) in EMPTY:
             continue
         if not (
             isinstance(node, cst.Call)
             and _code(node.func) == "zip"
-            and isinstance(each, cst.Call)
-            and _values(node) == _values(each)
+            and isinstance(replacement, cst.Call)
+            and _values(node) == _values(replacement)
         ):
-            yield each
+            yield replacement
 
 
 def _code(node: cst.CSTNode) -> str:
@@ -169,11 +169,11 @@ def _without_other_functions(code: str, wanted: Collection[str]) -> str:
 
 def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Those of a module and of its classes; not what is inside of them."""
-    for each in ast.iter_child_nodes(node):
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield each
-        elif isinstance(each, ast.ClassDef):
-            yield from _functions(each)
+    for iter_child_node in ast.iter_child_nodes(node):
+        if isinstance(iter_child_node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield iter_child_node
+        elif isinstance(iter_child_node, ast.ClassDef):
+            yield from _functions(iter_child_node)
 
 
 class _Text:

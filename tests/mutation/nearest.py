@@ -102,4 +102,4 @@ def _file(root: Path, name: str) -> Path | None:
         return None
     paths = [folder.joinpath(*name.split(".")) for folder in (root, root / "launch")]
     choices = [choice for path in paths for choice in (path.with_suffix(".py"), path / "__init__.py")]
-    return next((each for each in choices if each.exists()), None)
+    return next((choice for choice in choices if choice.exists()), None)

@@ -26,7 +26,7 @@ import psutil
 from tests.mutation import equivalent, mutants, nearest, trial
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("dmltrain", "launch")
+PACKAGES = ("dmltrain", "launch/dmltrain_launch")
 NOTICED = ("failed", "too slow", "broken")
 # A mutant of code that kills a job's processes may kill all others, too: trials see no processes but their own.
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

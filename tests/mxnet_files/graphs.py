@@ -47,7 +47,7 @@ class Written:
         return self
 
     def content(self, *heads):
-        heads = [[self.places[each], 0, 0] for each in heads or [self.nodes[-1]["name"]]]
+        heads = [[self.places[head], 0, 0] for head in heads or [self.nodes[-1]["name"]]]
         return json.dumps({"nodes": self.nodes, "arg_nodes": [], "heads": heads}).encode()
 
     def rebuilt(self, num_classes=10, image_shape=(3, 8, 8)):

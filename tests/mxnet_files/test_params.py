@@ -100,7 +100,9 @@ def arrays(network=NETWORK):
 
 def test_the_gammas_of_fixed_scales_are_ignored_whatever_they_hold():
     """MXNet computes with ones, whatever the file says: src/operator/nn/batch_norm-inl.h, fix_gamma."""
-    assert [(each.name, each.shape) for each in weights.fixed_gammas(NETWORK)] == [("fixed_gamma", (2,))]
+    assert [(fixed_gamma.name, fixed_gamma.shape) for fixed_gamma in weights.fixed_gammas(NETWORK)] == [
+        ("fixed_gamma", (2,))
+    ]
     own = arrays()
     for values in (np.ones(2), np.full(2, 7.0)):
         found = weights.fitting(SOURCE, {"fixed_gamma": values, **own}, NETWORK)
@@ -109,7 +111,7 @@ def test_the_gammas_of_fixed_scales_are_ignored_whatever_they_hold():
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_every_type_becomes_float32(dtype):
-    own = {name: each.astype(dtype) for name, each in arrays().items()}
+    own = {name: array.astype(dtype) for name, array in arrays().items()}
     for name, found in weights.fitting(SOURCE, own, NETWORK).items():
         assert found.dtype == np.float32 and np.array_equal(found, own[name].astype(np.float32))
 

@@ -30,23 +30,25 @@ def test_mxnets_networks_are_rebuilt_and_are_ours(mxnet_networks, graph):
     rebuilt, expected = of_mxnet(mxnet_networks, graph.file)
     found = rebuilt.network
     assert found.name == graph.file and all(own == other for own, other in rebuilt.names.items())
-    fixed = {each.name: list(each.shape) for each in weights.fixed_gammas(found)}
-    learned = [(each.name, list(each.shape)) for each in found.parameters()]
+    fixed = {fixed_gamma.name: list(fixed_gamma.shape) for fixed_gamma in weights.fixed_gammas(found)}
+    learned = [(parameter.name, list(parameter.shape)) for parameter in found.parameters()]
     assert learned == [(name, shape) for name, shape in expected["arguments"].items() if name not in fixed]
     assert dict(learned) | fixed == expected["arguments"]
     assert {each.name: list(each.shape) for each in found.auxiliary()} == expected["auxiliary_states"]
     ours = graph.ours(found.num_classes, found.input_shape)
     assert canonical(found.root) == canonical(ours.root)
-    names = names_of_a_new_process(each.name for each in found.parameters())
-    assert list(names.values()) == [each.name for each in ours.parameters()]
+    names = names_of_a_new_process(parameter.name for parameter in found.parameters())
+    assert list(names.values()) == [parameter.name for parameter in ours.parameters()]
     assert set(names.values()) <= table(mxnet_networks, graph.file)["arguments"].keys()
-    multipliers = [[(each.lr_mult, each.wd_mult) for each in which.parameters()] for which in (found, ours)]
+    multipliers = [
+        [(parameter.lr_mult, parameter.wd_mult) for parameter in which.parameters()] for which in (found, ours)
+    ]
     assert multipliers[0] == multipliers[1]
 
 
 def random_arrays(network):
     draw = np.random.default_rng(0)
-    arrays = {each.name: draw.standard_normal(each.shape) for each in network.parameters()}
+    arrays = {parameter.name: draw.standard_normal(parameter.shape) for parameter in network.parameters()}
     return arrays | {each.name: draw.random(each.shape) + 0.5 for each in network.auxiliary()}
 
 
@@ -58,9 +60,9 @@ def outputs_of_both(mx, content, rebuilt, dtype):
     network, arrays = rebuilt.network, random_arrays(rebuilt.network)
     images = np.random.default_rng(1).standard_normal((3, *network.input_shape)).astype(dtype)
     module = torch_layers.build(network).to(getattr(torch, dtype)).eval()
-    module.load_state_dict({name: torch.from_numpy(each) for name, each in arrays.items()})
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     found = module(torch.from_numpy(images)).detach().numpy()
-    theirs = {"data": images, **{rebuilt.names.get(name, name): each for name, each in arrays.items()}}
+    theirs = {"data": images, **{rebuilt.names.get(name, name): array for name, array in arrays.items()}}
     symbol = mx.sym.load_json(content.decode())
     if symbol.name == "softmax":
         symbol = symbol.get_children()[0]
@@ -104,7 +106,9 @@ def test_multipliers_of_variables_are_kept():
     graph = made.transformed().attributes("loc_weight", __lr_mult__="0.01", num_hidden="6")
     graph.attributes("loc_bias", lr_mult="3", wd_mult="0.5").norm("bn", "fc", fix_gamma="False")
     graph.attributes("bn_gamma", __wd_mult__="0").attributes("bn_moving_var", __wd_mult__="1.0")  # as gluon exports
-    found = {each.name: (each.lr_mult, each.wd_mult) for each in graph.rebuilt().network.parameters()}
+    found = {
+        parameter.name: (parameter.lr_mult, parameter.wd_mult) for parameter in graph.rebuilt().network.parameters()
+    }
     assert found == {
         **{"loc_weight": (0.01, 1), "loc_bias": (3, 0.5), "fc_weight": (1, 1), "fc_bias": (1, 0)},
         **{"bn_gamma": (1, 0), "bn_beta": (1, 0)},
@@ -126,7 +130,7 @@ def test_pooling_of_the_oldest_files_rounds_up_and_statistics_have_their_usual_n
 def test_what_does_not_lead_to_the_output_is_not_needed():
     content = Written().dense("fc", "data", 10).node("Deconvolution", "other", "data").content("fc")
     network = rebuild.rebuild(graph.parse(content), "net", 10, (3, 8, 8)).network
-    assert [each.name for each in network.parameters()] == ["fc_weight", "fc_bias"]
+    assert [parameter.name for parameter in network.parameters()] == ["fc_weight", "fc_bias"]
 
 
 # -- what cannot be said ----------------------------------------------------------------------------------------------

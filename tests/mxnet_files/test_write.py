@@ -20,7 +20,9 @@ BY_HAND["lenet-stn"] = models.create("lenet", image_shape=(1, 28, 28), add_stn=T
 
 def arrays_of(network):
     draw = np.random.default_rng(3)
-    found = {each.name: draw.standard_normal(each.shape, np.float32) / 4 for each in network.parameters()}
+    found = {
+        parameter.name: draw.standard_normal(parameter.shape, np.float32) / 4 for parameter in network.parameters()
+    }
     return found | {each.name: draw.random(each.shape, np.float32) + 0.5 for each in network.auxiliary()}
 
 
@@ -73,7 +75,7 @@ def test_mxnets_own_program_loads_both_files_and_scores_equally(mx, tmp_path, na
     images = draw.standard_normal((8, *network.input_shape), np.float32)
     labels = draw.integers(0, network.num_classes, 8)
     module = torch_layers.build(network).eval()
-    module.load_state_dict({name: torch.from_numpy(each) for name, each in arrays.items()})
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     expected = torch.softmax(module(torch.from_numpy(images)), 1).detach().numpy()
 
     symbol, learned, states = mx.model.load_checkpoint(prefix, 3)

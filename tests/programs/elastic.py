@@ -207,7 +207,9 @@ def round_unlike_others(epochs: list[int]) -> None:
     def merged(trainer, *words):
         merge(trainer, *words)
         if next(number) in epochs:
-            weight = next(each for each in trainer.common_arrays() if each.name.endswith("weight"))
+            weight = next(
+                common_array for common_array in trainer.common_arrays() if common_array.name.endswith("weight")
+            )
             values = np.array(weight.read())
             values.reshape(-1)[np.abs(values).argmax()] *= 1 + 1e-6
             weight.write(values)
@@ -228,10 +230,10 @@ def fail_at(index: int, error: Exception) -> None:
 
 
 def install(member: int, words: list[str], trace: Path | None) -> None:
-    for _, what, index in (each for each in words if each[0] == ANY):
+    for _, what, index in (word for word in words if word[0] == ANY):
         fail_at(int(index), UserError("it is damaged") if what == "unreadable" else RuntimeError("a bad sample"))
-    own = [each[1:] for each in words if each[0] == str(member)]
-    marks = {mark(point) for each in words for point in each[-1].partition(ONCE)[2].split()}
+    own = [word[1:] for word in words if word[0] == str(member)]
+    marks = {mark(point) for word in words for point in word[-1].partition(ONCE)[2].split()}
     remember_store()
     tell_of_newcomers()
     for point in POINTS:
@@ -247,7 +249,7 @@ if "--trace" in options:
 if os.environ["DMLC_ROLE"] == "server":
     Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
 if os.environ["DMLC_ROLE"] == "worker":
-    install(int(os.environ["DMLC_TASK_ID"]), [each.split(":") for each in faults.split(",") if each], traced)
+    install(int(os.environ["DMLC_TASK_ID"]), [word.split(":") for word in faults.split(",") if word], traced)
 defaults = {"dataset": "digits", "network": "mlp", "batch_size": 4, "num_examples": 100, "num_epochs": 2}
 defaults |= {"num_val_examples": 100, "kv_store": "dist_sync", "disp_batches": 1000}
 sys.exit(fit.main(options, prog="elastic", defaults=defaults))

@@ -178,7 +178,7 @@ FAULTS = {  # of an op, a step or another number
 faults, *sys.argv[1:] = sys.argv[1:]
 if os.environ["DMLC_ROLE"] == "server":
     Path(f"server-{os.environ['DMLC_TASK_ID']}.pid").write_text(str(os.getpid()))
-for member, when, at in (each.split(":") for each in faults.split(",") if each):
+for member, when, at in (word.split(":") for word in faults.split(",") if word):
     if os.environ["DMLC_ROLE"] != "worker" or os.environ["DMLC_TASK_ID"] != member or "DMLTRAIN_JOIN" in os.environ:
         continue
     if when == "kvstore":

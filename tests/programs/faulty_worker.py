@@ -25,7 +25,9 @@ def faulty(backend):
             def merge_and_alter(all_reduce, num_workers):  # the last that changes weights in an epoch
                 merge(all_reduce, num_workers)
                 if store.rank == 1:
-                    weight = next(each for each in trainer.common_arrays() if each.name.endswith("weight"))
+                    weight = next(
+                        common_array for common_array in trainer.common_arrays() if common_array.name.endswith("weight")
+                    )
                     values = np.array(weight.read())
                     values.reshape(-1)[np.abs(values).argmax()] *= next(factors)
                     weight.write(values)

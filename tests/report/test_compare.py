@@ -53,7 +53,7 @@ def _written(path: Path, text: str) -> Path:
 
 
 def results(found: Comparison) -> dict[str, str]:
-    return {each.about: each.result for each in found.verdicts}
+    return {verdict.about: verdict.result for verdict in found.verdicts}
 
 
 def test_every_verdict_combines_the_workers_in_the_same_way(tmp_path: Path) -> None:
@@ -66,13 +66,13 @@ def test_every_verdict_combines_the_workers_in_the_same_way(tmp_path: Path) -> N
 
 def test_settings_and_results(tmp_path: Path) -> None:
     found = of(tmp_path, [log(lr=0.1, wd=1e-4, old=1)], [log(lr=0.2, wd=1e-4, new=1)])
-    assert [(each.name, each.a, each.b) for each in found.settings] == [("--lr", "0.1", "0.2")]
+    assert [(setting.name, setting.a, setting.b) for setting in found.settings] == [("--lr", "0.1", "0.2")]
     assert found.only == (("--old",), ("--new",))
     assert found.same == 9  # data set, its two counts, workers, devices, device, version, --wd and --seed
     seeds = [log(seed=seed) for seed in (0, 1)]
     assert of(tmp_path, seeds, seeds[:1]).settings[0].a == "0, 1"
     found = of(tmp_path, [log()], [log(seconds=(12, 20, 20.2, 20.4), accuracies=(0.5, 0.7, 0.71, 0.75))])
-    rows = {each.name: (each.a, each.b, each.change) for each in found.results}
+    rows = {result.name: (result.a, result.b, result.change) for result in found.results}
     assert rows["seconds_per_epoch"] == (pytest.approx(10.1), pytest.approx(20.2), "+100.0 %")
     assert rows["last_accuracy"] == (0.7, 0.75, "+0.0500")
     assert (rows["epochs"], rows["best_epoch"]) == ((4, 4, ""), (3, 4, "+1")) and "seed" not in rows
@@ -172,7 +172,7 @@ def test_runs_without_epochs_have_none_to_compare(logs: Path, tmp_path: Path) ->
     found = compare([caffe], [caffe])
     assert results(found) == {"time": UNKNOWN, "accuracy": NO_DIFFERENCE, "time to accuracy": UNKNOWN}
     assert "no epoch of A and B has its seconds" in found.verdicts[0].text
-    assert "seconds_per_epoch" not in {each.name for each in found.results}
+    assert "seconds_per_epoch" not in {result.name for result in found.results}
     found = of(tmp_path, [log((), ())], [log()])
     assert results(found) == {"time": UNKNOWN, "accuracy": UNKNOWN} and "no epoch of A has" in found.verdicts[0].text
     assert of(tmp_path, ["x"], ["x"]).results[-1].name == "error"

@@ -171,7 +171,7 @@ def test_records_of_other_programs(rows: Callable, name: str) -> None:
     [((1.0, 0.25), [0.0, 0.75]), ((1.5, 0.25), [98.5, 99.75]), ((0.0, 0.0), [1.0, 1.0]), ((22.5, 0.5), [77.5, 99.5])],
 )
 def test_errors_above_one_are_percent(rows: Callable, errors: tuple[float, ...], accuracies: list[float]) -> None:
-    text = (f"[Epoch {epoch}] validation: err-top1={each} err-top5=0.25\n" for epoch, each in enumerate(errors))
+    text = (f"[Epoch {epoch}] validation: err-top1={error} err-top5=0.25\n" for epoch, error in enumerate(errors))
     assert [row["validation_accuracy"] for row in rows("".join(text)).values()] == accuracies
 
 

@@ -41,7 +41,7 @@ class Program:
         return f"# {self.workers} workers: {', '.join(sorted(self.idioms))}\n{self.text}"
 
     def without(self, places: set[int]) -> Program:
-        left = (each for place, each in enumerate(self.pieces) if each.kept or place not in places)
+        left = (piece for place, piece in enumerate(self.pieces) if piece.kept or place not in places)
         return replace(self, pieces=tuple(left))
 
 
@@ -67,7 +67,7 @@ class _Drawing:
         self.pieces: list[Piece] = []
         optimizers = idioms.BY_STYLE.get(self.style.name, idioms.OPTIMIZERS)
         self.optimizers = self.model.optimizers or optimizers
-        groups = [each.code["groups"] for each in self.extras if "groups" in each.code]
+        groups = [extra.code["groups"] for extra in self.extras if "groups" in extra.code]
         chosen = random.choice(self.optimizers)
         self.values: dict[str, Any] = {
             "scale": "scaler.scale" if self.style.name == "amp" else "",
@@ -90,16 +90,16 @@ class _Drawing:
         number = self.random.randrange(1000)
         self.pieces.append(Piece((self.model.__name__,), f"model = made({self.model.__name__}, {number})", True))
         self._add("before")
-        groups = (each for each in self.extras if "groups" in each.code)
+        groups = (extra for extra in self.extras if "groups" in extra.code)
         self._piece(self.style.code.get("optimizer", USUAL["optimizer"]), self.style, *groups, kept=True)
         self._add("after")
-        at = {each.name: sorted(self.random.sample(range(self.steps), 2)) for each in self.extras}
+        at = {extra.name: sorted(self.random.sample(range(self.steps), 2)) for extra in self.extras}
         for step in range(self.steps):
             self.values["batch"] = step
-            for each in self.extras:
-                for place, when in zip(("early", "late"), at[each.name], strict=True):
-                    if step == when and place in each.code:
-                        self._piece(each.code[place], each)
+            for extra in self.extras:
+                for place, when in zip(("early", "late"), at[extra.name], strict=True):
+                    if step == when and place in extra.code:
+                        self._piece(extra.code[place], extra)
             self._step()
         return Program(self.random.choice((2, 2, 3)), tuple(self.pieces))
 
@@ -127,7 +127,7 @@ class _Drawing:
         """What is done at this place of this step."""
         if place in self.style.code:
             return self.style.code[place], self.style
-        others = [each for each in self.extras if place in each.code]
+        others = [extra for extra in self.extras if place in extra.code]
         if others and ("always" in others[0].code or self.random.random() < 0.6):
             chosen = self.random.choice(others)
             return chosen.code[place], chosen

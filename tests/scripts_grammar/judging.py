@@ -113,17 +113,17 @@ def judge(tried: Program, distribute: DistributeOn, expected: World | None = Non
     expected = expected or reference(tried)
     group = Group(tried.workers)
     workers = [Worker(tried, distribute, MemoryStore(group, rank, elastic)) for rank in range(tried.workers)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
-    found = [difference(each.world, expected, each.error is None) for each in workers]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    found = [difference(worker.world, expected, worker.error is None) for worker in workers]
     wrong = next((f"worker {rank}: {text}" for rank, text in enumerate(found) if text), "")
     if wrong and _rounds(tried, expected):
         return Verdict("unclear", wrong)
     if wrong:
         return Verdict("wrong", wrong)
-    return _ended([each.error for each in workers if each.error is not None])
+    return _ended([worker.error for worker in workers if worker.error is not None])
 
 
 def _rounds(tried: Program, expected: World) -> bool:
@@ -132,14 +132,14 @@ def _rounds(tried: Program, expected: World) -> bool:
 
 
 def _ended(errors: list[BaseException]) -> Verdict:
-    own = [each for each in errors if not isinstance(each, (Hangs, Finished))]
+    own = [error for error in errors if not isinstance(error, (Hangs, Finished))]
     refusals = [each for each in own if isinstance(each, UserError)]
     others = [each for each in own if not isinstance(each, UserError)]
     if others:
         return Verdict("error", f"{type(others[0]).__name__}: {others[0]} ({_place(others[0])})")
     if refusals:
         return Verdict("refused", str(refusals[0]))
-    if hangs := [each for each in errors if isinstance(each, Hangs)]:
+    if hangs := [error for error in errors if isinstance(error, Hangs)]:
         return Verdict("hangs", str(hangs[0]))
     return Verdict("refused", str(errors[0])) if errors else Verdict("right")
 

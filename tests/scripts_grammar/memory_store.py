@@ -54,7 +54,7 @@ class Group:
             found.given[rank] = array
             if len(found.given) == self.workers:
                 parts = [found.given[each] for each in range(self.workers)]
-                assert len({each.shape for each in parts}) == 1, f"workers differ in the size of {key}"
+                assert len({part.shape for part in parts}) == 1, f"workers differ in the size of {key}"
                 found.result = join(parts)
                 del self._rounds[key, number]
                 self._changed.notify_all()
@@ -134,7 +134,7 @@ class MemoryStore(KVStore):
     ) -> Handle:
         if isinstance(key, list):
             parts = zip(key, value, [READ] * len(key) if out is READ else out, strict=True)
-            return Together([self.pushpull(*each, priority, wait) for each in parts])
+            return Together([self.pushpull(*part, priority, wait) for part in parts])
         for array in self._last[key].values if key in self._last else []:
             array.flags.writeable = True
             array.fill(np.nan)

@@ -43,8 +43,8 @@ def page() -> str:
     lines = [BEGINNING.rstrip()]
     for title, rows in TITLES.items():
         lines += ["", f"## {title}", "", "| what a script does | what happens |", "| --- | --- |"]
-        lines += [f"| {each.does} | {each.happens} |" for each in rows]
-    refused = [each.does for rows in TITLES.values() for each in rows if each.happens.startswith("refused")]
+        lines += [f"| {row.does} | {row.happens} |" for row in rows]
+    refused = [row.does for rows in TITLES.values() for row in rows if row.happens.startswith("refused")]
     lines += ["", "## What is refused", "", "These scripts end with an error that names the fix, on all workers:", ""]
     return "\n".join([*lines, *(f"- a script that {each}" for each in refused), *REFUSED]) + "\n"
 

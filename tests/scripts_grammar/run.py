@@ -43,7 +43,7 @@ class Summary:
 
     @property
     def failures(self) -> list[tuple[int, Program, Verdict]]:
-        return [each for each in self.ends if each[2].fails]
+        return [end for end in self.ends if end[2].fails]
 
     @property
     def refused(self) -> float:

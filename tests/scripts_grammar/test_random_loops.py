@@ -75,7 +75,7 @@ def test_errors_refusals_and_hangs_are_told_apart():
         return alone(model, optimizer)
 
     ways = (refuses, fails, waits_for_another, waits_for_the_gone)
-    found = [judge(program(TRAINS.replace("note(model)", "")), each) for each in ways]
+    found = [judge(program(TRAINS.replace("note(model)", "")), way) for way in ways]
     assert [each.kind for each in found] == ["refused", "error", "hangs", "refused"]
     assert found[0].text == "no such thing" and "all_reduce of of worker" in found[2].text
     assert "worker 1 has finished already" in found[3].text

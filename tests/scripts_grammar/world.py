@@ -263,8 +263,8 @@ class World:
 
     def _begin_round(self) -> None:
         """What a loader of dmltrain tells each optimizer with a batch."""
-        for each in self._optimizers:
-            each.round(SAMPLES, np.array([SAMPLES / self._workers, 0.0, 0.0]))
+        for optimizer in self._optimizers:
+            optimizer.round(SAMPLES, np.array([SAMPLES / self._workers, 0.0, 0.0]))
 
     def part_loss(self, model: Callable[..., torch.Tensor], number: int, rank: int, **options: Any) -> torch.Tensor:
         """Of the part of the batch that the worker `rank` has."""
@@ -284,7 +284,7 @@ class World:
         """Something that must be equal in the reference and on all workers: of a model its weights and buffers."""
         self.notes.append([tensor for each in found for tensor in noted(each)])
         types = [p.dtype for each in found if isinstance(each, nn.Module) for p in each.parameters()]
-        self.tolerance = max([self.tolerance, *(TOLERANCES.get(each, 0.0) for each in types)])
+        self.tolerance = max([self.tolerance, *(TOLERANCES.get(type_, 0.0) for type_ in types)])
 
 
 def net_of(model: Callable[..., torch.Tensor]) -> Any:
@@ -303,11 +303,11 @@ def noted(each: Any) -> Iterator[torch.Tensor]:
 
 def graded(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that have a gradient."""
-    return [each for each in model.parameters() if each.grad is not None]
+    return [parameter for parameter in model.parameters() if parameter.grad is not None]
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [each for each in model.parameters() if each.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def fail(_: torch.Tensor) -> None:

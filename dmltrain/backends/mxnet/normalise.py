@@ -19,7 +19,9 @@ class Normalise:
 
     def __init__(self, normalisation: Normalisation | None, contexts: Sequence[Any]) -> None:
         arrays = () if normalisation is None else (normalisation.subtrahend(), normalisation.factor())
-        self._values = [[mx.nd.array(each[None], context, dtype="float32") for each in arrays] for context in contexts]
+        self._values = [
+            [mx.nd.array(array[None], context, dtype="float32") for array in arrays] for context in contexts
+        ]
 
     def __call__(self, index: int, images: NDArray) -> NDArray:
         """The network's input for images (N, C, H, W) in context `index`."""

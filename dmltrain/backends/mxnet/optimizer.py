@@ -163,9 +163,9 @@ def spec_of(optimizer: Any) -> dict[str, Any]:
 def key_numbers(name: str, parameters: Mapping[int, Parameter]) -> dict[str, dict[str, float]]:
     """A spec's "keys" for the optimizer `name` from the network's arrays by key: multipliers other than 1."""
     found = {}
-    for key, each in parameters.items():
-        multipliers = {kind: getattr(each, kind) for kind in MULTIPLIERS if getattr(each, kind) != 1.0}
-        found[str(key)] = {**multipliers, **TABLE[name].of_kind(each.kind)}
+    for key, parameter in parameters.items():
+        multipliers = {kind: getattr(parameter, kind) for kind in MULTIPLIERS if getattr(parameter, kind) != 1.0}
+        found[str(key)] = {**multipliers, **TABLE[name].of_kind(parameter.kind)}
     return {key: numbers for key, numbers in found.items() if numbers}
 
 

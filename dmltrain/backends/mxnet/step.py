@@ -54,7 +54,7 @@ class StepOnDevices:
     def common_arrays(self) -> list[CommonArray]:
         first, *others = [updater.arrays() for updater in self._updaters]
         return [
-            mxnet_state.common(f"state {name}", [array, *(each[name] for each in others)])
+            mxnet_state.common(f"state {name}", [array, *(other[name] for other in others)])
             for name, array in first.items()
         ]
 
@@ -112,6 +112,6 @@ class StepOnServers:
 def optimizer_spec(settings: Settings, network: Network, learned: list[Learned]) -> dict[str, Any]:
     """settings.optimizer with MXNet's defaults, and the network's multipliers of learning rate and weight decay."""
     arguments = mxnet_optimizer.TABLE[settings.optimizer].arguments(settings)
-    parameters = {each.name: each for each in network.parameters()}
+    parameters = {parameter.name: parameter for parameter in network.parameters()}
     keys = mxnet_optimizer.key_numbers(settings.optimizer, {each.number: parameters[each.name] for each in learned})
     return {"name": settings.optimizer, "lr": settings.lr, "wd": settings.wd, "keys": keys, **arguments}

@@ -57,7 +57,7 @@ class MXNetTrainer:
         self._contexts = find_contexts(settings.device_names)
         self._normalise = Normalise(normalisation, self._contexts)
         self._top_k = settings.top_k
-        self._auxiliary_weights = [each.weight for each in network.auxiliary_outputs]
+        self._auxiliary_weights = [auxiliary_output.weight for auxiliary_output in network.auxiliary_outputs]
         self._symbol = mxnet_layers.symbol(network)  # float32, for other programs
         self._block = mxnet_layers.build(network, settings.dtype)
         self._arrays = self._block.collect_params()
@@ -97,7 +97,7 @@ class MXNetTrainer:
 
     def _connect(self, network: Network, settings: Settings, store: KVStore) -> None:
         """Declare the keys; every worker starts from worker 0's weights and statistics."""
-        names = [each.name for each in network.parameters()]
+        names = [parameter.name for parameter in network.parameters()]
         if settings.gc_type != "none":
             self._unit = samples_of_a_step(settings, store)
             store.set_gradient_compression({"type": settings.gc_type, "threshold": settings.gc_threshold or THRESHOLD})
@@ -300,7 +300,9 @@ class MXNetTrainer:
 
     def device_memory(self) -> float | None:
         """MiB in use on this worker's GPUs by all programs; None on the CPU."""
-        found = [mx.context.gpu_memory_info(each.device_id) for each in self._contexts if each.device_type == "gpu"]
+        found = [
+            mx.context.gpu_memory_info(context.device_id) for context in self._contexts if context.device_type == "gpu"
+        ]
         return sum(total - free for free, total in found) / 2**20 if found else None
 
 
@@ -316,8 +318,8 @@ def find_contexts(names: tuple[str, ...]) -> list[Any]:
 def wait_for(arrays: Iterable[list[NDArray]]) -> None:
     """Wait until MXNet's engine has computed these."""
     for replicas in arrays:
-        for each in replicas:
-            each.wait_to_read()
+        for replica in replicas:
+            replica.wait_to_read()
 
 
 def samples_of_a_step(settings: Settings, store: KVStore) -> int:

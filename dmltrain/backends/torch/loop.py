@@ -77,8 +77,8 @@ class Statistics:
     """The running means and variances of a model's normalisation layers, and how many batches are in them."""
 
     def __init__(self, model: nn.Module) -> None:
-        layers = [each for each in model.modules() if isinstance(each, _NormBase)]
-        found = [getattr(each, name) for each in layers for name in _STATISTICS]
+        layers = [module for module in model.modules() if isinstance(module, _NormBase)]
+        found = [getattr(layer, name) for layer in layers for name in _STATISTICS]
         self._tensors: list[torch.Tensor] = [each for each in found if each is not None]
 
     @property
@@ -87,10 +87,10 @@ class Statistics:
 
     def merge(self, seen: int, all_reduce: Callable[[str, Array], Array]) -> None:
         """Replace them by their mean over all workers, each weighted by the samples that it has `seen`."""
-        flat = np.concatenate([each.double().cpu().numpy().ravel() for each in self._tensors])
+        flat = np.concatenate([tensor.double().cpu().numpy().ravel() for tensor in self._tensors])
         merged = weights.merged_statistics([flat], [seen], all_reduce)
         if merged is not None:
-            parts = weights.split(merged, [each.shape for each in self._tensors])
+            parts = weights.split(merged, [tensor.shape for tensor in self._tensors])
             for tensor, part in zip(self._tensors, parts, strict=True):
                 mean = torch.from_numpy(part)
                 tensor.copy_(mean if tensor.is_floating_point() else mean.round())
@@ -98,7 +98,7 @@ class Statistics:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Afterwards they are as they were."""
-        before = [each.clone() for each in self._tensors]
+        before = [tensor.clone() for tensor in self._tensors]
         try:
             yield
         finally:

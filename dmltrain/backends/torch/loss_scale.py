@@ -26,7 +26,7 @@ class LossScale:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        overflowed = ~torch.stack([torch.isfinite(each).all() for each in gradients]).all()
+        overflowed = ~torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all()
         # Fused kernels read these two attributes. torch.amp.GradScaler sets them, too; no class declares them.
         optimizer.grad_scale = self.value.clone()  # type: ignore[attr-defined]
         optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ class Normalise:
 
     def __init__(self, normalisation: Normalisation | None, devices: Sequence[torch.device]) -> None:
         arrays = () if normalisation is None else (normalisation.subtrahend(), normalisation.factor())
-        self._values = [[torch.from_numpy(each).to(device) for each in arrays] for device in devices]
+        self._values = [[torch.from_numpy(array).to(device) for array in arrays] for device in devices]
 
     def __call__(self, index: int, images: torch.Tensor) -> torch.Tensor:
         """The network's input for images (N, C, H, W) on device `index`, in the same memory format."""

@@ -53,6 +53,6 @@ def _over_channels(values: Tensor, size: int) -> Tensor:
     padded = functional.pad(values, (0, 0, 0, 0, size // 2, size // 2))
     first, second, *others = (padded.narrow(1, start, values.shape[1]) for start in range(size))
     total = first + second
-    for each in others:
-        total += each
+    for other in others:
+        total += other
     return total

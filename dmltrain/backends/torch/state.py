@@ -82,7 +82,7 @@ def digest(arrays: Mapping[str, torch.Tensor]) -> str:
 def load_weights(module: nn.Module, found: Mapping[str, torch.Tensor | Array]) -> None:
     """Load `found`: tensors, or arrays of MXNet's files. Raises UserError unless it has exactly the module's arrays and
     shapes."""
-    own, given = ({name: each.shape for name, each in arrays.items()} for arrays in (module.state_dict(), found))
+    own, given = ({name: array.shape for name, array in arrays.items()} for arrays in (module.state_dict(), found))
     weights.check_same(own, given)
     module.load_state_dict({name: torch.as_tensor(each) for name, each in found.items()})
 

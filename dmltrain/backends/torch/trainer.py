@@ -66,7 +66,7 @@ class TorchTrainer:
         self._devices = [find_device(name) for name in settings.device_names]
         self._normalise = Normalise(normalisation, self._devices)
         self._top_k = settings.top_k
-        self._auxiliary_weights = [each.weight for each in network.auxiliary_outputs]
+        self._auxiliary_weights = [auxiliary_output.weight for auxiliary_output in network.auxiliary_outputs]
         self._dtype = getattr(torch, settings.dtype)
         self._layout = image_layout(network, settings.memory_format)
         first = torch_layers.build(network)
@@ -74,7 +74,7 @@ class TorchTrainer:
         if state:
             torch_state.load_weights(first, state["model"])
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
-        self._forwards = [compiled(each) if settings.compile else each for each in self._modules]
+        self._forwards = [compiled(module) if settings.compile else module for module in self._modules]
         self._scale: LossScale | None = None
         self._alone = store.kvstore_type.steps_alone
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
@@ -251,7 +251,9 @@ class TorchTrainer:
     def _no_loss(self, index: int) -> torch.Tensor:
         """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
         self._optimizer.settle()  # there is no forward that waits for the weights
-        plain = [each for each in self._modules[index].parameters() if each not in self._optimizer.factored]
+        plain = [
+            parameter for parameter in self._modules[index].parameters() if parameter not in self._optimizer.factored
+        ]
         return sum((parameter.flatten()[0] * 0.0 for parameter in plain), torch.zeros(()))
 
     # -- several devices ------------------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ class TorchTrainer:
         model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
         state: dict[str, Any] = {"model": model, "optimizer": self._optimizer.state_dict()}
         if self._optimizer.choices:
-            state[FACTORED] = [each.layer.name for each in self._optimizer.choices if each.as_factors]
+            state[FACTORED] = [choice.layer.name for choice in self._optimizer.choices if choice.as_factors]
         if self._scale is not None:
             state["loss_scale"] = self._scale.state()
         if residuals:
@@ -348,7 +350,7 @@ class TorchTrainer:
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""
         replicas = [module.state_dict() for module in self._modules]
-        found = [torch_state.common(name, [each[name] for each in replicas]) for name in replicas[0]]
+        found = [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
         parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
         found += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
         if (scale := self._scale) and not self._alone:
@@ -367,15 +369,15 @@ class TorchTrainer:
     # -- reports --------------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        names = sorted({torch.cuda.get_device_name(each) for each in self._devices if each.type == "cuda"})
+        names = sorted({torch.cuda.get_device_name(device) for device in self._devices if device.type == "cuda"})
         return ", ".join([f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", *names])
 
     def choices(self) -> list[str]:
-        return [f"Layer {each}" for each in self._optimizer.choices]
+        return [f"Layer {choice}" for choice in self._optimizer.choices]
 
     def device_memory(self) -> float | None:
         """Peak MiB allocated on this worker's GPUs; None on the CPU."""
-        used = [torch.cuda.max_memory_allocated(each) for each in self._devices if each.type == "cuda"]
+        used = [torch.cuda.max_memory_allocated(device) for device in self._devices if device.type == "cuda"]
         return sum(used) / 2**20 if used else None
 
 
@@ -432,12 +434,12 @@ def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k:
 
 def statistics(module: nn.Module) -> list[torch.Tensor]:
     """The running means and variances of batch norms, without their counters of batches."""
-    return [each for each in module.buffers() if each.is_floating_point()]
+    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
 
 
 def _fill(replicas: list[list[torch.Tensor]], values: Array) -> None:
     """Write the flat float64 `values` into every replica's buffers."""
     for buffers in replicas:
-        parts = weights.split(values, [each.shape for each in buffers])
+        parts = weights.split(values, [buffer.shape for buffer in buffers])
         for buffer, part in zip(buffers, parts, strict=True):
             buffer.copy_(torch.from_numpy(part))

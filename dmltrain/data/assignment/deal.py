@@ -82,7 +82,9 @@ class Deal:
 
     def without(self, members: Sequence[int]) -> Array:
         """The parts of all others than these."""
-        return np.concatenate([self.positions[:0], *(self.of(each) for each in self.members if each not in members)])
+        return np.concatenate(
+            [self.positions[:0], *(self.of(member) for member in self.members if member not in members)]
+        )
 
 
 class Dealing:

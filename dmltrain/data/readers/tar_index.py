@@ -101,7 +101,7 @@ def _index(found: dict[str, _Class]) -> TarIndex:
     if not classes:
         raise Damaged("has no images")
     columns = {
-        name: np.concatenate([np.frombuffer(getattr(found[each], name), kind) for each in classes])
+        name: np.concatenate([np.frombuffer(getattr(found[class_], name), kind) for class_ in classes])
         for name, kind in COLUMNS.items()
     }
     return TarIndex(tuple(classes), np.cumsum([len(found[name].offsets) for name in classes]), **columns)

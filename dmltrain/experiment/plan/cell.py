@@ -168,7 +168,7 @@ def _used(experiment: Experiment) -> set[str]:
     """The variables that an expression of an option, of the launcher or of another variable uses."""
     names = frozenset([*experiment.variables, ONLY])
     values: list[Any] = [*experiment.options.values(), *experiment.launch.values()]
-    values += [value for each in experiment.grids for axis in each for row in axis.rows for value in row]
+    values += [value for grid in experiment.grids for axis in grid for row in axis.rows for value in row]
     found: set[str] = set()
     for value in values:
         try:

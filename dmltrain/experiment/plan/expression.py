@@ -204,7 +204,7 @@ def _evaluate(node: ast.expr, variables: Mapping[str, Value]) -> Any:
                 return CONSTANTS[name]
             raise ValueError(f"the variable {name} has no value in this grid")
         case ast.Tuple(items) | ast.List(items):
-            return tuple(_evaluate(each, variables) for each in items)
+            return tuple(_evaluate(item, variables) for item in items)
         case ast.IfExp(test, then, other):
             return _evaluate(then if _evaluate(test, variables) else other, variables)
         case ast.BoolOp(op, values):
@@ -218,7 +218,7 @@ def _evaluate(node: ast.expr, variables: Mapping[str, Value]) -> Any:
         case ast.Compare(left, ops, others):
             return _compare(left, ops, others, variables)
         case ast.Call(ast.Name(name), arguments):
-            numbers = [_number(_evaluate(each, variables)) for each in arguments]
+            numbers = [_number(_evaluate(argument, variables)) for argument in arguments]
             return _bounded(FUNCTIONS[name](*numbers))
     raise TypeError(f"{type(node).__name__.lower()} is not allowed")
 
@@ -234,8 +234,8 @@ def _either(values: list[ast.expr], variables: Mapping[str, Value], stop: bool) 
 
 def _compare(left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr], variables: Mapping[str, Value]) -> bool:
     first = _evaluate(left, variables)
-    for op, each in zip(ops, others, strict=True):
-        second = _evaluate(each, variables)
+    for op, other in zip(ops, others, strict=True):
+        second = _evaluate(other, variables)
         if isinstance(op, (ast.In, ast.NotIn)) and not isinstance(second, tuple):
             raise TypeError(f"`in` needs a list such as [1, 2], found {second!r}")
         if not COMPARISONS[type(op)](first, second):

@@ -34,7 +34,7 @@ def settings(experiment: Experiment) -> tuple[list[Settings], int]:
     total = combinations(experiment)
     if total > MOST_COMBINATIONS:
         raise experiment.error(("grid",), f"it has {total} combinations: expected at most {MOST_COMBINATIONS}")
-    if experiment.seeds and any(SEED in axis.names for each in experiment.grids for axis in each):
+    if experiment.seeds and any(SEED in axis.names for grid in experiment.grids for axis in grid):
         raise experiment.error(("seeds",), "the grid has a variable seed: use one of them")
     found: dict[tuple[tuple[str, str], ...], Settings] = {}
     made = 0

@@ -142,9 +142,9 @@ class Sections:
                 raise self.error(("launch", name), f"unknown name{near}; valid: {', '.join(LAUNCH)}")
         words = section.pop("args", None)
         words = [] if words is None else words
-        if not isinstance(words, list) or not all(isinstance(each, (str, int, float)) for each in words):
+        if not isinstance(words, list) or not all(isinstance(word, (str, int, float)) for word in words):
             raise self.error(("launch", "args"), "expected a list of words, such as [--wire, plain]")
-        return self._options("launch", section), tuple(str(each) for each in words)
+        return self._options("launch", section), tuple(str(word) for word in words)
 
     def _options(self, section: str, values: Mapping[str, Any]) -> dict[str, Value]:
         found: dict[str, Value] = {}
@@ -231,4 +231,4 @@ class Sections:
             raise self.error(place, "the list is empty, so that the grid has no cell: expected at least one value")
         if len(choices) > MOST_CHOICES:
             raise self.error(place, f"{len(choices)} values: expected at most {MOST_CHOICES}")
-        return [self._scalar(each, (*place, index)) for index, each in enumerate(choices)]
+        return [self._scalar(choice, (*place, index)) for index, choice in enumerate(choices)]

@@ -431,7 +431,7 @@ class SchedulerCore:
         links, actions = self._causes.all, list[Action]()
         for node in self._views.judge(links):
             if not self._finished and (self._views.joins(node) or not self._is_apart(node)):
-                cause = next(str(each) for each in links if node in (process(each.own), process(each.peer)))
+                cause = next(str(link) for link in links if node in (process(link.own), process(link.peer)))
                 actions += self._lose(node, cause)
         return actions
 

@@ -96,7 +96,7 @@ class Following:
         if start is None or not (standing.entered or ready or self._environment.role == "server"):
             return []
         entered = (standing.entered,) if standing.entered else ()
-        finished = tuple(Finished(*each) for each in sorted(standing.finished.items()))
+        finished = tuple(Finished(*item) for item in sorted(standing.finished.items()))
         said = [each for each in self._said if not isinstance(each, Ready)]
         return [Rejoin(registration, start, entered, ready[:1], finished), *said]
 

@@ -33,7 +33,7 @@ class Peers(dict[Node, Peer]):
         for rank in range(ranks):
             if ("worker", rank) in self:
                 hosts.setdefault(self.host(("worker", rank)), []).append(rank)
-        return [tuple(each) for each in hosts.values()]
+        return [tuple(host) for host in hosts.values()]
 
     def describe(self, node: Node) -> str:
         """With its host, for messages."""

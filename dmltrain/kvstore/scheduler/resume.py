@@ -108,7 +108,7 @@ class Resume:
         }
         servers = [node for node in self.back if node[0] == "server" and node not in self.gone]
         workers = [node for node in self.expected if node[0] == "worker"]
-        return {node for node in workers if servers and all(frozenset((node, each)) in links for each in servers)}
+        return {node for node in workers if servers and all(frozenset((node, server)) in links for server in servers)}
 
     @property
     def missing(self) -> list[Node]:

@@ -134,7 +134,9 @@ class ServerCore:
         if self.steps_at_once:
             for slice_ in weights.values():
                 slice_.holds(worker, step)
-            return [reply for (key, index), each in weights.items() for reply in self._answer(key, index, each, now)]
+            return [
+                reply for (key, index), weight in weights.items() for reply in self._answer(key, index, weight, now)
+            ]
         for id, slice_ in weights.items():
             try:
                 rollback.go_to(slice_, step)
@@ -355,7 +357,7 @@ class ServerCore:
                 f"worker {covers[0]} pushes {self._declared.describe(key, index)}, which only worker "
                 f"{min(slice_.clocks)} may push"
             )
-        clocks = {slice_.clocks[each] for each in covers}
+        clocks = {slice_.clocks[cover] for cover in covers}
         if clock <= min(clocks):  # a repeated push counts once
             slice_.give_back(data)
             return []

@@ -76,7 +76,7 @@ class Groups:
         members = [self.slices[id] for id in ids if id in self.slices]
         if len(members) < len(ids) or len(set(ids)) < len(ids) or content[0][2] != 0:
             raise Rejected(f"worker {worker} declares group {number} with unknown slices, or with one of them twice")
-        if any(each.codec or each.at_once or each.pusher >= 0 or not each.is_weight for each in members):
+        if any(member.codec or member.at_once or member.pusher >= 0 or not member.is_weight for member in members):
             raise Rejected(f"worker {worker} declares group {number} with slices that cannot be in one")
         group = Group(ids, members, [difference for _, _, difference in content], lambda: next(self._values))
         self._by_content[tuple(content)] = group

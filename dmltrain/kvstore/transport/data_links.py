@@ -72,9 +72,9 @@ Names = Mapping[tuple[str, int], str]  # role and index -> name of the host
 
 def host_names(start: Start) -> dict[tuple[str, int], str]:
     workers = {
-        (role, index): each.host_name for role in ("worker", "relay") for index, each in enumerate(start.workers)
+        (role, index): worker.host_name for role in ("worker", "relay") for index, worker in enumerate(start.workers)
     }
-    return workers | {("server", index): each.host_name for index, each in enumerate(start.servers)}
+    return workers | {("server", index): server.host_name for index, server in enumerate(start.servers)}
 
 
 class DataLinks:

@@ -177,7 +177,7 @@ def _agreed(use: str, hello: Hello, nonce: str) -> bytes:
         hello.nonce,
         nonce,
     ]
-    return b"".join(b"%d:%s," % (len(_bytes(each)), _bytes(each)) for each in fields)  # netstrings: unambiguous
+    return b"".join(b"%d:%s," % (len(_bytes(field)), _bytes(field)) for field in fields)  # netstrings: unambiguous
 
 
 def _bytes(text: str) -> bytes:

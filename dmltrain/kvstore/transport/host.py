@@ -46,7 +46,7 @@ def relayed(start: Start, rank: int) -> tuple[Ranks, list[int]]:
     name = start.workers[rank].host_id
     ranks = next(ranks for ranks in at_start(start) if rank in ranks)
     far = [number for number, server in enumerate(start.servers) if server.host_id != name]
-    reachable = all(start.workers[each].socket_name for each in ranks)
+    reachable = all(start.workers[rank].socket_name for rank in ranks)
     return (ranks, far) if len(ranks) > 1 and far and reachable else ((), [])
 
 

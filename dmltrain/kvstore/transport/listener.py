@@ -196,7 +196,7 @@ class Reception:
             self._drop(caller)
 
     def _sweep(self, now: float) -> None:
-        for caller in [each for each in self._callers.values() if now > each.until]:
+        for caller in [caller for caller in self._callers.values() if now > caller.until]:
             if not caller.refused:
                 self._report(caller.origin, f"silent for {link.HANDSHAKE_SECONDS:g} s during the handshake")
             self._drop(caller)

@@ -606,7 +606,7 @@ def _json_object(payload: bytes | bytearray) -> dict[str, Any]:
 def _types(wanted: type) -> dict[str, Any]:
     """Field -> its type."""
     hints = get_type_hints(wanted)
-    return {each.name: hints[each.name] for each in fields(wanted)}
+    return {field.name: hints[field.name] for field in fields(wanted)}
 
 
 def _made(wanted: type, content: dict[str, Any], where: str) -> Any:
@@ -616,7 +616,7 @@ def _made(wanted: type, content: dict[str, Any], where: str) -> Any:
         unknown, missing = sorted(content.keys() - types.keys()), sorted(types.keys() - content.keys())
         wrong = f"without {missing[0]!r}" if missing else f"with an unknown field {_short(unknown[0])}"
         raise FrameError(f"{where} {wrong}, expected the fields {', '.join(types) or '(none)'}")
-    values = {name: _checked(content[name], each, f"{where}: {name}") for name, each in types.items()}
+    values = {name: _checked(content[name], type_, f"{where}: {name}") for name, type_ in types.items()}
     try:
         return wanted(**values)
     except ValueError as error:

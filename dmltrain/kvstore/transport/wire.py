@@ -191,7 +191,7 @@ def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
 
 def group(members: Iterable[tuple[int, int, int]]) -> bytes:
     """The payload of a GROUP: (key, slice, difference of its clock to that of the first) of each slice."""
-    return b"".join([_MEMBER.pack(*each) for each in members])
+    return b"".join([_MEMBER.pack(*member) for member in members])
 
 
 def parse_group(payload: bytes | bytearray) -> list[tuple[int, int, int]]:

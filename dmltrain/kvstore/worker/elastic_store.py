@@ -458,7 +458,7 @@ class ElasticKVStore(DistKVStore):
             raise UserError("kvstore: an elastic job declares all keys before its first step")
         if self.is_alone:
             keys, values = keys_and_values(key, value)
-            self._entries.declare(keys, [summed(each) for each in values], True, whole, mean, tell=False)
+            self._entries.declare(keys, [summed(value) for value in values], True, whole, mean, tell=False)
         else:
             super().init(key, value, whole, mean)
 

@@ -127,7 +127,7 @@ class Entries:
         first = FIRST_SUM + sum(not entry.is_weight for entry in self)
         for pusher, (name, size, server) in enumerate(zip(names, sizes, servers, strict=True)):
             ranges = sharding.cut_on(server, first + pusher, size, FLOAT.itemsize)
-            slices = [WorkerSlice(each, FLOAT, None, None) for each in ranges]
+            slices = [WorkerSlice(range_, FLOAT, None, None) for range_ in ranges]
             self._by_name[name] = Entry(
                 first + pusher, size, FLOAT, slices, self.routes.direct(slices), NONE, False, pusher=pusher
             )
@@ -147,8 +147,8 @@ class Entries:
         self._servers = None if everywhere else sorted(servers)
         self._loads = [0] * self.routes.num_servers
         entries = [(self._by_name[name], ranges) for name, ranges in self._first.items()]
-        sizes = [each.length * entry.dtype.itemsize for entry, ranges in entries for each in ranges]
-        homes = [each.server for _, ranges in entries for each in ranges]
+        sizes = [range_.length * entry.dtype.itemsize for entry, ranges in entries for range_ in ranges]
+        homes = [range_.server for _, ranges in entries for range_ in ranges]
         places = iter(homes if everywhere else sharding.place(sizes, self._loads, None, self._servers))
         if everywhere:
             for server, size in zip(homes, sizes, strict=True):
@@ -190,8 +190,8 @@ class Entries:
         codec = codecs.make(compression)
         result = codec and codec.of_sum(self.num_workers)
         slices = [
-            WorkerSlice(each, array.dtype, codec and codec.of_sum(self.routes.summed(each.server)), result)
-            for each in ranges
+            WorkerSlice(range_, array.dtype, codec and codec.of_sum(self.routes.summed(range_.server)), result)
+            for range_ in ranges
         ]
         for slice_ in slices if self.can_undo else ():
             slice_.undo = None if slice_.residual is None else Undo(slice_.residual)

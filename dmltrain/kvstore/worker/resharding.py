@@ -24,7 +24,7 @@ Fields = Mapping[str, Array]  # of one slice: "value", "momentum_buffer", ...
 def fit(states: Sequence[bytes], ranges: Sequence[Slice], servers: int) -> Sequence[bytes]:
     """The states of `servers` servers for the slices `ranges` of all weights, from those that a job's servers saved.
     They are returned as they are if they fit. Raises UserError if they are damaged or of another model."""
-    here = [[each for each in ranges if each.server == number] for number in range(servers)]
+    here = [[range_ for range_ in ranges if range_.server == number] for number in range(servers)]
     try:
         if len(states) == servers and all(map(_has, states, here)):
             return states
@@ -90,8 +90,8 @@ class _Joined:
 
 def _check_model(sizes: Mapping[int, int], ranges: Sequence[Slice]) -> None:
     expected: dict[int, int] = defaultdict(int)
-    for each in ranges:
-        expected[each.key] += each.length
+    for range_ in ranges:
+        expected[range_.key] += range_.length
     if sizes != expected:
         other = sorted(key for key in {*sizes, *expected} if sizes.get(key) != expected.get(key))
         raise UserError(

@@ -178,7 +178,7 @@ class ServerSteps:
                 continue
             for slice_ in entry.slices:
                 states = by_slice.get((slice_.range.key, slice_.range.index), {})
-                newest = _newest(states) if self.own else max((each for each in states if each <= made), default=-1)
+                newest = _newest(states) if self.own else max((state for state in states if state <= made), default=-1)
                 fields = states.get(newest, {})
                 exact = (self.own or newest == made) and VALUE in fields
                 part = {VALUE: fields[VALUE] if exact else np.ascontiguousarray(cut(weights[name], slice_))}
@@ -220,7 +220,7 @@ def _by_slice(states: States) -> dict[tuple[int, int], dict[int, dict[str, Array
 
 def _most_steps(by_slice: Mapping[tuple[int, int], Mapping[int, States]]) -> int:
     """How many steps the slices have made whose values are there; 0 without any."""
-    return max((steps for states in by_slice.values() for steps, each in states.items() if VALUE in each), default=0)
+    return max((steps for states in by_slice.values() for steps, state in states.items() if VALUE in state), default=0)
 
 
 def _newest(states: Mapping[int, States]) -> int:

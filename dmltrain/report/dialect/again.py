@@ -67,7 +67,7 @@ def _usual(epochs: Mapping[int, Values], workers: int) -> dict[str, int]:
         starts = max(1, most // (workers or 1))
         return {key: max(1, len(numbers) // starts) for values in epochs.values() for key, numbers in values.items()}
     of_all = workers or _commonest(Counter(max(map(len, values.values())) for values in epochs.values()))
-    return {key: min(_commonest(each), of_all) for key, each in counts.items()}
+    return {key: min(_commonest(count), of_all) for key, count in counts.items()}
 
 
 def _commonest(counts: Counter[int]) -> int:

@@ -184,8 +184,8 @@ class _Turns:
         """The starts of the lines that go back, and their epochs."""
         heads = sorted(
             (head.start(), head["worker"] or b"", int(head["epoch"]))
-            for each in patterns
-            for head in each.finditer(data)
+            for pattern in patterns
+            for head in pattern.finditer(data)
         )
         cuts = []
         for at, worker, epoch in heads:

@@ -117,7 +117,7 @@ def _data(sources: Sources, charts: Sequence[Chart], most: int) -> str:
 
 
 def _title(sources: Sources) -> str:
-    names = [each.title for each in sources.experiments] or [shown.label for shown in sources.runs]
+    names = [experiment.title for experiment in sources.experiments] or [shown.label for shown in sources.runs]
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more" if names else "no run"
 
 
@@ -137,10 +137,8 @@ def _legend(sources: Sources) -> Markup:
     if len(sources.runs) < 2:
         return Markup()
     buttons = [
-        element(
-            "button", mark(each.number), each.label, type="button", data_toggle=str(each.number), aria_pressed="true"
-        )
-        for each in sources.runs
+        element("button", mark(run.number), run.label, type="button", data_toggle=str(run.number), aria_pressed="true")
+        for run in sources.runs
     ]
     everything = element("button", "show all", type="button", id="show-all", class_="plain", hidden=True)
     return element("div", *buttons, everything, id="runs", role="group", aria_label="Runs: a click hides or shows one")

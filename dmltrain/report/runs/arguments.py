@@ -46,7 +46,7 @@ def _value(node: ast.expr) -> Value:
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
         case ast.Tuple(elts=nodes) | ast.List(elts=nodes):
-            return ",".join(str(_value(each)) for each in nodes)
+            return ",".join(str(_value(node)) for node in nodes)
         case _:
             return ast.unparse(node)  # for example PosixPath('data'): its own text
 

@@ -56,8 +56,8 @@ def compare(a: Sequence[Run], b: Sequence[Run], aggregate: str = "mean") -> Comp
     names = list(dict.fromkeys([*known[0], *known[1]]))
     settings = [Setting(name, known[0].get(name, NOTHING), known[1].get(name, NOTHING)) for name in names]
     only = _only_one(known)
-    differ = [each for each in settings if each.a != each.b and each.name not in (*only[0], *only[1])]
-    same = sum(each.a == each.b for each in settings)
+    differ = [setting for setting in settings if setting.a != setting.b and setting.name not in (*only[0], *only[1])]
+    same = sum(setting.a == setting.b for setting in settings)
     return Comparison(tuple(differ), same, only, tuple(_results(first, second)), tuple(verdicts(first, second)))
 
 
@@ -94,7 +94,7 @@ def _joined(values: Sequence[object]) -> str:
 
 
 def _machine(known: Facts) -> str | None:
-    described = ((f"{each.describe()}, {each.system}", f"{each.memory} GiB") for each in known.machines)
+    described = ((f"{machine.describe()}, {machine.system}", f"{machine.memory} GiB") for machine in known.machines)
     return " + ".join(dict.fromkeys(", ".join(parts) for parts in described)) or None
 
 

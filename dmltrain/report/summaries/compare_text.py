@@ -30,11 +30,14 @@ class Compared:
 def markdown(compared: Compared, width: int | None = None) -> str:
     found = compared.found
     parts = [_folded(f"A: {_named(compared.a)}", width) + "\n" + _folded(f"B: {_named(compared.b)}", width)]
-    settings = [(each.name, each.a, each.b) for each in found.settings]
+    settings = [(setting.name, setting.a, setting.b) for setting in found.settings]
     if settings:
         parts.append(_table(("what differs", "A", "B"), settings, width))
     parts.append(_folded(_rest(found), width))
-    results = [(each.column.heading, _shown(each, each.a), _shown(each, each.b), each.change) for each in found.results]
+    results = [
+        (result.column.heading, _shown(result, result.a), _shown(result, result.b), result.change)
+        for result in found.results
+    ]
     if results:
         parts.append(_table(("result", "A", "B", "B - A"), results, width))
     return "\n\n".join([*parts, *(_folded(verdict.text, width) for verdict in found.verdicts)]) + "\n"
@@ -71,9 +74,9 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
         most = max(_LEAST, (width - max(map(len, columns[0])) - 4 - 3 * (len(columns) - 1)) // (len(columns) - 1))
         columns[1:] = [[_short(cell, most) for cell in column] for column in columns[1:]]
     widths = [max(map(len, column)) for column in columns]
-    rule = ["-" * each for each in widths]
+    rule = ["-" * width for width in widths]
     first, *others = zip(*columns, strict=True)
-    padded = [[cell.ljust(each) for cell, each in zip(line, widths, strict=True)] for line in (first, rule, *others)]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in (first, rule, *others)]
     return "\n".join("| " + " | ".join(line) + " |" for line in padded)
 
 
@@ -85,11 +88,14 @@ def _lines(compared: Compared, show: Callable[[Result, Value], str]) -> list[lis
     found = compared.found
     lines = [["part", "name", "A", "B", "B - A"]]
     lines += [["runs", "", "; ".join(compared.a), "; ".join(compared.b), ""]]
-    lines += [["setting", each.name, each.a, each.b, ""] for each in found.settings]
+    lines += [["setting", setting.name, setting.a, setting.b, ""] for setting in found.settings]
     lines += [["only A", name, "", NOTHING, ""] for name in found.only[0]]
     lines += [["only B", name, NOTHING, "", ""] for name in found.only[1]]
-    lines += [["result", each.name, show(each, each.a), show(each, each.b), each.change] for each in found.results]
-    return lines + [["verdict", each.about, each.result, each.text, ""] for each in found.verdicts]
+    lines += [
+        ["result", result.name, show(result, result.a), show(result, result.b), result.change]
+        for result in found.results
+    ]
+    return lines + [["verdict", verdict.about, verdict.result, verdict.text, ""] for verdict in found.verdicts]
 
 
 def comma_separated(compared: Compared, width: int | None = None) -> str:
@@ -110,11 +116,15 @@ def as_json(compared: Compared, width: int | None = None) -> str:
     value = {
         "a": compared.a,
         "b": compared.b,
-        "settings": [{"name": each.name, "a": each.a, "b": each.b} for each in found.settings],
+        "settings": [{"name": setting.name, "a": setting.a, "b": setting.b} for setting in found.settings],
         "same": found.same,
         "only": {"a": found.only[0], "b": found.only[1]},
-        "results": [{"name": each.name, "a": json_cell(each.a), "b": json_cell(each.b)} for each in found.results],
-        "verdicts": [{"about": each.about, "result": each.result, "text": each.text} for each in found.verdicts],
+        "results": [
+            {"name": result.name, "a": json_cell(result.a), "b": json_cell(result.b)} for result in found.results
+        ],
+        "verdicts": [
+            {"about": verdict.about, "result": verdict.result, "text": verdict.text} for verdict in found.verdicts
+        ],
     }
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 

@@ -74,7 +74,7 @@ def _machines(measured: Measured) -> Value:
 
 def _machine(measured: Measured) -> Value:
     """Processor, cores and GPUs of each kind of machine."""
-    return " + ".join(dict.fromkeys(filter(None, (each.describe() for each in measured.facts.machines)))) or None
+    return " + ".join(dict.fromkeys(filter(None, (machine.describe() for machine in measured.facts.machines)))) or None
 
 
 def _global_batch(measured: Measured) -> Value:

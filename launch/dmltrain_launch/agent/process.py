@@ -71,11 +71,11 @@ def members(mark: str, root: int, look: Callable[[], dict[int, Process]] = livin
     of_job, of_agent = (name + os.fsencode(mark) for name in (b"DMLTRAIN_JOB=", b"DMLTRAIN_AGENT="))
     own = processes.get(root)
     children: dict[int, list[int]] = {}
-    for each in processes.values():
-        children.setdefault(each.parent, []).append(each.pid)
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
     pending = [root]
-    for pid, each in processes.items():
-        older = own is None or (each.start, pid) < (own.start, root)
+    for pid, process in processes.items():
+        older = own is None or (process.start, pid) < (own.start, root)
         if pid != root and has_mark(pid, (of_job, of_agent) if older else (of_job,)):
             pending.append(pid)
     found: set[int] = set()

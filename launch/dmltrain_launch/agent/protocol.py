@@ -86,7 +86,7 @@ def decode_event(payload: bytes | bytearray, host: str) -> Event:
 def tasks_of(event: Event) -> list[int]:
     """The numbers of the tasks that the event is about."""
     if isinstance(event, Stopped):
-        return [each.task for each in event.processes if each.task is not None]
+        return [process.task for process in event.processes if process.task is not None]
     if isinstance(event, Noticed):
         return list(event.tasks)
     return [event.task] if isinstance(event, (Started, Exited, Frozen)) else []
@@ -248,7 +248,9 @@ def _row(kind: Any) -> Reader:
 
 def _annotations(kind: Any) -> dict[str, str]:
     """By field, as text: Python 3.8 wraps a NamedTuple's."""
-    return {name: getattr(each, "__forward_arg__", each) for name, each in kind.__annotations__.items()}
+    return {
+        name: getattr(annotation, "__forward_arg__", annotation) for name, annotation in kind.__annotations__.items()
+    }
 
 
 def _path(value: Any) -> Any:
@@ -290,8 +292,8 @@ READERS["dict[str, dict[str, Any]]"] = _by_name(Reader('{"ms": number} or {"erro
 
 def _shape(kind: Any) -> dict[str, Shape]:
     return {
-        each.name: Shape(*READERS[str(each.type)], each.default is MISSING and each.default_factory is MISSING)
-        for each in fields(kind)
+        field.name: Shape(*READERS[str(field.type)], field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(kind)
     }
 
 

@@ -105,7 +105,7 @@ class Spool:
     @property
     def unread(self) -> int:
         """Bytes that `read` has not given yet."""
-        found = sum(each.size for each in self._segments if each.first >= self._next)
+        found = sum(segment.size for segment in self._segments if segment.first >= self._next)
         return found - self._offset
 
     @property
@@ -167,7 +167,7 @@ class Spool:
 
     def _printed(self, task: int) -> int:
         """Bytes of this process that are there."""
-        return sum(each.outputs.get(task, 0) for each in self._segments)
+        return sum(segment.outputs.get(task, 0) for segment in self._segments)
 
     def explain_all(self) -> None:
         """Say in the output where some of it is missing."""

@@ -43,7 +43,7 @@ class Value:
         return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
-        return f"{type(self).__qualname__}({', '.join(f'{name}={each!r}' for name, each in vars(self).items())})"
+        return f"{type(self).__qualname__}({', '.join(f'{name}={var!r}' for name, var in vars(self).items())})"
 
     def __setattr__(self, name: str, new: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

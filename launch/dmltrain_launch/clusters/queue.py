@@ -105,13 +105,13 @@ def waited_too_long(why: str, began: float, limit: float | None) -> None:
 def passed_on(options: Options, environ: Mapping[str, str], shown: str) -> dict[str, str]:
     """The variables of this machine that a launcher inside needs: those that --env passes on. LaunchError for secrets;
     `shown` says who would see them."""
-    named = {each.name for each in options.settings if each.secret}
-    for each in options.settings:
-        if is_secret(each.name, named):
+    named = {setting.name for setting in options.settings if setting.secret}
+    for setting in options.settings:
+        if is_secret(setting.name, named):
             raise LaunchError(
-                f"{each.name} may be secret, and {shown}: let the program read it from a file that only you can read"
+                f"{setting.name} may be secret, and {shown}: let the program read it from a file that only you can read"
             )
-    same = {each.name: each.value for each in options.settings if environ.get(each.name) == each.value}
+    same = {setting.name: setting.value for setting in options.settings if environ.get(setting.name) == setting.value}
     return {name: value for name, value in same.items() if name not in NOT_PASSED_ON}
 
 

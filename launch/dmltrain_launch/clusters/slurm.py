@@ -265,7 +265,7 @@ class Held:
     def state(self) -> list[str]:
         found = self._found()
         words = found.split(None, 1) or ["has ended"]
-        whole = [f"Slurm's job {self.number} {'is ' if found else ''}{words[0]}", *(f"({each})" for each in words[1:])]
+        whole = [f"Slurm's job {self.number} {'is ' if found else ''}{words[0]}", *(f"({word})" for word in words[1:])]
         return [" ".join(whole)]
 
     def _found(self) -> str:
@@ -282,10 +282,10 @@ def sbatch(job: Inside) -> tuple[tuple[str, ...], str]:
     """argv of sbatch, and the script that it reads from its standard input. Pure."""
     options = job.options
     for name, arguments in (("args", options.slurm_args), ("server-args", options.slurm_server_args)):
-        for each in arguments:
+        for argument in arguments:
             for sign, why in REFUSED.items():
-                if sign.match(each):
-                    raise LaunchError(f"--slurm-{name}={each} {why}")
+                if sign.match(argument):
+                    raise LaunchError(f"--slurm-{name}={argument} {why}")
     output = str(job.path.absolute()).replace("%", "%%") + "/slurm-%j.out"
     own = [f"--job-name={job.name}", f"--nodes={options.num_workers}", f"--output={output}", "--open-mode=append"]
     own += [f"--partition={options.queue}"] if options.queue else []

@@ -108,7 +108,7 @@ def _parse_verb(name: str, verb: Verb, argv: Sequence[str]) -> JobRequest:
     if any(option is BY_NAME["--help"] for option, _, _ in given):
         return JobRequest(name, help=True)
     for option, spelling, _ in given:
-        if option not in [BY_NAME[each] for each in verb.options]:
+        if option not in [BY_NAME[option] for option in verb.options]:
             raise LaunchError(f"{spelling} is not an option of dmltrain-job {name}; see dmltrain-job {name} --help")
     if verb.change and not given:
         return _parse_change(name, rest)

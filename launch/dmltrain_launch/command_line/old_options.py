@@ -79,14 +79,14 @@ def _memory(field: str) -> Apply:
 
 def _p3(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     """Put these settings first, so that an --env of the user overrides them in any order."""
-    return replace(options, settings=(*(Setting(*each) for each in P3.items()), *options.settings))
+    return replace(options, settings=(*(Setting(*item) for item in P3.items()), *options.settings))
 
 
 def _ship_libcxx(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
     if not value:
         raise LaunchError(f"{name} is empty: expected the folder of libstdc++.so")
     variable = "LD_LIBRARY_PATH"
-    earlier = [each.value for each in options.settings if each.name == variable and not each.role]
+    earlier = [setting.value for setting in options.settings if setting.name == variable and not setting.role]
     rest = earlier[-1] if earlier else environ.get(variable, "")
     path = f"{value}:{rest}" if rest else value
     return replace(options, settings=(*options.settings, Setting(variable, path)))

@@ -105,7 +105,7 @@ def _options(text: str) -> Iterator[tuple[str, str]]:
     """(name, placeholder of the value) for each name of each option."""
     for line in text.splitlines():
         row = ROW.fullmatch(line)
-        found = [NAME_AND_VALUE.fullmatch(each) for each in row[1].split(", ")] if row else []
+        found = [NAME_AND_VALUE.fullmatch(word) for word in row[1].split(", ")] if row else []
         value = next((match[2] for match in found if match and match[2]), "")  # beside each name, or the last one
         yield from ((match[1], value) for match in found if match)
 

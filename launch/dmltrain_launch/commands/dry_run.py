@@ -46,7 +46,7 @@ def lines(job: Job, hosts: Sequence[Host], options: Options, python: str = sys.e
 
 def _redacted(job: Job, values: Mapping[str, str], hidden: Sequence[str]) -> dict[str, str]:
     """An environment with its secrets replaced."""
-    named = {each.name for each in job.settings if each.secret}
+    named = {setting.name for setting in job.settings if setting.secret}
     return {
         name: HIDDEN if value and is_secret(name, named) else redact(value, hidden) for name, value in values.items()
     }
@@ -72,7 +72,7 @@ def _environment(job: Job, task: Task, every: Sequence[Task], cores_known: bool)
             values[name] = f"<address of {host}>"
     values["DMLTRAIN_JOB"] = "<unique to each run>"
     given = {name for name, _ in task.host.environment}
-    given |= {each.name for each in job.settings if each.role in ("", task.role)}
+    given |= {setting.name for setting in job.settings if setting.role in ("", task.role)}
     if not cores_known and task.role == WORKER and "OMP_NUM_THREADS" not in given:
         workers = sum(each.role == WORKER and each.host == task.host for each in every)
         values["OMP_NUM_THREADS"] = f"<cores of {task.host.name} / {workers}>"

@@ -212,7 +212,7 @@ def _own(folder: Path, content: bytes) -> bytes:
             "its launcher, so do not trust what the job has printed"
         )
     hosts = record.get("hosts")
-    rows = [each for each in hosts if isinstance(each, dict)] if isinstance(hosts, list) else []
+    rows = [host for host in hosts if isinstance(host, dict)] if isinstance(hosts, list) else []
     kept = [{name: row[name] for name in WHERE_HOSTS_ARE if name in row} for row in rows]
     started_on = record.get("launched_from")
     launched_from = {"host": started_on.get("host", "")} if isinstance(started_on, dict) else {}

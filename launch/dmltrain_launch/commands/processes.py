@@ -33,7 +33,7 @@ def table(hosts: Mapping[str, Sequence[Row]], secrets: Collection[str] = (), wid
     rows = [(host, row) for host, found in hosts.items() for row in sorted(found, key=_order)]
     cells = [COLUMNS, *(_cells(host, row, secrets) for host, row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    printed = [_line(each, widths) for each in cells] if rows else []
+    printed = [_line(cell, widths) for cell in cells] if rows else []
     if width:
         printed = [line if len(line) <= width else line[: max(0, width - 3)] + "..." for line in printed]
     some = f"{len(rows)} process{'' if len(rows) == 1 else 'es'}"
@@ -61,8 +61,8 @@ def _kvstore(row: Row) -> str:
 def _losses(row: Row) -> list[str]:
     """Of all processes of a role and rank: `row` is that of the newest."""
     lives = [*_dicts(row.get("earlier")), row]
-    texts = [_loss(each) for each in lives]
-    after = [f"; replaced on {printable(str(each.get('host')))}" for each in lives[1:]]
+    texts = [_loss(live) for live in lives]
+    after = [f"; replaced on {printable(str(live.get('host')))}" for live in lives[1:]]
     return [text + replaced for text, replaced in zip(texts, [*after, ""], strict=True) if text]
 
 

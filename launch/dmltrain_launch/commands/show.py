@@ -137,7 +137,7 @@ class Reader:
 
     def _discover(self, printer: Printer) -> None:
         known = {*self._logs, *self._left_out}
-        found = [each for each in all_logs(self._folder) if each[2] not in known and self._wanted(each[1])]
+        found = [log for log in all_logs(self._folder) if log[2] not in known and self._wanted(log[1])]
         for restart, source, path in sorted(found, key=lambda each: (each[0], each[1].order)):
             colour = self._colours.setdefault(source, len(self._colours))
             name = f"restart-{restart}/{source}" if restart else str(source)

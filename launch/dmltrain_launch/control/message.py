@@ -62,7 +62,7 @@ def decode_request(line: bytes) -> Request:
 
 def encode_answer(answer: Answer, dmltrain: str) -> bytes:
     """The line. `dmltrain`: the launcher's version. Lines that do not fit are left out."""
-    lines = [each[:MOST_LINES] for each in answer.lines[:MOST_LINES]]
+    lines = [line[:MOST_LINES] for line in answer.lines[:MOST_LINES]]
     while True:
         try:
             return _line({"version": VERSION, "dmltrain": dmltrain, "code": answer.code, "lines": lines})
@@ -82,7 +82,7 @@ def decode_answer(line: bytes) -> Answer:
     code, lines = found.get("code"), found.get("lines")
     if type(code) is not int or not 0 <= code <= 255:
         raise ControlError(f"code is {_shown(code)}: expected 0 to 255")
-    if not isinstance(lines, list) or not all(isinstance(each, str) for each in lines):
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise ControlError(f"lines is {_shown(lines)}: expected a list of texts")
     return Answer(code, tuple(lines))
 

@@ -63,7 +63,7 @@ class Measured:
 
 def supports_measuring(job: Job) -> bool:
     """Whether the program supports DMLTRAIN_MEASURE. Other programs must not be started: they would train."""
-    if any(each.name == MARK for each in job.settings):
+    if any(setting.name == MARK for setting in job.settings):
         return True
     script = next((word for word in job.argv if word.endswith(".py")), "")
     try:
@@ -76,7 +76,7 @@ def supports_measuring(job: Job) -> bool:
 def _imports_fit(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
         return node.module == "dmltrain.fit" or node.module == "dmltrain" and any(a.name == "fit" for a in node.names)
-    return isinstance(node, ast.Import) and any(each.name == "dmltrain.fit" for each in node.names)
+    return isinstance(node, ast.Import) and any(name.name == "dmltrain.fit" for name in node.names)
 
 
 def measure(job: Job, cluster: Cluster, options: Options) -> Measured:
@@ -100,7 +100,7 @@ def _run(
     job: Job, hosts: Sequence[Host], workers: Counter[str], cluster: Cluster, options: Options, found: Measured
 ) -> None:
     """Start `workers[name]` workers on each of these hosts, and add what they report to `found`."""
-    requested = [each for each in job.settings if each.name == MARK]
+    requested = [setting for setting in job.settings if setting.name == MARK]
     seconds = _seconds(requested[-1].value) if requested else SECONDS
     own = replace(
         job,

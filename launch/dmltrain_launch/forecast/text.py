@@ -89,7 +89,7 @@ def _row(row: Forecast) -> list[str]:
 
 
 def _speedups(outlook: Outlook, workers: int, types: Sequence[str]) -> list[str]:
-    found = (outlook.of(workers, each) for each in types)
+    found = (outlook.of(workers, type_) for type_ in types)
     return [_times(each) for each in found if each]
 
 

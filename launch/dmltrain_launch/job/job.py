@@ -95,8 +95,8 @@ class Job:
 
     def secrets(self, hosts: Sequence[Host]) -> tuple[str, ...]:
         """Values of environment variables that must never be shown."""
-        named = {each.name for each in self.settings if each.secret}
-        pairs = [(each.name, each.value) for each in self.settings]
+        named = {setting.name for setting in self.settings if setting.secret}
+        pairs = [(setting.name, setting.value) for setting in self.settings]
         return secrets([*pairs, *(pair for host in hosts for pair in host.environment)], named)
 
     @property
@@ -228,7 +228,7 @@ def _environment(
     values = _defaults(role, host, share.get(host.name, 1))
     if devices:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    values.update((each.name, each.value) for each in job.settings if each.role in ("", role))
+    values.update((setting.name, setting.value) for setting in job.settings if setting.role in ("", role))
     values.update(host.environment)
     values.update(_contract(job, placed, role, rank, host, ports))
     if role == WORKER and job.torch_env:

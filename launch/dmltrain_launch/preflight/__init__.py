@@ -57,7 +57,7 @@ class Problem:
 
 def request(job: Job, host: Host) -> dict[str, Any]:
     """The request to the agent of `host`."""
-    settings = {each.name: each.value for each in job.settings if not each.role}
+    settings = {setting.name: setting.value for setting in job.settings if not setting.role}
     return {
         "workdir": workdir_of(job, host),
         "argv": list(job.argv),
@@ -215,8 +215,8 @@ def differences(facts: Mapping[str, Facts]) -> list[Problem]:
     found = []
     for package in COMPARED:
         hosts: dict[str, list[str]] = {}
-        for name, each in facts.items():
-            version = ((each.get("inspection") or {}).get("packages") or {}).get(package)
+        for name, fact in facts.items():
+            version = ((fact.get("inspection") or {}).get("packages") or {}).get(package)
             if version:
                 hosts.setdefault(version, []).append(name)
         if len(hosts) > 1:

@@ -154,13 +154,13 @@ def _common(have: Addresses) -> dict[NETWORK, dict[str, Address]]:
     """The networks in which all hosts have different addresses, with each host's first address there."""
     found: dict[NETWORK, dict[str, Address]] = {}
     for name, addresses in have.items():
-        for each in addresses:
-            if each.shareable:
-                found.setdefault(each.network, {}).setdefault(name, each)
+        for address in addresses:
+            if address.shareable:
+                found.setdefault(address.network, {}).setdefault(name, address)
     return {
         network: members
         for network, members in found.items()
-        if len(members) == len(have) == len({each.ip for each in members.values()})
+        if len(members) == len(have) == len({member.ip for member in members.values()})
     }
 
 
@@ -171,8 +171,8 @@ def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, s
         any(each.nic == address.nic and each.ip == peers.get(name) for each in have[name])
         for name, address in members.items()
     )
-    virtual = any(VIRTUAL.match(each.nic) for each in members.values())
-    speed = min(each.speed for each in members.values())
+    virtual = any(VIRTUAL.match(member.nic) for member in members.values())
+    speed = min(member.speed for member in members.values())
     return virtual, network.version, -over, -speed, int(network.network_address), network.prefixlen
 
 
@@ -214,7 +214,7 @@ def _with_ip(have: Sequence[Address], ip: str) -> Address | None:
 
 def _first(addresses: Iterable[Address]) -> Address | None:
     """The first address, IPv4 before IPv6. Not a link-local one, which needs the name of an interface."""
-    found = [each for each in addresses if not each.network.is_link_local]
+    found = [address for address in addresses if not address.network.is_link_local]
     return min(found, key=lambda each: each.network.version, default=None)
 
 

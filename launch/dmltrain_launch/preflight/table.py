@@ -47,7 +47,7 @@ class Check:
     @property
     def exit_code(self) -> int:
         """0, or 2 if a job could not start."""
-        return USER if any(each.fatal for each in self.problems) else 0
+        return USER if any(problem.fatal for problem in self.problems) else 0
 
 
 def lines(check: Check, width: int = 0) -> list[str]:
@@ -155,7 +155,7 @@ def _verdict(check: Check, width: int) -> list[str]:
             for index, line in enumerate(problem.message.splitlines())
         ]
         text += [f"  fix: {problem.fix}"] if problem.fix else []
-    errors = sum(each.fatal for each in check.problems)
+    errors = sum(problem.fatal for problem in check.problems)
     counts = f"{_count(errors, 'error')}, {_count(len(check.problems) - errors, 'warning')}"
     summary = f"{_count(len(check.hosts), 'host')}: {counts}; a job {'cannot' if errors else 'can'} start"
     if width:

@@ -129,7 +129,11 @@ class ElasticSupervisor(Supervisor):
     @property
     def _followers(self) -> list[Host]:
         """The hosts whose processes are told where the scheduler is: also those of workers that leave."""
-        leave = {each.task.host.name for each in self.processes if each.runs and self.ending.hears(each.task.host.name)}
+        leave = {
+            process.task.host.name
+            for process in self.processes
+            if process.runs and self.ending.hears(process.task.host.name)
+        }
         return [host for name, host in self.hosts.items() if self.ending.serves(name) or name in leave]
 
     def _exited(self, process: Process, code: int, now: float) -> list[Action]:
@@ -156,7 +160,7 @@ class ElasticSupervisor(Supervisor):
     def _lose(self, lost: Sequence[Process], cause: Cause, now: float) -> list[Action]:
         schedulers = [each for each in lost if each.task.role == SCHEDULER]
         others = [each for each in lost if each not in schedulers]
-        actions = [action for each in schedulers for action in self._lose_scheduler(each, cause, now)]
+        actions = [action for scheduler in schedulers for action in self._lose_scheduler(scheduler, cause, now)]
         if self.ending.begun or (schedulers and not others):
             return actions
         return [*actions, *super()._lose(others, cause, now)]

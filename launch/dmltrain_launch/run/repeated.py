@@ -23,16 +23,16 @@ class Repeated:
         began = story.beginning
         self.now = began.now
         self._note(supervisor.begin(began.key, began.log_folder, began.now, began.certificate))
-        for each in story.entries:
-            self.now = each.now
-            if each.host:
-                self.seen[each.host] = max(each.number, self.seen.get(each.host, (0, 0)))
-            if isinstance(each.event, Connected):
-                self.sent[each.event.host] = []
-                self.seen.pop(each.event.host, None)
-            if isinstance(each.event, Ready):
-                self.places[each.event.host] = each.event.door, each.event.spool
-            self._note(supervisor.handle(each.event, each.now))
+        for entry in story.entries:
+            self.now = entry.now
+            if entry.host:
+                self.seen[entry.host] = max(entry.number, self.seen.get(entry.host, (0, 0)))
+            if isinstance(entry.event, Connected):
+                self.sent[entry.event.host] = []
+                self.seen.pop(entry.event.host, None)
+            if isinstance(entry.event, Ready):
+                self.places[entry.event.host] = entry.event.door, entry.event.spool
+            self._note(supervisor.handle(entry.event, entry.now))
         supervisor.take_warnings()
         supervisor.take_notices()
 

@@ -55,7 +55,7 @@ def _last_output(
 
 
 def _lost(supervisor: Attempt) -> list[Process]:
-    lost = [each for each in supervisor.processes if each.lost and each.left_after is None]
+    lost = [process for process in supervisor.processes if process.lost and process.left_after is None]
     return sorted(lost, key=lambda each: each.lost_after)
 
 
@@ -110,14 +110,14 @@ def last_line(supervisor: Attempt) -> str:
         f"worker {each.task.rank} on {each.task.host.name} after {at:.0f} s" for each, at in _changed(supervisor, 0)
     ]
     left = [_gone(each, at) for each, at in _changed(supervisor, 1)]
-    kvstores = [f"{each.now} {each.where}" for each in supervisor.kvstore_changes]
+    kvstores = [f"{kvstore_change.now} {kvstore_change.where}" for kvstore_change in supervisor.kvstore_changes]
     changes = {"lost": lost, "joined": joined, "left": left, "changed": kvstores}
     return "; ".join([line, *(f"{name}: {', '.join(some)}" for name, some in changes.items() if some)])
 
 
 def _changed(supervisor: Attempt, which: int) -> list[tuple[Process, float]]:
     """The processes with this attribute of CHANGED, and its value."""
-    found = [(each, getattr(each, CHANGED[which])) for each in supervisor.processes]
+    found = [(process, getattr(process, CHANGED[which])) for process in supervisor.processes]
     return sorted(((each, at) for each, at in found if at is not None), key=lambda pair: pair[1])
 
 
@@ -151,8 +151,11 @@ def record(
         "seconds": None if ended is None else round(ended - began, 3),
         "exit_code": None if ended is None else supervisor.exit_code,
         "cause": supervisor.cause.text if supervisor.cause else None,
-        "processes": [_lives(each) for each in supervisor.tasks.lives],
-        "kvstore_changes": [{**vars(each), "after": round(each.after, 3)} for each in supervisor.kvstore_changes],
+        "processes": [_lives(live) for live in supervisor.tasks.lives],
+        "kvstore_changes": [
+            {**vars(kvstore_change), "after": round(kvstore_change.after, 3)}
+            for kvstore_change in supervisor.kvstore_changes
+        ],
     }
 
 

@@ -103,12 +103,12 @@ class Sync:
         self._cancelled = True
         with self._all:
             self._all.notify_all()
-        for each in self.hosts.values():
-            each.events.put(None)
+        for host in self.hosts.values():
+            host.events.put(None)
 
     def progress(self) -> tuple[int, int]:
         """Bytes sent to all hosts, and bytes to send as far as they are known."""
-        return sum(each.sent for each in self.hosts.values()), sum(each.total for each in self.hosts.values())
+        return sum(host.sent for host in self.hosts.values()), sum(host.total for host in self.hosts.values())
 
     def lines(self) -> list[str]:
         """A line for each host."""

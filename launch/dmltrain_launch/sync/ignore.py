@@ -107,7 +107,7 @@ def gitignore(folder: Path) -> bytes | None:
 
 def _rules(lines: Sequence[str], base: str = "", prefix: str = "") -> Rules:
     patterns = (_pattern(line) for line in lines)
-    return Rules(tuple(each for each in patterns if each is not None), base, prefix)
+    return Rules(tuple(pattern for pattern in patterns if pattern is not None), base, prefix)
 
 
 def _pattern(line: str) -> Pattern | None:

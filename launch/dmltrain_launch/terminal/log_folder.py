@@ -75,7 +75,7 @@ class LogFolder:
                 raise
 
     def _move_previous_run(self) -> None:
-        old = sorted(each for each in self.path.iterdir() if OURS.fullmatch(each.name))
+        old = sorted(path for path in self.path.iterdir() if OURS.fullmatch(path.name))
         if not old:
             return
         if not any(map(Path.is_file, (self.path / RECORD, self.path / QUEUED))):

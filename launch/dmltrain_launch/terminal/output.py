@@ -71,7 +71,7 @@ class Output:
         self._shown_as = list(range(len(names)))  # the task whose place on the display it has
 
     def _close_logs(self) -> None:
-        for descriptor in {each for each in self._files if each is not None}:
+        for descriptor in {file for file in self._files if file is not None}:
             os.close(descriptor)
 
     def write(self, task: int, data: bytes) -> None:

@@ -87,7 +87,9 @@ class UsageFile:
 def row(used: Used, now: float) -> str:
     """A line of the file. `now`: seconds since 1970."""
     values = (getattr(used, name) for name in DIGITS)
-    shown = ["" if each is None else f"{each:.{digits}f}" for each, digits in zip(values, DIGITS.values(), strict=True)]
+    shown = [
+        "" if value is None else f"{value:.{digits}f}" for value, digits in zip(values, DIGITS.values(), strict=True)
+    ]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow([f"{now:.3f}", used.host, *shown])
     return text.getvalue()

@@ -188,5 +188,7 @@ def early_clipped_after_reduce_gradients(run: Run) -> None:
 def early_without_a_gradient(run: Run) -> None:
     model = mlp(run)
     optimizer = run.distribute(model, sgd(model), **EARLY)
-    run.backward(loss_of(run, model, 0), inputs=[each for each in model.parameters() if each is not model[0].bias])
+    run.backward(
+        loss_of(run, model, 0), inputs=[parameter for parameter in model.parameters() if parameter is not model[0].bias]
+    )
     optimizer.step()

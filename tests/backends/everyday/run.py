@@ -121,7 +121,7 @@ def whole_numbers(run: Run, *weights: torch.Tensor, step: int) -> torch.Tensor:
     """A loss whose gradients are small whole numbers, which no type rounds: sums over all samples, but for a factor."""
     values = run.part(draw(step, SAMPLES, 6)).round() * 2 * run.workers
     share = 1 if run.rank is None else run.workers
-    return share * sum((values.to(each.dtype) * each).sum().double() for each in weights)
+    return share * sum((values.to(weight.dtype) * weight).sum().double() for weight in weights)
 
 
 def only_distributed(run: Run, model: nn.Module, optimizer: Any = None, **options: Any) -> None:

@@ -152,7 +152,7 @@ def copies_that_each_worker_trains_for_itself(run: Run) -> None:
     model = mlp(run)
     optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
     for step in range(STEPS):
-        directions = [torch.zeros_like(each) for each in model.parameters()]
+        directions = [torch.zeros_like(parameter) for parameter in model.parameters()]
         for rank in run.ranks:
             own = copy.deepcopy(model)
             inner = torch.optim.SGD(own.parameters(), lr=0.1)
@@ -295,7 +295,7 @@ def backward_for_some_inputs(run: Run) -> None:
         optimizer.zero_grad()
         run.backward(loss_of(run, model, step), inputs=list(model[3 if step % 2 else 0].parameters()))
         optimizer.step()
-        run.note(model, *[each.grad is None for each in model.parameters()])
+        run.note(model, *[parameter.grad is None for parameter in model.parameters()])
 
 
 # -- what is refused at distribute -------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def low_rank_adapters(run: Run) -> None:
     for number in (0, 2):
         adapter = started(run, LowRank(model[number].weight), 11 + number)
         parametrize.register_parametrization(model[number], "weight", adapter)
-    wanted = [each for each in model.parameters() if each.requires_grad]
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(wanted) == 4
     steps(run, model, run.distribute(model, torch.optim.AdamW(wanted, lr=0.05, weight_decay=0.1)), range(2, 5))
     for number in (0, 2):

@@ -26,7 +26,7 @@ def tell(**values):
 
 
 def extremes(arrays):
-    return [(float(each.min().asscalar()), float(each.max().asscalar())) for each in arrays]
+    return [(float(array.min().asscalar()), float(array.max().asscalar())) for array in arrays]
 
 
 def opened(kind, first=1.0, compression=None):
@@ -224,4 +224,4 @@ def wrong(what):
 
 if __name__ == "__main__":
     modes = (steps, norms, numpy_values, states, overtaken, endless, done, idle, mistakes, wrong)
-    {each.__name__: each for each in modes}[sys.argv[1]](*sys.argv[2:])
+    {mode.__name__: mode for mode in modes}[sys.argv[1]](*sys.argv[2:])

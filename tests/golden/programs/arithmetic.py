@@ -33,7 +33,7 @@ def torch_digest() -> str:
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(logits, torch.arange(BATCH) % SIZES[-1]).backward()
                 optimizer.step()
-    return digest(each.detach().numpy() for each in model.parameters())
+    return digest(parameter.detach().numpy() for parameter in model.parameters())
 
 
 def mxnet_digest() -> str:
@@ -45,8 +45,8 @@ def mxnet_digest() -> str:
     model.initialize()
     model(mx.nd.array(values(BATCH, SIZES[0])))
     model.hybridize(static_alloc=True)
-    for each in model.collect_params().values():
-        each.set_data(mx.nd.array(values(*each.shape)))
+    for collect_param in model.collect_params().values():
+        collect_param.set_data(mx.nd.array(values(*collect_param.shape)))
     trainer = mx.gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
     for step in range(STEPS):
         with mx.autograd.record():
@@ -54,11 +54,11 @@ def mxnet_digest() -> str:
             loss = -mx.nd.log_softmax(logits).pick(mx.nd.arange(BATCH) % SIZES[-1]).sum()
         loss.backward()
         trainer.step(BATCH)
-    return digest(each.data().asnumpy() for each in model.collect_params().values())
+    return digest(collect_param.data().asnumpy() for collect_param in model.collect_params().values())
 
 
 def digest(arrays) -> str:
-    return hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest()
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,6 @@ digest, before = hashlib.sha256(), store.bytes_sent
 for clock in range(4):
     draw = np.random.default_rng([store.rank, clock])
     store.pushpull(keys, [draw.standard_normal(size).astype(np.float32) for size in SIZES.values()], out=outs)
-    digest.update(b"".join(each.tobytes() for each in outs))
+    digest.update(b"".join(out.tobytes() for out in outs))
 print(json.dumps({"digest": digest.hexdigest(), "sent": store.bytes_sent - before}))
 store.close()

@@ -73,8 +73,8 @@ class Faults:
     def can_lose_the_scheduler(self):
         """Not before somebody has been told of the first view. Real processes have got their Start before that."""
         others = [each for each in [*self.servers, *self.workers] if each.node not in self.doomed]
-        told = any(each.standing().entered for each in others if each.node[0] == "worker")
-        told = told and all(each.knows_the_servers for each in others)
+        told = any(other.standing().entered for other in others if other.node[0] == "worker")
+        told = told and all(other.knows_the_servers for other in others)
         return told and not self.next_at and not self.loses_a_server()
 
     def can_lose_a_server(self):
@@ -83,12 +83,12 @@ class Faults:
 
     def loses_a_server(self):
         """Jobs may end if the scheduler is lost together with the last server, which knows who has finished."""
-        lost = any(each.node in self.doomed for each in self.servers)
+        lost = any(server.node in self.doomed for server in self.servers)
         return bool(self.job.server_replacements) and (lost or self.scheduler._views.changing)
 
     def notice(self):
         """A member leaves on purpose."""
-        known = [each for each in self.workers if each.view and not each.ended and each.node not in self.dead]
+        known = [worker for worker in self.workers if worker.view and not worker.ended and worker.node not in self.dead]
         worker = self.chance.choice(known) if known else None
         if worker and (not (self.doomed or self.faults) or self.stays_with_state(worker)):
             worker.has_notice = True
@@ -98,15 +98,15 @@ class Faults:
         """Whether another worker has the state of training and stays: no job goes on without one."""
         stays = [each for each in self.with_state() if each is not but and not each.has_notice]
         may_go = self.doomed | {worker for worker, server in self.cut if not self.process(server).is_cut}
-        return any(each.node not in may_go for each in stays)
+        return any(stay.node not in may_go for stay in stays)
 
     def with_state(self):
         """The workers that have the state of training; some of them may be doomed."""
-        stay = [each for each in self.workers if not (each.ended or each.has_left or each.is_cut)]
+        stay = [worker for worker in self.workers if not (worker.ended or worker.has_left or worker.is_cut)]
         return [each for each in stay if each.member not in self.lacking and not each.lacks_state]
 
     def fault(self):
-        alive = [each for each in self.workers if not each.ended and each.node not in self.doomed]
+        alive = [worker for worker in self.workers if not worker.ended and worker.node not in self.doomed]
         alive = [each for each in alive if not each.has_left]
         if not alive:
             return
@@ -142,8 +142,8 @@ class Faults:
         """Cut such a worker off from one of several servers. One of the two is removed; the job can go on without it,
         whether other workers have the state or not."""
         holders, servers = self.with_state(), self.servers_alive()
-        linked = [each for each in holders if each.view]
-        if len(servers) < 2 or not linked or self.cut or self.doomed.intersection(each.node for each in holders):
+        linked = [holder for holder in holders if holder.view]
+        if len(servers) < 2 or not linked or self.cut or self.doomed.intersection(holder.node for holder in holders):
             return
         worker, server = self.chance.choice(linked), self.chance.choice(servers)
         self.doomed |= {worker.node, server.node}
@@ -156,11 +156,11 @@ class Faults:
 
     def others_know_a_view(self, but):
         """Whether another worker has been told of one. If nobody has who is left, the next scheduler ends the job."""
-        others = [each for each in self.workers if each is not but and each.node not in self.doomed]
-        return not self.job.schedulers or any(each.standing().entered for each in others)
+        others = [worker for worker in self.workers if worker is not but and worker.node not in self.doomed]
+        return not self.job.schedulers or any(other.standing().entered for other in others)
 
     def servers_alive(self):
-        return [each for each in self.servers if each.node not in self.doomed]
+        return [server for server in self.servers if server.node not in self.doomed]
 
     def server_fault(self):
         alive = self.servers_alive()
@@ -168,10 +168,10 @@ class Faults:
             return
         server = self.chance.choice(alive)
         kind = self.chance.choice(["kill", "kill", "with a worker", "freeze", "pause", "isolate"])
-        connected = [each for each in self.workers if not each.ended and each.node not in self.doomed]
+        connected = [worker for worker in self.workers if not worker.ended and worker.node not in self.doomed]
         members = len(self.scheduler._views.present) + len(self.scheduler._views.finished)
         newcomers = any(each.lacks_state for each in connected)
-        others = any(each.node in self.doomed and not (each.ended or each.is_cut) for each in self.workers)
+        others = any(worker.node in self.doomed and not (worker.ended or worker.is_cut) for worker in self.workers)
         if kind == "isolate" and (self.cut or newcomers or others or self.faults or 2 * len(connected) <= members):
             kind = "kill"  # else workers may be removed, and nobody is left
         if kind != "pause":
@@ -218,7 +218,7 @@ class Faults:
         resume = self.scheduler._resume
         if resume is None:
             return sorted(self.scheduler._views.removed)
-        lost = [each for each in self.workers if each.node in self.dead and not each.ended]
+        lost = [worker for worker in self.workers if worker.node in self.dead and not worker.ended]
         known = {*resume.back, *(node for node, _ in resume.held)}  # the end of their links comes first
         return sorted(each.member for each in lost if each.node not in known)
 
@@ -226,9 +226,9 @@ class Faults:
         """Like `replaceable`."""
         resume = self.scheduler._resume
         if resume is None:
-            return [each.number for each in self.servers if self.scheduler._views.is_lost(each.number)]
+            return [server.number for server in self.servers if self.scheduler._views.is_lost(server.number)]
         known = {*resume.back, *(node for node, _ in resume.held)}
-        return [each.number for each in self.servers if each.node in self.dead and each.node not in known]
+        return [server.number for server in self.servers if server.node in self.dead and server.node not in known]
 
     def replace_server(self, number):
         self.forget(("server", number))

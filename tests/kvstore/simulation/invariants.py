@@ -58,7 +58,9 @@ class Invariants:
             told = "--min-workers is" in self.finish or "leaves on purpose" in self.finish
             at_its_end = bool(self.job.schedulers) and not self.finish  # the last scheduler only saw that all had left
             require(told or at_its_end, "the job says why it ends")
-        done = [each for each in self.workers if each.ended == "finished" or (each.leaves and not each.is_cut)]
+        done = [
+            worker for worker in self.workers if worker.ended == "finished" or (worker.leaves and not worker.is_cut)
+        ]
         require(done, "somebody has finished")
         weights = {tuple(each.weights) for each in done}
         require(len(weights) == 1, "all workers have the same weights")
@@ -121,7 +123,7 @@ def sequential(job, views, stop=None):
             op += 1
             rounds.add(op)
             view = view_of(op)
-            parts = [dealing.positions_of(each) for each in dealing.round.members if each in view.members]
+            parts = [dealing.positions_of(member) for member in dealing.round.members if member in view.members]
             positions = [int(position) for part in parts for position in part]
             total = sum((gradient(weights, part) for part in parts), np.zeros(2 * SIZE))
             if positions and job.on_servers:
@@ -142,7 +144,7 @@ def left_over(views, last, rounds, transfers):
     for op in range(1, last + 2):
         while coming and coming[0].base < op:
             view = coming.popleft()
-            found = {each: 0.0 if each in view.joined else found.get(each, 0.0) for each in view.members}
+            found = {member: 0.0 if member in view.joined else found.get(member, 0.0) for member in view.members}
         if op in transfers and op <= last:
             for each in view.hands_over:
                 found[view.receiver] += found[each]

@@ -65,7 +65,7 @@ class Server(Process):
         elif kind == "declare":
             self.core.declare(worker, rest[0])
             if self.world.job.on_servers and not view:
-                for key in {each.key for each in rest[0].keys} & {0, 1}:
+                for key in {key.key for key in rest[0].keys} & {0, 1}:
                     first = np.arange(1.0, SIZE + 1) + key * SIZE
                     self.core.initialise(worker, key, 0, first)
             self.world.send(self.node, ("worker", worker), Declared(view))

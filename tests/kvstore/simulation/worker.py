@@ -71,7 +71,9 @@ class Worker(Process):
         elif isinstance(message, say.Flush):
             self.progress.freeze(message)
         elif isinstance(message, say.Enter):
-            self.new_servers[message.view.number] = {each.number: each.address.port - 1 for each in message.new_servers}
+            self.new_servers[message.view.number] = {
+                new_server.number: new_server.address.port - 1 for new_server in message.new_servers
+            }
             stay = set(message.view.servers).difference(message.view.joined_servers)
             if "retired links" not in self.world.mutations:
                 self.links = {number: life for number, life in self.links.items() if number in stay}

@@ -165,7 +165,7 @@ class World(Faults, Invariants):
         return lives and process.follows < self.newest and ("scheduler", self.newest) not in self.dead
 
     def nodes(self):
-        return [("server", each.number) for each in self.servers] + [each.node for each in self.workers]
+        return [("server", server.number) for server in self.servers] + [worker.node for worker in self.workers]
 
     def note(self, message, number):
         if isinstance(message, Enter):
@@ -173,9 +173,11 @@ class World(Faults, Invariants):
             older = self.makers.setdefault(view.number, number) < number
             require(known in (None, view) or older, "one view with each number")
             self.makers[view.number] = number
-            gone = {("server", each.number) for each in view.lost_servers}
+            gone = {("server", lost_server.number) for lost_server in view.lost_servers}
             gone |= {("worker", each.member) for each in view.lost if not self.workers[each.member].is_newcomer}
-            gone -= {each.node for each in self.workers if each.has_notice and each.ended}  # only it may know of that
+            gone -= {
+                worker.node for worker in self.workers if worker.has_notice and worker.ended
+            }  # only it may know of that
             innocent = gone - self.doomed - self.excused
             require(not innocent, f"only processes with a fault are removed, not {innocent}: {view}")
             for each in view.lost:
@@ -196,7 +198,9 @@ class World(Faults, Invariants):
                 require(view.base >= before.base, "bases do not decrease")
                 stayed = set(view.servers).difference(view.joined_servers)
                 require(stayed <= set(before.servers), "servers that were not in the view before have joined")
-                require(not stayed & {each.number for each in view.lost_servers}, "lost servers do not stay")
+                require(
+                    not stayed & {lost_server.number for lost_server in view.lost_servers}, "lost servers do not stay"
+                )
             batch = self.job.each * len(view.members) or self.job.batch
             require(not view.shares or sum(view.shares) == batch, "shares are those of a whole round")
             for lost in view.lost:
@@ -235,7 +239,7 @@ class World(Faults, Invariants):
         resumed = core.resuming
         actions = event()
         if resumed and not core.resuming and core._views.view:
-            for each in [each for each in self.views if each > core._views.view.number]:
+            for each in [view for view in self.views if view > core._views.view.number]:
                 self.excused |= {("worker", member) for member in self.views.pop(each).joined}
         self.act(actions, number, origin)
 
@@ -335,7 +339,7 @@ class World(Faults, Invariants):
             lives = node not in self.dead and (node not in self.frozen or node not in self.doomed)
             if lives and follows and ("scheduler", follows) not in self.dead:
                 self.schedulers[follows].handle(node, Heartbeat(), self.now)
-        for number in [each for each in self.schedulers if ("scheduler", each) not in self.dead]:
+        for number in [scheduler for scheduler in self.schedulers if ("scheduler", scheduler) not in self.dead]:
             self.decide(number, lambda: self.schedulers[number].tick(self.now))  # noqa: B023
 
     def is_to_come_back(self, node):

@@ -89,9 +89,9 @@ def test_every_curve_has_the_values_of_the_logs(seen, two):
     found = {each["id"]: each["data"] for each in series(seen, "accuracy-by-epoch")}
     lows = [y for _, y in found["0 low"]]
     highs = [low + height for low, (_, height) in zip(lows, found["0 high"], strict=True)]
-    values = [each["validation_accuracy"] for each in run.epochs.values()]
-    assert lows == pytest.approx([min(each) for each in values], rel=1e-6)
-    assert highs == pytest.approx([max(each) for each in values], rel=1e-5)
+    values = [epoch["validation_accuracy"] for epoch in run.epochs.values()]
+    assert lows == pytest.approx([min(value) for value in values], rel=1e-6)
+    assert highs == pytest.approx([max(value) for value in values], rel=1e-5)
 
 
 def test_all_charts_are_there_and_drawn(seen):

@@ -172,7 +172,7 @@ def test_the_library_is_the_one_that_is_recorded():
     for name, digest in record["sha256"].items():
         assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name
     assert f'version="{record["version"]}"' in (vendor / "echarts.common.min.js").read_text()[-400:]
-    assert set(record["sha256"]) == {each.name for each in vendor.iterdir() if each.suffix in (".js", ".txt")}
+    assert set(record["sha256"]) == {path.name for path in vendor.iterdir() if path.suffix in (".js", ".txt")}
 
 
 LONG = "9" * 400

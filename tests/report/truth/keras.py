@@ -99,8 +99,11 @@ class Bar:
             trained = trained[1] | {"seconds": float(before)}
         last = self.bar(steps, steps, seconds, True, metrics)
         if self.drawn == "\n":
-            return [*(Print(each, trained if each is drawings[-1] else {}) for each in drawings), Print(last, values)]
-        return [Print("".join(each + self.drawn for each in drawings) + last, values)]
+            return [
+                *(Print(drawing, trained if drawing is drawings[-1] else {}) for drawing in drawings),
+                Print(last, values),
+            ]
+        return [Print("".join(drawing + self.drawn for drawing in drawings) + last, values)]
 
     def epoch(self, number: int) -> list[Print]:
         old = self.version.startswith("2015")

@@ -59,9 +59,9 @@ def module(random: Random) -> Program:
     validates, resets = random.random() < 0.8, random.random() < 0.3
 
     def epoch(number: int) -> list[Print]:
-        lines = [f"Train-{each}" for each in fields("train", names)] if has_train else []
+        lines = [f"Train-{field}" for field in fields("train", names)] if has_train else []
         lines += ["Time cost={seconds:s3}"]
-        lines += [f"Validation-{each}" for each in fields("validation", names)] if validates else []
+        lines += [f"Validation-{field}" for field in fields("validation", names)] if validates else []
         if resets:
             lines.insert(0, "Resetting Data Iterator")
         prints = [said(random, f"{word}[{number}] {line}", timed="Reset" not in line) for line in lines]
@@ -72,8 +72,8 @@ def module(random: Random) -> Program:
         head = f"{batch_word}[{number}] Batch [{f'{batch - 10}-{batch}' if style == 'range' else batch}]\tSpeed: "
         head += "{:s2} samples/sec"
         if style == "line each":
-            return [said(random, f"{head}\tTrain-{each}", batch) for each in fields("train", names)]
-        shown = "" if style == "speed" else "".join(f"\t{each}" for each in fields("train", names))
+            return [said(random, f"{head}\tTrain-{field}", batch) for field in fields("train", names)]
+        shown = "" if style == "speed" else "".join(f"\t{field}" for field in fields("train", names))
         return [said(random, head + shown, batch)]
 
     opening = ["start with arguments Namespace(batch_size=128, network='resnet')"][: random.randint(0, 1)]

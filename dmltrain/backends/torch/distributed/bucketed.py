@@ -63,8 +63,8 @@ class BucketedOptimizer(DistributedOptimizer):
             )
         self.settle()
         self._is_released = True
-        for each in self._hooks:
-            each.remove()
+        for hook in self._hooks:
+            hook.remove()
         owners.disown(self)
 
     def _check_owner(self) -> None:

@@ -51,9 +51,10 @@ class Bucket:
     _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by address; see _views_of
 
     def __post_init__(self) -> None:
-        offsets = itertools.accumulate((each.numel() for each in self.parameters), initial=0)
+        offsets = itertools.accumulate((parameter.numel() for parameter in self.parameters), initial=0)
         self._places = [
-            (each.size(), dense_strides(each), offset) for each, offset in zip(self.parameters, offsets, strict=False)
+            (parameter.size(), dense_strides(parameter), offset)
+            for parameter, offset in zip(self.parameters, offsets, strict=False)
         ]
 
     @property
@@ -88,7 +89,7 @@ class Bucket:
 
     def missing(self) -> torch.nn.Parameter | None:
         """A parameter whose gradient is None."""
-        return next((each for each in self.parameters if each.grad is None), None)
+        return next((parameter for parameter in self.parameters if parameter.grad is None), None)
 
     def begin(self) -> None:
         """Start a new step, without gradients."""

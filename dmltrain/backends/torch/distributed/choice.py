@@ -166,7 +166,7 @@ def choose(
         )
     store.measure_limits()
     choices = [_choice(name, weight, rows, store, factored) for name, weight in weights.items()]
-    chosen = {weights[each.layer.name]: rows for each in choices if each.as_factors}
+    chosen = {weights[choice.layer.name]: rows for choice in choices if choice.as_factors}
     return Chosen(tuple(choices), chosen)
 
 

@@ -104,7 +104,7 @@ class ElasticOptimizer(EarlyOptimizer):
     def _complete(self, bucket: Bucket) -> None:
         if not self._awaits:
             return super()._complete(bucket)
-        self._unused |= {each for each in bucket.parameters if each.grad is None}
+        self._unused |= {parameter for parameter in bucket.parameters if parameter.grad is None}
         bucket.complete()
 
     def _drop(self) -> None:

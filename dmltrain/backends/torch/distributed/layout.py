@@ -44,7 +44,7 @@ def make_buckets(
     ]
     names = {parameter: name for name, parameter in named}
     for bucket in buckets:
-        bucket.names = [names[each] for each in bucket.parameters]
+        bucket.names = [names[parameter] for parameter in bucket.parameters]
     return buckets
 
 

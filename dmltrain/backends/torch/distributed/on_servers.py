@@ -211,7 +211,7 @@ class OptimizerOnServers(OverlappedOptimizer):
     def _orders(self) -> dict[int, list[int]]:
         """By the parameter's number in the optimizer: the order in which servers have its state."""
         parameters = [each for group in self.inner.param_groups for each in group["params"]]
-        numbers = {each: number for number, each in enumerate(parameters)}
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
         return {
             numbers[parameter]: memory_order(view)
             for bucket in self._buckets

@@ -29,29 +29,31 @@ class OptimizerOnWorkers(DistributedOptimizer):
         self._model = model
         check_optimizer(model, optimizer)
         self._reducers = reducers_of(model, store, mode)
-        self._before = {each: each.rounds for each in self._reducers}  # the rounds at its last step or zero_grad
+        self._before = {
+            reducer: reducer.rounds for reducer in self._reducers
+        }  # the rounds at its last step or zero_grad
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The parameters must be the model's. Every worker must call it."""
         super().add_param_group(param_group)
         check_optimizer(self._model, self.inner)
         self._reducers = reducers_of(self._model, self.store, self._mode)
-        self._before = {each: self._before.get(each, each.rounds) for each in self._reducers}
+        self._before = {reducer: self._before.get(reducer, reducer.rounds) for reducer in self._reducers}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for each in self._reducers:
-            each.zeroed()
-            self._before[each] = each.rounds
+        for reducer in self._reducers:
+            reducer.zeroed()
+            self._before[reducer] = reducer.rounds
         super().zero_grad(set_to_none)
 
     def weigh(self, weight: float, more: bool = False) -> None:
         super().weigh(weight, more)
-        for each in self._reducers:
-            each.weight, each.holds = weight, more
+        for reducer in self._reducers:
+            reducer.weight, reducer.holds = weight, more
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        before = [each.holds for each in self._reducers]
+        before = [reducer.holds for reducer in self._reducers]
         for each in self._reducers:
             each.holds = True
         try:
@@ -64,8 +66,8 @@ class OptimizerOnWorkers(DistributedOptimizer):
         """Gradients are the mean when backward() returns. This only averages those that were set in another way, or
         added under `accumulate`, since the last step."""
         self._check_complete()
-        for each in self._reducers:
-            each.ensure_round(self._before[each], bool(each.replaced(self._parameters())))
+        for reducer in self._reducers:
+            reducer.ensure_round(self._before[reducer], bool(reducer.replaced(self._parameters())))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """With a closure, its loss is the mean over the workers, so that all take the same decisions."""
@@ -75,7 +77,7 @@ class OptimizerOnWorkers(DistributedOptimizer):
             loss = self._step_inner(None)
         else:
             loss = self._step_inner(lambda: self._mean_loss(closure))
-        self._before = {each: each.rounds for each in self._reducers}
+        self._before = {reducer: reducer.rounds for reducer in self._reducers}
         self.weigh(1.0)
         return loss
 
@@ -85,18 +87,18 @@ class OptimizerOnWorkers(DistributedOptimizer):
                 "step() was called by a hook of backward(), but gradients are the means only when backward() has "
                 "returned: call step() after it"
             )
-        if any(each.is_released for each in self._reducers):
+        if any(reducer.is_released for reducer in self._reducers):
             raise UserError(owners.REPLACED)
         self._check_complete()
-        for each in self._reducers:
-            each.ensure_round(self._before[each])
-            each.check_step(self._parameters())
+        for reducer in self._reducers:
+            reducer.ensure_round(self._before[reducer])
+            reducer.check_step(self._parameters())
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [each for group in self.param_groups for each in group["params"]]
 
     def _mean_loss(self, closure: Callable[[], Any]) -> Any:
-        self._before = {each: each.rounds for each in self._reducers}
+        self._before = {reducer: reducer.rounds for reducer in self._reducers}
         with torch.enable_grad():
             loss = closure()
         self._prepare()

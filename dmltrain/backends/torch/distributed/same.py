@@ -27,7 +27,7 @@ def check(
     for name, tensor in (*named, *buffers):
         _check_dense(name, tensor)
     shown = [_shown("parameter", *each) + _lying(each[1]) for each in named]
-    shown += [_shown("buffer", *each) for each in buffers]
+    shown += [_shown("buffer", *buffer) for buffer in buffers]
     counts = agreement.rows(store, "parameters of a model", [len(named), len(buffers)])
     if others := agreement.different(counts):
         found = [f"{row[0]:.0f} parameters and {row[1]:.0f} buffers" for row in (counts[0], counts[others[0]])]
@@ -80,12 +80,12 @@ def share(store: KVStore, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _share(store: KVStore, tensors: list[torch.Tensor]) -> None:
-    parts = [_bytes(each) for each in tensors]
+    parts = [_bytes(tensor) for tensor in tensors]
     flat = np.concatenate([np.zeros(0, np.uint8), *parts])
     store.broadcast(flat, needed=store.rank != 0)
     if store.rank == 0:
         return
-    bounds = np.cumsum([len(each) for each in parts])[:-1]
+    bounds = np.cumsum([len(part) for part in parts])[:-1]
     with torch.no_grad():
         for tensor, part in zip(tensors, np.split(flat, bounds), strict=True):
             values = torch.empty(tensor.shape, dtype=tensor.dtype)

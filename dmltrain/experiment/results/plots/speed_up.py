@@ -40,7 +40,8 @@ def _relative(points: Sequence[Point]) -> list[Point]:
     if first.x <= 0 or not first.y > 0:
         return []
     return [
-        Point(each.x, each.y / first.y, each.spread / first.y if each.spread is not None else None) for each in points
+        Point(point.x, point.y / first.y, point.spread / first.y if point.spread is not None else None)
+        for point in points
     ]
 
 

@@ -41,7 +41,7 @@ class Balance:
             return False
         if not self._speeds.keys() >= set(view.members):
             return False
-        speeds = [self._speeds.pop(each) for each in view.members]  # the next decision needs new ones of all
+        speeds = [self._speeds.pop(member) for member in view.members]  # the next decision needs new ones of all
         shares = divided(speeds, total, self.settings.limit)
         if seconds(self._present(view), speeds) < GAIN * seconds(shares, speeds):
             return False
@@ -56,11 +56,11 @@ class Balance:
         if not shares or view.members == before.members:
             return replace(view, shares=shares)
         known = dict(zip(before.members, shares, strict=True))
-        stayed = [known[each] for each in view.members if each in known]
+        stayed = [known[member] for member in view.members if member in known]
         mean, total = sum(stayed) / len(stayed), self.settings.size(len(view.members))
         if total < len(view.members):
             return replace(view, shares=())
-        weights = [known.get(each, mean) for each in view.members]
+        weights = [known.get(member, mean) for member in view.members]
         return replace(view, shares=divided(weights, total, self.settings.limit))
 
     def _present(self, view: View) -> Sequence[float]:
@@ -71,7 +71,7 @@ class Balance:
 def divided(speeds: Sequence[float], total: int, limit: float) -> tuple[int, ...]:
     """`total` samples, at least one for each member, in parts that take them equally long, as far as whole samples and
     the bounds permit: each part is from LEAST to `limit` times the equal one."""
-    speeds = [max(each, SLOWEST * max(speeds)) for each in speeds]
+    speeds = [max(speed, SLOWEST * max(speeds)) for speed in speeds]
     equal = total / len(speeds)
     low, high = max(1, int(LEAST * equal)), max(math.ceil(equal), int(limit * equal))
     enough, too_long = 0.0, high / min(speeds)  # s

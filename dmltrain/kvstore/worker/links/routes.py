@@ -109,10 +109,10 @@ class Routes:
 
     def retire(self, links: Iterable[ServerLink]) -> None:
         """The servers of these links are lost: end all waits for them. For any thread."""
-        for each in links:
-            if not each.retired:
-                each.retire()
-                self._data_links.forget(each.link)
+        for server_link in links:
+            if not server_link.retired:
+                server_link.retire()
+                self._data_links.forget(server_link.link)
 
     def enter(self, view: View, connects: bool) -> None:
         """The worker enters this view: without relays. `connects`: to servers to which there is no link yet. Call this

@@ -248,7 +248,7 @@ class ServerLink:
         with self._lock:
             if self.view >= view:
                 return
-            self._interrupt([each.handle for each in self._requests if not each.leaves])
+            self._interrupt([request.handle for request in self._requests if not request.leaves])
 
     def enter(self, view: int) -> None:
         """Frames belong to this view from now on; those of earlier views that wait to be sent are dropped, and all that
@@ -256,7 +256,7 @@ class ServerLink:
         pushes."""
         with self._coding, self._lock:
             self.view = view
-            self._interrupt([each.handle for each in self._requests])
+            self._interrupt([request.handle for request in self._requests])
             self._pulls.clear()
             self._requests.clear()
         self.outbox.drop()
@@ -267,8 +267,8 @@ class ServerLink:
         with self._coding, self._lock:  # from here on nothing of this link uses the slices, which get another link
             self.retired = True
             self._interrupt([])
-            for each in self._requests:
-                _end(each.handle, each.leaves)
+            for request in self._requests:
+                _end(request.handle, request.leaves)
         self.link.cut()
         self.outbox.finish(0.0)
 
@@ -288,8 +288,8 @@ class ServerLink:
             for waiting in self._pulls.values():
                 for landing in waiting:
                     landing.handle.fail(reason)
-            for each in self._requests:
-                each.handle.fail(reason)
+            for request in self._requests:
+                request.handle.fail(reason)
             self.groups.fail(reason)
         self.link.cut()
 

@@ -13,7 +13,7 @@ from dmltrain.report.page.sections.section import Context, Section
 
 
 def section(context: Context) -> Section | None:
-    blocks = [block for each in context.sources.experiments for block in _blocks(context, each)]
+    blocks = [block for experiment in context.sources.experiments for block in _blocks(context, experiment)]
     return Section("Results of the experiment", blocks) if blocks else None
 
 

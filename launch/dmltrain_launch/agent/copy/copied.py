@@ -60,7 +60,7 @@ class Copied:
     def add(self, path: bytes, *states: str) -> None:
         """It is in one of these states, or in one of those before."""
         before = self.entries.get(path, ())
-        self.entries[path] = (*before, *(each for each in dict.fromkeys(states) if each not in before))
+        self.entries[path] = (*before, *(state for state in dict.fromkeys(states) if state not in before))
 
 
 def _read(destination: Destination) -> Generator[None, None, dict[bytes, tuple[str, ...]]]:

@@ -83,14 +83,14 @@ class Reach:
     @property
     def deadline(self) -> float:
         """When, in seconds of the clock, to call `poll` without an event."""
-        return min(self.until, self.unauthenticated.deadline, *(each.again_at for each in self.connections))
+        return min(self.until, self.unauthenticated.deadline, *(connection.again_at for connection in self.connections))
 
     def begin(self, peers: Sequence[Peer], seconds: float = SECONDS) -> None:
         """Try to reach each of `peers` within `seconds`."""
         self.result, self.until = {}, self.clock() + (seconds if peers else 0)
         self.connections = [Connection(self.selector, self.clock, self.token, *peer) for peer in peers]
-        for each in self.connections:
-            each.connect()
+        for connection in self.connections:
+            connection.connect()
 
     def poll(self) -> dict[str, dict[str, float | str]] | None:
         """Handle the events that are due. Returns the result once every peer has answered or timed out."""
@@ -100,13 +100,13 @@ class Reach:
         if self.result is None:
             return None
         now = self.clock()
-        for each in self.connections:
+        for connection in self.connections:
             if now >= self.until:
-                each.give_up()
-            elif now >= each.again_at:
-                each.connect()
-            if each.outcome:
-                self.result[each.name] = each.outcome
+                connection.give_up()
+            elif now >= connection.again_at:
+                connection.connect()
+            if connection.outcome:
+                self.result[connection.name] = connection.outcome
         if len(self.result) < len(self.connections):
             return None
         self.until = float("inf")

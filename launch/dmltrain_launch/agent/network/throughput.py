@@ -68,7 +68,7 @@ class Throughput:
     @property
     def deadline(self) -> float:
         """When, in seconds of time.monotonic(), to call `poll` without an event."""
-        return min((each.deadline for each in self.streams), default=float("inf"))
+        return min((stream.deadline for stream in self.streams), default=float("inf"))
 
     def begin(self, name: str, address: str, port: int) -> None:
         """Measure with the host `name`."""
@@ -81,27 +81,27 @@ class Throughput:
             for _ in range(STREAMS)
         ]
         self.streams += self.connections
-        for each in self.connections:
-            each.connect(address, port)
+        for connection in self.connections:
+            connection.connect(address, port)
 
     def poll(self) -> dict[str, Any] | None:
         """Handle the events that are due. Returns the result of the last `begin`, once."""
         for key, mask in self.selector.select(0):
             key.data(mask)
-        for stream in [each for each in self.streams if each.over or time.monotonic() >= each.deadline]:
+        for stream in [stream for stream in self.streams if stream.over or time.monotonic() >= stream.deadline]:
             stream.close()
             self.streams.remove(stream)
-        if not self.connections or not all(each.over for each in self.connections):
+        if not self.connections or not all(connection.over for connection in self.connections):
             return None
-        errors = [each.error for each in self.connections if each.error]
-        out, back = max(each.result for each in self.connections), rate(self.connections[0].arrived)
+        errors = [connection.error for connection in self.connections if connection.error]
+        out, back = max(connection.result for connection in self.connections), rate(self.connections[0].arrived)
         self.connections = []
         return {"peer": self.peer, **({"error": errors[0]} if errors else {"out": out, "back": back})}
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the peer is gone again
             connection, _ = self.listener.accept()
-            if not any(isinstance(each, Accepting) for each in self.streams):
+            if not any(isinstance(stream, Accepting) for stream in self.streams):
                 self.arrived = []
             proofs = proof(self.token, ">", self.host), proof(self.token, "<", self.host)
             accepted = Accepting(self.selector, connection, *proofs, self.arrived, self.limit)
@@ -112,7 +112,7 @@ class Throughput:
 
     def _make_room(self) -> None:
         """Close a random unauthenticated connection if there are many."""
-        unknown = [each for each in self.streams if isinstance(each, Accepting) and each.until is None]
+        unknown = [stream for stream in self.streams if isinstance(stream, Accepting) and stream.until is None]
         if len(unknown) >= unauthenticated.MAX:
             unlucky = random.choice(unknown)
             unlucky.close()

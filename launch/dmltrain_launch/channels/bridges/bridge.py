@@ -110,7 +110,9 @@ def reach(addresses: list[str], port: int, certificate: str, hello: bytes, secon
                     begin(address)
                 except OSError as error:
                     failed[address] = str(error.strerror or error)
-    raise OSError("; ".join(f"{each}: {failed.get(each, f'no answer in {seconds:g} s')}" for each in addresses))
+    raise OSError(
+        "; ".join(f"{address}: {failed.get(address, f'no answer in {seconds:g} s')}" for address in addresses)
+    )
 
 
 def _connect(address: str, port: int, others: contextlib.ExitStack) -> socket.socket:

@@ -79,7 +79,7 @@ class BridgedCluster:
         late = all(host.name != each.name for each in self.hosts)  # it has come to a running job
         if not (alone or late) and host.name not in self._unused:  # a new attempt of the job
             run = self._start(self.hosts, seconds)
-            self._unused = {each.name: (run, index) for index, each in enumerate(self.hosts)}
+            self._unused = {host.name: (run, index) for index, host in enumerate(self.hosts)}
         return self._unused.pop(host.name, None) or (self._start([host], seconds), 0)
 
     def _start(self, hosts: Sequence[Host], seconds: float) -> Run:
@@ -186,7 +186,9 @@ class Run:
     def close(self) -> None:
         """Wait for the engine to end with its agents. If one is lost or still runs, kill it: it might wait forever."""
         self._reception.forget(self._token)
-        agents_ended = len(self._channels) == len(self.hosts) and all(each.ended for each in self._channels.values())
+        agents_ended = len(self._channels) == len(self.hosts) and all(
+            channel.ended for channel in self._channels.values()
+        )
         self._abort()
         if agents_ended and not self.started.fate(NATURAL_END_SECONDS):
             self.started.end()

@@ -48,7 +48,7 @@ class Group:
         bundles = request.bundles
         if request.hosts:
             nodes = living()
-            chosen = [find(each, nodes) for each in request.hosts]
+            chosen = [find(host, nodes) for host in request.hosts]
             bundles = [pinned(bundle, node) for bundle, node in zip(bundles, chosen, strict=True)]
         self._bundles = bundles
         self._group: Any = placement_group(bundles, strategy=request.strategy, name=request.name)

@@ -111,7 +111,11 @@ def _resource(job: Described) -> dict[str, Any]:
     options = job.options
     workers = _on_each(job, options.num_workers or 1)
     servers = _on_each(job, (options.num_workers or 1) if options.num_servers is None else options.num_servers)
-    cores = {each.role: int(each.value) for each in options.settings if each.name == "OMP_NUM_THREADS" and each.role}
+    cores = {
+        setting.role: int(setting.value)
+        for setting in options.settings
+        if setting.name == "OMP_NUM_THREADS" and setting.role
+    }
     memory = workers * options.worker_memory + servers * options.server_memory
     made: dict[str, Any] = {
         "cpus": workers * cores.get(WORKER, 1) + servers * cores.get(SERVER, 0),

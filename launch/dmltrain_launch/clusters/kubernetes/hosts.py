@@ -89,7 +89,7 @@ class Cluster:
         pod = os.environ.get(manifest.POD_VARIABLE)
         own = self._api.listed("Pod", fieldSelector=f"metadata.name={pod}") if pod else []
         owners = own[0]["metadata"].get("ownerReferences", []) if own else []
-        return next((each for each in owners if each.get("kind") == "Job"), None)
+        return next((owner for owner in owners if owner.get("kind") == "Job"), None)
 
     def _pods(self) -> list[Any]:
         return self._api.listed("Pod", labelSelector=f"job-name={self._name}")
@@ -222,4 +222,4 @@ def _gpus(job: manifest.Object) -> tuple[str, ...]:
 
 def _natural(name: str) -> tuple[object, ...]:
     """h2 before h10."""
-    return tuple((0, int(each)) if each.isdigit() else (1, each) for each in re.split(r"(\d+)", name))
+    return tuple((0, int(word)) if word.isdigit() else (1, word) for word in re.split(r"(\d+)", name))

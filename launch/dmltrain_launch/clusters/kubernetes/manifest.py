@@ -125,19 +125,19 @@ def kubernetes_name(name: str, exact: bool) -> str:
 
 def _variables(options: Options, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The variables of this machine that the job gets, plain and secret."""
-    named = {each.name for each in options.settings if each.secret}
+    named = {setting.name for setting in options.settings if setting.secret}
     plain: dict[str, str] = {}
     secrets: dict[str, str] = {}
-    for each in options.settings:
-        if is_secret(each.name, named):
-            if environ.get(each.name) != each.value:
+    for setting in options.settings:
+        if is_secret(setting.name, named):
+            if environ.get(setting.name) != setting.value:
                 raise LaunchError(
-                    f"--env {each.name}=...: who may read the Job would see the value; set {each.name} in this "
-                    f"command's environment, and use --secret {each.name}"
+                    f"--env {setting.name}=...: who may read the Job would see the value; set {setting.name} in this "
+                    f"command's environment, and use --secret {setting.name}"
                 )
-            secrets[each.name] = each.value
-        elif environ.get(each.name) == each.value and each.name not in NOT_PASSED_ON:
-            plain[each.name] = each.value
+            secrets[setting.name] = setting.value
+        elif environ.get(setting.name) == setting.value and setting.name not in NOT_PASSED_ON:
+            plain[setting.name] = setting.value
     return plain, secrets
 
 
@@ -153,7 +153,11 @@ def _template(path: str) -> Object:
         raise LaunchError(f"--kube-template {path}: invalid YAML: {str(error).splitlines()[0]}") from None
     found = {key: found[key] for key in ("metadata", "spec") if key in found} if isinstance(found, dict) else None
     containers = (found.get("spec") or {}).get("containers", []) if found else None
-    if not found or not isinstance(containers, list) or not all(isinstance(each, dict) for each in containers):
+    if (
+        not found
+        or not isinstance(containers, list)
+        or not all(isinstance(container, dict) for container in containers)
+    ):
         raise LaunchError(f"--kube-template {path}: expected a pod's template, with spec: and in it containers:")
     return found
 
@@ -295,7 +299,11 @@ def resources(job: Described) -> Object:
     options = job.options
     workers = on_each_pod(job, options.num_workers or 1)
     servers = on_each_pod(job, (options.num_workers or 1) if options.num_servers is None else options.num_servers)
-    cores = {each.role: int(each.value) for each in options.settings if each.name == "OMP_NUM_THREADS" and each.role}
+    cores = {
+        setting.role: int(setting.value)
+        for setting in options.settings
+        if setting.name == "OMP_NUM_THREADS" and setting.role
+    }
     cpus = workers * cores.get(WORKER, 0) + servers * cores.get(SERVER, 0)
     memory = workers * options.worker_memory + servers * options.server_memory
     requests = {"cpu": str(cpus)} if cpus else {}

@@ -120,12 +120,12 @@ def job_state(job: Found) -> str:
 
 def job_lives(job: Found) -> bool:
     conditions = job.get("status", {}).get("conditions") or ()
-    return not any(each.get("status") == "True" and each.get("type") in ENDS for each in conditions)
+    return not any(condition.get("status") == "True" and condition.get("type") in ENDS for condition in conditions)
 
 
 def refused(events: Sequence[Found]) -> str:
     """Why a Job could not make its pods, or a JobSet its Jobs, by the newest event; "" if none says so."""
-    failed = [each for each in events if each.get("reason") in ("FailedCreate", "JobCreationFailed")]
+    failed = [event for event in events if event.get("reason") in ("FailedCreate", "JobCreationFailed")]
     newest = max(failed, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
     return str(newest.get("message", "")) if newest else ""
 

@@ -50,15 +50,15 @@ def parse(data: bytes, name: str) -> list[Host]:
 def _slots_of_lines(hosts: Sequence[Host]) -> list[Host]:
     """The hosts, each once. In some files a host has a line for each slot, as in PBS_NODEFILE, or lines whose slots are
     added, as for Open MPI: so if all lines are of this kind, without anything else."""
-    kinds = {each.slots is None for each in hosts}
-    plain = all(replace(each, slots=None) == Host(each.name, where=each.where) for each in hosts)
-    names = [each.name for each in hosts]
-    if len(kinds) > 1 or not plain or len({each.where for each in hosts}) < len(hosts) or len(names) == len(set(names)):
+    kinds = {host.slots is None for host in hosts}
+    plain = all(replace(host, slots=None) == Host(host.name, where=host.where) for host in hosts)
+    names = [host.name for host in hosts]
+    if len(kinds) > 1 or not plain or len({host.where for host in hosts}) < len(hosts) or len(names) == len(set(names)):
         return list(hosts)
     made: dict[str, Host] = {}
-    for each in hosts:
-        before = made.get(each.name, replace(each, slots=0))
-        made[each.name] = replace(before, slots=(before.slots or 0) + (1 if each.slots is None else each.slots))
+    for host in hosts:
+        before = made.get(host.name, replace(host, slots=0))
+        made[host.name] = replace(before, slots=(before.slots or 0) + (1 if host.slots is None else host.slots))
     return list(made.values())
 
 

@@ -125,7 +125,7 @@ def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
 
 
 def _roles(text: str) -> tuple[str, ...]:
-    named = [each.strip() for each in text.split(",")]
+    named = [word.strip() for word in text.split(",")]
     wrong = [each for each in named if each not in ROLES]
     if wrong:
         raise ValueError(unknown("role", wrong[0], ROLES))
@@ -134,7 +134,7 @@ def _roles(text: str) -> tuple[str, ...]:
 
 def _gpus(text: str) -> tuple[str, ...]:
     found: list[str] = []
-    for part in (each.strip() for each in text.split(",")):
+    for part in (word.strip() for word in text.split(",")):
         match = DEVICE.fullmatch(part)
         if not match:
             raise ValueError("expected numbers of devices, such as 0,2 or 0-3")

@@ -109,7 +109,7 @@ def _in_step(key: str, value: str, name: str, count: int) -> list[Any]:
             f"{key}={value}: {name} stands for {count} host{'s' * (count > 1)}, but this has {len(values)}; "
             f"expected a range of the same length, or a line for each host"
         )
-    return [convert(key, each) for each in values]
+    return [convert(key, value) for value in values]
 
 
 def _settle_slots(fields: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ class Arrivals:
     @property
     def _now(self) -> int:
         """How many workers there are, or will be soon."""
-        stay = sum(each.runs and not each.leaving for each in self._attempt.tasks.workers)
+        stay = sum(worker.runs and not worker.leaving for worker in self._attempt.tasks.workers)
         return stay + self._attempt.replacer.waiting + self.expected
 
     @property
@@ -122,7 +122,7 @@ class Arrivals:
         actions: list[Action] = []
         for _ in range(workers):
             attempt = self._attempt
-            fitting = [each for each in attempt.replacer.seats(attempt.usable, attempt.tasks) if each.free >= 1]
+            fitting = [seat for seat in attempt.replacer.seats(attempt.usable, attempt.tasks) if seat.free >= 1]
             if not fitting:
                 waiter.note("no host of the job has room for one more worker: name a host", USAGE_CODE)
                 break
@@ -137,7 +137,9 @@ class Arrivals:
         attempt.ending.returns(host.name)
         attempt.ending.coming.add(host.name)
         attempt.preparation.hosts[host.name] = host
-        servers = {each.task.host.name for each in attempt.processes if each.task.role != WORKER and each.runs}
+        servers = {
+            process.task.host.name for process in attempt.processes if process.task.role != WORKER and process.runs
+        }
         self._meeting.hosts = {each.name: each for each in attempt.usable if each.name in servers}
         late = LatePreparation(attempt.job, host, attempt.preparation, self._meeting)
         self._coming[host.name] = _Arrival(late, workers, now + attempt.limits.start)

@@ -94,10 +94,10 @@ class Changes:
     def viewed(self, event: Viewed, after: float) -> None:
         """These workers are the members from now on, `after` s from the job's start."""
         self.leavers.viewed(event.workers)
-        for number, each in enumerate(self._attempt.processes):
-            if each.comes and each.runs and each.task.rank in event.workers:
-                each.joined_after = after
-                text = f"worker {each.task.rank} on {each.task.host.name} has joined the job in view {event.view}"
+        for number, process in enumerate(self._attempt.processes):
+            if process.comes and process.runs and process.task.rank in event.workers:
+                process.joined_after = after
+                text = f"worker {process.task.rank} on {process.task.host.name} has joined the job in view {event.view}"
                 self._attempt.losses.notices.append(Notice(text))
                 self._waiters.settle(("joins", number), text)
 

@@ -67,7 +67,7 @@ class Leavers:
 
     def viewed(self, ranks: Collection[int]) -> None:
         """The scheduler says that these workers are the members."""
-        self._members = [each for each in self._attempt.tasks.workers if each.runs and each.task.rank in ranks]
+        self._members = [worker for worker in self._attempt.tasks.workers if worker.runs and worker.task.rank in ranks]
 
     def noticed(self, host: str, tasks: Sequence[int], now: float) -> None:
         """The agent got a signal, and has given notice to these workers."""
@@ -81,11 +81,11 @@ class Leavers:
 
     def leaving(self, rank: int, reason: str) -> None:
         """The scheduler says that this worker leaves."""
-        for each in self._attempt.tasks.workers:
-            if each.task.rank == rank and not each.lost and not each.replaced_by:
-                if not each.leaving:
-                    self._say(f"{each.label} leaves the job: {reason}")
-                each.leaving = each.leaving or reason
+        for worker in self._attempt.tasks.workers:
+            if worker.task.rank == rank and not worker.lost and not worker.replaced_by:
+                if not worker.leaving:
+                    self._say(f"{worker.label} leaves the job: {reason}")
+                worker.leaving = worker.leaving or reason
 
     def left(self, process: Process, after: float) -> None:
         """A worker has left, so many seconds after the job's start."""
@@ -106,9 +106,9 @@ class Leavers:
         return actions
 
     def _end(self, host: str, processes: Sequence[Process]) -> list[Action]:
-        for each in processes:
-            each.leaving = "its host leaves"
-        numbers = tuple(self._attempt.processes.index(each) for each in processes)
+        for process in processes:
+            process.leaving = "its host leaves"
+        numbers = tuple(self._attempt.processes.index(process) for process in processes)
         return [Send(host, NoticeCommand(numbers))] if numbers else []
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Leavers:
         """The hosts and the running workers that are named, those on the hosts included."""
         hosts: list[str] = []
         workers: list[Process] = []
-        for name in (each.strip() for each in what.split(",")):
+        for name in (word.strip() for word in what.split(",")):
             match = ONE.fullmatch(name)
             found = self._on(name) if not match else self._with_rank(int(match[1]))
             hosts += [] if match else [name]
@@ -131,7 +131,7 @@ class Leavers:
         return [each for each in self._attempt.tasks.on(host) if each.task.role == WORKER and each.runs]
 
     def _with_rank(self, rank: int) -> list[Process]:
-        running = [each for each in self._attempt.tasks.workers if each.runs]
+        running = [worker for worker in self._attempt.tasks.workers if worker.runs]
         found = [each for each in running if each.task.rank == rank]
         if not found:
             names = ", ".join(f"worker:{each}" for each in sorted(each.task.rank for each in running))
@@ -150,7 +150,7 @@ class Leavers:
             raise LaunchError(f"no host would be left for the scheduler: {self._alone(hosts)}")
         most, schedulers = (
             attempt.job.restart_scheduler,
-            [each.task.role for each in attempt.processes].count(SCHEDULER),
+            [process.task.role for process in attempt.processes].count(SCHEDULER),
         )
         if schedulers > most:
             raise LaunchError(
@@ -165,7 +165,7 @@ class Leavers:
 
     def _check_number(self, workers: Sequence[Process]) -> None:
         members = self._attempt.tasks.workers if self._members is None else self._members
-        running = [each for each in members if each.runs and not each.comes]
+        running = [member for member in members if member.runs and not member.comes]
         stay = [each for each in running if each not in workers and not each.leaving]
         least = self._attempt.job.elastic
         if len(stay) < max(1, least):
@@ -177,14 +177,14 @@ class Leavers:
     def _notice(self, workers: Sequence[Process], waiter: Waiter, reason: str) -> list[Action]:
         attempt = self._attempt
         by_host: dict[str, list[int]] = {}
-        for each in workers:
-            number = attempt.processes.index(each)
+        for worker in workers:
+            number = attempt.processes.index(worker)
             waiter.keys.add(leaves(number))
-            if not each.leaving:
-                each.leaving = reason
-                by_host.setdefault(each.task.host.name, []).append(number)
+            if not worker.leaving:
+                worker.leaving = reason
+                by_host.setdefault(worker.task.host.name, []).append(number)
         if workers:
-            self._say(f"asked to leave the job: {', '.join(each.label for each in workers)}")
+            self._say(f"asked to leave the job: {', '.join(worker.label for worker in workers)}")
         return [Send(host, NoticeCommand(tuple(tasks))) for host, tasks in by_host.items()]
 
     def _say(self, text: str) -> None:

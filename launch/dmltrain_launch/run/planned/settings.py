@@ -60,7 +60,7 @@ class SettingsChanges:
         """Apply the job's rules: the first one that holds, unless it was the last that did."""
         if self._attempt.unready:
             return []
-        rule = next((each for each in self._attempt.job.rules if each.holds(event.percent)), None)
+        rule = next((rule for rule in self._attempt.job.rules if rule.holds(event.percent)), None)
         if rule is None or rule is self._applied:
             return []
         self._applied = rule
@@ -108,8 +108,8 @@ class SettingsChanges:
 
     def _begin(self, now: float) -> list[Action]:
         wanted = self._queue[0]
-        schedulers = [each for each in self._attempt.processes if each.task.role == SCHEDULER]
-        host = next((each.task.host.name for each in schedulers if each.pid and each.runs), "")
+        schedulers = [process for process in self._attempt.processes if process.task.role == SCHEDULER]
+        host = next((scheduler.task.host.name for scheduler in schedulers if scheduler.pid and scheduler.runs), "")
         if not host:
             return self._refused(NONE, FAULT_CODE, now)
         self.deadline = now + READ_SECONDS

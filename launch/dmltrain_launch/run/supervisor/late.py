@@ -131,4 +131,4 @@ def bound(event: Bound, meeting: Meeting, preparations: Sequence[LatePreparation
     if event.host not in meeting.missing or "reach" not in event.ports:
         return []
     meeting.ports[event.host] = event.ports["reach"]
-    return [action for each in preparations for action in each.answered(event.host)]
+    return [action for preparation in preparations for action in preparation.answered(event.host)]

@@ -43,7 +43,7 @@ class Losses:
 
     def allow(self, processes: Sequence[Process], tasks: Processes) -> bool:
         """Whether the job may go on without these processes."""
-        can_be_lost = all(each.task.role in MAY_BE_LOST for each in processes)
+        can_be_lost = all(process.task.role in MAY_BE_LOST for process in processes)
         keeps_a_server = tasks.keeps_a_server(processes) or self._may_replace(tasks)
         return self.elastic and tasks.started and can_be_lost and keeps_a_server
 
@@ -84,7 +84,7 @@ class Losses:
 
     @property
     def _own(self) -> list[Cause]:
-        return [each for each in self.causes if each.code != LOST_A_PEER]
+        return [cause for cause in self.causes if cause.code != LOST_A_PEER]
 
     def explained(self, now: float) -> bool:
         """Whether a process that still runs need not be the one that others have lost."""

@@ -104,12 +104,12 @@ class Processes:
     @property
     def workers_done(self) -> bool:
         """Whether all workers that are not lost have exited 0, and there is one."""
-        return self.a_worker_done and all(each.code == 0 or each.lost for each in self.workers)
+        return self.a_worker_done and all(worker.code == 0 or worker.lost for worker in self.workers)
 
     @property
     def a_worker_done(self) -> bool:
         """Whether a worker has exited with 0, and not left on purpose: the others will soon."""
-        return any(each.code == 0 and not each.lost and not each.leaving for each in self.workers)
+        return any(worker.code == 0 and not worker.lost and not worker.leaving for worker in self.workers)
 
     @property
     def workers(self) -> list[Process]:
@@ -122,7 +122,7 @@ class Processes:
 
     @property
     def workers_left(self) -> int:
-        return sum(not each.lost and not each.left for each in self.workers)
+        return sum(not worker.lost and not worker.left for worker in self.workers)
 
     @property
     def servers(self) -> list[Process]:
@@ -130,11 +130,11 @@ class Processes:
 
     @property
     def servers_left(self) -> int:
-        return sum(not each.lost for each in self.servers)
+        return sum(not server.lost for server in self.servers)
 
     def keeps_a_server(self, lost: Sequence[Process]) -> bool:
         """Whether a server is left without these processes, or none of them is one."""
-        left = [each for each in self.servers if not each.lost and each.code in (None, 0)]
+        left = [server for server in self.servers if not server.lost and server.code in (None, 0)]
         return bool(set(left).difference(lost)) or not set(self.servers).intersection(lost)
 
     @property
@@ -144,7 +144,7 @@ class Processes:
     @property
     def only_replacements_left(self) -> bool:
         """Whether all workers that were started with the job are done or lost, and not all replacements are."""
-        left = [each for each in self.workers if each.code is None and not each.lost]
+        left = [worker for worker in self.workers if worker.code is None and not worker.lost]
         return bool(left) and all(each.joins for each in left)
 
     def starting_on(self, host: str) -> Process | None:
@@ -185,8 +185,8 @@ class Processes:
     def replace(self, number: int, host: Host) -> int:
         """Add the process that replaces the task `number`, to be started on `host`. Returns its own number."""
         lost = self.all[number]
-        current = [each[-1].task for each in self.lives]
-        running = [each.task for each in self.workers if each.code is None and not each.lost]
+        current = [live[-1].task for live in self.lives]
+        running = [worker.task for worker in self.workers if worker.code is None and not worker.lost]
         task = replacement(self.job, lost.task, host, current, running, self.ports)
         lost.replaced_by = Process(task, replaces=lost)
         self.all.append(lost.replaced_by)
@@ -203,7 +203,7 @@ class Processes:
     def on_port(self, number: int, port: int) -> None:
         """The scheduler `number`, which is to be started, gets this port. Workers that are started later get it too."""
         self.ports = replace(self.ports, scheduler=port, incarnation=self.ports.incarnation + 1)
-        process, current = self.all[number], [each[-1] for each in self.lives]
+        process, current = self.all[number], [live[-1] for live in self.lives]
         lost = [each.task for each in current if each.lost and each.task.role != SCHEDULER]
         tasks = [each.task for each in current]
         process.task = successor(self.job, process.task, process.task.host, tasks, lost, self.ports)
@@ -211,12 +211,12 @@ class Processes:
     @property
     def next_rank(self) -> int:
         """The number of the next newcomer: those of workers that are gone are not used again."""
-        return 1 + max(each.task.rank for each in self.workers)
+        return 1 + max(worker.task.rank for worker in self.workers)
 
     def add(self, host: Host) -> int:
         """Add one more worker, to be started on `host`. Returns its number."""
-        current = [each[-1].task for each in self.lives]
-        running = [each.task for each in self.workers if each.runs]
+        current = [live[-1].task for live in self.lives]
+        running = [worker.task for worker in self.workers if worker.runs]
         task = newcomer(self.job, self.next_rank, host, current, running, self.ports)
         self.all.append(Process(task, newcomer=True))
         return len(self.all) - 1

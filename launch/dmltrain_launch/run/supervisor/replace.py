@@ -46,7 +46,7 @@ class Replacer:
             self._of(each).lost(tasks.all.index(each), each.task.host.name, now)
         if tasks.a_worker_done or not tasks.scheduler_lives:
             return []  # at the end of the job nobody is needed
-        return [self._plan(each, tasks, usable, now) for each in losses if each.needed and self._of(each).most]
+        return [self._plan(loss, tasks, usable, now) for loss in losses if loss.needed and self._of(loss).most]
 
     def host_lost(self, name: str, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
         """What waited for this host is planned again."""
@@ -99,7 +99,9 @@ class Replacer:
         return [self._seat(host, tasks) for host in usable if self._takes_workers(host, tasks)]
 
     def _seat(self, host: Host, tasks: Processes) -> Seat:
-        running = sum(each.code is None and not each.lost for each in tasks.workers if each.task.host.name == host.name)
+        running = sum(
+            worker.code is None and not worker.lost for worker in tasks.workers if worker.task.host.name == host.name
+        )
         workers = running + sum(each.host == host.name for each in self.replacements.waiting)
         return Seat(host.name, workers, free(host, workers))
 

@@ -104,7 +104,7 @@ class Replacements:
 
 def _choose(own: str, seats: Sequence[Seat]) -> str | None:
     """On its own host a replacement needs no more room than the lost worker had."""
-    if any(each.host == own for each in seats):
+    if any(seat.host == own for seat in seats):
         return own
-    fitting = [each for each in seats if each.free >= 1]
+    fitting = [seat for seat in seats if seat.free >= 1]
     return min(fitting, key=lambda each: each.workers).host if fitting else None

@@ -44,7 +44,7 @@ class Succession:
 
     def can_lose(self, processes: Sequence[Process]) -> bool:
         """Whether a scheduler among these processes would have a next one."""
-        return not self.used_up or not any(self._concerns(each) and each.runs for each in processes)
+        return not self.used_up or not any(self._concerns(process) and process.runs for process in processes)
 
     def begin(self, lost: Process, tasks: Processes, usable: Sequence[Host]) -> tuple[str, list[Action]]:
         """Begin with the next one. Returns what to tell the user, and no actions if no host can take it."""
@@ -64,7 +64,7 @@ class Succession:
         self.binding = ""
         tasks.on_port(self._next, event.ports["scheduler"])
         where = Scheduler(tasks.ports.incarnation, host.address, tasks.ports.scheduler)
-        return [Send(host.name, tasks.start_one(self._next)), *(Send(each.name, where) for each in followers)]
+        return [Send(host.name, tasks.start_one(self._next)), *(Send(follower.name, where) for follower in followers)]
 
     @staticmethod
     def _concerns(process: Process) -> bool:

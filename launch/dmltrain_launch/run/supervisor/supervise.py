@@ -187,7 +187,7 @@ class Supervisor(Attempt):
             return self._fail(self.losses.first(now) or suspect, now) if suspect else self._end(now)
         if suspect:
             return self._fail(self.losses.first(now) or suspect, now) if self.losses.explained_now(now) else []
-        a_worker_left = any(each.left for each in self.tasks.workers)  # perhaps at the end, as the scheduler knows
+        a_worker_left = any(worker.left for worker in self.tasks.workers)  # perhaps at the end, as the scheduler knows
         if not self.workers_left and not a_worker_left and (cause := self.losses.first(now)):
             return self._fail(cause, now)
         if self.tasks.workers_done:
@@ -283,7 +283,7 @@ class Supervisor(Attempt):
         if now >= self.verdict.together_at:
             return self._fail(self.verdict.first_fault(self.hosts), now)
         if self.verdict.suspect and now >= self.verdict.suspect_at:
-            late = not self.losses.explained(now) and any(each.may_fail for each in self.processes)
+            late = not self.losses.explained(now) and any(process.may_fail for process in self.processes)
             if late and self.verdict.wait_on(now, self.limits.grace):
                 return []
             return self._fail(self.verdict.from_suspect(self.losses.first(now) or self.verdict.suspect), now)

@@ -38,7 +38,7 @@ class ParameterBuckets:
 
     def lay_out(self, numbers: Iterable[int]) -> list[Bucket]:
         """Buckets of these parameters, which have none yet."""
-        named = [(self.names[each], self.parameters[each]) for each in numbers]
+        named = [(self.names[number], self.parameters[number]) for number in numbers]
         for name, parameter in named:
             check_trainable(name, parameter)
         lists = split(named, lambda each: (each.dtype, each.device))
@@ -53,7 +53,7 @@ class ParameterBuckets:
         self._store.init(keys, values, mean=self._average)
         for bucket, memory in zip(made, self._store.buffers(keys), strict=True):
             bucket.lay_out(memory)
-            self._kinds[bucket] = [_kind(each) for each in bucket.parameters]
+            self._kinds[bucket] = [_kind(parameter) for parameter in bucket.parameters]
             self._factor[bucket] = bucket.factor_to_mean(self._store) if self._average else 1.0
             for place, number in enumerate(self.numbers(bucket)):
                 self._bucket_of[number], self._place_of[number] = bucket, place
@@ -62,7 +62,7 @@ class ParameterBuckets:
 
     def fits(self, bucket: Bucket) -> bool:
         """Whether the script has left its parameters' types, shapes and devices as they were."""
-        return self._kinds[bucket] == [_kind(each) for each in bucket.parameters]
+        return self._kinds[bucket] == [_kind(parameter) for parameter in bucket.parameters]
 
     def drop(self, bucket: Bucket) -> None:
         """Its parameters have no bucket any more."""
@@ -72,15 +72,15 @@ class ParameterBuckets:
             del self._bucket_of[number]
 
     def numbers(self, bucket: Bucket) -> list[int]:
-        return [self.number_of[each] for each in bucket.parameters]
+        return [self.number_of[parameter] for parameter in bucket.parameters]
 
     def bucket(self, number: int) -> Bucket | None:
         return self._bucket_of.get(number)
 
     def of(self, numbers: Iterable[int]) -> list[Bucket]:
         """The buckets of these parameters, in order."""
-        found = {self._bucket_of.get(each) for each in numbers}
-        return [each for each in self.buckets if each in found]
+        found = {self._bucket_of.get(number) for number in numbers}
+        return [bucket for bucket in self.buckets if bucket in found]
 
     def view(self, number: int) -> torch.Tensor:
         """Where the gradient of a parameter lies in its bucket, until the bucket's result has been taken."""

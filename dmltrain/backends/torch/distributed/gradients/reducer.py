@@ -103,7 +103,7 @@ class Reducer:
         return self._store.wire_ratio(1 << 18) != 1.0
 
     def _states(self) -> list[State]:
-        return [_state(each.grad) for each in self._known.parameters]
+        return [_state(parameter.grad) for parameter in self._known.parameters]
 
     # -- a round --------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Reducer:
         self._copied: dict[int, State] = {}  # gradients that were sent
         self._more: dict[int, torch.Tensor] = {}  # what gradients have more than what was sent
         self._left = {
-            bucket: sum(each.requires_grad for each in bucket.parameters)
+            bucket: sum(parameter.requires_grad for parameter in bucket.parameters)
             for bucket in self._known.buckets
             if bucket not in self._idle
         }
@@ -200,7 +200,7 @@ class Reducer:
         self._begin()
 
     def _exchange_all(self, at_step: bool) -> None:
-        unsent = [each for each in self._known.buckets[::-1] if each in self._left and each not in self._sent]
+        unsent = [bucket for bucket in self._known.buckets[::-1] if bucket in self._left and bucket not in self._sent]
         for bucket in unsent[:-1]:
             self._send(bucket)
         last = unsent[-1] if unsent and self._fill(unsent[-1]) else None
@@ -359,8 +359,8 @@ class Reducer:
     def release(self) -> None:
         """See owners.Owner."""
         self.is_released = True
-        for each in self._hooks:
-            each.remove()
+        for hook in self._hooks:
+            hook.remove()
         owners.disown(self)
 
     def check_step(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -383,7 +383,11 @@ class Reducer:
 
     def replaced(self, parameters: Iterable[nn.Parameter]) -> list[int]:
         """Those whose `grad` is another object than the last round left."""
-        numbers = [(self._known.number_of.get(each, -1), each.grad) for each in parameters if each.grad is not None]
+        numbers = [
+            (self._known.number_of.get(parameter, -1), parameter.grad)
+            for parameter in parameters
+            if parameter.grad is not None
+        ]
         return [number for number, gradient in numbers if number >= 0 and gradient is not self._after[number][0]]
 
 
@@ -414,7 +418,7 @@ def reducers_of(model: nn.Module, store: KVStore, mode: Mode) -> list[Reducer]:
     own = [each for each in _known(model.parameters()) if each.covers(model)]
     if own:
         own[0].cover(model)
-    elif any(_reducer_of(each) is None for each in model.parameters()):
+    elif any(_reducer_of(parameter) is None for parameter in model.parameters()):
         Reducer(model, store, mode.average)
     found = _known(model.parameters())
     for each in found:
@@ -423,7 +427,7 @@ def reducers_of(model: nn.Module, store: KVStore, mode: Mode) -> list[Reducer]:
 
 
 def _known(parameters: Iterable[nn.Parameter]) -> list[Reducer]:
-    found = {reducer for each in parameters if (reducer := _reducer_of(each)) is not None}
+    found = {reducer for parameter in parameters if (reducer := _reducer_of(parameter)) is not None}
     return sorted(found, key=lambda each: each.number)
 
 
