@@ -11,6 +11,7 @@ from __future__ import annotations
 import calendar
 import re
 from itertools import groupby
+from typing import NamedTuple
 
 from dmltrain.report.runs.block import Block
 
@@ -31,6 +32,16 @@ _YEAR = 366 * 86400.0  # Caffe's lines have no year: a log can go on in the next
 AMBIGUOUS = "dates such as {} may be day/month or month/day, and both fit: the times of its lines are not used"
 
 
+class _Asked(NamedTuple):
+    """What the clock was asked last: for a position in a block's data, the start of its line, where its time can be."""
+
+    data: bytes
+    at: int
+    line: int
+    prefix: bytes = b""
+    seconds: float | None = None
+
+
 class Clock:
     """The time since the first line of a log that has one. What it says of a line is final after the last block: see
     `settled`."""
@@ -40,7 +51,7 @@ class Clock:
         self._searched = 0
         self._dates: list[tuple[int, ...]] = []  # each date with slashes, as it stands there, in order
         self._by_day: dict[float, float] = {}  # seconds if the month comes first -> if the day does
-        self._day_first: bool | None = None
+        self._last = _Asked(b"", 0, 0)
 
     def feed(self, block: Block) -> None:
         """Look for the log's first time, and for dates; before `seconds` for each block."""
@@ -63,9 +74,15 @@ class Clock:
 
     def seconds(self, data: bytes, at: int) -> float | None:
         """From the log's first time to that of the line that has position `at` of a block's data; None without one."""
-        line = max(data.rfind(b"\n", 0, at), data.rfind(b"\r", 0, at)) + 1
-        found = _STAMP.search(data[line : min(at, line + _PREFIX)])
-        return self._passed(found) if found else None
+        last = self._last  # a line of a megabyte can have 100,000 epochs, so it is looked at once
+        since, line = (last.at, last.line) if last.data is data and last.at <= at else (0, 0)
+        line = max(line, data.rfind(b"\n", since, at) + 1, data.rfind(b"\r", since, at) + 1)
+        prefix = data[line : min(at, line + _PREFIX)]
+        if last.data is not data or last.line != line or last.prefix != prefix:
+            found = _STAMP.search(prefix)
+            last = _Asked(data, at, line, prefix, self._passed(found) if found else None)
+        self._last = last._replace(at=at)
+        return last.seconds
 
     def settled(self, seconds: float | None) -> float | None:
         """What `seconds` is after the whole log was read; None if its dates can be read in two ways."""
