@@ -1,4 +1,4 @@
-"""The table of formats in docs/log-formats.md: each cell is what dmltrain-parse reads of a log as that program writes it."""
+"""The table in docs/log-formats.md: each cell is what dmltrain-parse reads of a log as that program writes it."""
 
 import json
 import re
