@@ -79,7 +79,7 @@ def distribute(
     - `transport`, `host_sum`, `server_shares`: one of TRANSPORTS, HOST_SUMS, SERVER_SHARES of dmltrain.base.env
       (default: from the environment, else the first one).
     - `balance`: in an elastic job with `dmltrain.State` and `dmltrain.loader`, whether each worker's part of a step's
-      samples follows the speed at which it computes (docs/elastic.md).
+      samples follows the speed at which it computes (docs/elastic-steps.md).
     - `batch`: in such a job, the samples of a step when the number of workers changes. constant: as many as at the
       start. per-worker: the loader's `batch_size` (times `micro_batches`) of each worker, and learning rates stay.
       per-worker-scaled-lr: so many, and each step's learning rates are multiplied by its samples, divided by those at

@@ -1,4 +1,4 @@
-"""The table of formats in docs/logs.md: each cell is what dmltrain-parse reads of a log as that program writes it."""
+"""The table in docs/log-formats.md: each cell is what dmltrain-parse reads of a log as that program writes it."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[2] / "docs/logs.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/log-formats.md"
 NOTHING = "-"
 
 

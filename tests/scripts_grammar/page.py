@@ -9,16 +9,18 @@ from tests.scripts_grammar import idioms
 PAGE = Path(__file__).parents[2] / "docs/what-a-script-may-do.md"
 BEGINNING = """# What a script may do
 
-`dmltrain.distribute(model, optimizer)` gives a script the meaning that it has with DistributedDataParallel: when the
-outermost `backward()` returns, `p.grad` of each parameter is the mean over all workers, and `step()` is the script's
-own optimizer. So what a script does between these calls has the effect that it has in one process.
-This is so with the kvstore `dist_sync` and the optimizer on the workers, which are the default.
+`dmltrain.distribute(model, optimizer)` works for a script like DistributedDataParallel: when the outermost `backward()`
+returns, `p.grad` of each parameter is the mean over all workers, and `step()` is the script's own optimizer.
+So everything that a script does between these calls has the same effect as in one process.
+This is true for the kvstore `dist_sync` with the optimizer on the workers, which are the defaults.
 
-Workers must do the same things in the same order: what a script draws at random, such as a mask, it must draw equally
-on all. A worker whose batch has no loss may leave out `backward()`; it takes part at its `step()`, which all workers
-call equally often. "The same as in one process" is one that has the samples of all workers.
+Workers must do the same things in the same order.
+If a script draws random numbers, for example for a mask, they must be equal on all workers.
+If a batch of a worker has no loss, the worker may leave out `backward()`; it takes part at its `step()`.
+All workers must call `step()` equally often.
+"The same as in one process" means one process that has the samples of all workers.
 
-Tests make random programs out of these rows and compare them with one process:
+Tests make random programs from these rows and compare them with one process:
 `python -m tests.scripts_grammar.run --seeds 0 1000`.
 """
 TITLES = {
