@@ -1,6 +1,7 @@
 """The objects of a job under --launcher kubernetes, and what is read from pods, without Kubernetes."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import yaml
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.clusters.kubernetes import api, manifest, status
-from dmltrain_launch.clusters.kubernetes.queue import Queue, Shown
+from dmltrain_launch.clusters.kubernetes.queue import Held, Queue, Shown
 from dmltrain_launch.clusters.kubernetes.queue import _kind as queue_kind
 from dmltrain_launch.clusters.queue import Inside
 from dmltrain_launch.command_line.options import parse, words_inside
@@ -312,6 +313,43 @@ def test_a_pod_that_its_deletion_has_ended_was_deleted(code: int | None, reason:
     beside = {"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
     deleted["status"]["containerStatuses"].append(beside)
     assert status.fate(deleted) == ("exited with 1" if code is None else fate), "the first container counts"
+
+
+class Replacing:
+    """An API server whose Job makes another pod when the launcher's is deleted, which it is while its log is read."""
+
+    def __init__(self, code: int | None):
+        self._old = launchers_pod("old", code)
+        self.deleted = False
+
+    def listed(self, kind: str, **query: str) -> list[manifest.Object]:
+        left = [self._old] if status.exit_code(self._old) is not None else []
+        return [*left, launchers_pod("new", 2)] if self.deleted else [launchers_pod("old", None)]
+
+    def log(self, pod: str, follow: bool, since: str = "") -> Iterator[bytes]:
+        assert pod == "old"
+        yield b"2026-11-29T14:00:00Z a line"
+        self.deleted = True
+
+
+def launchers_pod(name: str, code: int | None) -> manifest.Object:
+    state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+    status = {"phase": "Running" if code is None else "Failed", "containerStatuses": [{"state": state}]}
+    return {"metadata": {"name": name}, "spec": {}, "status": status}
+
+
+@pytest.mark.parametrize("code", [None, 143])
+def test_a_pod_in_the_place_of_the_launchers_says_nothing_about_the_job(code: int | None):
+    """That of a Job whose pod was deleted finds the Secret of the first one, and ends with 2."""
+    job = Held("cifar10", "lab", "")
+    job.__dict__["_api"] = Replacing(code)
+    assert list(job.lines(True, print)) == [b"a line"]
+    if code:
+        assert job.exit_code() == code
+    else:
+        with pytest.raises(LaunchError, match="was deleted while it ran") as raised:
+            job.exit_code()
+        assert raised.value.code == 143
 
 
 def test_the_newest_refusal_counts():

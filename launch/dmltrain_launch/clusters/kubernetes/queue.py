@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,7 @@ class Held:
     namespace: str
     context: str
     kind: str = "Job"
+    _followed: list[str] = field(default_factory=list, init=False, compare=False)  # the launcher's pod, by its name
 
     @cached_property
     def _api(self) -> Api:
@@ -173,6 +174,7 @@ class Held:
 
     def lines(self, wait: bool, say: Say, limit: float | None = None) -> Iterator[bytes]:
         pod = self._started(wait, say, limit)
+        self._followed[:] = [pod] if pod else []
         shown, trouble = Shown(), status.Waiting(say)
         while pod:
             try:
@@ -229,15 +231,20 @@ class Held:
                 raise LaunchError(f"Kubernetes makes no pod for the {self.kind} {self.name}: {with_fix(words)}")
         return f"the {self.kind} {status.job_state(job)}" if job["spec"].get("suspend") else ""
 
-    def _launcher_ended(self) -> bool:
+    def _launchers(self) -> list[Any]:
+        """The launcher's pod. Before Kubernetes 1.28 a Job may make another one in the place of a pod that somebody has
+        deleted: that one finds the first one's Secret, and refuses to start the job again."""
         pods = self._pods(manifest.LAUNCHER)
-        return not pods or all(map(status.has_ended, pods))
+        return [pod for pod in pods if not self._followed or status.name_of(pod) in self._followed]
+
+    def _launcher_ended(self) -> bool:
+        return all(map(status.has_ended, self._launchers()))
 
     def stop(self) -> bool:
         return False
 
     def exit_code(self) -> int:
-        for pod in self._pods(manifest.LAUNCHER):
+        for pod in self._launchers():
             if (code := status.exit_code(pod)) is not None:
                 return code
             if words := status.fate(pod):
