@@ -120,7 +120,7 @@ def folder() -> Path:
 
 
 def _inputs() -> int:
-    return int(os.environ.get(INPUTS, "1500"))
+    return int(os.environ.get(INPUTS, "1000"))
 
 
 # -- mutations --------------------------------------------------------------------------------------------------------

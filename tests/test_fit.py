@@ -144,7 +144,14 @@ def test_both_backends_start_with_the_same_weights_and_batches(run):
 # -- the same again ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [RESNET, [*RESNET, "--devices", "cpu:2", "--optimizer", "adam"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(RESNET, marks=pytest.mark.thorough),
+        [*RESNET, "--devices", "cpu:2", "--optimizer", "adam"],
+    ],
+    ids=" ".join,
+)
 def test_the_same_command_gives_the_same_run(train, words):
     first, second = (train(*words, "--num-epochs", 2, "--num-examples", 300) for _ in range(2))
     assert first.results() == second.results() and len(first.results()) > 6
@@ -154,7 +161,7 @@ def test_the_same_command_gives_the_same_run(train, words):
 @pytest.mark.parametrize(
     "words",
     [
-        RESNET,
+        pytest.param(RESNET, marks=pytest.mark.thorough),
         ["--optimizer", "adam"],
         [*RESNET, "--devices", "cpu:2"],
         pytest.param(["--dtype", "float16"], marks=pytest.mark.thorough),

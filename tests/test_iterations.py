@@ -75,7 +75,14 @@ def test_max_iter_ends_the_run_in_an_epoch(train, backend, tmp_path):  # noqa: F
 # -- snapshots --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [RESNET, ["--optimizer", "adam", "--lr-policy", "poly", "--lr-power", "1"]], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(RESNET, marks=pytest.mark.thorough),
+        ["--optimizer", "adam", "--lr-policy", "poly", "--lr-power", "1"],
+    ],
+    ids=str,
+)
 def test_a_run_that_resumes_from_a_snapshot_equals_an_uninterrupted_one(train, backend, tmp_path, words):  # noqa: F811
     words = [*words, *SMALL, "--num-epochs", 2, "--snapshot", 4, "--model-prefix", tmp_path / "m"]
     whole = train(*words)

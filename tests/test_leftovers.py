@@ -170,7 +170,7 @@ def test_the_next_run_removes_what_a_killed_one_has_left(run, next_run):
     assert left_of(beds) == [] and not any(Testbed(bed).folder.exists() for bed in beds)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_an_interrupted_run_leaves_nothing(run, number):
     beds = beds_of(run)
     workers = children(run.pid)

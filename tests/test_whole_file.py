@@ -84,6 +84,7 @@ def test_kill_9_at_each_system_call_leaves_the_old_file_or_the_new_one(target):
     assert replaced > 10 and left > 5, "the writer was stopped in its work"
 
 
+@pytest.mark.thorough
 def test_another_writer_at_each_system_call_disturbs_nothing(target):
     """It removes the leftovers of killed writers first, and this one is alive."""
     found = set()

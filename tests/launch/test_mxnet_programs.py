@@ -95,6 +95,7 @@ def test_module_fit_and_its_table(run, launcher):
     assert "| train-accuracy | val-accuracy |" in result.out.decode(), result  # the launcher reads MXNet's lines
 
 
+@pytest.mark.thorough
 def test_a_failing_worker_ends_all(run, launcher):
     """MXNet's store alone would hold it in a barrier at its exit, for ever."""
     result = run("mxnet_module.py", "--kv-store", "dist_sync", "--fail", "1")
