@@ -1,4 +1,4 @@
-"""How long a worker's training thread waits for its kvstore, by cause.
+"""How long a worker's training thread waits for its kvstore, by cause, and how long it computes in a step.
 
 Theory of operation. Slices travel at the same time, so their seconds cannot be added. The training thread counts: it
 continues when the last slice that it waits for has arrived, and the trip of that slice explains the wait. A trip lasts
@@ -21,8 +21,12 @@ reads slowly. A worker's wait for another worker with a slow wire also counts as
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import NamedTuple
+
+REPORT_STEPS = 5  # of a report, at least
+REPORT_SECONDS = 5.0  # between two reports, at least
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,27 @@ def split(trip: Trip | None, since: float, until: float) -> Waits:
     server = min(rest, rest * trip.worked / mixed) if mixed > 0 else 0.0
     own = rest - server if trip.shared else min(rest - server, rest * trip.handled / whole if whole > 0 else 0.0)
     return Waits(own, rest - server - own, server, straggler)
+
+
+class OwnSteps:
+    """How long this worker computes in a step, as rules about stragglers need it: the time from one step to the next
+    without the training thread's waits for servers and other workers. A report is the median of some steps, so that a
+    validation between two of them does not matter."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None  # when the last step ended, and the waits until then, s
+        self._since = 0.0  # s, the last report
+        self._times: list[float] = []  # since then
+
+    def made(self, now: float, waited: float) -> float | None:
+        """A step has been made; `waited`: all waits so far, s. Returns seconds to report, or None."""
+        before, self._last = self._last, (now, waited)
+        if before is None:
+            self._since = now
+            return None
+        self._times.append(max(0.0, now - before[0] - (waited - before[1])))
+        if len(self._times) < REPORT_STEPS or now - self._since < REPORT_SECONDS:
+            return None
+        found, self._since = statistics.median(self._times), now
+        self._times.clear()
+        return found or None

@@ -7,6 +7,7 @@ It knows no trainer and no options: train/elastic.py makes the rounds of the tra
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from logging import Logger
@@ -20,13 +21,48 @@ from dmltrain.data.assignment.parts import Epoch
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.rounds.async_steps import AsyncSteps
-from dmltrain.rounds.speed import OwnSpeed
 from dmltrain.rounds.suspects import Suspects
 from dmltrain.rounds.sync_steps import SyncSteps
 from dmltrain.version import __version__
 
+SKIPPED = 2  # the first rounds of a view: memory for parts of another size, and samples that are read anew
+ROUNDS = 3  # of a report, at least
+SECONDS = 2.0  # between two reports, at least
+
 Give = Callable[[dict[str, Any]], bytes]
 Take = Callable[[bytes, bool], Mapping[str, Any]]
+
+
+class OwnSpeed:
+    """How fast a member computes its samples, as --balance needs it. Pure.
+
+    What counts is the time from when a batch is there until the last of its gradients has been pushed. So neither waits
+    for other workers nor the reading of samples count. A report is the median of some rounds, so that one that was held
+    up does not matter.
+    """
+
+    def __init__(self) -> None:
+        self._view = 0
+        self._skipped = 0
+        self._since = 0.0  # s, the last report
+        self._speeds: list[float] = []  # since then, samples per second
+
+    def round(self, view: int, samples: int, seconds: float, now: float) -> float | None:
+        """A round of this view has taken so many seconds for its samples. Returns a speed to report, samples per
+        second, or None."""
+        if view != self._view:
+            self._view, self._skipped, self._since = view, 0, now
+            self._speeds.clear()
+        if self._skipped < SKIPPED:
+            self._skipped += 1
+            return None
+        if samples and seconds > 0.0:
+            self._speeds.append(samples / seconds)
+        if len(self._speeds) < ROUNDS or now - self._since < SECONDS:
+            return None
+        found, self._since = statistics.median(self._speeds), now
+        self._speeds.clear()
+        return found
 
 
 class Member:

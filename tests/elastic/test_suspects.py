@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from dmltrain.rounds.speed import ROUNDS, SECONDS, SKIPPED, OwnSpeed
+from dmltrain.rounds.member import ROUNDS, SECONDS, SKIPPED, OwnSpeed
 from dmltrain.rounds.suspects import Suspects
 from tests.elastic_job import AUDIT, each_sample_once, make_forker, make_jobs  # noqa: F401
 

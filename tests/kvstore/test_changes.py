@@ -16,14 +16,14 @@ from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.scheduler.actions import Log, Send
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, Changes
 from dmltrain.kvstore.scheduler.core import SchedulerCore
-from dmltrain.kvstore.scheduler.stragglers import Stragglers
+from dmltrain.kvstore.scheduler.peers import Stragglers
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.reply import Reply
 from dmltrain.kvstore.transport.message import ASKS, CANCELLED, Bye, Change, Changed, Consistency, Register, Stops, Took
+from dmltrain.kvstore.waiting import OwnSteps
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.changes import UNKNOWN
-from dmltrain.kvstore.worker.own_steps import OwnSteps
 from tests.kvstore.made import declaration
 from tests.kvstore.test_async_schedules import Add
 

@@ -18,7 +18,7 @@ from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
-from dmltrain.kvstore.worker.residual_transfer import HandingOver
+from dmltrain.kvstore.worker.residual import HandingOver
 from tests.kvstore.through_a_codec import decode, encode, through
 from tests.tiers import examples
 

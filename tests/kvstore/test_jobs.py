@@ -20,8 +20,8 @@ import pytest
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import link, wire
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
+from dmltrain.kvstore.transport.listener import LINES, PERIOD_SECONDS, Unauthenticated
 from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect
-from dmltrain.kvstore.transport.unauthenticated import LINES, PERIOD_SECONDS, Unauthenticated
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 from tests.cluster import requirements
 from tests.forked_job import NETWORK

@@ -20,11 +20,10 @@ from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import link, message, rendezvous, wire
 from dmltrain.kvstore.transport.handshake import MEMORY, Answers, Caller, Listener
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.listener import MAX_CALLERS, SLOW_SECONDS, accept_loop
+from dmltrain.kvstore.transport.listener import LINES, MAX_CALLERS, SLOW_SECONDS, accept_loop
 from dmltrain.kvstore.transport.message import Accept, Challenge, Hello, Proof, decode, encode
 from dmltrain.kvstore.transport.seal import SIZE, Keys, Seals
 from dmltrain.kvstore.transport.shared_memory import Arena
-from dmltrain.kvstore.transport.unauthenticated import LINES
 from dmltrain.kvstore.transport.wire import MAX_HELLO, VERSION, FrameError, Header, Kind
 from tests.readable import readable
 from tests.waiting import SECONDS, wait_for

@@ -10,8 +10,7 @@ import pytest
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.scheduler.actions import Cut, Finish, Log, Send
 from dmltrain.kvstore.scheduler.core import SchedulerCore
-from dmltrain.kvstore.scheduler.following import Following, Standing
-from dmltrain.kvstore.scheduler.incarnation import Incarnation, newest
+from dmltrain.kvstore.scheduler.following import Following, Incarnation, Standing, newest
 from dmltrain.kvstore.transport import message as say
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.view import Lost, View, barrier_of

@@ -17,8 +17,8 @@ import pytest
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.server.core import Reply
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.slice import Buffer
-from dmltrain.kvstore.server.unread import MAX_VALUES, Unread
+from dmltrain.kvstore.server.memory import Buffer
+from dmltrain.kvstore.server.reply import MAX_VALUES, Unread
 from dmltrain.kvstore.transport import link, rendezvous
 from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed

@@ -23,13 +23,12 @@ from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker import resharding, store
-from dmltrain.kvstore.worker.entry import joined
 from dmltrain.kvstore.worker.keys import FIRST_SUM, Entries
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.routes import Way
-from dmltrain.kvstore.worker.links.sharding import Slice
-from dmltrain.kvstore.worker.links.shares import shares
+from dmltrain.kvstore.worker.links.sharding import Slice, shares
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
+from dmltrain.kvstore.worker.reading import joined
 from dmltrain.kvstore.worker.server_steps import _by_slice, _said, keepers
 from tests.fuzzing import peak
 

@@ -15,9 +15,9 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import READ, types
 from dmltrain.kvstore.scheduler.actions import Log
-from dmltrain.kvstore.scheduler.change_file import ChangeFile
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING
 from dmltrain.kvstore.scheduler.membership.kind_change import KindChange
+from dmltrain.kvstore.scheduler.process import ChangeFile
 from dmltrain.kvstore.transport.message import Change
 from dmltrain.kvstore.view import View
 from tests.elastic_job import put

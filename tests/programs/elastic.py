@@ -36,7 +36,7 @@ from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.kvstore.worker.progress import Progress
-from dmltrain.kvstore.worker.residual_transfer import HandingOver
+from dmltrain.kvstore.worker.residual import HandingOver
 from tests.waiting import wait_for
 
 

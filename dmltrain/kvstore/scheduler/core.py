@@ -21,14 +21,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
-from dmltrain.kvstore.scheduler.barriers import Barriers
 from dmltrain.kvstore.scheduler.changes import Changes
 from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node, process
 from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED
 from dmltrain.kvstore.scheduler.membership.views import Views
-from dmltrain.kvstore.scheduler.peers import Peer, Peers, name_of
+from dmltrain.kvstore.scheduler.peers import Barriers, Peer, Peers, Stragglers, name_of
 from dmltrain.kvstore.scheduler.resume import Resume
-from dmltrain.kvstore.scheduler.stragglers import Stragglers
 from dmltrain.kvstore.transport.message import (
     Abort,
     Admit,

@@ -1,20 +1,27 @@
-"""How a process of an elastic job goes on when it loses its scheduler: with the next incarnation (incarnation.py).
+"""How a process of an elastic job goes on when it loses its scheduler: with the next incarnation.
 
 Until that one decides, it does what the scheduler before has permitted: training goes on until something needs the
 scheduler. What that scheduler may not have acted on is said again.
+
+If a scheduler is lost, the launcher starts the next incarnation of it, and writes its number and address into a file
+on each host: {"incarnation": 2, "host": "10.0.0.3", "port": 40000}. Numbers grow, and no process goes back to an older
+one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dmltrain.base.env import Environment
-from dmltrain.kvstore.scheduler.incarnation import Incarnation, newest
 from dmltrain.kvstore.scheduler.lost_links import process
 from dmltrain.kvstore.transport import link
+from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Enter, Finished, LinkLost, Message, Ready, Register, Rejoin, Start
@@ -24,6 +31,30 @@ from dmltrain.kvstore.view import View
 LOOK_SECONDS = 0.05  # between two looks for the next incarnation
 SAME_SECONDS = 1.0  # between two calls of the same one: if it lives, it has removed this process, and says so
 CALL_SECONDS = 5.0  # for a call; SAME_SECONDS for one of the same: its host may be off, and the next one there soon
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """The scheduler `number` listens at this address."""
+
+    number: int
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"the scheduler at {shown(self.host, self.port)}"
+
+
+def newest(environment: Environment) -> Incarnation:
+    """The one in the file, unless there is no file, it cannot be read, or the environment has a later one."""
+    own = Incarnation(environment.incarnation, environment.root_host, environment.root_port)
+    if not environment.scheduler_file:
+        return own
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(Path(environment.scheduler_file).read_text())
+        if int(found["incarnation"]) > own.number:
+            return Incarnation(int(found["incarnation"]), str(found["host"]), int(found["port"]))
+    return own
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""The processes that have registered with the scheduler: where each is, and whether it is still there. Pure."""
+"""What the scheduler knows of the processes that have registered: where each is, whether it still runs, which barriers
+the workers have reached, and which worker computes longest. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from dmltrain.kvstore.scheduler.actions import Action, Log
 from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.transport.message import Register, ServerAddress, Start, WorkerAddress
 
@@ -56,3 +60,58 @@ class Peers(dict[Node, Peer]):
 
 def name_of(node: Node) -> str:
     return f"{node[0]} {node[1]}"
+
+
+@dataclass
+class Barrier:
+    name: str
+    since: float  # s, when the first worker reached it
+    missing: set[int]
+
+
+@dataclass
+class Barriers:
+    """Of `workers`. A barrier is open from the first worker that reaches it to the last one."""
+
+    workers: int
+    _open: dict[str, Barrier] = field(default_factory=dict)
+
+    def reach(self, name: str, worker: int, now: float) -> Barrier:
+        """A worker reaches it, which may be the last one."""
+        barrier = self._open.setdefault(name, Barrier(name, now, set(range(self.workers))))
+        barrier.missing.discard(worker)
+        if not barrier.missing:
+            del self._open[name]
+        return barrier
+
+    def overdue(self, since: float) -> Barrier | None:
+        """One that is open since earlier."""
+        return next((each for each in self._open.values() if each.since < since), None)
+
+    def waiting_for(self, worker: int) -> Barrier | None:
+        """One that this worker has not reached."""
+        return next((each for each in self._open.values() if worker in each.missing), None)
+
+
+class Stragglers:
+    """How much longer the slowest worker computes in a step than the median of all. One line is logged each time when
+    all workers have reported since the line before.
+
+    The launcher reads this line (launch/dmltrain_launch/run/scheduler_log.py) and applies the job's rules to it.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by worker
+
+    def take(self, worker: int, seconds: float, workers: Iterable[int]) -> list[Action]:
+        """A worker computes for so long in a step. `workers`: those that the job has now."""
+        self._seconds[worker] = seconds
+        present = {*workers}
+        if worker not in present or not present <= self._seconds.keys():
+            return []
+        reported = {each: self._seconds[each] for each in present}
+        self._seconds.clear()
+        median = statistics.median(reported.values())
+        slowest = max(reported, key=lambda each: reported[each])
+        more = 100 * (reported[slowest] / median - 1)
+        return [Log(f"worker {slowest} computes {more:.1f} % longer in a step than the median of {median:.4g} s")]

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.actions import ALL, Action, Cut, Finish, Log, Send
-from dmltrain.kvstore.scheduler.change_file import ChangeFile
 from dmltrain.kvstore.scheduler.core import SchedulerCore
 from dmltrain.kvstore.scheduler.lost_links import Node
 from dmltrain.kvstore.transport import link
 from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
-from dmltrain.kvstore.transport.message import Enter, Message, Refuse, Register, Rejoin, Start, encode
+from dmltrain.kvstore.transport.message import Change, Enter, Message, Refuse, Register, Rejoin, Start, encode
 from dmltrain.kvstore.transport.wire import FrameError, Kind
 
 TICK_SECONDS = 0.25
@@ -135,6 +136,38 @@ class SchedulerProcess:
             _send(connection, encode(Refuse(str(error))))
             connection.cut()
             self._events.put((connection, node, f"violated the protocol: {error}"))
+
+
+class ChangeFile:
+    """The file in which the agent of the scheduler's host writes what the user wants to change. `path` "": there is
+    none. The file is whole at any moment; it may be missing. `skips`: ignore what it has now: it was for the scheduler
+    before this one."""
+
+    def __init__(self, path: str, skips: bool = False) -> None:
+        self._path = path
+        self._last = 0  # the number of the last change
+        if skips:
+            self.newer()
+
+    def newer(self) -> Change | None:
+        """The change in the file, once."""
+        if not self._path:
+            return None
+        try:
+            content = json.loads(Path(self._path).read_text())
+            found = Change(
+                int(content["number"]), str(content["kv_store"]), float(content["staleness"]), str(content["by"])
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log(f"cannot read the change in {self._path}: {error!r}")
+            self._path = ""
+            return None
+        if found.number <= self._last:
+            return None
+        self._last = found.number
+        return found
 
 
 def _socket(environment: Environment) -> socket.socket:

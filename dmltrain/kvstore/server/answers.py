@@ -8,8 +8,7 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from dmltrain.kvstore.server.lockstep import GROUP, Parts
-from dmltrain.kvstore.server.reply import Reply
-from dmltrain.kvstore.server.unread import Unread
+from dmltrain.kvstore.server.reply import Reply, Unread
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.outbox import Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, Header, Kind

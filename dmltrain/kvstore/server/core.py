@@ -44,9 +44,9 @@ from dmltrain.kvstore.kind import Kind
 from dmltrain.kvstore.server import rollback
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.groups import Groups
-from dmltrain.kvstore.server.memory import Memory
+from dmltrain.kvstore.server.memory import Allocate, Buffer, Memory, private
 from dmltrain.kvstore.server.reply import Action, Reply
-from dmltrain.kvstore.server.slice import Allocate, Arrival, Buffer, Push, ServerSlice, Work, private
+from dmltrain.kvstore.server.slice import Arrival, Push, ServerSlice, Work
 from dmltrain.kvstore.server.stragglers import Stragglers
 from dmltrain.kvstore.server.workers import Workers
 from dmltrain.kvstore.step import MakeStep, Step, is_whole

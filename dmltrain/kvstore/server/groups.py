@@ -16,8 +16,9 @@ from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.declared import MAX_SLICES, Rejected
 from dmltrain.kvstore.server.group import Group
 from dmltrain.kvstore.server.lockstep import Lockstep, Parts, borrowed, can_begin, of_members
+from dmltrain.kvstore.server.memory import Buffer
 from dmltrain.kvstore.server.reply import Action
-from dmltrain.kvstore.server.slice import Buffer, ServerSlice
+from dmltrain.kvstore.server.slice import ServerSlice
 from dmltrain.kvstore.server.workers import Workers
 
 MAX_GROUPS = 4096  # of a worker

@@ -20,7 +20,8 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server import summing
 from dmltrain.kvstore.server.group import Group
-from dmltrain.kvstore.server.slice import Buffer, Push, ServerSlice, Work
+from dmltrain.kvstore.server.memory import Buffer
+from dmltrain.kvstore.server.slice import Push, ServerSlice, Work
 from dmltrain.kvstore.step import needs_pulled
 from dmltrain.kvstore.transport import wire
 

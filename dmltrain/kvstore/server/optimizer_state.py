@@ -10,7 +10,8 @@ import numpy as np
 from dmltrain.base import npz
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.declared import Rejected
-from dmltrain.kvstore.server.slice import Buffer, ServerSlice
+from dmltrain.kvstore.server.memory import Buffer
+from dmltrain.kvstore.server.slice import ServerSlice
 from dmltrain.kvstore.step import Step
 
 _PER_ENTRY = 512  # bytes; more than npz's headers for one array

@@ -1,10 +1,16 @@
-"""What follows from pushes and pulls. Pure."""
+"""What follows from pushes and pulls: work, and replies, some of which workers read in this process's memory. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from dmltrain.kvstore.server.slice import Buffer, ServerSlice, Work
+from dmltrain.kvstore.server.declared import Rejected
+from dmltrain.kvstore.server.memory import Buffer
+from dmltrain.kvstore.server.slice import ServerSlice, Work
+
+MAX_VALUES = 8  # of a slice that a worker may keep: each round needs memory for another
+MAX_REPLIES = 1024  # with one value
 
 
 @dataclass(eq=False, slots=True)
@@ -30,3 +36,42 @@ class Reply:
 
 
 Action = Reply | Work
+
+
+@dataclass(eq=False)
+class Unread:
+    """The replies that workers read in this process's memory, until they release them."""
+
+    _replies: dict[tuple[int, int, int], dict[int, list[Reply]]] = field(default_factory=dict)
+    # (worker, key, slice) -> offset -> replies
+
+    def lend(self, reply: Reply) -> bool:
+        """Whether the worker may read the value where it is, until it releases it. If not, send a copy."""
+        offset = reply.buffer.offset
+        if offset is None:
+            return False
+        values = self._replies.setdefault((reply.worker, reply.key, reply.slice), {})
+        if offset not in values and len(values) == MAX_VALUES:
+            return False
+        replies = values.setdefault(offset, [])
+        if len(replies) == MAX_REPLIES:
+            return False
+        replies.append(reply)
+        return True
+
+    def released(self, worker: int, key: int, index: int, offset: int) -> Reply:
+        """A reply that the worker has read. Raises Rejected if there is none."""
+        values = self._replies.get((worker, key, index), {})
+        if offset not in values:
+            raise Rejected(f"a release of key {key} slice {index} at an offset that was not sent")
+        reply = values[offset].pop()
+        if not values[offset]:
+            del values[offset]
+        return reply
+
+    def left(self, worker: int) -> Iterator[Reply]:
+        """All replies of a worker that has left."""
+        for reader, key, index in list(self._replies):
+            if reader == worker:
+                for replies in self._replies.pop((reader, key, index)).values():
+                    yield from replies

@@ -35,9 +35,10 @@ from dmltrain.kvstore.server.answers import Answers, next_of
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.lockstep import Parts
+from dmltrain.kvstore.server.memory import Allocate, Buffer, private
 from dmltrain.kvstore.server.pool import Pool
 from dmltrain.kvstore.server.reply import Action
-from dmltrain.kvstore.server.slice import Allocate, Buffer, Work, private
+from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks

@@ -19,38 +19,11 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server import summing
+from dmltrain.kvstore.server.memory import Allocate, Buffer, private
 from dmltrain.kvstore.step import Step, needs_pulled
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
-
-Allocate = Callable[[int], tuple[int | None, Array]]  # bytes -> offset if shared, memory (bytes,) uint8
-
-
-def private(size: int) -> tuple[int | None, Array]:
-    """Memory that is not shared with other processes."""
-    return None, np.empty(size, np.uint8)
-
-
-@dataclass(eq=False, slots=True)
-class Buffer:
-    """Memory of one `kind`: "value" (also of a push, which can become the value), "push" (encoded), "coded" (an encoded
-    value), "lent" (a push in the worker's shared memory), or "completing" (a push in the memory of the receiving
-    thread, which adds it before it receives the next)."""
-
-    array: Array  # (length,) of the slice's type, or uint8 when encoded
-    kind: str
-    offset: int | None = None  # in the memory that this server shares
-    readers: int = 0  # replies that are being sent or read from it
-    of: ServerSlice | None = None  # whose memory it is
-
-    @property
-    def nbytes(self) -> int:
-        return self.array.nbytes
-
-    def views(self) -> list[memoryview]:
-        """Its bytes, for a link."""
-        return [memoryview(self.array).cast("B")] if self.array.size else []  # type: ignore[arg-type]
 
 
 @dataclass(eq=False, slots=True)

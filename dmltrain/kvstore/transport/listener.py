@@ -26,7 +26,6 @@ from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Answers, Listener
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Hello, Refuse
-from dmltrain.kvstore.transport.unauthenticated import PERIOD_SECONDS, Unauthenticated
 from dmltrain.kvstore.transport.wire import FrameError
 
 MAX_CALLERS = 128  # handshakes in progress
@@ -35,6 +34,8 @@ READ_BYTES = 8192  # more than a handshake has
 REFUSED_SECONDS = 0.5  # a refused caller gets this time to read the reason
 SWEEP_SECONDS = 0.25  # interval for checking time limits
 SLOW_SECONDS = 0.1  # between two connections, once nobody is expected any more
+LINES = 5  # of the log about single unauthenticated peers, in each period
+PERIOD_SECONDS = 10.0
 
 Serve = Callable[[Link, str, int], None]  # (link, the caller's role, its index)
 Admit = Callable[[Link], None]
@@ -243,3 +244,37 @@ class Reception:
             log(f"{self._name}: cut off {hello.role} {hello.index} from {caller.origin}: {error}")
             return caller.sock.close()
         self._serve(connection, hello.role, hello.index)
+
+
+class Unauthenticated:
+    """The log lines about peers that could not prove that they belong to the job: a few, and then a count. Pure.
+    `name`: of the listener."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._began = -PERIOD_SECONDS  # of this period
+        self._lines = 0  # in this period
+        self._unnamed = 0  # peers of this period without a line of their own
+        self._last = ""
+
+    def report(self, origin: str, reason: str, now: float) -> str:
+        """A peer has been cut off: the line for the log, or "" if it is only counted."""
+        if now - self._began >= PERIOD_SECONDS and not self._unnamed:
+            self._began, self._lines = now, 0
+        if self._lines < LINES:
+            self._lines += 1
+            return f"{self._name}: cut off an unauthenticated peer from {origin}: {reason}"
+        self._unnamed += 1
+        self._last = f"{origin}: {reason}"
+        return ""
+
+    def later(self, now: float, last: bool = False) -> str:
+        """The line for the log when a period is over that had peers without a line, or if it is the `last`, else ""."""
+        if not self._unnamed or (now - self._began < PERIOD_SECONDS and not last):
+            return ""
+        line = (
+            f"{self._name}: cut off {self._unnamed:,} more unauthenticated peers in {now - self._began:.0f} s, "
+            f"the last from {self._last}"
+        )
+        self._began, self._unnamed = now, 0
+        return line

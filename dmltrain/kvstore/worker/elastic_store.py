@@ -57,7 +57,7 @@ from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.clocks import Clocks
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.links.routes import Sharing
-from dmltrain.kvstore.worker.residual_transfer import HandingOver
+from dmltrain.kvstore.worker.residual import HandingOver
 from dmltrain.kvstore.worker.server_steps import ServerSteps
 from dmltrain.kvstore.worker.store import DistKVStore
 

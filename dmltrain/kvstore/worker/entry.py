@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dmltrain.base.arrays import Array
-from dmltrain.kvstore.base import Handle, Key
+from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport import message
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
@@ -62,13 +62,6 @@ def memory_of(entry: Entry) -> Array:
     return entry.landing
 
 
-def read_only(array: Array) -> Array:
-    """A view that nobody can write through."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 def cut(array: Array, slice_: WorkerSlice) -> Array:
     """The slice's elements of a key's flat array."""
     return array[slice_.range.start : slice_.range.start + slice_.range.length]
@@ -82,41 +75,3 @@ def declared(name: Key, entry: Entry, here: list[WorkerSlice], is_relay: bool) -
     return message.Key(
         entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices, mean, entry.pusher
     )
-
-
-def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) -> Array:
-    """One read-only array of a key's slices. `kept` has (value, offset) of each slice that arrived through shared
-    memory. The array is a view if all slices are contiguous in one process's memory; else they are copied."""
-    first, size = kept[0], entry.dtype.itemsize
-    starts = {
-        (id(way.link), slot and slot[1] - way.slice.range.start * size) for way, slot in zip(ways, kept, strict=True)
-    }
-    if len(starts) == 1 and first is not None:
-        arena = ways[0].link.link.peer_arena
-        assert arena is not None  # the slices lie there
-        return arena.view(first[1], entry.size * size).view(entry.dtype)
-    landing = memory_of(entry)
-    for slot, way in zip(kept, ways, strict=True):
-        if slot is not None:
-            np.copyto(cut(landing, way.slice), slot[0])
-    return read_only(landing)
-
-
-@dataclass(eq=False, slots=True)
-class Reading:
-    """A pull of one key whose values are read in place, where the server wrote them."""
-
-    entry: Entry
-    ways: list[Way]
-    handle: Handle
-    position: int  # among the handle's values
-    slots: list[tuple[Array, int] | None]  # value and offset of each slice
-
-    def keep(self, slice_: WorkerSlice, value: Array, offset: int) -> None:
-        """Record the value of a slice that has arrived."""
-        self.slots[slice_.range.index] = value, offset
-        self.entry.kept.append(KeptSlice(self.ways[slice_.range.index], offset))
-
-    def finish(self) -> None:
-        """All slices have arrived: set the handle's value."""
-        self.handle.values[self.position] = joined(self.slots, self.entry, self.ways)

@@ -92,7 +92,7 @@ class Gathering:
 
 def servers_of(start: Start, shares: Sequence[float] | None = None) -> list[list[int]]:
     """For each worker the servers on its host; if there are none, one server of another host. Servers that hold no
-    weights (see shares.py) hold no parts."""
+    weights (see sharding.shares) hold no parts."""
     able = [number for number in range(len(start.servers)) if shares is None or shares[number] > 0.0]
     near = [
         [number for number in able if worker.host_id and start.servers[number].host_id == worker.host_id]

@@ -1,5 +1,5 @@
-"""The workers' residuals of gradient compression as flat arrays for a checkpoint: one for each worker, with all its
-slices in order. Pure.
+"""The workers' residuals of gradient compression as flat arrays: one for each worker, with all its slices in order. A
+checkpoint has them, and a worker that leaves an elastic job hands its own over to one that stays.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
+from dmltrain.kvstore.view import View
+from dmltrain.kvstore.worker.broadcast import Broadcast
 from dmltrain.kvstore.worker.entry import Entry
+from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 
@@ -48,3 +51,35 @@ def spread(
         assert slice_.residual is not None  # see slices_with_residual
         slice_.residual[:] = sum(workers[worker][start:stop] for worker in whose(slice_))
         start = stop
+
+
+class HandingOver:
+    """The residuals of workers that leave an elastic job on purpose go to one that stays, in the first op of a view.
+
+    They go through the servers as they are, one worker's after the other's. Nobody changes its own before the op is
+    recognised: if it is aborted, it is made again in the next view by those who are left.
+    """
+
+    def __init__(self, member: int, entries: Entries, broadcast: Broadcast) -> None:
+        self._member, self._entries, self._broadcast = member, entries, broadcast
+
+    def exchange(self, view: View) -> list[Array]:
+        """All members call this. Returns on the receiver the residuals of each that hands over, else nothing. Raises
+        ViewChanged, JobLost."""
+        slices = slices_with_residual(self._entries)
+        is_receiver, taken = self._member == view.receiver, []
+        for member in view.hands_over if slices else ():
+            size = sum(slice_.range.length for slice_ in slices)
+            values = gathered(slices) if member == self._member else np.zeros(size, np.float32)
+            self._broadcast(values.view(np.uint8), is_receiver, member)
+            taken += [values] if is_receiver else []
+        return taken
+
+    def settle(self, view: View, taken: list[Array]) -> None:
+        """The op is recognised; `taken`: what `exchange` returned."""
+        slices = slices_with_residual(self._entries)
+        if self._member in view.hands_over:
+            for undo in self._entries.undos:
+                undo.forget()
+        for values in taken:
+            add(slices, values)

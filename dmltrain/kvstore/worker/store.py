@@ -20,7 +20,7 @@ from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.transport.message import Change, Consistency, Optimizer, encode
-from dmltrain.kvstore.waiting import Waits
+from dmltrain.kvstore.waiting import OwnSteps, Waits
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.broadcast import Broadcast
 from dmltrain.kvstore.worker.changes import UNKNOWN
@@ -29,9 +29,8 @@ from dmltrain.kvstore.worker.gathering import Gathering
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.links.bound import Bound, Carried
 from dmltrain.kvstore.worker.links.routes import Sharing, carried
-from dmltrain.kvstore.worker.links.shares import shares
+from dmltrain.kvstore.worker.links.sharding import shares
 from dmltrain.kvstore.worker.membership import Membership
-from dmltrain.kvstore.worker.own_steps import OwnSteps
 from dmltrain.kvstore.worker.states import States
 from dmltrain.kvstore.worker.transfers import Transfers
 

@@ -20,14 +20,14 @@ from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.waiting import Trip, Waits, split
 from dmltrain.kvstore.worker.calls import Call, Calls, Together
-from dmltrain.kvstore.worker.entry import Entry, Reading, cut, memory_of
-from dmltrain.kvstore.worker.group_reading import GroupReading
+from dmltrain.kvstore.worker.entry import Entry, cut, memory_of
 from dmltrain.kvstore.worker.keys import Entries
 from dmltrain.kvstore.worker.links.link_groups import GroupLanding, WorkerGroup
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
 from dmltrain.kvstore.worker.links.worker_slice import Landing
 from dmltrain.kvstore.worker.membership import Membership
+from dmltrain.kvstore.worker.reading import GroupReading, Reading
 
 _NOTHING = np.empty(0)  # in place of a value that has not come
 
@@ -261,7 +261,7 @@ class Transfers:
             link.expect(Landing(slice_, cut(landing, slice_), handle, asked=asked), clock)
 
     def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int, position: int) -> None:
-        """Read the key's values in place where possible: see entry.joined."""
+        """Read the key's values in place where possible: see reading.joined."""
         reading = Reading(entry, ways, handle, position, [None] * len(ways))
         memory, asked = memory_of(entry), self._began(entry)
         for way in ways:

@@ -2,13 +2,16 @@
 
 Slices are placed by size, not by hash: the largest first, each on the server with the fewest bytes so far (lowest
 number on a tie). So no server exceeds its share by more than one slice.
+
+Hosts with slower links can get smaller shares of the weights: `shares`.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_BYTES = 4 << 20  # of a slice
@@ -18,6 +21,8 @@ FRAME_BYTES = 1 << 20  # smaller slices cost more CPU time per byte
 APART_BYTES = 1 << 19  # the same for servers on hosts without workers: nothing overlaps the answers of the last slices
 SLICES_PER_SERVER = 24  # about, so that loads are even and transfers overlap; fewer of a small model, see `slice_size`
 FEWEST_SLICES = 6  # about, per server, of a small model
+SIMILAR = 1.5  # rates of hosts' links that differ by less are taken for equal: measurements differ by chance
+BISECTIONS = 60  # each halves the interval, and a float has 53 bits
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,37 @@ def slice_size(total: int, servers: int, fewest: int = FEWEST_SLICES, frame_byte
 
 def _elements(itemsize: int, slice_bytes: int) -> int:
     return max(1, slice_bytes // itemsize)
+
+
+def shares(workers: Sequence[str], servers: Sequence[str], rates: Mapping[str, float]) -> list[float]:
+    """The share of each server, at most 1 in all. `workers` and `servers`: the host of each; `rates`: bytes/s of hosts,
+    in any unit; a host without a rate counts as the fastest. Equal shares where nothing else is better.
+
+    In a step of dist_sync a host with workers sends its gradients, except those that its own servers sum. Its servers
+    send their values to all other hosts with workers. With V bytes of weights of which the host's servers hold the
+    share s, and m hosts with workers, that is V (1 - s) + s V (m - 1) for a host with workers, and s V m for a host of
+    servers only. It receives as much. The slowest host decides when a step ends. So the shares are those for which all
+    hosts take the same time, or hold nothing: a host whose link is much slower than the others' only sends and receives
+    its own gradients.
+    """
+    count, hosts = Counter(servers), list(dict.fromkeys(servers))
+    equal = [1.0 / len(servers)] * len(servers)
+    known = [rate for rate in rates.values() if rate > 0]
+    training = set(workers)
+    if not known or max(known) < SIMILAR * min(known):
+        return equal
+    own = {host: rates.get(host) or max(known) for host in hosts}
+    base = {host: float(host in training) for host in hosts}
+    each = {host: len(training) - 2 * base[host] for host in hosts}  # bytes for each byte that it holds
+    if min(each.values()) <= 0:  # two hosts with workers send as much, whatever they hold
+        return equal
+
+    def held(seconds: float) -> dict[str, float]:
+        return {host: max(0.0, (seconds * own[host] - base[host]) / each[host]) for host in hosts}
+
+    low, high = 0.0, (len(training) + 1.0) / min(own.values())
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(held(middle).values()) < 1.0 else (low, middle)
+    found = held(high)
+    return [found[host] / sum(found.values()) / count[host] for host in servers]
