@@ -26,12 +26,12 @@ def gathered(store: KVStore, own: bytes) -> list[bytes]:
     """The bytes of all workers by rank, on worker 0, one worker's after the other's; [] on the others. Every worker
     must call this."""
     sizes = rows(store, "bytes of each worker", [len(own)])[:, 0]
-    found = [own]
+    contents = [own]
     for rank in range(1, store.num_workers):
         values = np.frombuffer(own, np.uint8) if rank == store.rank else np.zeros(int(sizes[rank]), np.uint8)
         store.broadcast(values, needed=store.rank == 0, source=rank)
-        found += [values.tobytes()] if store.rank == 0 else []
-    return found if store.rank == 0 else []
+        contents += [values.tobytes()] if store.rank == 0 else []
+    return contents if store.rank == 0 else []
 
 
 def words(sha256: str) -> list[float]:

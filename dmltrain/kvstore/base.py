@@ -303,8 +303,8 @@ class KVStore:
         others wait."""
         names = _files_of_servers(path)
         first = next(names)  # whose absence is an error
-        found = [first, *itertools.takewhile(Path.exists, names)]
-        self.load_optimizer_state_bytes([read_state(str(name)) for name in found])
+        existing = [first, *itertools.takewhile(Path.exists, names)]
+        self.load_optimizer_state_bytes([read_state(str(name)) for name in existing])
 
     def measure_limits(self) -> str:
         """Measure the bandwidth of the network and of this host's memory, once before training, for `bound`. Every

@@ -43,5 +43,5 @@ def kind_of(view: View) -> Kind | None:
     kvstore."""
     if not view.kvstore:
         return None
-    found = types.find(view.kvstore)
-    return Kind(found, found.bound(view.staleness if found.takes_staleness else None))
+    type_ = types.find(view.kvstore)
+    return Kind(type_, type_.bound(view.staleness if type_.takes_staleness else None))

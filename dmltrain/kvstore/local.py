@@ -71,10 +71,10 @@ class LocalKVStore(KVStore):
         write_whole(Path(path), stream.getbuffer())
 
     def load_optimizer_states(self, path: str) -> None:
-        found = read_arrays(path)
+        arrays = read_arrays(path)
         for name, step in self._steps.items():
             fields = {
-                item.rpartition("/")[2]: array for item, array in found.items() if item.rpartition("/")[0] == str(name)
+                item.rpartition("/")[2]: array for item, array in arrays.items() if item.rpartition("/")[0] == str(name)
             }
             if fields:
                 step.load(fields)

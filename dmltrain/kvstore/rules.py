@@ -57,10 +57,10 @@ def check(
         _check_steps_alone(say, kvstore, update_on_kvstore, threshold)
     _check_compression(say, compression, kvstore)
     if factors is not None:
-        able = types.names(lambda each: each.takes_factors)
+        able = types.names(lambda type_: type_.takes_factors)
         _check_on_workers(say, "factors", factors, kvstore, update_on_kvstore, able)
     if server_shares == "links":
-        able = types.names(lambda each: each.distributed and "workers" in each.optimizer_on)
+        able = types.names(lambda type_: type_.distributed and "workers" in type_.optimizer_on)
         _check_on_workers(say, "server_shares", server_shares, kvstore, update_on_kvstore, able)
         _check_exact(say, "server_shares", server_shares, compression)
 
@@ -96,7 +96,7 @@ def _check_compression(say: Spelling, compression: str, kvstore: str) -> None:
 
 def _check_exact(say: Spelling, name: str, value: Any, compression: str) -> None:
     """Raise UserError if the codec keeps residuals, which exclude the choice `name` of `value`."""
-    exact = ["none", *(each.name for each in codec.TABLE if not each.needs_residual)]
+    exact = ["none", *(row.name for row in codec.TABLE if not row.needs_residual)]
     if compression not in exact:
         raise UserError(
             f"{say(name, value)} does not work with {say('compression', compression)}, which keeps residuals: "

@@ -82,7 +82,7 @@ class KVStoreType:
         if staleness is None:
             return self.staleness
         if not self.takes_staleness:
-            owners = " or ".join(names(lambda each: each.takes_staleness))
+            owners = " or ".join(names(lambda type_: type_.takes_staleness))
             raise UserError(
                 f"{name} is an option of kvstore {owners}; this is {self.name}: use {owners}, or leave {name} out"
             )
@@ -100,7 +100,7 @@ class KVStoreType:
         """How often and how the workers' weights are averaged, given the user's choices; None where each step is a
         round. Raises UserError, which calls each of these parameters `name(parameter)`."""
         values = {"local_steps": local_steps, "outer_lr": outer_lr, "outer_momentum": outer_momentum}
-        given = [each for each, value in values.items() if value is not None]
+        given = [parameter for parameter, value in values.items() if value is not None]
         default = self.local_steps
         if default is not None:
             return checked(
@@ -112,7 +112,7 @@ class KVStoreType:
                 name,
             )
         if given:
-            owners = " or ".join(names(lambda each: each.steps_alone))
+            owners = " or ".join(names(lambda type_: type_.steps_alone))
             raise UserError(
                 f"{name(given[0])} is an option of kvstore {owners}; this is {self.name}: use {owners}, or leave "
                 f"{name(given[0])} out"
@@ -151,8 +151,10 @@ TABLE = (
         local_steps=LocalSteps(50, outer_lr=1.0, outer_momentum=0.0),
     ),
 )
-TYPES = {name: each.name for each in TABLE for name in (each.name, *each.aliases)}  # accepted name -> the type's name
-_BY_NAME = {name: each for each in TABLE for name in (each.name, *each.aliases)}
+TYPES = {
+    name: type_.name for type_ in TABLE for name in (type_.name, *type_.aliases)
+}  # accepted name -> the type's name
+_BY_NAME = {name: type_ for type_ in TABLE for name in (type_.name, *type_.aliases)}
 
 
 def find(name: str) -> KVStoreType:
@@ -164,4 +166,4 @@ def find(name: str) -> KVStoreType:
 
 def names(which: Callable[[KVStoreType], bool]) -> list[str]:
     """The names of the types that `which` selects, for help texts and errors."""
-    return [each.name for each in TABLE if which(each)]
+    return [type_.name for type_ in TABLE if which(type_)]

@@ -102,6 +102,6 @@ class OwnSteps:
         self._times.append(max(0.0, now - before[0] - (waited - before[1])))
         if len(self._times) < REPORT_STEPS or now - self._since < REPORT_SECONDS:
             return None
-        found, self._since = statistics.median(self._times), now
+        median, self._since = statistics.median(self._times), now
         self._times.clear()
-        return found or None
+        return median or None

@@ -86,7 +86,7 @@ class AsyncSteps:
 
     def suspect(self, view: View) -> None:
         """The samples at which members have failed, who are lost with this view."""
-        self._failed += [each for each in view.lost if each.failed]
+        self._failed += [lost for lost in view.lost if lost.failed]
 
     def own_positions(self) -> Array:
         """What this member is training."""

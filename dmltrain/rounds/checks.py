@@ -58,7 +58,7 @@ def _of_own_steps(options: Options) -> Iterator[str]:
     """What needs steps that all workers make together."""
     given = {"--replay": options.replay is not None, "--balance": options.balance}
     given[f"--batch {options.batch}"] = options.batch != CONSTANT
-    for name in (each for each, is_given in given.items() if is_given):
+    for name in (option for option, is_given in given.items() if is_given):
         yield f"{name} needs --kv-store dist_sync: with {options.kv_store} each worker makes steps of its own"
 
 

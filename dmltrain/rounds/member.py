@@ -60,9 +60,9 @@ class OwnSpeed:
             self._speeds.append(samples / seconds)
         if len(self._speeds) < ROUNDS or now - self._since < SECONDS:
             return None
-        found, self._since = statistics.median(self._speeds), now
+        speed, self._since = statistics.median(self._speeds), now
         self._speeds.clear()
-        return found
+        return speed
 
 
 class Member:
@@ -167,7 +167,7 @@ class Member:
     def _say_residuals(self, view: View) -> None:
         """What becomes of the compression's residuals."""
         handed = set(self.before.hands_over) if self.before and self.before.base < view.base else set()
-        if lost := [str(each.member) for each in view.lost if each.member not in handed]:
+        if lost := [str(worker.member) for worker in view.lost if worker.member not in handed]:
             self._log.warning("Compression: the residuals of these workers are lost: %s", ", ".join(lost))
         if view.hands_over:
             who = ", ".join(map(str, view.hands_over))
@@ -176,7 +176,7 @@ class Member:
 
     def _say_statistics(self, view: View) -> None:
         """What becomes of the batch-norm statistics of those who have gone."""
-        if gone := sorted(each.member for each in (*view.lost, *view.left)):
+        if gone := sorted(worker.member for worker in (*view.lost, *view.left)):
             who = f"worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
             self._log.warning(
                 "Batch-norm statistics of %s since the last merge are lost; weights do not need them", who
@@ -187,7 +187,7 @@ class Member:
         epoch = self.journal.epoch
         if self.journal.dealing is None or self.order is None or self.order.number != epoch:
             return ""
-        found = self.suspects.blamed(epoch, self.part.own_positions(), error, self.order.samples_at)
-        if found:
-            self._log.error("%s", found)
-        return found
+        reason = self.suspects.blamed(epoch, self.part.own_positions(), error, self.order.samples_at)
+        if reason:
+            self._log.error("%s", reason)
+        return reason

@@ -38,8 +38,10 @@ class SyncSteps:
     def suspect(self, view: View) -> None:
         """The samples at which members have failed, who are lost with this view."""
         if dealing := self._member.journal.dealing:
-            for each in (lost for lost in view.lost if lost.failed):
-                self._member.suspects.add(self._member.journal.epoch, self._in_hand(dealing, view, each), each.reason)
+            for lost in view.lost:
+                if lost.failed:
+                    positions = self._in_hand(dealing, view, lost)
+                    self._member.suspects.add(self._member.journal.epoch, positions, lost.reason)
 
     def _in_hand(self, dealing: Dealing, view: View, lost: Lost) -> Array:
         """The positions that the lost member was training when it failed. It may have completed the round that the

@@ -102,9 +102,9 @@ def _at_least(threshold: int, source: Array, total: Array) -> tuple[Array, Array
         bits, above = scratch("bits", block.size, np.uint32), scratch("finite", block.size, np.bool_)
         np.bitwise_and(block.view(np.uint32), _MAGNITUDE, out=bits)
         np.greater_equal(bits, np.uint32(threshold), out=above)
-        found = np.flatnonzero(above)
-        positions.append(found + start)
-        magnitudes.append(bits[found])
+        indices = np.flatnonzero(above)
+        positions.append(indices + start)
+        magnitudes.append(bits[indices])
     return np.concatenate(positions), np.concatenate(magnitudes)
 
 

@@ -290,22 +290,22 @@ class Control:
         self._orphaned = True
         self._link.close()
         log(f"lost {self._scheduler}: {error}; waiting for the next one")
-        while (found := self._following.find(self._leaves)) and not self._introduce(found):
-            found.close()
-        if found is None:
+        while (link := self._following.find(self._leaves)) and not self._introduce(link):
+            link.close()
+        if link is None:
             return False
         log(f"back with {self._scheduler}, its incarnation {self._following.current.number}")
         return True
 
-    def _introduce(self, found: Link) -> bool:
+    def _introduce(self, link: Link) -> bool:
         """Say who this is, and go on with this link. False if it has ended already."""
         with self._moving:
             try:
                 for message in self._words():
-                    found.send(encode(message))
+                    link.send(encode(message))
             except Closed:
                 return False
-            self._link, self._heard, self._orphaned = found, time.monotonic(), False
+            self._link, self._heard, self._orphaned = link, time.monotonic(), False
         return True
 
     def _words(self) -> list[Message]:
@@ -374,14 +374,14 @@ class Control:
 
     def _check_scheduler(self, silent: float) -> None:
         """Leave a scheduler that is silent for too long, or has a later incarnation."""
-        its = self._environment
-        if its.scheduler_file and self._following.superseded and self._words():
+        environment = self._environment
+        if environment.scheduler_file and self._following.superseded and self._words():
             self._send(Superseded(self._following.current.number + 1))
             self._link.cut()  # the reading thread goes on with the later one
-        elif silent > its.lost_seconds:
+        elif silent > environment.lost_seconds:
             reason = (
                 f"{self._scheduler} missed heartbeats for {silent:.0f} s (frozen, stopped, or cut off "
-                f"from {its.role} {its.index} on {its.host_name})"
+                f"from {environment.role} {environment.index} on {environment.host_name})"
             )
             if self._words():
                 log(reason)

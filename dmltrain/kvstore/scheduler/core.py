@@ -287,8 +287,8 @@ class SchedulerCore:
                 f"two schedulers have made view {entered.view.number} in different ways: start the job again from its "
                 "last checkpoint"
             )
-        ready = [each.ready[0] for each in resume.back.values() if each.ready]
-        if any(each.replay for each in ready):
+        ready = [rejoin.ready[0] for rejoin in resume.back.values() if rejoin.ready]
+        if any(message.replay for message in ready):
             return self._abort("a replay cannot go on when its scheduler is lost: start it again")
         self._first_start = resume.start
         for node in dict.fromkeys([*self._expected(), *resume.expected, *resume.back]):
@@ -299,22 +299,23 @@ class SchedulerCore:
         workers = [index for role, index in resume.back if role == "worker"]
         changed = self._views.resume(entered, resume.finished, lost, (*ready, Ready())[0], workers)
         back = f"incarnation {self.incarnation} of the scheduler goes on after view {entered.view.number}"
-        told: list[Action] = [Log(back), *(Log(f"{reason}; the job goes on without it") for reason in lost.values())]
-        for node, each in resume.back.items():
+        actions: list[Action] = [Log(back), *(Log(f"{reason}; the job goes on without it") for reason in lost.values())]
+        for node, rejoin in resume.back.items():
             if self._removed(node):
-                told += self._part(node, f"{self._peers.describe(node)} was lost before", "removed from the job")
-            elif each.entered != (entered,) and not self._peers[node].left:
-                told.append(Send(node, entered))
+                actions += self._part(node, f"{self._peers.describe(node)} was lost before", "removed from the job")
+            elif rejoin.entered != (entered,) and not self._peers[node].left:
+                actions.append(Send(node, entered))
         if self._views.over:
-            return [*told, *self._end()]
+            return [*actions, *self._end()]
         if self._views.too_few:
-            return [*told, *self._abort("; ".join([*lost.values(), self._views.too_few]), better=True)]
-        told += changed
+            return [*actions, *self._abort("; ".join([*lost.values(), self._views.too_few]), better=True)]
+        actions += changed
         for node, reason in missing.items():
-            told += [] if node[0] == "worker" or self._finished else self._remove_server(node, reason, is_here=False)
+            actions += [] if node[0] == "worker" or self._finished else self._remove_server(node, reason, is_here=False)
         for node, message in resume.held:  # who is refused hears nothing, comes again and is told then
-            told += [each for each in self.handle(node, message, self.now) if not isinstance(each, Refuse)]
-        return told
+            following = self.handle(node, message, self.now)
+            actions += [action for action in following if not isinstance(action, Refuse)]
+        return actions
 
     def _comes_late(self, node: Node, message: Rejoin) -> list[Action]:
         """A process whose connection to this scheduler was lost, or that comes back to it too late: it was removed, or
@@ -323,7 +324,7 @@ class SchedulerCore:
         view = self._views.entered
         if view and self._views.has_left(node):
             self._peers[node] = Peer(message.registration, self.now)
-            knows = any(node[1] not in each.view.members for each in message.entered)
+            knows = any(node[1] not in enter.view.members for enter in message.entered)
             return [] if knows else [Send(node, view)]
         if node[0] == "worker" and node[1] in self._views.finished:  # servers have said so, and nobody waits for it
             self._peers[node] = Peer(message.registration, self.now, done=True, left=True)
@@ -362,12 +363,12 @@ class SchedulerCore:
         """Go on without this worker."""
         changed = self._views.gone(node[1], reason)
         goes_on = "" if self._views.over or self._views.too_few else "; the job goes on without it"
-        told = self._part(node, f"{reason}{goes_on}", f"removed from the job: {reason}")
+        actions = self._part(node, f"{reason}{goes_on}", f"removed from the job: {reason}")
         if self._views.over:
-            return [*told, *self._end_all()]
+            return [*actions, *self._end_all()]
         if self._views.too_few:
-            return [*told, *self._abort(f"{reason}; {self._views.too_few}", better=True)]
-        return told + changed
+            return [*actions, *self._abort(f"{reason}; {self._views.too_few}", better=True)]
+        return actions + changed
 
     def _remove_server(self, node: Node, reason: str, is_here: bool = True) -> list[Action]:
         """Go on without this server. `is_here`: it has a connection, which may be its replacement's otherwise."""
@@ -376,8 +377,8 @@ class SchedulerCore:
         goes_on = waits if self._views.waits_for_server else "the job goes on without it"
         stuck = self._views.stuck
         parted = self._part(node, reason if stuck else f"{reason}; {goes_on}", f"removed from the job: {reason}")
-        told = parted if is_here else parted[:1]
-        return [*told, *(self._abort(f"{reason}; {stuck}", True) if stuck else changed)]
+        actions = parted if is_here else parted[:1]
+        return [*actions, *(self._abort(f"{reason}; {stuck}", True) if stuck else changed)]
 
     def _unless_stuck(self, actions: list[Action]) -> list[Action]:
         """These actions of the views, or the end of the job if it cannot go on without the servers that were lost."""
@@ -392,11 +393,11 @@ class SchedulerCore:
             self._part(node, f"{reason}, before it had joined", f"did not join the job: {reason}")
         )
 
-    def _part(self, node: Node, log: str, told: str) -> list[Action]:
+    def _part(self, node: Node, log: str, reason: str) -> list[Action]:
         """End the connection to a process that the job goes on without."""
         self._peers[node].left = True
         self._links.forget(node)
-        return [Log(log), Send(node, Abort(told)), Cut(node)]
+        return [Log(log), Send(node, Abort(reason)), Cut(node)]
 
     def _link_lost(self, lost: LinkLost) -> list[Action]:
         if self._counts(lost):
@@ -514,8 +515,8 @@ class SchedulerCore:
             changed = self._views.server_returns(node[1], self._peers.address(node[1]))
         views = self._views
         start = self._first_start and replace(self._first_start, lost=views.lost_servers, new_servers=views.new_servers)
-        told = [Send(node, start)] if start else []  # else it comes for all
-        return self._unless_stuck([*told, Log(f"{self._peers.describe(node)} has come {how}"), *changed])
+        sends = [Send(node, start)] if start else []  # else it comes for all
+        return self._unless_stuck([*sends, Log(f"{self._peers.describe(node)} has come {how}"), *changed])
 
     def _comes_later(self, node: Node) -> bool:
         """Whether a process may come in addition to those of the start."""
@@ -557,11 +558,11 @@ class SchedulerCore:
             return changed if self._views.present or self._finished else self._end_all()
         if node[0] == "worker" and (barrier := self._barriers.waiting_for(node[1])):
             return self._abort(f"barrier {barrier.name!r}: {name_of(node)} has finished and will not reach it")
-        told = self._changes.left(node[1]) if node[0] == "worker" else []
+        actions = self._changes.left(node[1]) if node[0] == "worker" else []
         if not all(self._peers.done(("worker", w)) for w in range(self.num_workers)):
             stays = [Log(f"{name_of(node)} has finished, and still sums for its host")] if message.stays else []
-            return [*told, *stays]
-        return [*told, *self._end()]
+            return [*actions, *stays]
+        return [*actions, *self._end()]
 
     def _end_all(self) -> list[Action]:
         """No worker is left; perhaps the job has ended before its time."""

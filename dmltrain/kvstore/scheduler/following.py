@@ -51,9 +51,9 @@ def newest(environment: Environment) -> Incarnation:
     if not environment.scheduler_file:
         return own
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(Path(environment.scheduler_file).read_text())
-        if int(found["incarnation"]) > own.number:
-            return Incarnation(int(found["incarnation"]), str(found["host"]), int(found["port"]))
+        content = json.loads(Path(environment.scheduler_file).read_text())
+        if int(content["incarnation"]) > own.number:
+            return Incarnation(int(content["incarnation"]), str(content["host"]), int(content["port"]))
     return own
 
 
@@ -80,11 +80,21 @@ class Following:
 
     def connect(self, seconds: float = CALL_SECONDS) -> Link:
         """A link to the newest incarnation. Raises OSError, Closed or FrameError."""
-        its, target = self._environment, self._newest
-        caller = Caller.new(its.job, its.key, its.role, its.index, "scheduler 0", CONTROL, its.wire)
-        found = link.connect((target.host, target.port), caller, timeout=seconds, certificate=its.certificate_file)
+        environment, target = self._environment, self._newest
+        caller = Caller.new(
+            environment.job,
+            environment.key,
+            environment.role,
+            environment.index,
+            "scheduler 0",
+            CONTROL,
+            environment.wire,
+        )
+        connection = link.connect(
+            (target.host, target.port), caller, timeout=seconds, certificate=environment.certificate_file
+        )
         self.current = target
-        return found
+        return connection
 
     def find(self, ended: threading.Event) -> Link | None:
         """A link to a later incarnation, as soon as there is one; None if not within `wait_seconds`, or when `ended`.
@@ -114,12 +124,14 @@ class Following:
         else:
             stay = set(view.members).difference(view.joined)
         role = "server" if self._environment.role == "worker" else "worker"
-        self._said = [each for each in self._said if not isinstance(each, LinkLost) or _concerns(each, role, stay)]
+        self._said = [
+            message for message in self._said if not isinstance(message, LinkLost) or _concerns(message, role, stay)
+        ]
 
     def words(self, registration: Register, start: Start | None, standing: Standing | None) -> list[Message]:
         """What to say first to another incarnation; nothing if this process cannot go on with one. `standing`: None if
         it does not survive the loss of a scheduler."""
-        ready = tuple(each for each in self._said if isinstance(each, Ready))
+        ready = tuple(message for message in self._said if isinstance(message, Ready))
         if standing is None or not (self._environment.elastic and self._environment.scheduler_file):
             return []
         if standing.entered is None and self._environment.joins:
@@ -128,13 +140,13 @@ class Following:
             return []
         entered = (standing.entered,) if standing.entered else ()
         finished = tuple(Finished(*item) for item in sorted(standing.finished.items()))
-        said = [each for each in self._said if not isinstance(each, Ready)]
-        return [Rejoin(registration, start, entered, ready[:1], finished), *said]
+        others = [message for message in self._said if not isinstance(message, Ready)]
+        return [Rejoin(registration, start, entered, ready[:1], finished), *others]
 
     @property
     def _newest(self) -> Incarnation:
-        found = newest(self._environment)
-        return max(found, self.current, key=lambda each: each.number)
+        latest = newest(self._environment)
+        return max(latest, self.current, key=lambda incarnation: incarnation.number)
 
 
 def _concerns(lost: LinkLost, peers: str, stay: set[int]) -> bool:

@@ -84,7 +84,7 @@ def cut_off(links: Iterable[LinkLost], members: Members) -> list[Node]:
             return [("server", server)]
     servers = _cut_from_state(cut, members)
     return [("server", server) for server in servers] or [
-        ("worker", each) for each in sorted({each for each, _ in cut})
+        ("worker", worker) for worker in sorted({worker for worker, _ in cut})
     ]
 
 
@@ -92,7 +92,7 @@ def _cut_from_state(cut: set[tuple[int, int]], members: Members) -> list[int]:
     """The servers of the holder that has lost the fewest, and of several such holders of the one whose servers save the
     most others; empty if a holder has lost none, or no server would be left."""
     lost = [{server for worker, server in cut if worker == holder} for holder in sorted(members.holders)]
-    fewest = min(lost, key=lambda its: (len(its), -sum(other <= its for other in lost)), default=set())
+    fewest = min(lost, key=lambda servers: (len(servers), -sum(other <= servers for other in lost)), default=set())
     return sorted(fewest) if set(members.servers) - fewest else []
 
 

@@ -45,15 +45,20 @@ class Peers(dict[Node, Peer]):
         return f"{name_of(node)} on {host}" if host else name_of(node)
 
     def address(self, server: int) -> ServerAddress:
-        its = self["server", server].registration
-        return ServerAddress(its.host, its.port, its.socket_name, its.host_id, its.host_name)
+        registration = self["server", server].registration
+        return ServerAddress(
+            registration.host, registration.port, registration.socket_name, registration.host_id, registration.host_name
+        )
 
     def start(self, workers: int, servers: int, facts: Mapping[str, Any]) -> Start:
         """What all are told when so many have registered."""
         registered = [self["worker", number].registration for number in range(workers)]
         return Start(
             tuple(self.address(number) for number in range(servers)),
-            tuple(WorkerAddress(each.socket_name, each.host_id, each.host_name) for each in registered),
+            tuple(
+                WorkerAddress(registration.socket_name, registration.host_id, registration.host_name)
+                for registration in registered
+            ),
             dict(facts),
         )
 
@@ -86,11 +91,11 @@ class Barriers:
 
     def overdue(self, since: float) -> Barrier | None:
         """One that is open since earlier."""
-        return next((each for each in self._open.values() if each.since < since), None)
+        return next((barrier for barrier in self._open.values() if barrier.since < since), None)
 
     def waiting_for(self, worker: int) -> Barrier | None:
         """One that this worker has not reached."""
-        return next((each for each in self._open.values() if worker in each.missing), None)
+        return next((barrier for barrier in self._open.values() if worker in barrier.missing), None)
 
 
 class Stragglers:
@@ -109,9 +114,9 @@ class Stragglers:
         present = {*workers}
         if worker not in present or not present <= self._seconds.keys():
             return []
-        reported = {each: self._seconds[each] for each in present}
+        reported = {rank: self._seconds[rank] for rank in present}
         self._seconds.clear()
         median = statistics.median(reported.values())
-        slowest = max(reported, key=lambda each: reported[each])
+        slowest = max(reported, key=lambda rank: reported[rank])
         more = 100 * (reported[slowest] / median - 1)
         return [Log(f"worker {slowest} computes {more:.1f} % longer in a step than the median of {median:.4g} s")]

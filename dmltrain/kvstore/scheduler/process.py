@@ -155,7 +155,7 @@ class ChangeFile:
             return None
         try:
             content = json.loads(Path(self._path).read_text())
-            found = Change(
+            change = Change(
                 int(content["number"]), str(content["kv_store"]), float(content["staleness"]), str(content["by"])
             )
         except FileNotFoundError:
@@ -164,10 +164,10 @@ class ChangeFile:
             log(f"cannot read the change in {self._path}: {error!r}")
             self._path = ""
             return None
-        if found.number <= self._last:
+        if change.number <= self._last:
             return None
-        self._last = found.number
-        return found
+        self._last = change.number
+        return change
 
 
 def _socket(environment: Environment) -> socket.socket:

@@ -49,15 +49,15 @@ class Resume:
 
     def lose(self, node: Node, reason: str) -> None:
         """The connection to a process has ended. What it has said about views stays true."""
-        self.held = [each for each in self.held if each[0] != node]
+        self.held = [item for item in self.held if item[0] != node]
         if node in self.back:
             self.gone[node] = reason
 
     @property
     def entered(self) -> Enter | None:
         """The highest view that anybody knows, as it was told."""
-        entered = [told for each in self.back.values() for told in each.entered]
-        return max(entered, key=lambda told: told.view.number, default=None)
+        entered = [enter for rejoin in self.back.values() for enter in rejoin.entered]
+        return max(entered, key=lambda enter: enter.view.number, default=None)
 
     @property
     def view(self) -> View | None:
@@ -67,25 +67,25 @@ class Resume:
     @property
     def conflict(self) -> bool:
         """Whether two processes were told different views of the highest number."""
-        views = [told.view for each in self.back.values() for told in each.entered]
+        views = [enter.view for rejoin in self.back.values() for enter in rejoin.entered]
         return any(view.number == self.view.number and view != self.view for view in views) if self.view else False
 
     @property
     def finished(self) -> dict[int, int]:
         """The workers that have finished -> the last op that each held."""
-        said = [*self.left]
+        reports = [*self.left]
         for message in self.back.values():
             view = message.entered[0].view.number if message.entered else 0
-            said += [Left(view, each.member, each.done) for each in message.finished]
-        return {each.member: each.done for each in said if self._is_true(each)}
+            reports += [Left(view, worker.member, worker.done) for worker in message.finished]
+        return {report.member: report.done for report in reports if self._is_true(report)}
 
-    def _is_true(self, said: Left) -> bool:
+    def _is_true(self, report: Left) -> bool:
         """Whether a server means a worker that the job has now. One that does not know the highest view may mean one
         that this view has replaced or removed."""
         view = self.view
-        if view is None or said.view >= view.number:
+        if view is None or report.view >= view.number:
             return True
-        return said.member not in {*view.joined, *(each.member for each in (*view.lost, *view.left))}
+        return report.member not in {*view.joined, *(lost.member for lost in (*view.lost, *view.left))}
 
     @property
     def expected(self) -> list[Node]:
@@ -104,7 +104,9 @@ class Resume:
     def severed(self) -> set[Node]:
         """The workers to which every server has lost its link."""
         links = {
-            frozenset((process(each.own), process(each.peer))) for _, each in self.held if isinstance(each, LinkLost)
+            frozenset((process(message.own), process(message.peer)))
+            for _, message in self.held
+            if isinstance(message, LinkLost)
         }
         servers = [node for node in self.back if node[0] == "server" and node not in self.gone]
         workers = [node for node in self.expected if node[0] == "worker"]
@@ -138,7 +140,7 @@ class Resume:
     @property
     def start(self) -> Start:
         """The message that the job began with."""
-        return next(each.start for each in self.back.values())
+        return next(rejoin.start for rejoin in self.back.values())
 
     def registration(self, node: Node) -> Register:
         """Where a process is; of one that has not come back, where it, or the one before it, was at the start."""

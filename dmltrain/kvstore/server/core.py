@@ -97,7 +97,7 @@ class ServerCore:
         but not before those who still read their values release them; so are weights if there are `other_servers`
         than before, among which slices are divided anew. If each push is a step, `gone` gets the clocks of those who
         push no longer: at least and at most, of all slices. No work may be in progress. Not for groups."""
-        self._part_with(set(self.workers.ranks).difference(each for host in hosts for each in host) | set(lost))
+        self._part_with(set(self.workers.ranks).difference(worker for host in hosts for worker in host) | set(lost))
         self._set(self.workers.on_hosts(tuple(hosts), lost))
         self._elastic = True
         if other_servers:
@@ -421,7 +421,7 @@ class ServerCore:
         self, slice_: ServerSlice, worker: int, key: int, index: int, clock: int, now: float, priority: int
     ) -> list[Action]:
         """`pull` of a slice, or of slices in lockstep, whose first is `key` and `index`. Raises Rejected."""
-        if len(slice_.waiting) >= MAX_WAITING and sum(each[0] == worker for each in slice_.waiting) >= MAX_WAITING:
+        if len(slice_.waiting) >= MAX_WAITING and sum(pull[0] == worker for pull in slice_.waiting) >= MAX_WAITING:
             raise Rejected(
                 f"worker {worker} has {MAX_WAITING} pulls of key {key} slice {index} that wait for other workers: wait "
                 f"for at least one in {MAX_WAITING}"

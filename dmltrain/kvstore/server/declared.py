@@ -122,12 +122,12 @@ class Declared:
 def _type_of(message: Declare | Consistency) -> KVStoreType:
     """Raises Rejected."""
     try:
-        found = types.find(message.type)
+        type_ = types.find(message.type)
     except UserError as error:
         raise Rejected(str(error)) from error
     if not message.staleness >= 0:
         raise Rejected(f"a staleness of {message.staleness}, expected 0 or more clocks")
-    return found
+    return type_
 
 
 def _check(entry: Key) -> None:

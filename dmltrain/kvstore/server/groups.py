@@ -64,7 +64,7 @@ class Groups:
         own = self._by_number.setdefault(worker, [])
         if number != len(own):
             raise Rejected(f"worker {worker} declares group {number}, expected {len(own)}")
-        if number == MAX_GROUPS or sum(len(each.ids) for each in own) + len(content) > MAX_SLICES:
+        if number == MAX_GROUPS or sum(len(known.ids) for known in own) + len(content) > MAX_SLICES:
             raise Rejected(f"worker {worker} declares more than {MAX_GROUPS} groups, or {MAX_SLICES} slices in them")
         group = self._by_content.get(tuple(content)) or self._new(worker, number, content)
         if worker in group.numbers:

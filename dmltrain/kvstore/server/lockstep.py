@@ -165,9 +165,9 @@ class Lockstep(ServerSlice):
         return _GroupWork
 
     def _own(self, parts: list[Buffer]) -> Parts:
-        made = of_members(self.group, parts)
-        self._parts.add(made)
-        return made
+        owned = of_members(self.group, parts)
+        self._parts.add(owned)
+        return owned
 
     # -- as its members' states -----------------------------------------------------------------------------------
 

@@ -52,22 +52,22 @@ def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> di
     """Copies of the optimizers' states: "key/slice/steps/state momentum_buffer", ...; `steps` is how many have led to
     it. `all_of_it`: with values ("key/slice/steps/value") and `clocks`, and with what was before the last step. Slices
     that have no value yet are left out."""
-    found = {}
+    arrays = {}
     for (key, index), slice_ in slices.items():
         if slice_.step is None or slice_.initial:
             continue
-        each = [(slice_.steps if slice_.at_once else slice_.completed, slice_.value, slice_.step.state())]
+        versions = [(slice_.steps if slice_.at_once else slice_.completed, slice_.value, slice_.step.state())]
         if slice_.former is not None and all_of_it:
-            each.append((slice_.completed - 1, slice_.former.value, slice_.former.state))
-        for made, value, state in each:
-            where = f"{key}/{index}/{made}"
-            found[f"{where}/{STEPS}"] = np.array(made)
-            found |= {f"{where}/{STATE}{name}": np.array(array) for name, array in state.items()}
+            versions.append((slice_.completed - 1, slice_.former.value, slice_.former.state))
+        for steps, value, state in versions:
+            where = f"{key}/{index}/{steps}"
+            arrays[f"{where}/{STEPS}"] = np.array(steps)
+            arrays |= {f"{where}/{STATE}{name}": np.array(array) for name, array in state.items()}
             if all_of_it:
-                found[f"{where}/value"] = value.array.copy()
+                arrays[f"{where}/value"] = value.array.copy()
             if all_of_it and slice_.at_once:
-                found[f"{where}/{CLOCKS}"] = np.array(sorted(slice_.applied.items()), np.int64).reshape(-1, 2)
-    return found
+                arrays[f"{where}/{CLOCKS}"] = np.array(sorted(slice_.applied.items()), np.int64).reshape(-1, 2)
+    return arrays
 
 
 def pack(states: Mapping[str, Array]) -> bytes:

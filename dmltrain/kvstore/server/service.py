@@ -140,7 +140,7 @@ class Service:
 
     def _begin_view(self, view: View) -> None:
         """Call this with the lock held, while the core is quiescent."""
-        lost, joined = {each.member for each in view.lost}, set(view.members).difference(self._core.workers.ranks)
+        lost, joined = {worker.member for worker in view.lost}, set(view.members).difference(self._core.workers.ranks)
         others = self._servers != view.servers or bool(view.joined_servers)
         self._core.enter(view.hosts, lost, others)
         if kind := kind_of(view):
@@ -148,7 +148,7 @@ class Service:
         self._servers = view.servers
         replaced = joined & self._answers.joining.keys()  # a replay's workers return by the links that they have
         self._answers.enter(view.number, view.members, lost | replaced)
-        left = {each.member for each in view.left}
+        left = {worker.member for worker in view.left}
         for member in lost | left | joined:  # it was removed, has not come to its end, or this is its replacement
             self._finished.pop(member, None)
         self._view = view.number
@@ -446,16 +446,16 @@ class Service:
     def _leave(self, worker: int, outbox: Outbox, held: int) -> None:
         """The worker, or relay, has sent its last push. A link that ends without that is lost: its worker has not
         finished, and others still wait for it until the job ends."""
-        told = None
+        report = None
         with self._lock:
             self._left.add(outbox)
             if self._answers.outboxes.get(worker) is outbox:
                 if self._core.workers.takes(worker):  # else this view is without it: it has left on purpose
                     self._finished[worker] = held
-                    told = Left(self._view, worker, held)
+                    report = Left(self._view, worker, held)
                 self._act(self._core.finish(worker, time.monotonic()))
-        if told:  # before the worker may end
-            self._tell_left(told)
+        if report:  # before the worker may end
+            self._tell_left(report)
         self._answers.send()
 
     def _hold(self, worker: int, step: int, view: int) -> bool:
@@ -568,13 +568,13 @@ class Service:
 
     def _done(self, works: Sequence[Work], waited: float = 0.0, worked: float | None = None) -> list[Work]:
         """Report work that has run; returns the work that is now possible."""
-        found = []
+        next_works = []
         with self._progress:
             for work in works:
-                found += self._act(self._core.done(work, time.monotonic(), waited, worked))
+                next_works += self._act(self._core.done(work, time.monotonic(), waited, worked))
             self._progress.notify_all()
         self._answers.send()
-        return found
+        return next_works
 
 
 def _some(works: deque[Work]) -> list[Work]:

@@ -69,7 +69,7 @@ def late(name: str, slice_: ServerSlice, running: Set[int], staleness: float, no
                 f"worker {worker} has waited {now - since:.0f} s for {name}, which {_workers([slice_.pusher])} pushes"
             )
         if now - since > limit:
-            slow = sorted(each for each in running if slice_.applied[each] < clock - staleness)
+            slow = sorted(rank for rank in running if slice_.applied[rank] < clock - staleness)
             return f"worker {worker} has waited {now - since:.0f} s at clock {clock} of {name} for {_workers(slow)}"
     return ""
 

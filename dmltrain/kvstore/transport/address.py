@@ -9,8 +9,8 @@ def family(host: str) -> socket.AddressFamily:
     """Of the sockets for this address or name. A name means its address of IPv4 if it has one. Raises OSError."""
     if ":" in host:
         return socket.AF_INET6
-    found = {each[0] for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    return socket.AF_INET6 if found == {socket.AF_INET6} else socket.AF_INET
+    families = {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
 
 
 def is_loopback(host: str) -> bool:

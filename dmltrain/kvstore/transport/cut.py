@@ -56,13 +56,13 @@ class Stall:
     since: float | None = None
     acknowledged: int = -1
 
-    def seconds(self, found: Sample, now: float) -> float:
+    def seconds(self, sample: Sample, now: float) -> float:
         """For how long, with this sample; 0 if it does not wait, or did not when it was last looked at."""
-        if not found.waits:
+        if not sample.waits:
             self.since = None
-        elif self.since is None or found.acknowledged != self.acknowledged:
+        elif self.since is None or sample.acknowledged != self.acknowledged:
             self.since = now
-        self.acknowledged = found.acknowledged
+        self.acknowledged = sample.acknowledged
         return 0.0 if self.since is None else now - self.since
 
     def pause(self) -> None:

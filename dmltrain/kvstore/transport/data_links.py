@@ -52,11 +52,11 @@ class Watch:
 
     def _check(self, link: Link, stall: Stall, now: float) -> None:
         try:
-            found = cut.sample(link.sock)
+            sample = cut.sample(link.sock)
         except OSError:  # it is closed
             del self._stalls[link]
             return
-        waited = stall.seconds(found, now) if found else 0.0
+        waited = stall.seconds(sample, now) if sample else 0.0
         if waited >= self.seconds:
             del self._stalls[link]
             self._cut[link] = f"the other end has acknowledged nothing for {waited:.0f} s: is the network cut?"

@@ -130,18 +130,18 @@ class Answers:
         end = wire.HEADER_SIZE + header.length
         if len(self._received) < end:
             return b""
-        found = message.decode(header.kind, self._received[wire.HEADER_SIZE : end])
+        content = message.decode(header.kind, self._received[wire.HEADER_SIZE : end])
         if len(self._received) > end:
             raise FrameError("data before this handshake has ended")
         self._received.clear()
-        return self._answer(found)
+        return self._answer(content)
 
-    def _answer(self, found: message.Message) -> bytes:
-        if isinstance(found, Hello):
-            self._hello = found
-            return message.encode(self.listener.challenge(found))
+    def _answer(self, content: message.Message) -> bytes:
+        if isinstance(content, Hello):
+            self._hello = content
+            return message.encode(self.listener.challenge(content))
         assert self._hello is not None  # see receive
-        self.listener.check(self._hello, message.expect(found, Proof))
+        self.listener.check(self._hello, message.expect(content, Proof))
         self.accepted = self._hello
         return message.encode(Accept())
 

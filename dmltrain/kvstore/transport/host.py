@@ -59,9 +59,9 @@ def apart(start: Start) -> bool:
 
 def relays(start: Start, server: int) -> list[int]:
     """The workers whose relay connects to this server."""
-    found = []
+    leaders = []
     for leader, *_ in at_start(start):
         ranks, far = relayed(start, leader)
         if ranks and server in far:
-            found.append(leader)
-    return found
+            leaders.append(leader)
+    return leaders

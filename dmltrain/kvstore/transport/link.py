@@ -124,9 +124,9 @@ class Link:
 
     def _check_seal(self, *payload: memoryview) -> None:
         assert self._seals is not None  # see read_header
-        found, header, self._sealed = bytearray(seal.SIZE), self._sealed, b""
-        self._fill(memoryview(found))
-        self._seals.check([header, *payload], found)
+        received_seal, header, self._sealed = bytearray(seal.SIZE), self._sealed, b""
+        self._fill(memoryview(received_seal))
+        self._seals.check([header, *payload], received_seal)
 
     def _fill(self, target: memoryview) -> None:
         done, size = 0, len(target)
@@ -172,17 +172,17 @@ class Link:
     def discard(self, header: Header) -> None:
         """Read what follows `header`, the last one that was read, and forget it piece by piece. Raises like
         `read_into`."""
-        found = bytearray(seal.SIZE)
-        pieces = self._pieces(header.length if header.is_followed else 0, self._sealed, found)
+        received_seal = bytearray(seal.SIZE)
+        pieces = self._pieces(header.length if header.is_followed else 0, self._sealed, received_seal)
         if self._sealed:
             assert self._seals is not None  # see read_header
             self._sealed = b""
-            self._seals.check(pieces, found)  # which reads them
+            self._seals.check(pieces, received_seal)  # which reads them
         else:
             deque(pieces, 0)
 
-    def _pieces(self, size: int, header: bytes, found: bytearray) -> Iterator[bytes | memoryview]:
-        """`header` and the `size` bytes after it, each piece valid until the next; then `found` has the seal."""
+    def _pieces(self, size: int, header: bytes, received_seal: bytearray) -> Iterator[bytes | memoryview]:
+        """`header` and the `size` bytes after it, each piece valid until the next; then fill `received_seal`."""
         yield header
         memory = memoryview(bytearray(min(size, CHUNK)))
         for start in range(0, size, CHUNK):
@@ -190,7 +190,7 @@ class Link:
             self._fill(piece)
             yield piece
         if header:
-            self._fill(memoryview(found))
+            self._fill(memoryview(received_seal))
 
     def send(self, *frame: bytes | memoryview) -> None:
         """Send one frame, whose parts follow each other without a gap. Raises Closed."""
@@ -376,10 +376,10 @@ def _expect(link: Link, wanted: type[Expected]) -> Expected:
     header = link.read_header()
     if header.kind not in (wanted.kind, Kind.REFUSE):
         raise FrameError(f"frame kind {header.kind} during the handshake, expected {wanted.kind.name}")
-    found = link.read_message(header, wire.MAX_HELLO)
-    if isinstance(found, Refuse):
-        raise FrameError(f"refused: {found.reason[:500]!r}")
-    return message.expect(found, wanted)
+    answer = link.read_message(header, wire.MAX_HELLO)
+    if isinstance(answer, Refuse):
+        raise FrameError(f"refused: {answer.reason[:500]!r}")
+    return message.expect(answer, wanted)
 
 
 def limit_waits(sock: socket.socket, seconds: float) -> None:

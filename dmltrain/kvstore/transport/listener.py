@@ -160,8 +160,10 @@ class Reception:
         if len(self._callers) >= MAX_CALLERS:
             self._drop_one(f"more than {MAX_CALLERS} handshakes at once")
         sock.setblocking(False)
-        its = self._environment
-        listener = Listener.new(its.job, its.key, f"{its.role} {its.index}", self._purpose, its.wire)
+        environment = self._environment
+        listener = Listener.new(
+            environment.job, environment.key, f"{environment.role} {environment.index}", self._purpose, environment.wire
+        )
         caller = self._callers[sock.fileno()] = _Caller(sock, origin, listener)
         self._selector.register(sock, selectors.EVENT_READ, caller)
 

@@ -557,8 +557,8 @@ _SCHEDULER = (Register, Heartbeat, Barrier, Release, Bye, Abort, Overdue, LinkLo
 _VIEWS = (Ready, Flush, Flushed, Enter, Invite, Admit, Leaving, Speed, HasState, Failed, Rejoin, Left, Superseded)
 _CHANGES = (Change, Stops, Changed, Took)
 _DATA = (Declare, Optimizer, Consistency, Hold, Leave, Error)
-BY_KIND: Mapping[int, type[Message]] = {each.kind: each for each in (*_HANDSHAKE, *_DATA)}
-BY_OP: Mapping[str, type[Message]] = {each.op: each for each in (*_SCHEDULER, *_VIEWS, *_CHANGES)}
+BY_KIND: Mapping[int, type[Message]] = {class_.kind: class_ for class_ in (*_HANDSHAKE, *_DATA)}
+BY_OP: Mapping[str, type[Message]] = {class_.op: class_ for class_ in (*_SCHEDULER, *_VIEWS, *_CHANGES)}
 _PLAIN = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
 _Message = TypeVar("_Message", bound=Message)
 
@@ -642,10 +642,10 @@ def _checked_tuple(value: Any, wanted: tuple[Any, ...], where: str) -> tuple[Any
     if not isinstance(value, list):
         raise FrameError(f"{where} is {_short(value)}, expected a list")
     if wanted[-1] is ...:
-        return tuple(_checked(each, wanted[0], where) for each in value)
+        return tuple(_checked(item, wanted[0], where) for item in value)
     if len(value) != len(wanted):
         raise FrameError(f"{where} is {_short(value)}, expected {len(wanted)} values")
-    return tuple(_checked(each, kind, where) for each, kind in zip(value, wanted, strict=True))
+    return tuple(_checked(item, kind, where) for item, kind in zip(value, wanted, strict=True))
 
 
 def _as_float(value: int, where: str) -> float:

@@ -108,8 +108,8 @@ class Outbox:
     def drop(self) -> None:
         """Remove all droppable frames from the queue. What is being sent is sent to its end."""
         with self._ready:
-            dropped = [each[2] for each in self._queue if each[2].droppable]
-            self._queue = [each for each in self._queue if not each[2].droppable]
+            dropped = [item[2] for item in self._queue if item[2].droppable]
+            self._queue = [item for item in self._queue if not item[2].droppable]
             heapq.heapify(self._queue)
             self._bytes -= sum(frame.size for frame in dropped)
             if self._has_room():

@@ -44,9 +44,9 @@ class Seals:
         """The seal of the next frame to send."""
         return self._sending.next(parts)
 
-    def check(self, parts: Iterable[bytes | memoryview], found: bytes | bytearray) -> None:
-        """Raises FrameError unless `found` is the seal of the next frame to receive."""
-        if not hmac.compare_digest(self._receiving.next(parts), found):
+    def check(self, parts: Iterable[bytes | memoryview], received: bytes | bytearray) -> None:
+        """Raises FrameError unless `received` is the seal of the next frame to receive."""
+        if not hmac.compare_digest(self._receiving.next(parts), received):
             raise FrameError("a frame was changed, injected, repeated or lost on its way: its seal is wrong")
 
 

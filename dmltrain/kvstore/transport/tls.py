@@ -27,22 +27,22 @@ _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME (openssl/x509_vfy.h), whi
 @functools.cache
 def context(path: str, listens: bool) -> ssl.SSLContext:
     """A context with the certificate and private key in the PEM file `path`. Raises UserError."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False
-    made.verify_mode = ssl.CERT_REQUIRED
-    made.verify_flags |= _NO_CHECK_TIME  # it is the job's own: a host whose clock is wrong can take part
+    tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
+    tls_context.minimum_version = ssl.TLSVersion.TLSv1_3
+    tls_context.check_hostname = False
+    tls_context.verify_mode = ssl.CERT_REQUIRED
+    tls_context.verify_flags |= _NO_CHECK_TIME  # it is the job's own: a host whose clock is wrong can take part
     if listens:
-        made.num_tickets = 0  # sessions are not resumed
+        tls_context.num_tickets = 0  # sessions are not resumed
     try:
-        made.load_cert_chain(path)
-        made.load_verify_locations(path)
+        tls_context.load_cert_chain(path)
+        tls_context.load_verify_locations(path)
     except OSError as error:  # ssl.SSLError is one
         raise UserError(
             f"DMLTRAIN_CERTIFICATE_FILE={path}: {error.strerror or error}; expected a PEM file with a certificate and "
             "its private key, as dmltrain-launch --wire tls makes it for each job"
         ) from error
-    return made
+    return tls_context
 
 
 class TlsStream:

@@ -179,7 +179,7 @@ MAX_DTYPE = codec.MAX_NUMBER
 def release(read: Iterable[tuple[int, int, int]]) -> bytes:
     """The payload of a RELEASE: (key, slice, offset) of each value that has been read. Of a RELEASE_GROUP: (group, 0,
     number of the value)."""
-    return b"".join([_READ.pack(*each) for each in read])
+    return b"".join([_READ.pack(*value) for value in read])
 
 
 def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:

@@ -72,23 +72,23 @@ class Call:
             for run in runs(positions, sizes, most):
                 if len(run) > 1:
                     self.together.append(Together(link, [self.entries[position] for position in run], run))
-        shared = {position for each in self.together for position in each.positions}
+        shared = {position for group in self.together for position in group.positions}
         self.alone = [position for position in range(len(self.entries)) if position not in shared]
 
 
 def runs(positions: Sequence[int], sizes: Sequence[int], most: int) -> list[list[int]]:
     """The positions in runs of at most `most` bytes and MAX_MEMBERS; larger ones are left out."""
     size = 0
-    found: list[list[int]] = [[]]
+    result: list[list[int]] = [[]]
     for position, nbytes in zip(positions, sizes, strict=True):
         if nbytes > most:
             continue
-        if size + nbytes > most or len(found[-1]) == MAX_MEMBERS:
-            found.append([])
+        if size + nbytes > most or len(result[-1]) == MAX_MEMBERS:
+            result.append([])
             size = 0
-        found[-1].append(position)
+        result[-1].append(position)
         size += nbytes
-    return found
+    return result
 
 
 def _can_share(entry: Entry) -> bool:

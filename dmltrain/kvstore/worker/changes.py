@@ -67,8 +67,8 @@ class Changes:
         with self._lock:
             if self._change is None or self._change.after != self._steps:
                 return None
-            found, self._change = self._change, None
-            return found
+            change, self._change = self._change, None
+            return change
 
 
 def refusal(now: Kind, change: Change, compressed: bool, relays: bool) -> str:
@@ -81,7 +81,7 @@ def refusal(now: Kind, change: Change, compressed: bool, relays: bool) -> str:
     if wanted == now:
         return f"{now} is what the job has already"
     if not wanted.type.distributed or "servers" not in wanted.type.optimizer_on:
-        able = types.names(lambda each: each.distributed and "servers" in each.optimizer_on)
+        able = types.names(lambda type_: type_.distributed and "servers" in type_.optimizer_on)
         return f"kv_store={wanted.type.name} does not run the optimizer on the servers: expected {' or '.join(able)}"
     if wanted.type.synchronous == now.type.synchronous:
         return ""

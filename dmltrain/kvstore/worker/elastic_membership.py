@@ -48,8 +48,8 @@ class ElasticMembership(Membership):
 
     def wait_for_others(self, unreachable: Sequence[LinkLost]) -> None:
         """Servers of this view cannot be reached: the scheduler decides who goes on in the next one. Raises JobLost."""
-        for each in unreachable:
-            self._control.report(self._dated(each))
+        for link in unreachable:
+            self._control.report(self._dated(link))
         self.progress.wait_for_view()
 
     def speed(self, view: View, samples: float) -> None:

@@ -169,7 +169,7 @@ class ElasticKVStore(DistKVStore):
         """Why this store cannot change so; empty if it can."""
         if not self._stepping:
             return ON_WORKERS
-        others = [each for each in types.TABLE if each.can_be_elastic and each.synchronous == self._own]
+        others = [type_ for type_ in types.TABLE if type_.can_be_elastic and type_.synchronous == self._own]
         for other in others:
             change = Change(0, other.name, -1.0, "")
             if why := changes.refusal(self._kind, change, self._entries.compresses, relays=False):
@@ -312,9 +312,9 @@ class ElasticKVStore(DistKVStore):
         self._begin()
         view = self.view
         assert view is not None
-        told = np.zeros((3, self.num_workers))
-        told[:, self.rank] = self._lacks, self._on_servers.made, self._restoring
-        lacking, made, restoring = super().all_reduce("who lacks the state", told)
+        table = np.zeros((3, self.num_workers))
+        table[:, self.rank] = self._lacks, self._on_servers.made, self._restoring
+        lacking, steps, restoring = super().all_reduce("who lacks the state", table)
         if self.is_alone:  # the others have declared the keys: so it is this worker's that are refused if they differ
             self._declare_again()
             self.is_alone = False
@@ -327,7 +327,7 @@ class ElasticKVStore(DistKVStore):
         if held:
             source = view.place(held.freshest)
         elif self._lacks and self._holding:
-            self._on_servers.made = int(made[source])
+            self._on_servers.made = int(steps[source])
             self._hold()
         if restoring.any():
             self._restore(source)
@@ -365,11 +365,11 @@ class ElasticKVStore(DistKVStore):
             clocks.add_own(table, self.member, self.clock, self.begun(), since)
         if self.rank == source:
             clocks.add_gone(table, self._on_servers.gone())
-        found = clocks.read(super().all_reduce("how many steps all hold", table))
+        held = clocks.read(super().all_reduce("how many steps all hold", table))
         if not self._lacks:
-            self.on_clocks(found)
-        self._start = found.start
-        return found
+            self.on_clocks(held)
+        self._start = held.start
+        return held
 
     def _shared_state(self, source: int) -> bytes:
         """The state of training of the worker with this rank, if this one lacks it."""

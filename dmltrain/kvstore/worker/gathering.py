@@ -81,12 +81,12 @@ class Gathering:
     def gather(self, keys: Sequence[Key], parts: Sequence[Array], priority: int) -> Handle:
         """See KVStore.gather."""
         gathered = [self._find(key) for key in keys]
-        own = [each.place(key, self.rank, part) for key, each, part in zip(keys, gathered, parts, strict=True)]
-        self.transfers.push([each.parts[self.rank] for each in gathered], own, priority, -1.0)
-        others = [(each, rank) for each in gathered for rank in range(len(each.parts)) if rank != self.rank]
-        names, rows = [each.parts[rank] for each, rank in others], [each.rows[rank] for each, rank in others]
+        own = [values.place(key, self.rank, part) for key, values, part in zip(keys, gathered, parts, strict=True)]
+        self.transfers.push([values.parts[self.rank] for values in gathered], own, priority, -1.0)
+        others = [(values, rank) for values in gathered for rank in range(len(values.parts)) if rank != self.rank]
+        names, rows = [values.parts[rank] for values, rank in others], [values.rows[rank] for values, rank in others]
         handle = self.transfers.pull_next(names, rows, priority)
-        handle.values += [each.rows for each in gathered]
+        handle.values += [values.rows for values in gathered]
         return handle
 
 
@@ -98,4 +98,4 @@ def servers_of(start: Start, shares: Sequence[float] | None = None) -> list[list
         [number for number in able if worker.host_id and start.servers[number].host_id == worker.host_id]
         for worker in start.workers
     ]
-    return [each or [able[rank % len(able)]] for rank, each in enumerate(near)]
+    return [servers or [able[rank % len(able)]] for rank, servers in enumerate(near)]

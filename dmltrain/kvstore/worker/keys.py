@@ -181,7 +181,7 @@ class Entries:
             for name in names
             for entry in [self._by_name[name]]
         ]
-        message = Declare(self.kind, self.staleness, tuple(each for each in here if each.slices))
+        message = Declare(self.kind, self.staleness, tuple(declaration for declaration in here if declaration.slices))
         link.request(encode(message, link.view), self.seconds)
 
     def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> Entry:

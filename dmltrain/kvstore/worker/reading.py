@@ -90,9 +90,9 @@ class GroupReading(GroupLanding):
         return [memory_of(entry) for entry in self.entries]
 
     def read(self, values: list[Array], number: int) -> bool:
-        kept, found = KeptGroup(self.link, self.group, number, len(self.entries)), self.handle.values
+        kept, results = KeptGroup(self.link, self.group, number, len(self.entries)), self.handle.values
         for entry, position, value in zip(self.entries, self.positions, values, strict=True):
-            found[position] = value
+            results[position] = value
             entry.kept.append(kept)
         return True
 

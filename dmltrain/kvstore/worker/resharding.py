@@ -38,19 +38,19 @@ def fit(states: Sequence[bytes], ranges: Sequence[Slice], servers: int) -> Seque
 def _has(state: bytes, slices: Sequence[Slice]) -> bool:
     """Whether a server's state is of these slices."""
     shapes = {name: shape for name, shape in npz.shapes(state).items() if name.endswith("/value")}
-    return shapes == {f"{each.key}/{each.index}/value": (each.length,) for each in slices}
+    return shapes == {f"{slice_.key}/{slice_.index}/value": (slice_.length,) for slice_ in slices}
 
 
 def _by_key(states: Sequence[bytes]) -> dict[int, dict[int, dict[str, Array]]]:
-    found: dict[int, dict[int, dict[str, Array]]] = defaultdict(lambda: defaultdict(dict))
+    keys: dict[int, dict[int, dict[str, Array]]] = defaultdict(lambda: defaultdict(dict))
     for state in states:
         for name, array in npz.read(state).items():
             key, index, field = name.split("/", 2)
-            fields = found[int(key)][int(index)]
+            fields = keys[int(key)][int(index)]
             if field in fields:
                 raise ValueError(f"slice {index} of key {key} is in two servers' states: remove files of other jobs")
             fields[field] = array
-    return found
+    return keys
 
 
 class _Joined:
@@ -102,9 +102,9 @@ def _check_model(sizes: Mapping[int, int], ranges: Sequence[Slice]) -> None:
 
 def _packed(keys: Mapping[int, _Joined], slices: Sequence[Slice]) -> bytes:
     arrays = {
-        f"{each.key}/{each.index}/{name}": array
-        for each in slices
-        for name, array in keys[each.key].cut(each.start, each.length).items()
+        f"{slice_.key}/{slice_.index}/{name}": array
+        for slice_ in slices
+        for name, array in keys[slice_.key].cut(slice_.start, slice_.length).items()
     }
     stream = io.BytesIO()
     np.savez(stream, **arrays)

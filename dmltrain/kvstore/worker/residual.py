@@ -36,9 +36,9 @@ def add(slices: Sequence[WorkerSlice], values: Array) -> None:
 
 
 def spread(
-    slices: Sequence[WorkerSlice], workers: Sequence[Array], whose: Callable[[WorkerSlice], Iterable[int]]
+    slices: Sequence[WorkerSlice], workers: Sequence[Array], owners: Callable[[WorkerSlice], Iterable[int]]
 ) -> None:
-    """Set the residual of each slice to the sum of the residuals of the workers `whose(slice)`. Raises UserError when
+    """Set the residual of each slice to the sum of the residuals of the workers `owners(slice)`. Raises UserError when
     they belong to another model."""
     if {array.size for array in workers} != {sum(slice_.range.length for slice_ in slices)}:
         raise UserError(
@@ -49,7 +49,7 @@ def spread(
     for slice_ in slices:
         stop = start + slice_.range.length
         assert slice_.residual is not None  # see slices_with_residual
-        slice_.residual[:] = sum(workers[worker][start:stop] for worker in whose(slice_))
+        slice_.residual[:] = sum(workers[worker][start:stop] for worker in owners(slice_))
         start = stop
 
 

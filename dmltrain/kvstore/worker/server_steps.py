@@ -122,20 +122,20 @@ class ServerSteps:
 
     def own_snapshots(self) -> bytes:
         """Those of lost servers in this worker's memory; empty if there are none."""
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for number in self._lost & self._snapshots.keys():
-            found |= npz.read(self._snapshots[number])
-        return _packed(found) if found else b""
+            arrays |= npz.read(self._snapshots[number])
+        return _packed(arrays) if arrays else b""
 
     # -- other servers --------------------------------------------------------------------------------------------
 
     def restore(self, snapshots: Sequence[bytes | bytearray]) -> list[str]:
         """Send each server what its slices need; only one worker does that. Waits for their answers. Returns what there
         is to say of what was lost. Raises ViewChanged, JobLost."""
-        found: dict[str, Array] = {}
-        for each in [*snapshots, *self._answers(Kind.READ_STEPS)]:
-            found |= npz.read(each)
-        parts, behind = self._divided(found)
+        arrays: dict[str, Array] = {}
+        for packed in [*snapshots, *self._answers(Kind.READ_STEPS)]:
+            arrays |= npz.read(packed)
+        parts, behind = self._divided(arrays)
         assert self.spec is not None
         handles = []
         for number, link in self._member.routes.by_number.items():
@@ -164,12 +164,12 @@ class ServerSteps:
             handle.wait()
         return [answer[0] for answer in answers]
 
-    def _divided(self, found: States) -> tuple[dict[int, dict[str, Array]], dict[int, dict[Key, int]]]:
+    def _divided(self, arrays: States) -> tuple[dict[int, dict[str, Array]], dict[int, dict[Key, int]]]:
         """The states of each server's slices. Also: how many steps older than the weights -> of each key how many
         slices have such a state, if it is older; -1: as there is none. If each worker makes steps of its own, they are
         as many older than those of other slices."""
-        by_slice = _by_slice(found)
-        made = _most_steps(by_slice) if self.own else self.made
+        by_slice = _by_slice(arrays)
+        present = _most_steps(by_slice) if self.own else self.made
         parts: dict[int, dict[str, Array]] = defaultdict(dict)
         behind: dict[int, dict[Key, int]] = defaultdict(lambda: defaultdict(int))
         weights = self.weights()
@@ -178,17 +178,19 @@ class ServerSteps:
                 continue
             for slice_ in entry.slices:
                 states = by_slice.get((slice_.range.key, slice_.range.index), {})
-                newest = _newest(states) if self.own else max((state for state in states if state <= made), default=-1)
+                newest = (
+                    _newest(states) if self.own else max((state for state in states if state <= present), default=-1)
+                )
                 fields = states.get(newest, {})
-                exact = (self.own or newest == made) and VALUE in fields
+                exact = (self.own or newest == present) and VALUE in fields
                 part = {VALUE: fields[VALUE] if exact else np.ascontiguousarray(cut(weights[name], slice_))}
                 part |= {field: array for field, array in fields.items() if field not in (VALUE, CLOCKS)}
                 if self.own:
                     part |= {STEPS: np.array(max(newest, 0)), CLOCKS: fields.get(CLOCKS, np.zeros((0, 2), np.int64))}
                 where = f"{slice_.range.key}/{slice_.range.index}"
                 parts[slice_.range.server] |= {f"{where}/{field}": array for field, array in part.items()}
-                if not exact and (made > max(newest, 0) or (newest < 0 and self.made)):
-                    behind[made - newest if newest >= 0 else -1][name] += 1
+                if not exact and (present > max(newest, 0) or (newest < 0 and self.made)):
+                    behind[present - newest if newest >= 0 else -1][name] += 1
         return parts, behind
 
     def _request(
@@ -201,21 +203,22 @@ def keepers(view: View, server: int) -> set[int]:
     """The members that keep this server's snapshots: two, on two hosts if there are two."""
     number, hosts = view.servers.index(server), view.hosts
     if len(hosts) == 1:
-        return {view.members[each % len(view.members)] for each in (number, number + 1)}
+        return {view.members[index % len(view.members)] for index in (number, number + 1)}
     return {
-        hosts[each % len(hosts)][(each // len(hosts)) % len(hosts[each % len(hosts)])] for each in (number, number + 1)
+        hosts[index % len(hosts)][(index // len(hosts)) % len(hosts[index % len(hosts)])]
+        for index in (number, number + 1)
     }
 
 
 def _by_slice(states: States) -> dict[tuple[int, int], dict[int, dict[str, Array]]]:
     """(key, slice) -> steps -> "value" and the optimizer's arrays by name."""
-    found: dict[tuple[int, int], dict[int, dict[str, Array]]] = defaultdict(lambda: defaultdict(dict))
+    by_slice: dict[tuple[int, int], dict[int, dict[str, Array]]] = defaultdict(lambda: defaultdict(dict))
     for name, array in states.items():
         key, index, steps, field = name.split("/", 3)
-        fields = found[int(key), int(index)][int(steps)]
+        fields = by_slice[int(key), int(index)][int(steps)]
         if field in (VALUE, CLOCKS) or field.startswith(STATE):
             fields[field.removeprefix(STATE)] = array
-    return found
+    return by_slice
 
 
 def _most_steps(by_slice: Mapping[tuple[int, int], Mapping[int, States]]) -> int:

@@ -66,16 +66,16 @@ class States:
         if not slices:
             return {}
         own = residual.gathered(slices)
-        found = {}
+        by_owner = {}
         for worker in range(self._num_workers):  # one at a time: each sum uses the memory of one
             values = own.copy() if worker == self._rank else np.zeros_like(own)
             self._sum_up("residuals", values)
             if self._rank == 0:
-                found[f"worker {worker}"] = values
+                by_owner[f"worker {worker}"] = values
         if self._rank == 0 and of_servers:
             states = self.of_servers()
-            found |= {f"server {number}": np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
-        return found
+            by_owner |= {f"server {number}": np.frombuffer(state, np.uint8) for number, state in enumerate(states)}
+        return by_owner
 
     def load_residuals(self, residuals: dict[str, Array], of_servers: bool) -> None:
         slices = residual.slices_with_residual(self._entries)

@@ -226,7 +226,7 @@ class DistKVStore(KVStore):
         if self._environment.server_shares != "links" or self._entries.shares is not None:
             return
         if not self.kvstore_type.synchronous or self._entries.has_residuals:
-            able = " or ".join(types.names(lambda each: each.distributed and each.synchronous))
+            able = " or ".join(types.names(lambda type_: type_.distributed and type_.synchronous))
             raise UserError(
                 f"server shares by links need {able}, and gradient compression none, bf16 or fp16: checkpoints of "
                 "servers could not be loaded after a measurement with another result"

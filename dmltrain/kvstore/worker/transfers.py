@@ -189,9 +189,9 @@ class Transfers:
             clock = together.entries[0].clock
             if handle:
                 self._expect_together(call, together, group, targets, handle, clock)
-            its = [arrays[position] for position in together.positions]
-            places, groups = self._places(together, its), together.link.groups
-            outgoing.add(together.link, groups.push(group, its, clock, rate, priority, flags, now, places))
+            group_arrays = [arrays[position] for position in together.positions]
+            places, groups = self._places(together, group_arrays), together.link.groups
+            outgoing.add(together.link, groups.push(group, group_arrays, clock, rate, priority, flags, now, places))
         for position in sorted(alone):
             entry, array = call.entries[position], arrays[position]
             self._advance([entry], priority, outgoing)
@@ -279,8 +279,8 @@ def _targets(key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
 def _let_go(entry: Entry, outgoing: Outgoing) -> None:
     """Release the key's values that were read in place."""
     kept, entry.kept = entry.kept, []
-    for each in kept:
-        each.let_go(outgoing)
+    for value in kept:
+        value.let_go(outgoing)
 
 
 def _copy(array: Array, landing: Array) -> None:

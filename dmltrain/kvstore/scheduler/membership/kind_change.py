@@ -91,7 +91,7 @@ class KindChange:
             return str(error)
         if wanted == now:
             return f"{now} is what the job has already"
-        able = types.names(lambda each: each.can_be_elastic and "servers" in each.optimizer_on)
+        able = types.names(lambda type_: type_.can_be_elastic and "servers" in type_.optimizer_on)
         if wanted.type.name not in able:
             return f"kv_store={wanted.type.name}: an elastic job can change to {' or '.join(able)}"
         return self.why_fixed if wanted.type.synchronous != now.type.synchronous else ""

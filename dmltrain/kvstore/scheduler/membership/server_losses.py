@@ -82,7 +82,7 @@ class ServerLosses:
     def resume(self, servers: Collection[int], new: Collection[NewServer]) -> None:
         """Go on after another scheduler: these are the servers of the present view."""
         self.present = set(servers)
-        self._new = {each.number: each.address for each in new}
+        self._new = {server.number: server.address for server in new}
 
     def begin(self, view: View) -> None:
         """This view begins."""

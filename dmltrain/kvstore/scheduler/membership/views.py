@@ -257,8 +257,8 @@ class Views:
 
     def change(self, change: Change) -> list[Action]:
         """The user wants to change the job's kvstore."""
-        told = self._kind.ask(change, self.view, bool(self.finished or self.ends))
-        return [*told, *self._invite()]
+        actions = self._kind.ask(change, self.view, bool(self.finished or self.ends))
+        return [*actions, *self._invite()]
 
     # -- departures -----------------------------------------------------------------------------------------------
 
@@ -341,8 +341,8 @@ class Views:
         self._present.remove(member)
         self._departures.forget(member)
         self.finished[member] = max(done, self.view.base)
-        told: list[Action] = [*self._kind.cancel()]
-        return [*told, *self._proceed()] if self.changing and self._present else told
+        actions: list[Action] = [*self._kind.cancel()]
+        return [*actions, *self._proceed()] if self.changing and self._present else actions
 
     def flushed(self, member: int, message: Flushed) -> list[Action]:
         """A member says which op it holds."""
@@ -468,7 +468,7 @@ class Views:
         self._servers.begin(view)
         new, departed = self._servers.new, tuple(sorted(self._departures.gone | decision.leaves.keys()))
         enter = Enter(view, holds=decision.holds, ends=decision.ends, new_servers=new, departed=departed)
-        told = [
+        to_dismissed = [
             Send(("worker", member), Enter(view, self.needs(member), new_servers=new, departed=departed))
             for member in sorted(dismissed)
         ]
@@ -484,7 +484,7 @@ class Views:
         names = ", ".join(str(member) for member in view.members)
         logs = [Log(f"view {view.number} after op {view.base}: workers {names}")]
         logs += [*self._kind.begins(view), *(Log(text) for text in self._depart(decision) if text)]
-        return [*servers, *self._send(enter), *told, *logs, *self._invite()]
+        return [*servers, *self._send(enter), *to_dismissed, *logs, *self._invite()]
 
     def _that_lack_the_state(self, view: View) -> set[int]:
         """Members of a view that begins. They get the state in the view's first op, or in that of a later view, and
@@ -499,9 +499,9 @@ class Views:
         for member in decision.leaves:
             departures.forget(member)
         departures.gone |= decision.leaves.keys()
-        said = f"the job ends: {decision.ends}" if decision.ends and not departures.ends else ""
+        ending = f"the job ends: {decision.ends}" if decision.ends and not departures.ends else ""
         departures.holding, departures.ends = decision.holds, decision.ends
-        return [said, departures.observe(len(self._present) + len(self.finished), self.now)]
+        return [ending, departures.observe(len(self._present) + len(self.finished), self.now)]
 
     def needs(self, member: int) -> bool:
         """Whether a later view of the replay has this member."""

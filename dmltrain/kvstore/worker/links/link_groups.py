@@ -212,13 +212,13 @@ class LinkGroups:
         since, sending = time.perf_counter(), group.sending
         if not sending.places:
             taken = [arena.take(slice_.nbytes) for slice_ in group.slices]
-            there = [each for each in taken if each is not None]
-            if len(there) < len(taken):
+            allocated = [allocation for allocation in taken if allocation is not None]
+            if len(allocated) < len(taken):
                 return False
             sending.arrays = [
-                memory.view(slice_.dtype) for (_, memory), slice_ in zip(there, group.slices, strict=True)
+                memory.view(slice_.dtype) for (_, memory), slice_ in zip(allocated, group.slices, strict=True)
             ]
-            sending.places = wire.offsets([place for place, _ in there])
+            sending.places = wire.offsets([place for place, _ in allocated])
         for memory, array in zip(sending.arrays, arrays, strict=True):
             np.copyto(memory, array)
         sending.loaned, sending.differences = clock, group.differences

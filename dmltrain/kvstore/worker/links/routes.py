@@ -105,7 +105,11 @@ class Routes:
         """A view that the worker will enter, and where its new servers are. Returns the links to those that are lost:
         `retire` them when waits can be interrupted. For any thread."""
         self._new[view.number] = _by_number(new)
-        return [each for number, each in self.by_number.items() if self._is_old(number, view, self._new[view.number])]
+        return [
+            server_link
+            for number, server_link in self.by_number.items()
+            if self._is_old(number, view, self._new[view.number])
+        ]
 
     def retire(self, links: Iterable[ServerLink]) -> None:
         """The servers of these links are lost: end all waits for them. For any thread."""
@@ -118,12 +122,12 @@ class Routes:
         """The worker enters this view: without relays. `connects`: to servers to which there is no link yet. Call this
         on the thread that pushes."""
         new = self._new.pop(view.number, {})
-        old = {number: each for number, each in self.by_number.items() if self._is_old(number, view, new)}
+        old = {number: server_link for number, server_link in self.by_number.items() if self._is_old(number, view, new)}
         self.retire(old.values())
-        for each in old.values():
-            sent, received = carried(each)
+        for server_link in old.values():
+            sent, received = carried(server_link)
             self.sent_before, self.received_before = self.sent_before + sent, self.received_before + received
-        links = {number: each for number, each in self.by_number.items() if number not in old}
+        links = {number: server_link for number, server_link in self.by_number.items() if number not in old}
         self.unreachable = []
         for number in set(view.servers) - links.keys() if connects else ():
             address = new.get(number, self._at_start[number])
@@ -140,8 +144,8 @@ class Routes:
         return number not in view.servers or number in view.joined_servers or place != self._places[number]
 
     def _missing(self, number: int, server: ServerAddress, error: Exception) -> LinkLost:
-        its = self._environment
-        own = LinkEnd("worker", its.index, its.host_name, its.node_host)
+        environment = self._environment
+        own = LinkEnd("worker", environment.index, environment.host_name, environment.node_host)
         peer = LinkEnd("server", number, server.host_name, shown(server.host, server.port))
         return LinkLost(own, peer, str(error), cut=False)
 
@@ -164,7 +168,7 @@ class Routes:
     def direct(self, slices: list[WorkerSlice]) -> list[Way]:
         """How slices travel; without those of servers that have been lost: see Entries.place."""
         links = self.by_number
-        return [Way(links[each.range.server], each) for each in slices if each.range.server in links]
+        return [Way(links[slice_.range.server], slice_) for slice_ in slices if slice_.range.server in links]
 
     def of_weight(self, slices: list[WorkerSlice]) -> list[Way]:
         """How a weight's pushes and results travel."""
@@ -265,18 +269,20 @@ class Routes:
         return self._linked(self._data_links, ("relay", leader), name, connection, to_relay=True)
 
     def _caller(self, role: str, listener: str, purpose: str) -> Caller:
-        its = self._environment
-        return Caller.new(its.job, its.key, role, its.index, listener, purpose, its.wire)
+        environment = self._environment
+        return Caller.new(
+            environment.job, environment.key, role, environment.index, listener, purpose, environment.wire
+        )
 
 
 def carried(link: ServerLink) -> tuple[int, int]:
     """Bytes that it has sent and received, also through shared memory."""
-    its, shared = link.link, link.traffic
-    return its.bytes_sent + shared.shared_sent, its.bytes_received + shared.shared_received
+    connection, shared = link.link, link.traffic
+    return connection.bytes_sent + shared.shared_sent, connection.bytes_received + shared.shared_received
 
 
 def _by_number(new: Sequence[NewServer]) -> dict[int, ServerAddress]:
-    return {each.number: each.address for each in new}
+    return {server.number: server.address for server in new}
 
 
 def _name(number: int, server: ServerAddress) -> str:

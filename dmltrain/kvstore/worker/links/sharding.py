@@ -135,16 +135,16 @@ def shares(workers: Sequence[str], servers: Sequence[str], rates: Mapping[str, f
         return equal
     own = {host: rates.get(host) or max(known) for host in hosts}
     base = {host: float(host in training) for host in hosts}
-    each = {host: len(training) - 2 * base[host] for host in hosts}  # bytes for each byte that it holds
-    if min(each.values()) <= 0:  # two hosts with workers send as much, whatever they hold
+    cost = {host: len(training) - 2 * base[host] for host in hosts}  # bytes for each byte that it holds
+    if min(cost.values()) <= 0:  # two hosts with workers send as much, whatever they hold
         return equal
 
     def held(seconds: float) -> dict[str, float]:
-        return {host: max(0.0, (seconds * own[host] - base[host]) / each[host]) for host in hosts}
+        return {host: max(0.0, (seconds * own[host] - base[host]) / cost[host]) for host in hosts}
 
     low, high = 0.0, (len(training) + 1.0) / min(own.values())
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(held(middle).values()) < 1.0 else (low, middle)
-    found = held(high)
-    return [found[host] / sum(found.values()) / count[host] for host in servers]
+    held_by = held(high)
+    return [held_by[host] / sum(held_by.values()) / count[host] for host in servers]
