@@ -261,7 +261,7 @@ class State:
             log.info("This worker's part has ended: %s", end)
             raise SystemExit(0) from None
         if not env.replay():
-            notice.Notice(store.leave, env.read().leave_seconds, log)
+            notice.LeaveNotice(store.leave, env.read().leave_seconds, log)
         if self._member.journal.joins:
             self._epoch = self._member.journal.epoch
 

@@ -10,7 +10,7 @@ from dmltrain.kvstore.view import View
 
 
 @dataclass(frozen=True)
-class Kind:
+class KVStoreKind:
     """A kvstore's type, and its bound on staleness in clocks."""
 
     type: KVStoreType
@@ -20,12 +20,12 @@ class Kind:
         bound = f" staleness={self.staleness:g}" if self.type.takes_staleness else ""
         return f"kv_store={self.type.name}{bound}"
 
-    def changed(self, kv_store: str, staleness: float) -> Kind:
+    def changed(self, kv_store: str, staleness: float) -> KVStoreKind:
         """What it is after a change, whose values are those of message.Change. Raises UserError if there is no such
         kvstore."""
         wanted = types.find(kv_store) if kv_store else self.type
         if staleness >= 0 or wanted is not self.type:
-            return Kind(wanted, wanted.bound(staleness if staleness >= 0 else None))
+            return KVStoreKind(wanted, wanted.bound(staleness if staleness >= 0 else None))
         return self
 
     def in_view(self, view: View) -> View:
@@ -38,10 +38,10 @@ class Kind:
         return self.staleness if self.type.takes_staleness else 0.0
 
 
-def kind_of(view: View) -> Kind | None:
+def kind_of(view: View) -> KVStoreKind | None:
     """That of the kvstore in this view of an elastic job; None: it is not known. Raises UserError if there is no such
     kvstore."""
     if not view.kvstore:
         return None
     type_ = types.find(view.kvstore)
-    return Kind(type_, type_.bound(view.staleness if type_.takes_staleness else None))
+    return KVStoreKind(type_, type_.bound(view.staleness if type_.takes_staleness else None))

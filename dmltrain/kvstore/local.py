@@ -13,7 +13,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import READ, Handle, Key, Keys, KVStore, as_array, check_rate, keys_and_values, summed
 from dmltrain.kvstore.state_file import read_arrays, write_whole
-from dmltrain.kvstore.step import MakeStep, Step
+from dmltrain.kvstore.step import MakeStep, OptimizerStep
 
 
 class LocalKVStore(KVStore):
@@ -23,7 +23,7 @@ class LocalKVStore(KVStore):
         self.type = kind
         self._values: dict[Key, Array] = {}
         self._buffers: dict[Key, Array] = {}
-        self._steps: dict[Key, Step] = {}
+        self._steps: dict[Key, OptimizerStep] = {}
         self._spec: dict[str, Any] | None = None
 
     def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:

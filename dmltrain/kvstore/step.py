@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from dmltrain.base.arrays import Array
 
 
-class Step(Protocol):
+class OptimizerStep(Protocol):
     """It may have the attributes of `is_whole` and `needs_pulled`."""
 
     def __call__(self, value: Array, gradient: Array, rate: float) -> None:
@@ -21,15 +21,16 @@ class Step(Protocol):
         """Restore what `state` returned."""
 
 
-MakeStep = Callable[[dict[str, Any], int | str, Array], Step]  # (spec, key, value); ValueError for a wrong spec
+# (spec, key, value) -> step; raises ValueError for a wrong spec
+MakeStep = Callable[[dict[str, Any], int | str, Array], OptimizerStep]
 
 
-def is_whole(step: Step | None) -> bool:
+def is_whole(step: OptimizerStep | None) -> bool:
     """Whether the step needs a whole key, because it takes norms: `whole`."""
     return bool(getattr(step, "whole", False))
 
 
-def needs_pulled(step: Step | None) -> bool:
+def needs_pulled(step: OptimizerStep | None) -> bool:
     """Whether the step takes a fourth argument, the value that the worker had pulled before it computed the gradient:
     `needs_pulled`."""
     return bool(getattr(step, "needs_pulled", False))

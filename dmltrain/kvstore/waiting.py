@@ -83,7 +83,7 @@ def split(trip: Trip | None, since: float, until: float) -> Waits:
     return Waits(own, rest - server - own, server, straggler)
 
 
-class OwnSteps:
+class StepTimer:
     """How long this worker computes in a step, as rules about stragglers need it: the time from one step to the next
     without the training thread's waits for servers and other workers. A report is the median of some steps, so that a
     validation between two of them does not matter."""

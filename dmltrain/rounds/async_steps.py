@@ -94,7 +94,7 @@ class AsyncSteps:
         return step[1] if step else self.dealing.left[:0]
 
 
-class ApartRounds:
+class AsyncRounds:
     """The steps of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:

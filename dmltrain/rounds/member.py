@@ -33,7 +33,7 @@ Give = Callable[[dict[str, Any]], bytes]
 Take = Callable[[bytes, bool], Mapping[str, Any]]
 
 
-class OwnSpeed:
+class SpeedMeter:
     """How fast a member computes its samples, as --balance needs it. Pure.
 
     What counts is the time from when a batch is there until the last of its gradients has been pushed. So neither waits
@@ -79,7 +79,7 @@ class Member:
         self.suspects = Suspects()
         self.before: View | None = None  # the last view that was entered
         self.order: Epoch | None = None  # of the epoch whose samples this worker trains
-        self._speed: OwnSpeed | None = None
+        self._speed: SpeedMeter | None = None
         self.part: SyncSteps | AsyncSteps = self._part()
         store.begun, store.on_clocks = lambda: self.part.begun, lambda clocks: self.part.told(clocks)
         store.between_epochs = lambda: self.journal.between_epochs
@@ -110,7 +110,7 @@ class Member:
         it has joined: `journal.joins`. `facts`: what a replacement must have in common with the others, beside the job.
         `replay(job)`: the views to go through. `balance`: how samples follow the speed of workers. Raises UserError,
         JobLost, MembershipEnded."""
-        self._speed = OwnSpeed() if balance.batch else None
+        self._speed = SpeedMeter() if balance.batch else None
         self._log.info(
             "Elastic: the job goes on when workers are lost, while at least %d are left (--min-workers); "
             "each worker sends its own gradients to the servers",

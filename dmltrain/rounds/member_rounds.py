@@ -6,9 +6,9 @@ from dmltrain.base.arrays import Array
 from dmltrain.data.assignment.async_deal import AsyncDealing
 from dmltrain.data.assignment.deal import Dealing
 from dmltrain.data.assignment.parts import Epoch, Part
-from dmltrain.rounds.async_steps import ApartRounds
+from dmltrain.rounds.async_steps import AsyncRounds
 from dmltrain.rounds.member import Member
-from dmltrain.rounds.sync_steps import TogetherRounds
+from dmltrain.rounds.sync_steps import SyncRounds
 
 
 class MemberRounds:
@@ -19,8 +19,8 @@ class MemberRounds:
         self._member, self._epoch, self._before = member, epoch, 0
         self._rounds = self._now(first)
 
-    def _now(self, first: int = 0) -> TogetherRounds | ApartRounds:
-        return (TogetherRounds if self._member.together else ApartRounds)(self._member, self._epoch, first)
+    def _now(self, first: int = 0) -> SyncRounds | AsyncRounds:
+        return (SyncRounds if self._member.together else AsyncRounds)(self._member, self._epoch, first)
 
     def is_over(self) -> bool:
         """Whether all samples of the epoch are used. May wait for the others."""
@@ -33,7 +33,7 @@ class MemberRounds:
 
     def _is_present(self) -> bool:
         """Whether the kvstore has not changed since these rounds began."""
-        together = isinstance(self._rounds, TogetherRounds)
+        together = isinstance(self._rounds, SyncRounds)
         return together == self._member.together and self._rounds.dealing is self._member.journal.dealing
 
     @property

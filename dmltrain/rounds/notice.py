@@ -14,7 +14,7 @@ from types import FrameType
 REASON = "SIGTERM"
 
 
-class Notice:
+class LeaveNotice:
     """From now on the first SIGTERM calls `leave(reason)`, on a thread of its own. A second one ends the process, and
     so does this class when it still lives `seconds` after the first. Only in the main thread; else nothing changes."""
 

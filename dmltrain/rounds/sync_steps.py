@@ -57,7 +57,7 @@ class SyncSteps:
         return own
 
 
-class TogetherRounds:
+class SyncRounds:
     """The rounds of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
     has_moved = False  # a view begins in a round only

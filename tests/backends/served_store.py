@@ -7,7 +7,7 @@ from dmltrain.backends.torch.server_optimizer import Step
 from dmltrain.kvstore import Handle
 from dmltrain.kvstore.server import optimizer_state
 from dmltrain.kvstore.server.core import ServerCore
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from tests.backends.agreeing import Agreeing
 from tests.kvstore.carrying_out import run
 
@@ -28,7 +28,7 @@ class ServedStore(Agreeing):
         for name, array in zip(key, value, strict=True):
             number = self._numbers[name] = len(self._numbers)
             self._sizes[name], self._clocks[name] = array.size, 0
-            declared = Key(number, name, array.dtype.name, True, {"type": "none"}, ((0, array.size),))
+            declared = DeclaredKey(number, name, array.dtype.name, True, {"type": "none"}, ((0, array.size),))
             for worker in range(2):
                 self.core.declare(worker, Declare(self.type, STALENESS[self.type], (declared,)))
             self.core.initialise(0, number, 0, array)

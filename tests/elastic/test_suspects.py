@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from dmltrain.rounds.member import ROUNDS, SECONDS, SKIPPED, OwnSpeed
+from dmltrain.rounds.member import ROUNDS, SECONDS, SKIPPED, SpeedMeter
 from dmltrain.rounds.suspects import Suspects
 from tests.elastic_job import AUDIT, each_sample_once, make_forker, make_jobs  # noqa: F401
 
@@ -111,24 +111,24 @@ def reports(own, seconds, view=1, samples=10, begin=0.0, pause=1.0):
 
 
 def test_the_first_rounds_of_a_view_and_those_of_the_one_before_do_not_count():
-    own = OwnSpeed()
+    own = SpeedMeter()
     found = reports(own, [100.0] * SKIPPED + [2.0] * ROUNDS)
     assert found == [None] * (SKIPPED + ROUNDS - 1) + [5.0]
     found = reports(own, [100.0] * SKIPPED + [4.0] * ROUNDS, view=2, begin=100.0)
     assert found == [None] * (SKIPPED + ROUNDS - 1) + [2.5]
-    own = OwnSpeed()
+    own = SpeedMeter()
     reports(own, [1.0] * (SKIPPED + ROUNDS - 1))
     assert [report for report in reports(own, [2.0] * 10, view=2, begin=50.0) if report] == [5.0, 5.0]
 
 
 def test_it_reports_at_a_low_rate():
     count, pause = 1000, 0.01
-    found = [report for report in reports(OwnSpeed(), [0.01] * count, pause=pause) if report is not None]
+    found = [report for report in reports(SpeedMeter(), [0.01] * count, pause=pause) if report is not None]
     assert len(found) == pytest.approx(count * pause / SECONDS, abs=1)
 
 
 def test_rounds_without_samples_do_not_count_nor_does_one_that_was_held_up():
-    assert reports(OwnSpeed(), [1.0] * SKIPPED + [2.0, 50.0, 2.0])[-1] == 5.0
-    own = OwnSpeed()
+    assert reports(SpeedMeter(), [1.0] * SKIPPED + [2.0, 50.0, 2.0])[-1] == 5.0
+    own = SpeedMeter()
     assert set(reports(own, [0.5] * 10, samples=0)) == {None}
     assert reports(own, [2.0] * ROUNDS, begin=20.0)[-1] == 5.0

@@ -2,7 +2,7 @@
 
 import socket
 
-from dmltrain.kvstore.transport.handshake import MEMORY, Answers, Listener
+from dmltrain.kvstore.transport.handshake import MEMORY, Listener, ListenerHandshake
 from dmltrain.kvstore.transport.link import Link
 
 
@@ -14,7 +14,7 @@ def tcp():
 
 def answer(sock, listener, certificate=""):
     """The link, once its caller has proved that it knows the key."""
-    answers = Answers(listener)
+    answers = ListenerHandshake(listener)
     while not answers.accepted:
         sock.sendall(answers.receive(sock.recv(4096)))
     connection = Link(sock)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dmltrain.kvstore.transport.message import Declare, Key, ServerAddress, Start, WorkerAddress
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey, ServerAddress, Start, WorkerAddress
 
 
 def start(workers, servers):
@@ -13,7 +13,7 @@ def start(workers, servers):
 
 def declaration(kind="dist_sync", staleness=0.0, sizes=(5, 3), weight=True, dtype="float32", compression=None):
     coding = compression or {"type": "none"}
-    keys = [Key(k, f"k{k}", dtype, weight, coding, ((0, size),)) for k, size in enumerate(sizes)]
+    keys = [DeclaredKey(k, f"k{k}", dtype, weight, coding, ((0, size),)) for k, size in enumerate(sizes)]
     return Declare(kind, staleness, tuple(keys))
 
 

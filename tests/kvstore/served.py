@@ -20,7 +20,7 @@ from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.message import Heartbeat, Leave, Register, Shutdown
 from dmltrain.kvstore.transport.shared_memory import Arena
-from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import declaration, start
 from tests.kvstore.whole_job import NEVER, begun
@@ -52,13 +52,13 @@ class Peer:
 
     def push(self, values, key=0, clock=1, rate=-1.0, **fields):
         values = np.asarray(values, np.float32)
-        self.send(Kind.PUSH, values.tobytes(), key=key, clock=clock, number=rate, **fields)
+        self.send(FrameKind.PUSH, values.tobytes(), key=key, clock=clock, number=rate, **fields)
 
     def push_shared(self, values, clock, flags=0, **fields):
         offset, memory = self.arena.take(4 * len(values))
         memory.view(np.float32)[:] = values
         fields |= {"flags": flags | Flag.SHARED, "offset": offset}
-        self.link.send(Header(Kind.PUSH, 4 * len(values), clock=clock, **fields).pack())
+        self.link.send(Header(FrameKind.PUSH, 4 * len(values), clock=clock, **fields).pack())
 
     def answer(self):
         """The next header and its payload."""
@@ -69,13 +69,13 @@ class Peer:
 
     def begun(self, key):
         """Pull a value and read its header: the rest is being sent. Returns the memory for that."""
-        self.send(Kind.PULL, key=key)
+        self.send(FrameKind.PULL, key=key)
         return memoryview(bytearray(self.link.read_header().length))
 
     def value(self):
         """The next header, which is a value's, and the value."""
         header, payload = self.answer()
-        assert header.kind == Kind.VALUE, message.decode(header.kind, payload)
+        assert header.kind == FrameKind.VALUE, message.decode(header.kind, payload)
         if header.flags & Flag.SHARED:
             payload = self.link.peer_arena.view(header.offset, header.length)
         return header, np.frombuffer(payload, np.float32).tolist()
@@ -183,11 +183,11 @@ class Process(Scheduler):
 
 def heard(peer):
     """Wait until the service has taken all frames of this worker. Returns the answers that came before."""
-    peer.send(Kind.PROBE, view=99)
+    peer.send(FrameKind.PROBE, view=99)
     found = []
     while True:
         header, payload = peer.answer()
-        if header.kind == Kind.PROBE:
+        if header.kind == FrameKind.PROBE:
             return found
         found.append((header, payload))
 
@@ -207,13 +207,13 @@ def expect_sum(peers, view, total, shared=False, clock=1):
         header, value = peer.value()
         assert (header.view, header.clock, value) == (view, clock, [total] * len(value))
         if shared:
-            peer.send(Kind.RELEASE, wire.release([(header.key, 0, header.offset)]), view=view)
+            peer.send(FrameKind.RELEASE, wire.release([(header.key, 0, header.offset)]), view=view)
 
 
 def answered(peer, content, view=0):
     """Send this message, and wait for its answer."""
     peer.link.send(message.encode(content, view=view))
-    assert peer.answer()[0].kind == Kind.DONE
+    assert peer.answer()[0].kind == FrameKind.DONE
 
 
 def leave(peer, done=-1, view=0):

@@ -14,7 +14,7 @@ import pytest
 from dmltrain.data.assignment.async_deal import AsyncDealing
 from dmltrain.data.assignment.deal import Dealing
 from dmltrain.kvstore import types
-from dmltrain.kvstore.kind import Kind
+from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.transport.message import Declare
 from dmltrain.kvstore.worker import clocks as told
@@ -23,7 +23,7 @@ from tests.kvstore.test_server_views import Arena, key
 from tests.tiers import seed_ranges
 
 RANKS, MOST_STEPS = 8, 20_000
-TOGETHER = Kind(types.find("dist_sync"), 0.0)
+TOGETHER = KVStoreKind(types.find("dist_sync"), 0.0)
 
 
 class Add:
@@ -41,7 +41,7 @@ class Add:
 
 
 def kind_with(staleness):
-    return Kind(types.find("dist_async" if staleness == np.inf else "dist_ssp"), staleness)
+    return KVStoreKind(types.find("dist_async" if staleness == np.inf else "dist_ssp"), staleness)
 
 
 class Server:

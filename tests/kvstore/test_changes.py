@@ -12,16 +12,16 @@ from collections import Counter, deque
 import pytest
 
 from dmltrain.kvstore import types
-from dmltrain.kvstore.kind import Kind
+from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.scheduler.actions import Log, Send
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, Changes
 from dmltrain.kvstore.scheduler.core import SchedulerCore
-from dmltrain.kvstore.scheduler.peers import Stragglers
+from dmltrain.kvstore.scheduler.peers import StepTimes
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.reply import Reply
 from dmltrain.kvstore.transport.message import ASKS, CANCELLED, Bye, Change, Changed, Consistency, Register, Stops, Took
-from dmltrain.kvstore.waiting import OwnSteps
+from dmltrain.kvstore.waiting import StepTimer
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.changes import UNKNOWN
 from tests.kvstore.made import declaration
@@ -33,7 +33,7 @@ KINDS = [("dist_sync", -1.0), ("dist_async", -1.0), ("dist_ssp", 0.0), ("dist_ss
 
 def kind(name, staleness=-1.0):
     found = types.find(name)
-    return Kind(found, found.bound(None if staleness < 0 else staleness))
+    return KVStoreKind(found, found.bound(None if staleness < 0 else staleness))
 
 
 def change(number=1, kv_store="dist_sync", staleness=-1.0, after=ASKS):
@@ -341,7 +341,7 @@ def test_a_worker_that_finishes_ends_the_change():
 
 
 def test_a_report_is_the_median_of_steps_without_waits():
-    own, reports, now, waited = OwnSteps(), [], 0.0, 0.0
+    own, reports, now, waited = StepTimer(), [], 0.0, 0.0
     for step in range(12):
         found = own.made(now, waited)
         reports += [(step, found)] if found else []
@@ -352,7 +352,7 @@ def test_a_report_is_the_median_of_steps_without_waits():
 
 @pytest.mark.parametrize("steps, share", [(5, 0.0), (9, 1.0)], ids=["few steps", "steps without computing"])
 def test_what_is_no_report(steps, share):
-    own = OwnSteps()
+    own = StepTimer()
     assert [own.made(10.0 * step, share * 10.0 * step) for step in range(steps)] == [None] * steps
 
 
@@ -365,7 +365,7 @@ def test_the_slowest_worker_is_compared_when_all_have_reported():
 
 
 def test_only_the_workers_that_the_job_has_now_are_compared():
-    stragglers = Stragglers()
+    stragglers = StepTimes()
     for worker, seconds, workers in ((0, 0.2, (0, 1, 2)), (2, 0.9, (0, 1, 2)), (3, 0.2, (0, 1, 3))):
         assert stragglers.take(worker, seconds, workers) == [], "at last, worker 2 has left"
     (line,) = stragglers.take(1, 0.3, (0, 1, 3))

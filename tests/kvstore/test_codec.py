@@ -18,7 +18,7 @@ from dmltrain.kvstore.worker import residual
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
-from dmltrain.kvstore.worker.residual import HandingOver
+from dmltrain.kvstore.worker.residual import ResidualHandover
 from tests.kvstore.through_a_codec import decode, encode, through
 from tests.tiers import examples
 
@@ -478,7 +478,7 @@ def handed_over(view, codec_name="int8"):
 
         return run
 
-    members = {member: HandingOver(member, entries[member], broadcast(member)) for member in view.members}
+    members = {member: ResidualHandover(member, entries[member], broadcast(member)) for member in view.members}
     in_order = sorted(view.members, key=lambda each: each not in view.hands_over)
     taken = {each: members[each].exchange(view) for each in in_order}
     for each in view.members:

@@ -12,16 +12,16 @@ from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
-from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Declare, Key, Optimizer
-from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.transport.message import BY_KIND, BY_OP, Declare, DeclaredKey, Optimizer
+from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from tests.archives import repacked
 from tests.fuzzing import Fuzzed, parts, survive
 from tests.kvstore.served import ENVIRONMENT
 
 KEYS = (
-    Key(0, "weight", "float32", True, {"type": "none"}, ((0, 4), (1, 3))),
-    Key(1, "bias", "float32", True, {"type": "2bit", "threshold": 0.5}, ((0, 5),)),
-    Key(1 << 31, "sum", "float64", False, {"type": "none"}, ((0, 2),)),
+    DeclaredKey(0, "weight", "float32", True, {"type": "none"}, ((0, 4), (1, 3))),
+    DeclaredKey(1, "bias", "float32", True, {"type": "2bit", "threshold": 0.5}, ((0, 5),)),
+    DeclaredKey(1 << 31, "sum", "float64", False, {"type": "none"}, ((0, 2),)),
 )
 
 
@@ -93,12 +93,12 @@ def converse(data: bytes) -> None:
     stream, core = Stream(data), made_core()
 
     def other(connection: Link, header: Header) -> tuple[bytes, None]:
-        if header.kind == Kind.STATE:
+        if header.kind == FrameKind.STATE:
             limit = optimizer_state.limit(core.slices())
             optimizer_state.unpack(state.receive(connection, header, limit), core.slices())
-        elif header.kind == Kind.OPTIMIZER:
+        elif header.kind == FrameKind.OPTIMIZER:
             core.optimize(dict(message.expect(connection.read_message(header), Optimizer).spec))
-        elif header.kind != Kind.READ_STATE:
+        elif header.kind != FrameKind.READ_STATE:
             raise FrameError(f"frame kind {header.kind} from a worker")
         return optimizer_state.pack(core.slices()), None
 
@@ -110,30 +110,38 @@ def converse(data: bytes) -> None:
         pass
 
 
-def frame(kind: Kind, payload: bytes = b"", **fields: object) -> bytes:
+def frame(kind: FrameKind, payload: bytes = b"", **fields: object) -> bytes:
     return Header(kind, len(payload), **fields).pack() + payload  # type: ignore[arg-type]
 
 
 def conversations() -> list[bytes]:
     core = stepping_core()
     push = [
-        frame(Kind.PUSH, np.ones(4, np.float32).tobytes(), clock=1, number=0.5, flags=Flag.PULL),
-        frame(Kind.PUSH, np.ones(3, np.float32).tobytes(), slice=1, clock=1, number=-1.0),
-        frame(Kind.PUSH, bytes(core.slices()[1, 0].push_bytes), key=1, clock=1, dtype=core.slices()[1, 0].codec.number),
-        frame(Kind.PUSH, np.ones(2).tobytes(), key=1 << 31, clock=1, dtype=1),
+        frame(FrameKind.PUSH, np.ones(4, np.float32).tobytes(), clock=1, number=0.5, flags=Flag.PULL),
+        frame(FrameKind.PUSH, np.ones(3, np.float32).tobytes(), slice=1, clock=1, number=-1.0),
+        frame(
+            FrameKind.PUSH,
+            bytes(core.slices()[1, 0].push_bytes),
+            key=1,
+            clock=1,
+            dtype=core.slices()[1, 0].codec.number,
+        ),
+        frame(FrameKind.PUSH, np.ones(2).tobytes(), key=1 << 31, clock=1, dtype=1),
     ]
     declare, optimizer = map(message.encode, (Declare("dist_sync", 0.0, KEYS), Optimizer({"name": "sgd", "lr": 0.5})))
-    first = frame(Kind.INIT, np.ones(4, np.float32).tobytes())
-    pushes = [frame(Kind.PUSH_GROUP, bytes(4 * 7), clock=c, number=0.5, flags=f) for c, f in ((1, Flag.PULL), (2, 0))]
-    group = [frame(Kind.GROUP, wire.group([(0, 1, 0), (0, 0, 0)])), frame(Kind.PULL_GROUP), *pushes]
+    first = frame(FrameKind.INIT, np.ones(4, np.float32).tobytes())
+    pushes = [
+        frame(FrameKind.PUSH_GROUP, bytes(4 * 7), clock=c, number=0.5, flags=f) for c, f in ((1, Flag.PULL), (2, 0))
+    ]
+    group = [frame(FrameKind.GROUP, wire.group([(0, 1, 0), (0, 0, 0)])), frame(FrameKind.PULL_GROUP), *pushes]
     return [
-        declare + b"".join(group) + frame(Kind.RELEASE_GROUP),
-        b"".join(group[:3]) + frame(Kind.PUSH, bytes(12), slice=1, clock=2) + group[1],
+        declare + b"".join(group) + frame(FrameKind.RELEASE_GROUP),
+        b"".join(group[:3]) + frame(FrameKind.PUSH, bytes(12), slice=1, clock=2) + group[1],
         declare + first + b"".join(push),
-        declare + optimizer + b"".join(push) + frame(Kind.PULL, clock=1, priority=3),
-        frame(Kind.PULL) * 3 + frame(Kind.PROBE, b"x" * 50) + frame(Kind.READ_STATE),
-        optimizer + frame(Kind.STATE, optimizer_state.pack(core.slices())),
-        frame(Kind.RELEASE),
+        declare + optimizer + b"".join(push) + frame(FrameKind.PULL, clock=1, priority=3),
+        frame(FrameKind.PULL) * 3 + frame(FrameKind.PROBE, b"x" * 50) + frame(FrameKind.READ_STATE),
+        optimizer + frame(FrameKind.STATE, optimizer_state.pack(core.slices())),
+        frame(FrameKind.RELEASE),
     ]
 
 
@@ -156,7 +164,7 @@ NAMES = ("keys", "slices", "float64", "type", "topk", "int8", "dist_async", "lr"
 WORDS = (
     *(f'"{name}"'.encode() for name in NAMES),
     *(b"null", b"[]", b"{}", b"true", b"[[0,1]]", b"2147483648", b"\\ud800"),
-    *(bytes([kind]) for kind in Kind),
+    *(bytes([kind]) for kind in FrameKind),
 )
 FRAMES = Fuzzed(converse, conversations, (FrameError, Rejected), WORDS, (bytes, with_checksums, with_checksums))
 

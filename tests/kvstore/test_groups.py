@@ -13,11 +13,11 @@ from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.lockstep import GROUP, MAX_LOOSE
 from dmltrain.kvstore.transport import wire
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.worker.calls import MAX_CALLS, Calls, runs
-from dmltrain.kvstore.worker.entry import Entry
+from dmltrain.kvstore.worker.entry import KeyEntry
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.link_groups import GroupLanding, LinkGroups, WorkerGroup
 from dmltrain.kvstore.worker.links.routes import Way
@@ -91,7 +91,7 @@ def test_a_wrong_declaration_is_refused(number, content, said):
 def test_other_slices_cannot_be_in_a_group(kind, changed):
     core = ServerCore(1)
     fields = {"dtype": "float32", "weight": True, "compression": {"type": "none"}, "slices": ((0, 4),)} | changed
-    core.declare(0, Declare(kind, 0.0, (Key(0, "w", **fields), Key(1, "v", **fields))))
+    core.declare(0, Declare(kind, 0.0, (DeclaredKey(0, "w", **fields), DeclaredKey(1, "v", **fields))))
     with pytest.raises(Rejected, match="cannot be in one"):
         core.groups.declare(0, 0, BOTH)
 
@@ -302,7 +302,7 @@ class Link(SimpleNamespace):
 def entry(number, link, size=4, **changed):
     slice_ = WorkerSlice(sharding.Slice(number, 0, 0, size, 0), FLOAT, None, None)
     fields = {"slices": [slice_], "ways": [Way(link, slice_)], "compression": {}, "is_weight": True} | changed
-    return Entry(number, size, FLOAT, **fields)
+    return KeyEntry(number, size, FLOAT, **fields)
 
 
 class Declared(dict):
@@ -390,7 +390,7 @@ def test_each_group_of_a_link_is_declared_once(monkeypatch):
     assert link_groups.find(slices, (0, 0, 1)) is found
     assert link_groups.find(slices, (0, 0, 2)).number == 1
     header = wire.Header.unpack(sent[0].header[: wire.HEADER_SIZE])
-    assert (header.kind, header.view, header.key, header.length) == (wire.Kind.GROUP, 0, 0, 48)
+    assert (header.kind, header.view, header.key, header.length) == (wire.FrameKind.GROUP, 0, 0, 48)
     assert wire.parse_group(sent[0].header[wire.HEADER_SIZE :]) == [(0, 0, 0), (1, 0, 0), (2, 0, 1)]
     assert sent[0].priority > 1 << 20 and len(sent) == 2
     monkeypatch.setattr("dmltrain.kvstore.worker.links.link_groups.MAX_IN_GROUPS", 8)
@@ -466,10 +466,10 @@ def test_values_of_two_pulls_of_a_slice_may_overtake_each_other():
         landing.target.view(np.uint8)[:] = key + 1
         landing.handle.one_done()
     assert not any(landing.handle.done for landing in landings)
-    link_groups.land(wire.Header(wire.Kind.VALUE_GROUP, 48, 0, landings[0].group.number, 0, 5))
+    link_groups.land(wire.Header(wire.FrameKind.VALUE_GROUP, 48, 0, landings[0].group.number, 0, 5))
     for landing in landings:
         found = [set(array.view(np.uint8).tolist()) for array in landing.arrays]
         assert landing.handle.done and found == [{1}, {2}, {3}][: len(found)]
     for wrong in (0, 1, 2):
         with pytest.raises(LookupError):
-            link_groups.land(wire.Header(wire.Kind.VALUE_GROUP, 48, 0, wrong, 0, 5))
+            link_groups.land(wire.Header(wire.FrameKind.VALUE_GROUP, 48, 0, wrong, 0, 5))

@@ -22,7 +22,7 @@ from dmltrain.kvstore.transport import link, wire
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.listener import LINES, PERIOD_SECONDS, Unauthenticated
 from dmltrain.kvstore.transport.message import Challenge, decode, encode, expect
-from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from tests.cluster import requirements
 from tests.forked_job import NETWORK
 from tests.waiting import SECONDS
@@ -330,7 +330,7 @@ def test_a_replayed_connection_is_refused(training):
         challenge = expect(decode(header.kind, sock.recv(header.length, socket.MSG_WAITALL)), Challenge)
         proof = encode(caller.proof(challenge))
         sock.sendall(proof)
-        assert Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL)).kind == Kind.ACCEPT
+        assert Header.unpack(sock.recv(wire.HEADER_SIZE, socket.MSG_WAITALL)).kind == FrameKind.ACCEPT
     with socket.create_connection(address) as sock:
         for recorded in (hello, proof):
             sock.sendall(recorded)

@@ -18,14 +18,14 @@ from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.seal import Keys
 from dmltrain.kvstore.transport.send_window import ANSWERS, PUSHES, UPDATE_BYTES, SendWindow
-from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from tests.kvstore.answering import answer, data_listener, memory_listener, tcp
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
 
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
 CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
-PULL, DONE = Header(Kind.PULL), Header(Kind.DONE)
+PULL, DONE = Header(FrameKind.PULL), Header(FrameKind.DONE)
 WAYS = {"tcp": tcp, "unix": socket.socketpair}
 LISTENERS = {"tcp": data_listener, "unix": memory_listener}
 CALLERS = {"tcp": CALLER, "unix": Caller.new("job", b"key", "worker", 3, "server 0", MEMORY)}
@@ -78,9 +78,9 @@ def test_frames_arrive_in_order_and_are_counted(ends, sizes):
 
 def test_an_end_between_frames_differs_from_an_end_inside_a_frame(ends):
     sender, receiver = ends
-    sender.send(Header(Kind.PULL, clock=7).pack(), bytes(3))
+    sender.send(Header(FrameKind.PULL, clock=7).pack(), bytes(3))
     sender.cut()
-    assert receiver.read_header() == Header(Kind.PULL, clock=7)
+    assert receiver.read_header() == Header(FrameKind.PULL, clock=7)
     with pytest.raises(Closed, match="3 of 68 bytes"):
         receiver.read_header()
     with pytest.raises(Closed, match="^end of stream$"):
@@ -105,7 +105,7 @@ def test_the_end_of_a_link_wakes_its_reader_and_may_be_repeated(ends, end):
 def test_arrived_headers_are_read_together_up_to_one_with_a_payload(opened):
     sender, receiver = opened(map(Link, socket.socketpair()))
     receiver.settle()
-    shared, followed = Header(Kind.PUSH, 9, flags=Flag.SHARED), Header(Kind.RELEASE, 5)
+    shared, followed = Header(FrameKind.PUSH, 9, flags=Flag.SHARED), Header(FrameKind.RELEASE, 5)
     sender.send(*(each.pack() for each in (PULL, shared, PULL, followed)), b"12345", PULL.pack(), DONE.pack())
     assert receiver.read_headers(2) == [PULL, shared]
     assert receiver.read_headers(9) == [PULL, followed]
@@ -119,17 +119,17 @@ def test_arrived_headers_are_read_together_up_to_one_with_a_payload(opened):
 
 def test_a_payload_longer_than_its_limit_or_in_shared_memory_is_not_read(ends):
     sender, receiver = ends
-    sender.send(Header(Kind.PUSH, 1 << 40, flags=Flag.SHARED).pack(), PULL.pack(), b"12345")
+    sender.send(Header(FrameKind.PUSH, 1 << 40, flags=Flag.SHARED).pack(), PULL.pack(), b"12345")
     receiver.discard(receiver.read_header())
     receiver.read_into(memoryview(bytearray()))  # nor where a frame has no payload
     assert receiver.read_header() == PULL
     with pytest.raises(FrameError, match="6 bytes, the limit is 5"):
-        receiver.read_payload(Header(Kind.CONTROL, 6), 5)
-    assert receiver.read_payload(Header(Kind.CONTROL, 5), 5) == b"12345"
+        receiver.read_payload(Header(FrameKind.CONTROL, 6), 5)
+    assert receiver.read_payload(Header(FrameKind.CONTROL, 5), 5) == b"12345"
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("header", [Header(Kind.PUSH, size) for size in (0, 5, 1 << 20, (2 << 20) + 3)])
+@pytest.mark.parametrize("header", [Header(FrameKind.PUSH, size) for size in (0, 5, 1 << 20, (2 << 20) + 3)])
 def test_a_payload_is_read_and_forgotten(opened, header, sealed):
     """In small pieces; the next frame, and the seals, are as if it had been used."""
     sender, receiver = opened(map(Link, tcp()))
@@ -149,7 +149,7 @@ def test_a_forgotten_payload_must_be_the_peers(opened):
     sender, receiver = opened(map(Link, tcp()))
     sender.protect(Keys(b"1" * 32, b"2" * 32, b""), "auth", listens=True, certificate="")
     receiver.protect(Keys(b"1" * 32, b"3" * 32, b""), "auth", listens=False, certificate="")
-    header = Header(Kind.PUSH, 5)
+    header = Header(FrameKind.PUSH, 5)
     sender.send(header.pack(), b"12345")
     receiver.read_header()
     with pytest.raises(FrameError, match="its seal is wrong"):
@@ -322,7 +322,7 @@ def test_links_have_the_limit_of_the_handshake_until_they_are_settled_and_none_a
     assert bytes(16) not in time_limits(mine), "what is almost over is not none"
 
 
-@pytest.mark.parametrize("answer", [b"", Header(Kind.CHALLENGE, 9).pack()], ids=["none", "a byte now and then"])
+@pytest.mark.parametrize("answer", [b"", Header(FrameKind.CHALLENGE, 9).pack()], ids=["none", "a byte now and then"])
 def test_a_caller_gives_up_in_time(monkeypatch, answer):
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.3)
     calling, listening = tcp()
@@ -352,14 +352,14 @@ def test_a_caller_that_is_dropped_tries_again_until_it_is_heard(opened):
         def serve():
             for _ in range(2):
                 dropped, _ = listening.accept()
-                nonces.append(message.decode(Kind.HELLO, dropped.recv(4096)[wire.HEADER_SIZE :]).nonce)
+                nonces.append(message.decode(FrameKind.HELLO, dropped.recv(4096)[wire.HEADER_SIZE :]).nonce)
                 dropped.close()
             return answer(listening.accept()[0], data_listener())
 
         serving = begun(serve)
         mine, theirs = opened([link.connect(listening.getsockname(), CALLER, SECONDS), serving.result(SECONDS)])
         mine.send(message.encode(message.Bye()))
-        assert theirs.read_header().kind == Kind.CONTROL
+        assert theirs.read_header().kind == FrameKind.CONTROL
         assert len(set(nonces)) == 2, "a nonce is used once"
 
 

@@ -18,13 +18,13 @@ import pytest
 
 from dmltrain.base.env import Environment
 from dmltrain.kvstore.transport import link, message, rendezvous, wire
-from dmltrain.kvstore.transport.handshake import MEMORY, Answers, Caller, Listener
+from dmltrain.kvstore.transport.handshake import MEMORY, Caller, Listener, ListenerHandshake
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import LINES, MAX_CALLERS, SLOW_SECONDS, accept_loop
 from dmltrain.kvstore.transport.message import Accept, Challenge, Hello, Proof, decode, encode
 from dmltrain.kvstore.transport.seal import SIZE, Keys, Seals
 from dmltrain.kvstore.transport.shared_memory import Arena
-from dmltrain.kvstore.transport.wire import MAX_HELLO, VERSION, FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import MAX_HELLO, VERSION, FrameError, FrameKind, Header
 from tests.readable import readable
 from tests.waiting import SECONDS, wait_for
 
@@ -85,8 +85,8 @@ def test_callers_are_served_as_who_they_are_on_a_thread_with_their_address(liste
     mine, theirs, role, index, thread = greet(sock, served)
     assert (role, index) == ("worker", 3) and served.empty()
     assert thread.name == "link {}:{}".format(*mine.sock.getsockname()) and thread.daemon
-    theirs.send(Header(Kind.PULL).pack())
-    assert mine.read_header() == Header(Kind.PULL)
+    theirs.send(Header(FrameKind.PULL).pack())
+    assert mine.read_header() == Header(FrameKind.PULL)
     assert "server 0: cut off an unauthenticated peer from 127.0.0.1:" in logged.text
     for each in (mine, theirs):
         each.close()
@@ -143,7 +143,7 @@ def test_who_is_refused_gets_the_reason(listening):
         assert isinstance(found, message.Refuse) and "not a dmltrain frame: starts with b'GET '" in found.reason
 
 
-@pytest.mark.parametrize("sent", [b"", Header(Kind.HELLO, 9).pack()[:10], message.encode(CALLER.hello())])
+@pytest.mark.parametrize("sent", [b"", Header(FrameKind.HELLO, 9).pack()[:10], message.encode(CALLER.hello())])
 def test_a_unauthenticated_peer_that_falls_silent_is_cut_off(listening, monkeypatch, logged, sent):
     """But not a caller that was accepted before."""
     sock, served, _ = listening()
@@ -151,8 +151,8 @@ def test_a_unauthenticated_peer_that_falls_silent_is_cut_off(listening, monkeypa
     monkeypatch.setattr(link, "HANDSHAKE_SECONDS", 0.2)
     cut_off(sock.getsockname(), sent)
     assert "silent for 0.2 s during the handshake" in logged.text
-    mine.send(Header(Kind.PULL).pack())
-    assert theirs.read_header() == Header(Kind.PULL)
+    mine.send(Header(FrameKind.PULL).pack())
+    assert theirs.read_header() == Header(FrameKind.PULL)
     for each in (mine, theirs):
         each.close()
 
@@ -163,7 +163,7 @@ def test_a_unauthenticated_peer_that_sends_a_byte_now_and_then_is_cut_off(listen
     sock, _, _ = listening()
     sent = 0
     with socket.create_connection(sock.getsockname(), SECONDS) as calling, contextlib.suppress(OSError):
-        for byte in Header(Kind.HELLO, 9).pack():
+        for byte in Header(FrameKind.HELLO, 9).pack():
             calling.sendall(bytes([byte]))
             sent += 1
             time.sleep(0.05)
@@ -432,7 +432,7 @@ def answered(caller, answers, size):
         return b"".join([answers.receive(data[start : start + size]) for start in range(0, len(data), size)])
 
     first = deliver(encode(caller.hello()))
-    challenge = decode(Kind.CHALLENGE, first[Header.unpack(first[:68]).length * -1 :])
+    challenge = decode(FrameKind.CHALLENGE, first[Header.unpack(first[:68]).length * -1 :])
     assert isinstance(challenge, Challenge) and answers.accepted is None
     return deliver(encode(caller.proof(challenge)))
 
@@ -440,8 +440,8 @@ def answered(caller, answers, size):
 @pytest.mark.parametrize("size", [1, 7, 68, 1000])
 def test_bytes_may_arrive_in_any_pieces(size):
     caller, listener = pair()
-    answers = Answers(listener)
-    assert Header.unpack(answered(caller, answers, size)[:68]).kind == Kind.ACCEPT
+    answers = ListenerHandshake(listener)
+    assert Header.unpack(answered(caller, answers, size)[:68]).kind == FrameKind.ACCEPT
     assert answers.accepted == caller.hello()
 
 
@@ -450,8 +450,8 @@ def test_bytes_may_arrive_in_any_pieces(size):
     [
         (encode(Proof("ab")), "frame kind 3 .*expected HELLO"),
         (encode(Accept()), "frame kind 4 .*expected HELLO"),
-        (Header(Kind.PULL).pack(), f"frame kind {Kind.PULL} .*expected HELLO"),
-        (Header(Kind.HELLO, MAX_HELLO + 1).pack(), "4097 bytes, the limit is 4096"),
+        (Header(FrameKind.PULL).pack(), f"frame kind {FrameKind.PULL} .*expected HELLO"),
+        (Header(FrameKind.HELLO, MAX_HELLO + 1).pack(), "4097 bytes, the limit is 4096"),
         (b"GET / HTTP/1.1\r\n" * 5, "not a dmltrain frame"),
         (encode(pair()[0].hello()) + b"x", "data before .* has ended"),
         (encode(Hello("k", "worker", 1, "server 0", "data", "plain", "a")), "another job"),
@@ -460,7 +460,7 @@ def test_bytes_may_arrive_in_any_pieces(size):
 )
 def test_what_is_no_handshake_is_refused(sent, said):
     """In place of a hello, and a wrong proof after one."""
-    answers, others = Answers(pair()[1]), Answers(pair()[1])
+    answers, others = ListenerHandshake(pair()[1]), ListenerHandshake(pair()[1])
     others.receive(encode(pair()[0].hello()))
     for each, data, why in ((answers, sent, said), (others, encode(Proof("00" * 32)), UNKNOWN)):
         with pytest.raises(FrameError, match=why):
@@ -469,7 +469,11 @@ def test_what_is_no_handshake_is_refused(sent, said):
 
 
 ONE, OTHER = b"1" * 32, b"2" * 32
-FRAMES = [(Header(Kind.CONTROL, 3).pack(), b"abc"), (Header(Kind.DONE).pack(),), (Header(Kind.ERROR, 1).pack(), b"x")]
+FRAMES = [
+    (Header(FrameKind.CONTROL, 3).pack(), b"abc"),
+    (Header(FrameKind.DONE).pack(),),
+    (Header(FrameKind.ERROR, 1).pack(), b"x"),
+]
 
 
 def ends(every=False):
@@ -493,7 +497,7 @@ def test_frames_in_order_are_the_peers_and_a_seal_is_a_truncated_hmac_of_number_
         ([0], lambda sealed: sealed[0]),
         ([0], lambda sealed: sealed[2]),
         ([], lambda sealed: ((FRAMES[0][0], b"abd"), sealed[0][1])),
-        ([], lambda sealed: ((Header(Kind.ERROR, 3).pack(), b"abc"), sealed[0][1])),
+        ([], lambda sealed: ((Header(FrameKind.ERROR, 3).pack(), b"abc"), sealed[0][1])),
         ([], lambda sealed: (FRAMES[0], bytes(SIZE))),
         ([], lambda sealed: (FRAMES[0], b"")),
     ],
@@ -511,7 +515,16 @@ def test_anything_else_is_noticed(good, bad):
 
 
 @pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", FrameKind)
 def test_control_frames_carry_seals_and_data_frames_on_request(every, kind):
-    named = (Kind.CONTROL, Kind.DECLARE, Kind.OPTIMIZER, Kind.DONE, Kind.ERROR, Kind.LEAVE, Kind.CONSISTENCY, Kind.HOLD)
+    named = (
+        FrameKind.CONTROL,
+        FrameKind.DECLARE,
+        FrameKind.OPTIMIZER,
+        FrameKind.DONE,
+        FrameKind.ERROR,
+        FrameKind.LEAVE,
+        FrameKind.CONSISTENCY,
+        FrameKind.HOLD,
+    )
     assert ends(every)[0].cover(Header(kind).pack()) == (kind <= 15 or kind in named or every)

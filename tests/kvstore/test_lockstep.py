@@ -10,7 +10,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.lockstep import GROUP, Lockstep
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import wire
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from tests.kvstore import carrying_out
 from tests.kvstore.made import plain_sgd
 from tests.kvstore.test_server_views import Arena
@@ -46,7 +46,7 @@ class Schedule:
         self.types = [its.choice(["float32", "float32", "float64"]) for _ in self.sizes]
         mean, self.steps = its.random() < 0.3, its.random() < 0.3
         pairs = enumerate(zip(self.sizes, self.types, strict=True))
-        keys = tuple(Key(n, f"k{n}", dtype, True, NONE, ((0, size),), mean) for n, (size, dtype) in pairs)
+        keys = tuple(DeclaredKey(n, f"k{n}", dtype, True, NONE, ((0, size),), mean) for n, (size, dtype) in pairs)
         every = range(self.workers)
         alone, two = [(worker,) for worker in every], [tuple(every[::2]), tuple(every[1::2])]
         hosts = its.choice([alone, [tuple(every)], two[: self.workers]])

@@ -16,7 +16,7 @@ from dmltrain.kvstore import codec
 from dmltrain.kvstore.server.declared import MAX_SLICES
 from dmltrain.kvstore.transport import message as m
 from dmltrain.kvstore.transport import wire
-from dmltrain.kvstore.transport.wire import HEADER_SIZE, MAX_CONTROL, Flag, FrameError, Header, Kind, VersionError
+from dmltrain.kvstore.transport.wire import HEADER_SIZE, MAX_CONTROL, Flag, FrameError, FrameKind, Header, VersionError
 from dmltrain.kvstore.view import Balancing, Lost, View
 
 EXAMPLES = [
@@ -87,7 +87,7 @@ EXAMPLES = [
     m.Declare(
         "dist_async",
         math.inf,
-        (m.Key(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1}, ((0, 65536), (1, 7))),),
+        (m.DeclaredKey(1 << 31, "w", "float32", True, {"type": "topk", "ratio": 0.1}, ((0, 65536), (1, 7))),),
     ),
     m.Optimizer({"name": "sgd", "lr": 0.1, "keys": {"0": {}}}),
     m.Leave(24),
@@ -96,7 +96,7 @@ EXAMPLES = [
 KINDS = sorted({int(each.kind) for each in EXAMPLES})
 
 
-def sent(content, kind=Kind.CONTROL):
+def sent(content, kind=FrameKind.CONTROL):
     return m.decode(kind, json.dumps(content).encode())
 
 
@@ -171,17 +171,17 @@ def test_a_message_of_many_small_values_is_refused_before_it_takes_memory():
     tracemalloc.start()
     try:
         with pytest.raises(FrameError, match="more than 786432 commas"):
-            m.decode(Kind.DECLARE, payload)
+            m.decode(FrameKind.DECLARE, payload)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
 
 
 def test_the_largest_declaration_of_a_server_is_accepted_and_one_with_a_whole_number():
-    assert sent({"type": "dist_ssp", "staleness": 3, "keys": []}, Kind.DECLARE) == m.Declare("dist_ssp", 3.0, ())
+    assert sent({"type": "dist_ssp", "staleness": 3, "keys": []}, FrameKind.DECLARE) == m.Declare("dist_ssp", 3.0, ())
     slices = tuple((index, 1 << 20) for index in range(MAX_SLICES))
-    keys = (m.Key(0, "weight", "float32", True, {"type": "none"}, slices),)
-    assert m.decode(Kind.DECLARE, m.encode(m.Declare("dist_sync", 0.0, keys))[HEADER_SIZE:]).keys == keys
+    keys = (m.DeclaredKey(0, "weight", "float32", True, {"type": "none"}, slices),)
+    assert m.decode(FrameKind.DECLARE, m.encode(m.Declare("dist_sync", 0.0, keys))[HEADER_SIZE:]).keys == keys
 
 
 def test_an_unexpected_message_or_data_are_named():
@@ -189,7 +189,7 @@ def test_an_unexpected_message_or_data_are_named():
     with pytest.raises(FrameError, match="Bye where Hello"):
         m.expect(m.Bye(), m.Hello)
     with pytest.raises(FrameError, match="frame kind 33"):
-        sent({}, Kind.PUSH)
+        sent({}, FrameKind.PUSH)
 
 
 JSON = st.recursive(
@@ -202,9 +202,9 @@ OPERATIONS = st.sampled_from(sorted(m.BY_OP)) | JSON
 
 
 @given(st.sampled_from([*KINDS, 0, 99]), st.binary(max_size=200))
-@example(int(Kind.CONTROL), b"[" * 100_000)
-@example(int(Kind.CONTROL), b"\xff")
-@example(int(Kind.DECLARE), b'{"type": "dist_sync", "staleness": ' + b"9" * 5000 + b', "keys": []}')
+@example(int(FrameKind.CONTROL), b"[" * 100_000)
+@example(int(FrameKind.CONTROL), b"\xff")
+@example(int(FrameKind.DECLARE), b'{"type": "dist_sync", "staleness": ' + b"9" * 5000 + b', "keys": []}')
 def test_random_bytes_are_a_frame_error(kind, payload):
     with contextlib.suppress(FrameError):
         assert isinstance(m.decode(kind, payload), m.Message)
@@ -268,13 +268,15 @@ ABOVE_ALL = max(codec.make({"type": kind}).number for kind in codec.TYPES if kin
 
 
 def test_the_layout_is_stable():
-    packed = Header(Kind.PUSH, 1024, 3, 7, 2, 12, 0.1, 0, Flag.SHARED | Flag.PULL, 2**20 + 64, 0.25, 0.5, -2).pack()
+    packed = Header(
+        FrameKind.PUSH, 1024, 3, 7, 2, 12, 0.1, 0, Flag.SHARED | Flag.PULL, 2**20 + 64, 0.25, 0.5, -2
+    ).pack()
     assert packed == GOLDEN + zlib.crc32(GOLDEN).to_bytes(4, "big")
     assert len(packed) == wire.HEADER_SIZE == 68
 
 
 @given(
-    st.sampled_from(list(Kind)),
+    st.sampled_from(list(FrameKind)),
     *[st.integers(0, 2**32 - 1)] * 3,
     st.integers(0, 2**63),
     st.integers(0, 2**63),
@@ -285,7 +287,7 @@ def test_the_layout_is_stable():
     *[st.floats(0, 1e6, width=32, allow_subnormal=False)] * 2,
     st.integers(-(2**31), 2**31 - 1),
 )
-@example(Kind.HELLO, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 1.301045788681166e-38, 0.5, 0)
+@example(FrameKind.HELLO, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 1.301045788681166e-38, 0.5, 0)
 def test_headers_survive_packing_and_parsing(
     kind, view, key, index, clock, length, number, dtype, flags, offset, waited, worked, priority
 ):
@@ -301,7 +303,7 @@ def test_random_bytes_are_refused(data):
 
 @given(st.integers(0, 67), st.integers(1, 255))
 def test_any_changed_byte_is_refused(position, change):
-    damaged = bytearray(Header(Kind.PULL, 0, 1, 2, 3, 4).pack())
+    damaged = bytearray(Header(FrameKind.PULL, 0, 1, 2, 3, 4).pack())
     damaged[position] ^= change
     with pytest.raises(FrameError):
         Header.unpack(damaged)
@@ -317,7 +319,7 @@ def test_any_changed_byte_is_refused(position, change):
     ],
 )
 def test_another_version_and_a_wrong_field_are_named(position, value, error, said):
-    body = bytearray(Header(Kind.PUSH).pack()[:-4])
+    body = bytearray(Header(FrameKind.PUSH).pack()[:-4])
     body[position] = value
     with pytest.raises(error, match=said):
         Header.unpack(bytes(body) + zlib.crc32(body).to_bytes(4, "big"))
@@ -352,22 +354,24 @@ def test_numbers_of_the_protocol_stay():
         45: "READ_STEPS READ_GONE",
     }
     expected = {name: n for first, names in numbered.items() for n, name in enumerate(names.split(), first)}
-    assert {kind.name: int(kind) for kind in Kind} == expected
+    assert {kind.name: int(kind) for kind in FrameKind} == expected
     assert (Flag.SHARED, Flag.PULL, Flag.OFFSETS) == (1, 2, 4) and wire.DTYPES == ("float32", "float64")
     assert (wire.MAX_CONTROL, wire.MAX_PROBE, wire.MAX_HELLO) == (8 << 20, 1 << 20, 4096)
     assert (wire.MAX_MEMBERS, wire.MAX_GROUP, wire.MAX_OFFSETS) == (1024, 16 * 1024, 8 * 1024)
-    assert Header(Kind.PULL) == Header(int(Kind.PULL), *[0] * (len(Header._fields) - 1)), "unused fields are zero"
+    assert Header(FrameKind.PULL) == Header(int(FrameKind.PULL), *[0] * (len(Header._fields) - 1)), (
+        "unused fields are zero"
+    )
 
 
 @pytest.mark.parametrize(
     "header, followed",
     [
-        (Header(Kind.PULL), False),
-        (Header(Kind.PUSH, 1), True),
-        (Header(Kind.PUSH, 1, flags=Flag.PULL), True),
-        (Header(Kind.PUSH, 1, flags=Flag.SHARED), False),
-        (Header(Kind.PUSH, 0, flags=Flag.PULL), False),
-        (Header(Kind.PUSH_GROUP, 8, flags=Flag.OFFSETS | Flag.PULL), True),
+        (Header(FrameKind.PULL), False),
+        (Header(FrameKind.PUSH, 1), True),
+        (Header(FrameKind.PUSH, 1, flags=Flag.PULL), True),
+        (Header(FrameKind.PUSH, 1, flags=Flag.SHARED), False),
+        (Header(FrameKind.PUSH, 0, flags=Flag.PULL), False),
+        (Header(FrameKind.PUSH_GROUP, 8, flags=Flag.OFFSETS | Flag.PULL), True),
     ],
 )
 def test_a_payload_follows_unless_there_is_none_or_it_is_shared(header, followed):

@@ -14,11 +14,11 @@ from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.server import service
 from dmltrain.kvstore.transport import host, message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, Enter, Key, Leave, Left, LinkLost
-from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Enter, Leave, Left, LinkLost
+from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.view import Lost, View
 from dmltrain.kvstore.worker import membership
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.routes import Sharing
 from dmltrain.kvstore.worker.membership import Membership
 from tests.kvstore import served
@@ -35,7 +35,7 @@ FOURTH = View(4, 3, ((0,), (1,), (2,)), (0,), lost=(LOST,))
 
 
 def key(number, size=4, weight=True):
-    return Key(number, f"k{number}", "float32", weight, {"type": "none"}, ((0, size),))
+    return DeclaredKey(number, f"k{number}", "float32", weight, {"type": "none"}, ((0, size),))
 
 
 def declare(peer, view, *keys):
@@ -51,7 +51,7 @@ class Blocked:
     def __call__(self, connection, header):
         self.begun.set()
         assert self.may_go_on.wait(SECONDS)
-        return Header(Kind.DONE, 0, header.view).pack(), None
+        return Header(FrameKind.DONE, 0, header.view).pack(), None
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "shm"])
@@ -108,7 +108,7 @@ def test_a_replacement_takes_part_from_its_view_on(serve, shared, views):
     push(late, [300] * 4, last, shared)
     for view in views:
         server.service.enter(view)
-    assert late.answer()[0].kind == Kind.DONE
+    assert late.answer()[0].kind == FrameKind.DONE
     for peer, value in ((first, 10), (second, 20)):
         push(peer, [value] * 4, last, shared)
     expect_sum((first, second, late), last, 330, shared)
@@ -138,14 +138,14 @@ def test_a_frozen_process_wakes_up_and_changes_nothing(serve, shared, views):
     blocked = Blocked()
     server, last = serve(other=blocked), views[-1].number
     third = server.peer(2)
-    third.send(Kind.PULL, view=1)
+    third.send(FrameKind.PULL, view=1)
     offset, earlier = third.value()[0].offset, server.service._answers.outboxes[2].link
-    third.send(Kind.READ_STATE, view=1)
+    third.send(FrameKind.READ_STATE, view=1)
     assert blocked.begun.wait(SECONDS)
     push(third, [1000] * 4, 1, shared)
     declare(third, 1, key(7))
     if shared:
-        third.send(Kind.RELEASE, wire.release([(0, 0, offset)]), view=1)
+        third.send(FrameKind.RELEASE, wire.release([(0, 0, offset)]), view=1)
     third.link.send(message.encode(Leave(), view=1))
     connecting = threading.Event()
 
@@ -160,7 +160,7 @@ def test_a_frozen_process_wakes_up_and_changes_nothing(serve, shared, views):
     for view in views:
         server.service.enter(view)
     late = replacing.result(SECONDS)
-    late.send(Kind.PULL, view=last)
+    late.send(FrameKind.PULL, view=last)
     assert late.value()[0].offset == offset, "both read the same value"
     buffer = server.core.slices()[0, 0].value
     blocked.may_go_on.set()
@@ -177,7 +177,7 @@ def test_a_process_that_is_frozen_while_it_sends_is_cut_off(serve):
     server = serve()
     slice_ = server.core.slices()[0, 0]
     (buffer,) = slice_.spare["value"]
-    server.peer(2).link.send(Header(Kind.PUSH, 16, 1, 0, clock=1).pack() + bytes(5))
+    server.peer(2).link.send(Header(FrameKind.PUSH, 16, 1, 0, clock=1).pack() + bytes(5))
     wait_for(lambda: not slice_.spare["value"], "the push is received")
     server.service.enter(SECOND)
     wait_for(lambda: slice_.spare["value"] == [buffer], "its memory is free")
@@ -319,7 +319,7 @@ def test_a_joining_worker_that_is_rejected_says_why_and_ends_no_job(serve, share
     server.service.enter(THIRD)
     for each in member.routes.links:
         each.enter(3)
-    entries = Entries(member.routes, 3, "dist_sync", 0.0, SECONDS)
+    entries = KeyEntries(member.routes, 3, "dist_sync", 0.0, SECONDS)
     entries.declare(["k0"], [np.zeros(9, np.float32)], is_weight=True)
     with pytest.raises(JobLost, match="another worker as 'k0' .*same model"):
         member.flush()

@@ -20,8 +20,8 @@ from dmltrain.kvstore.transport import link, message, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, Key, Leave
-from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Leave
+from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
 from dmltrain.kvstore.view import View
 from tests.kvstore.made import declaration, plain_sgd
 from tests.kvstore.served import DEADLINE, MEMORY, Server, heard, leave
@@ -44,16 +44,16 @@ def test_replies_are_sent_by_priority_and_a_pull_has_that_of_its_push(serve):
     """While a large value is on its way a probe and two pulls wait, of which the second is urgent."""
     first, second = serve(sizes=(LARGE, 1, 1, 1)).peers()
     rest = first.begun(key=0)
-    first.send(Kind.PROBE, b"abc")
-    first.send(Kind.PULL, key=1)
-    first.send(Kind.PULL, key=2, priority=5)
+    first.send(FrameKind.PROBE, b"abc")
+    first.send(FrameKind.PULL, key=1)
+    first.send(FrameKind.PULL, key=2, priority=5)
     first.push([1], key=3)  # the second worker's value waits for this one, which comes after all that
     second.push([1], key=3, flags=Flag.PULL)
     assert second.value()[1] == [2.0]
     first.link.read_into(rest)
     assert [first.value()[0].key for _ in range(2)] == [2, 1]
     header, payload = first.answer()
-    assert (header.kind, payload) == (Kind.PROBE, b"abc"), "the answers to requests come last"
+    assert (header.kind, payload) == (FrameKind.PROBE, b"abc"), "the answers to requests come last"
     first, second = serve(sizes=(LARGE, 1, 1, 1)).peers()
     for key in (1, 2, 3):
         second.push([key], key=key)
@@ -61,7 +61,7 @@ def test_replies_are_sent_by_priority_and_a_pull_has_that_of_its_push(serve):
     rest = first.begun(key=0)
     for key, priority in ((1, 0), (2, 5), (3, 0)):
         first.push([0], key=key, flags=Flag.PULL, priority=priority)
-    second.send(Kind.PULL, key=3, clock=1)
+    second.send(FrameKind.PULL, key=3, clock=1)
     assert second.value()[1] == [3.0]
     first.link.read_into(rest)
     assert [first.value()[0].key for _ in range(3)] == [2, 1, 3]
@@ -87,7 +87,7 @@ def test_times_of_asynchronous_values_count_from_the_request(serve, asks, stalen
     second.push([1] * 4)
     first.push([1] * 4, rate=0.5, flags=Flag.PULL if asks == "with the push" else 0)
     if asks == "later":
-        first.send(Kind.PULL, clock=1)
+        first.send(FrameKind.PULL, clock=1)
     header, _ = first.value()
     assert 0.0 <= header.waited < DEADLINE and 0.0 <= header.worked < DEADLINE
 
@@ -121,7 +121,7 @@ def test_a_worker_that_has_left_is_not_lost_when_its_link_ends(serve):
     first.push([1] * 4)
     leave(second)
     wait_for(lambda: "worker 1 has finished already" in server.service.overdue(), "the server misses its push")
-    first.send(Kind.PUSH, b"abc")
+    first.send(FrameKind.PUSH, b"abc")
     assert "expected 16 bytes" in first.error()
     lost = server.lost.get(timeout=DEADLINE)
     assert lost.peer.index == 0, "and nobody before"
@@ -133,25 +133,25 @@ def test_a_worker_that_has_left_is_not_lost_when_its_link_ends(serve):
 
 def test_a_value_is_in_use_until_it_is_sent_or_released_or_its_reader_leaves(serve):
     server = serve()
-    server.peer().send(Kind.PULL)
+    server.peer().send(FrameKind.PULL)
     server.peer().value()
     used_by(server, 0)
     server = serve(shared=True)
     first, second = server.peer(0), server.peer(1)
     offset, offsets = server.core.slices()[0, 0].value.offset, []
     for each in (first, first, second):
-        each.send(Kind.PULL)
+        each.send(FrameKind.PULL)
         offsets.append(each.value()[0].offset)
     assert offsets == [offset] * 3
     used_by(server, 3)
     release = wire.release([(0, 0, offset)])
-    first.send(Kind.RELEASE, release)
+    first.send(FrameKind.RELEASE, release)
     used_by(server, 2)
     first.link.close()
     used_by(server, 1)
-    second.send(Kind.RELEASE, release)
+    second.send(FrameKind.RELEASE, release)
     used_by(server, 0)
-    second.send(Kind.RELEASE, release)
+    second.send(FrameKind.RELEASE, release)
     assert second.error() == "a release of key 0 slice 0 at an offset that was not sent"
 
 
@@ -174,7 +174,8 @@ def flood(peer, frame, most):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shared"), [(Kind.PROBE, False), (Kind.PROBE, True), (Kind.PULL, True), (Kind.READ_STATE, True)]
+    ("kind", "shared"),
+    [(FrameKind.PROBE, False), (FrameKind.PROBE, True), (FrameKind.PULL, True), (FrameKind.READ_STATE, True)],
 )
 def test_a_peer_that_does_not_read_its_answers_is_not_read_either(serve, kind, shared):
     """The server keeps a limited number of answers for it. When it reads them, all arrive."""
@@ -182,29 +183,29 @@ def test_a_peer_that_does_not_read_its_answers_is_not_read_either(serve, kind, s
 
     def other(connection, header):
         packed.append(header)
-        return Header(Kind.STATE, 1 << 20).pack(), memoryview(bytearray(1 << 20))
+        return Header(FrameKind.STATE, 1 << 20).pack(), memoryview(bytearray(1 << 20))
 
     server = serve(sizes=(64,), shared=shared, other=other)
     peer = server.peer()
-    payload = bytes(1 << 20 if kind == Kind.PROBE else 0)
-    most = {Kind.PROBE: 150, Kind.PULL: 200_000, Kind.READ_STATE: 200_000}[kind]
+    payload = bytes(1 << 20 if kind == FrameKind.PROBE else 0)
+    most = {FrameKind.PROBE: 150, FrameKind.PULL: 200_000, FrameKind.READ_STATE: 200_000}[kind]
     sent, rest = flood(peer, lambda number: Header(kind, len(payload)).pack() + payload, most)
     assert sent < most
-    if kind == Kind.READ_STATE:
+    if kind == FrameKind.READ_STATE:
         assert len(packed) <= 66  # MiB
     else:
         peer.link.sock.settimeout(None)
         sender = threading.Thread(target=peer.link.sock.sendall, args=(rest,))
         sender.start()
         for _ in range(sent):
-            assert peer.answer()[0].kind == {Kind.PROBE: Kind.PROBE, Kind.PULL: Kind.VALUE}[kind]
+            assert peer.answer()[0].kind == {FrameKind.PROBE: FrameKind.PROBE, FrameKind.PULL: FrameKind.VALUE}[kind]
         sender.join()
 
 
 def test_a_worker_that_pushes_in_shared_memory_and_does_not_read_is_not_read_either(serve):
     peer = serve("dist_async", INFINITY, sizes=(4,), shared=True, make_step=plain_sgd).peer()
     own = {"flags": Flag.SHARED | Flag.PULL, "offset": peer.arena.take(16)[0], "number": 0.5}
-    sent, _ = flood(peer, lambda number: Header(Kind.PUSH, 16, clock=number + 1, **own).pack(), 100_000)
+    sent, _ = flood(peer, lambda number: Header(FrameKind.PUSH, 16, clock=number + 1, **own).pack(), 100_000)
     assert sent < 100_000
 
 
@@ -222,7 +223,7 @@ def test_who_releases_nothing_gets_copies_and_memory_does_not_grow(serve):
         used.append(server.arena.take(0)[0])
     assert len(set(places[:8])) == 8 and None not in places[:8] and set(places[8:]) == {None}
     assert used[12] == used[-1]
-    second.send(Kind.RELEASE, wire.release([(0, 0, places[0])]))
+    second.send(FrameKind.RELEASE, wire.release([(0, 0, places[0])]))
     first.push([5] * 4, clock=41)
     second.push([1] * 4, clock=41, flags=Flag.PULL)
     assert second.value()[0].flags & Flag.SHARED, "there is room again"
@@ -232,10 +233,10 @@ def test_pulls_that_wait_are_limited(serve):
     server = serve()
     peer, other = server.peer(0), server.peer(1)
     for _ in range(128):
-        other.send(Kind.PULL, clock=7)
+        other.send(FrameKind.PULL, clock=7)
     assert heard(other) == [], "these have arrived, and each worker has its own limit"
     for _ in range(129):
-        peer.send(Kind.PULL, clock=7)
+        peer.send(FrameKind.PULL, clock=7)
     assert "worker 0 has 128 pulls of key 0 slice 0 that wait" in peer.error()
 
 
@@ -243,10 +244,10 @@ def test_slices_of_all_sizes_complete_their_rounds_and_first_values_are_received
     server = serve()
     spare = server.core.slices()[0, 0].spare["value"]
     for value in (1, 2):
-        server.peer().send(Kind.INIT, np.full(4, value, np.float32).tobytes())
-        assert server.peer().answer()[0].kind == Kind.DONE
+        server.peer().send(FrameKind.INIT, np.full(4, value, np.float32).tobytes())
+        assert server.peer().answer()[0].kind == FrameKind.DONE
         assert len(spare) == 1
-    server.peer().send(Kind.PULL)
+    server.peer().send(FrameKind.PULL)
     assert server.peer().value()[1] == [1.0] * 4, "the first"
     # The pushes that complete rounds are received into the same memory, whatever their size.
     sizes = (3, 50, 2, 50)
@@ -286,7 +287,7 @@ def test_a_sender_waits_when_steps_are_slower_than_its_pushes(serve):
         second.push([1] * 4, clock=clock)
     wait_for(lambda: server.core.backlog(0, 0) == MAX_BACKLOG + 1, "one more waits")
     may_go_on.set()
-    second.send(Kind.PULL, clock=3 * MAX_BACKLOG - 1)
+    second.send(FrameKind.PULL, clock=3 * MAX_BACKLOG - 1)
     assert second.value()[1] == [-3.0 * MAX_BACKLOG] * 4
     assert most == MAX_BACKLOG + 1, "and no more than one beyond"
 
@@ -319,15 +320,19 @@ SIZES = "worker 0 sent 4 bytes of float32 for key 0 slice 0, expected 16 bytes"
 @pytest.mark.parametrize(
     "shared, request_, said",
     [
-        (False, Header(Kind.PUSH, 4, clock=1), SIZES),
-        (False, Header(Kind.INIT, 4), SIZES),
-        (False, Header(Kind.PULL, key=7), "key 7 slice 0 was not declared"),
-        (False, Header(Kind.PUSH, 16, clock=1, flags=Flag.SHARED), "shared memory, but this link shares none"),
-        (False, Header(Kind.PROBE, wire.MAX_PROBE + 1), "control frame of 1048577 bytes, the limit is 1048576"),
-        (False, Header(Kind.RELEASE, wire.MAX_CONTROL + 1), "control frame of 8388609 bytes, the limit is 8388608"),
-        (False, Header(Kind.RELEASE, 16), "a release of key 0 slice 0 at an offset that was not sent"),
-        (True, Header(Kind.PUSH, 16, clock=1, flags=Flag.SHARED, offset=MEMORY - 8), "outside the shared memory"),
-        (True, Header(Kind.PUSH, 4, clock=1, flags=Flag.SHARED), SIZES),
+        (False, Header(FrameKind.PUSH, 4, clock=1), SIZES),
+        (False, Header(FrameKind.INIT, 4), SIZES),
+        (False, Header(FrameKind.PULL, key=7), "key 7 slice 0 was not declared"),
+        (False, Header(FrameKind.PUSH, 16, clock=1, flags=Flag.SHARED), "shared memory, but this link shares none"),
+        (False, Header(FrameKind.PROBE, wire.MAX_PROBE + 1), "control frame of 1048577 bytes, the limit is 1048576"),
+        (
+            False,
+            Header(FrameKind.RELEASE, wire.MAX_CONTROL + 1),
+            "control frame of 8388609 bytes, the limit is 8388608",
+        ),
+        (False, Header(FrameKind.RELEASE, 16), "a release of key 0 slice 0 at an offset that was not sent"),
+        (True, Header(FrameKind.PUSH, 16, clock=1, flags=Flag.SHARED, offset=MEMORY - 8), "outside the shared memory"),
+        (True, Header(FrameKind.PUSH, 4, clock=1, flags=Flag.SHARED), SIZES),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -343,7 +348,7 @@ def test_a_bug_while_answering_is_reported_with_its_type_and_traceback(serve, ca
         raise RuntimeError("not foreseen")
 
     peer = serve(other=other).peer()
-    peer.send(Kind.READ_STATE)
+    peer.send(FrameKind.READ_STATE)
     assert peer.error() == "server 0: RuntimeError: not foreseen"
     assert "Traceback" in capfd.readouterr().err
 
@@ -372,11 +377,11 @@ def test_threads_have_the_names_of_the_architecture_page_and_let_the_process_end
 
 
 PROGRAM = """
-from tests.kvstore.served import Kind, Server
+from tests.kvstore.served import FrameKind, Server
 
 server = Server()
-server.peer().send(Kind.PROBE)
-print(server.peer().answer()[0].kind == Kind.PROBE)
+server.peer().send(FrameKind.PROBE)
+print(server.peer().answer()[0].kind == FrameKind.PROBE)
 """
 ENVIRONMENT = Environment(role="server", num_workers=3, num_servers=1, job="job", key=b"key")
 
@@ -392,8 +397,8 @@ def reaches(closed_at_the_end):
         caller = Caller.new("job", b"key", role, index, "server 0")
         mine = closed_at_the_end(link.connect(listening.getsockname(), caller, SECONDS))
         try:
-            mine.send(Header(Kind.PROBE).pack())
-            return mine.read_header().kind == Kind.PROBE
+            mine.send(Header(FrameKind.PROBE).pack())
+            return mine.read_header().kind == FrameKind.PROBE
         except Closed:
             return False
 
@@ -507,13 +512,13 @@ def test_a_push_that_completes_a_round_is_summed_before_the_next_is_received():
     """Worker 0 shares its memory, worker 1's pushes follow their headers: the second into the memory of the first."""
     length = 1 << 16  # more than is added up at once where all share
     core = ServerCore(2)
-    key = Key(0, "w", "float32", True, {"type": "none"}, ((0, length), (1, length)))
+    key = DeclaredKey(0, "w", "float32", True, {"type": "none"}, ((0, length), (1, length)))
     core.declare(0, Declare("dist_sync", 0.0, (key,)))
     service = service_of(core, (0,), (1,))
     service._pool.submit = lambda work: None  # no thread runs it
     for worker, flags in ((0, Flag.SHARED), (1, 0)):
         for index in (0, 1):
-            header = Header(Kind.PUSH, 4 * length, 0, 0, index, 1, -1.0, 0, flags)
+            header = Header(FrameKind.PUSH, 4 * length, 0, 0, index, 1, -1.0, 0, flags)
             sender = Sender(np.full(length, 10 * worker + index + 1, np.float32))
             service._take(sender, None, worker, header)
     for index, total in ((0, 1 + 11), (1, 2 + 12)):
@@ -522,7 +527,7 @@ def test_a_push_that_completes_a_round_is_summed_before_the_next_is_received():
 
 
 def echo(connection):
-    connection.send(Header(Kind.PROBE).pack())
+    connection.send(Header(FrameKind.PROBE).pack())
     return connection.read_header().kind
 
 
@@ -538,12 +543,12 @@ def test_a_caller_that_missed_its_accept_connects_again():
         for _ in range(3):
             link.connect(address, caller.again(), SECONDS).close()
         last = link.connect(address, caller.again(), SECONDS)
-        assert echo(last) == Kind.PROBE
+        assert echo(last) == FrameKind.PROBE
         second = link.connect(address, caller.again(), SECONDS)
         with pytest.raises(Closed):
             echo(second)
         second.close()
-        assert not lost and echo(last) == Kind.PROBE
+        assert not lost and echo(last) == FrameKind.PROBE
         last.close()
         wait_for(lambda: lost, "the end of the link is reported")
         peers = [(each.peer.role, each.peer.index) for each in lost]

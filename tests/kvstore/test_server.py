@@ -16,7 +16,7 @@ from dmltrain.kvstore.server.core import MAX_LAG, ServerCore
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.server.workers import relay_number
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.made import declaration, plain_sgd
 from tests.kvstore.test_server_views import Arena
@@ -48,7 +48,7 @@ def gradient(worker, key, clock, size):
 
 
 def one_key(slices, name="w"):
-    return Declare("dist_sync", 0.0, (Key(0, name, "float32", True, {"type": "none"}, tuple(slices)),))
+    return Declare("dist_sync", 0.0, (DeclaredKey(0, name, "float32", True, {"type": "none"}, tuple(slices)),))
 
 
 @pytest.mark.parametrize("rate", [float("nan"), INFINITY, -INFINITY])
@@ -255,7 +255,7 @@ def test_values_of_all_declarations_together_are_limited_and_keys_without_slices
     declared = Declared(max_bytes=40)
     declared.take(0, declaration(sizes=(5, 5)))
     declared.take(1, declaration(sizes=(5, 5)))  # the same
-    more = Declare("dist_sync", 0.0, (Key(9, "w", "float64", True, {"type": "none"}, ((0, 1),)),))
+    more = Declare("dist_sync", 0.0, (DeclaredKey(9, "w", "float64", True, {"type": "none"}, ((0, 1),)),))
     with pytest.raises(Rejected, match=r"worker 1 declares 48 bytes .* host's memory \(40 bytes\)"):
         declared.take(1, more)
     declared, key = Declared(), one_key(()).keys[0]
@@ -399,7 +399,7 @@ def test_an_optimizer_is_for_its_keys_also_those_that_are_declared_later():
         return plain_sgd(spec, key, value)
 
     core = core_of(1, "dist_async", make_step=make_step, spec={"name": "sgd"})
-    later = Key(7, "later", "float32", True, {"type": "none"}, ((0, 2),))
+    later = DeclaredKey(7, "later", "float32", True, {"type": "none"}, ((0, 2),))
     core.declare(0, Declare("dist_async", 0.0, (later,)))
     assert made == [({"name": "sgd"}, 0, [0.0] * 5), ({"name": "sgd"}, 1, [0.0] * 3), ({"name": "sgd"}, 7, [0.0] * 2)]
     with pytest.raises(Rejected, match="expected an object of key numbers"):

@@ -18,7 +18,7 @@ from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.workers import relay_number
 from dmltrain.kvstore.transport import host
-from dmltrain.kvstore.transport.message import Declare, Key
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey
 from dmltrain.kvstore.transport.wire import DTYPES
 from tests.kvstore.carrying_out import push, pushed, run
 from tests.kvstore.made import declaration, plain_sgd, start
@@ -198,7 +198,7 @@ class Whole(Noting):
 
 def declared(core, slices, number=0):
     for worker in range(core.num_workers):
-        key = Key(number, f"w{number}", "float32", True, {"type": "none"}, slices)
+        key = DeclaredKey(number, f"w{number}", "float32", True, {"type": "none"}, slices)
         core.declare(worker, Declare("dist_async", INFINITY, (key,)))
 
 

@@ -21,9 +21,9 @@ from dmltrain.kvstore.transport import host, link, message, rendezvous, wire
 from dmltrain.kvstore.transport.data_links import DataLinks, Watch
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
-from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, Header, Kind
+from dmltrain.kvstore.transport.wire import HEADER_SIZE, Flag, FrameKind, Header
 from dmltrain.kvstore.view import View
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.sharding import Slice
@@ -64,10 +64,10 @@ class Pair:
         """Returns the value's offset in shared memory."""
         values = np.asarray(values, np.float32)
         if self.arena is None:
-            return self.send(Kind.VALUE, values.tobytes(), clock=clock, view=view)
+            return self.send(FrameKind.VALUE, values.tobytes(), clock=clock, view=view)
         offset, memory = self.arena.take(values.nbytes)
         memory.view(np.float32)[:] = values
-        header = Header(Kind.VALUE, values.nbytes, clock=clock, view=view, flags=Flag.SHARED, offset=offset)
+        header = Header(FrameKind.VALUE, values.nbytes, clock=clock, view=view, flags=Flag.SHARED, offset=offset)
         self.sock.sendall(header.pack())
         return offset
 
@@ -86,7 +86,7 @@ class Pair:
         """Return when the worker has handled all that was sent before."""
         there = threading.Event()
         self.link.echoed = lambda size: there.set()
-        self.send(Kind.PROBE)
+        self.send(FrameKind.PROBE)
         assert there.wait(SECONDS), self.lost
 
     def pull(self, clock=1, keep=None):
@@ -95,7 +95,7 @@ class Pair:
         self.link.expect(Landing(slice_, target, handle, keep), clock)
         self.link.outbox.put_all([self.link.pull(slice_, clock, 0)])
         header, _ = self.frame()
-        assert (header.kind, header.clock, header.view) == (Kind.PULL, clock, self.link.view)
+        assert (header.kind, header.clock, header.view) == (FrameKind.PULL, clock, self.link.view)
         return handle, target
 
     def close(self):
@@ -131,7 +131,7 @@ def ones(length=4):
 def next_release(pair):
     """The offsets that the worker's next frame releases, and the view of that."""
     header, payload = pair.frame()
-    assert header.kind == Kind.RELEASE
+    assert header.kind == FrameKind.RELEASE
     return [offset for _, _, offset in wire.parse_release(payload)], header.view
 
 
@@ -149,14 +149,14 @@ def test_frames_and_requests_have_the_view_in_which_they_were_made(pair):
         link.enter(view)
         frames += [link.push(slice_, ones(), 1, 0.5, 0), link.pull(slice_, 1, 0), link.release([(slice_, 64)])]
     headers = [made(frame)[0] for frame in frames]
-    assert [header.kind for header in headers] == [Kind.PUSH, Kind.PULL, Kind.RELEASE] * 2
+    assert [header.kind for header in headers] == [FrameKind.PUSH, FrameKind.PULL, FrameKind.RELEASE] * 2
     assert [header.view for header in headers] == [1, 1, 1, 2, 2, 2]
     link.enter(3)
     link.initialise(slice_, ones(), SECONDS)
-    assert (pair.frame()[0].kind, link.view) == (Kind.INIT, 3)
+    assert (pair.frame()[0].kind, link.view) == (FrameKind.INIT, 3)
     link.leave(SECONDS)
     header, _ = pair.frame()
-    assert (header.kind, header.view) == (Kind.LEAVE, 3)
+    assert (header.kind, header.view) == (FrameKind.LEAVE, 3)
 
 
 def test_what_waits_to_be_sent_in_an_earlier_view_is_dropped(pair):
@@ -170,11 +170,11 @@ def test_what_waits_to_be_sent_in_an_earlier_view_is_dropped(pair):
     pair.link.initialise(slice_, ones(), SECONDS)
     pair.link.enter(2)
     pair.link.outbox.put_all([pair.link.push(slice_, 3 * ones(), 1, 0.5, 0)])
-    assert (first.kind, first.view) == (Kind.PUSH, 1)
+    assert (first.kind, first.view) == (FrameKind.PUSH, 1)
     assert pair._read(first.length) == ones(LARGE).tobytes()
     assert next_release(pair) == ([64], 1)
     header, payload = pair.frame()
-    assert (header.kind, header.view, payload) == (Kind.PUSH, 2, (3 * ones()).tobytes())
+    assert (header.kind, header.view, payload) == (FrameKind.PUSH, 2, (3 * ones()).tobytes())
 
 
 @each_way
@@ -221,7 +221,7 @@ def test_a_value_that_nobody_asked_for_in_this_view_ends_the_link(pair):
     assert ended.wait(SECONDS) and "unexpected frame" in str(pair.lost[0])
 
 
-@pytest.mark.parametrize("late", [Kind.DONE, Kind.STATE])
+@pytest.mark.parametrize("late", [FrameKind.DONE, FrameKind.STATE])
 def test_an_answer_to_a_request_of_an_earlier_view_is_dropped(pair, late):
     pair.link.enter(1)
     before = pair.link.initialise(made_slice(), ones(), SECONDS)
@@ -230,10 +230,10 @@ def test_an_answer_to_a_request_of_an_earlier_view_is_dropped(pair, late):
     with pytest.raises(ViewChanged):
         before.wait()
     now = pair.link.initialise(made_slice(), ones(), SECONDS)
-    pair.send(late, b"x" * 100 if late == Kind.STATE else b"", view=1)
+    pair.send(late, b"x" * 100 if late == FrameKind.STATE else b"", view=1)
     pair.answered()
     assert not now.done
-    pair.send(Kind.DONE, view=2)
+    pair.send(FrameKind.DONE, view=2)
     now.wait()
     assert not pair.lost
 
@@ -262,8 +262,8 @@ def test_an_interrupted_wait_ends_and_its_value_still_comes(pair):
             wait.result(SECONDS)
     assert not leaving.done
     pair.send_value([5] * 4, clock=1, view=1)
-    pair.send(Kind.DONE, view=1)
-    pair.send(Kind.DONE, view=1)
+    pair.send(FrameKind.DONE, view=1)
+    pair.send(FrameKind.DONE, view=1)
     leaving.wait()
     pair.answered()
     assert target.tolist() == [5.0] * 4 and pair.link.last_request() is None and not pair.lost
@@ -283,7 +283,7 @@ def test_memory_of_a_push_is_written_again_when_the_server_has_answered_in_a_lat
         if not late:
             pair.link.expect(Landing(slice_, np.zeros(4, np.float32), handle), clock)
         pair.send_value([0] * 4, clock, view)
-        assert pair.frame()[0].kind == Kind.RELEASE
+        assert pair.frame()[0].kind == FrameKind.RELEASE
         pair.answered()
 
     pair.link.enter(1)
@@ -412,7 +412,7 @@ class Worker:
 
     def __init__(self, rank, start_message, sharing):
         self.routes = Routes(replace(OF_THREE, index=rank), start_message, sharing, lambda reason: None, pytest.fail)
-        self.entries = Entries(self.routes, 3, "dist_sync", 0.0, SECONDS)
+        self.entries = KeyEntries(self.routes, 3, "dist_sync", 0.0, SECONDS)
         self.entries.declare(["w"], [np.zeros(SIZE, np.float32)], is_weight=True)
         for asked in [server_link.last_request() for server_link in self.routes.links]:
             if asked:
@@ -475,7 +475,7 @@ def test_the_relay_does_not_outlive_the_job(workers):
     over, echoed = threading.Event(), threading.Event()
     (upstream,) = workers[0].routes.relay.links.values()
     upstream.echoed = lambda size: echoed.set()
-    upstream.outbox.put(Header(Kind.PROBE).pack())
+    upstream.outbox.put(Header(FrameKind.PROBE).pack())
     assert echoed.wait(SECONDS), "a link without a frame is not missed"
     leaving = begun(workers[0].routes.relay.leave, over)
     over.set()

@@ -15,8 +15,8 @@ from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.server.slice import Work
 from dmltrain.kvstore.transport import message, wire
 from dmltrain.kvstore.transport.link import Closed
-from dmltrain.kvstore.transport.message import Declare, Enter, Key, Leave
-from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from dmltrain.kvstore.transport.message import Declare, DeclaredKey, Enter, Leave
+from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
 from dmltrain.kvstore.view import Lost, View
 from tests.kvstore import carrying_out
 from tests.kvstore.served import ELASTIC, FIRST, Peer, Process, Server, answered, expect_sum, heard, leave, push
@@ -41,7 +41,7 @@ class Arena:
 
 
 def key(number, size=2, weight=True, mean=False):
-    return Key(number, f"k{number}", "float32", weight, NONE, ((0, size),), mean)
+    return DeclaredKey(number, f"k{number}", "float32", weight, NONE, ((0, size),), mean)
 
 
 def core_of(workers, *keys, **options):
@@ -195,13 +195,13 @@ def test_frames_of_an_older_view_have_no_effect_and_no_answer(serve, shared):
     assert heard(first) == []
     server.service.enter(SECOND)
     push(second, [2] * 4, 1, shared)
-    second.send(Kind.PULL, view=1)
+    second.send(FrameKind.PULL, view=1)
     for frame in (Declare("dist_sync", 0.0, (key(SUM, 4, weight=False),)), Declare("dist_async", 0.0, ())):
         second.link.send(message.encode(frame, view=1))
-    second.send(Kind.INIT, bytes(16), view=1)
-    second.send(Kind.INIT, bytes(3), key=7, view=1)
-    second.send(Kind.READ_STATE, view=1)
-    second.send(Kind.PUSH, bytes(1 << 20), key=SUM, clock=9, view=1)
+    second.send(FrameKind.INIT, bytes(16), view=1)
+    second.send(FrameKind.INIT, bytes(3), key=7, view=1)
+    second.send(FrameKind.READ_STATE, view=1)
+    second.send(FrameKind.PUSH, bytes(1 << 20), key=SUM, clock=9, view=1)
     if shared:
         second.push_shared([1] * 4, key=SUM, clock=9, view=1)
     assert heard(second) == [] and list(server.core.slices()) == [(0, 0), (1, 0)]
@@ -220,7 +220,7 @@ def test_headers_that_came_together_are_of_two_views(serve):
         memory.view(np.float32)[:] = 10**number
     pushes = [(0, 1), (1, 1), (0, 2), (1, 2)]  # key, view
     frames = [
-        Header(Kind.PUSH, 16, view, number, clock=1, flags=Flag.SHARED | Flag.PULL, offset=offset).pack()
+        Header(FrameKind.PUSH, 16, view, number, clock=1, flags=Flag.SHARED | Flag.PULL, offset=offset).pack()
         for (number, view), (offset, _) in zip(pushes, places, strict=True)
     ]
     first.link.send(b"".join(frames))
@@ -235,7 +235,7 @@ def test_headers_that_came_together_are_of_two_views(serve):
 
 
 @pytest.mark.parametrize("number", [0, SUM])
-@pytest.mark.parametrize("kind", [Kind.PUSH, Kind.INIT])
+@pytest.mark.parametrize("kind", [FrameKind.PUSH, FrameKind.INIT])
 def test_what_is_received_while_the_view_changes_is_dropped(serve, kind, number):
     """Of a weight, and of a sum that is forgotten: its memory is used again."""
     server = serve(shared=True)
@@ -294,7 +294,7 @@ def test_a_frame_of_a_newer_view_waits_for_it_or_for_the_end_of_the_job(serve):
     push(second, [20] * 4, 2)
     expect_sum((first, second), 2, 30)
     server = serve()
-    server.peer(0).send(Kind.PULL, view=5)
+    server.peer(0).send(FrameKind.PULL, view=5)
     server.service.end()
     with pytest.raises(Closed):
         server.peer(0).link.read_header()
@@ -303,15 +303,15 @@ def test_a_frame_of_a_newer_view_waits_for_it_or_for_the_end_of_the_job(serve):
 
 
 def test_answers_have_the_view_of_what_they_answer(serve):
-    server = serve(other=lambda connection, header: (Header(Kind.DONE, 0, header.view).pack(), None))
+    server = serve(other=lambda connection, header: (Header(FrameKind.DONE, 0, header.view).pack(), None))
     peer = server.peer(0)
     peer.link.send(message.encode(Declare("dist_sync", 0.0, (key(SUM, 1, weight=False),)), view=1))
-    peer.send(Kind.INIT, bytes(4), key=SUM, view=1)
-    peer.send(Kind.OPTIMIZER, view=1)
-    peer.send(Kind.PROBE, view=0)
+    peer.send(FrameKind.INIT, bytes(4), key=SUM, view=1)
+    peer.send(FrameKind.OPTIMIZER, view=1)
+    peer.send(FrameKind.PROBE, view=0)
     peer.link.send(message.encode(Leave(), view=1))
     found = [peer.answer()[0] for _ in range(5)]
-    assert sorted((each.kind, each.view) for each in found) == [(Kind.DONE, 1)] * 4 + [(Kind.PROBE, 0)]
+    assert sorted((each.kind, each.view) for each in found) == [(FrameKind.DONE, 1)] * 4 + [(FrameKind.PROBE, 0)]
 
 
 def test_a_value_that_is_read_outlives_its_view(serve):
@@ -325,16 +325,16 @@ def test_a_value_that_is_read_outlives_its_view(serve):
     buffer = server.core.slices()[0, 0].value
     server.service.enter(SECOND)
     assert buffer.readers == 2, "the lost worker reads nothing any more"
-    peers[1].send(Kind.RELEASE, wire.release([(0, 0, offset)]), view=1)
+    peers[1].send(FrameKind.RELEASE, wire.release([(0, 0, offset)]), view=1)
     for clock in range(1, 5):
         for peer in peers[:2]:
             push(peer, [clock] * 4, 2, True, clock=clock)
         for peer in peers[:2]:
             header, value = peer.value()
             assert header.offset != offset and value == [2 * clock] * 4
-            peer.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=2)
+            peer.send(FrameKind.RELEASE, wire.release([(0, 0, header.offset)]), view=2)
         assert seen.tolist() == [3] * 4
-    peers[0].send(Kind.RELEASE, wire.release([(0, 0, offset)]), view=1)
+    peers[0].send(FrameKind.RELEASE, wire.release([(0, 0, offset)]), view=1)
     assert heard(peers[0]) == heard(peers[1]) == []
     offsets = offsets_of(server.core.slices()[0, 0])
     assert buffer.readers == 0 and offset in offsets and len(set(offsets)) == len(offsets)
@@ -373,12 +373,12 @@ def test_a_worker_that_is_let_go_leaves_in_good_order(serve):
     """In a replay: the view has it no more, but it was not lost. It may still read, and is no straggler."""
     server = serve(shared=True)
     first, second, third = (server.peer(rank) for rank in range(3))
-    third.send(Kind.PULL, view=1)
+    third.send(FrameKind.PULL, view=1)
     header, _ = third.value()
     server.service.enter(FIRST.without([2], base=1))
     buffer = server.core.slices()[0, 0].value
     assert buffer.readers == 1
-    third.send(Kind.RELEASE, wire.release([(0, 0, header.offset)]), view=1)
+    third.send(FrameKind.RELEASE, wire.release([(0, 0, header.offset)]), view=1)
     answered(third, Leave(), view=1)
     assert heard(third) == [] and buffer.readers == 0
     push(first, [1] * 4, 2, True)
@@ -390,7 +390,7 @@ def test_a_worker_that_is_let_go_leaves_in_good_order(serve):
     assert server.lost.get(timeout=SECONDS).peer.index == 1, "and nobody before"
 
 
-@pytest.mark.parametrize("kind", [Kind.GROUP, Kind.PUSH_GROUP, Kind.PULL_GROUP])
+@pytest.mark.parametrize("kind", [FrameKind.GROUP, FrameKind.PUSH_GROUP, FrameKind.PULL_GROUP])
 def test_groups_are_refused(serve, kind):
     peer = serve().peer(0)
     peer.send(kind, view=1)
@@ -399,7 +399,7 @@ def test_groups_are_refused(serve, kind):
 
 def test_a_job_that_is_not_elastic_has_no_views(closed_at_the_end):
     peer = closed_at_the_end(Server()).peer(0)
-    peer.send(Kind.PULL, view=1)
+    peer.send(FrameKind.PULL, view=1)
     assert peer.error() == "a frame of view 1 in a job that is not elastic"
 
 

@@ -24,7 +24,7 @@ from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError, Mapping
-from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.transport.wire import FrameKind, Header
 from tests.kvstore.answering import answer, memory_listener
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
@@ -281,8 +281,8 @@ def test_both_sides_read_what_the_other_writes_and_wait_as_long_as_they_must(ser
         assert writer.own_arena.offset_of(memory) == offset and writer.own_arena.offset_of(np.zeros(5)) is None
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         assert mine.sock.getsockopt(socket.SOL_SOCKET, option, 16) == bytes(16)
-    theirs.send(Header(Kind.PULL).pack(), Header(Kind.DONE).pack())
-    assert mine.read_headers(9) == [Header(Kind.PULL), Header(Kind.DONE)], "read together"
+    theirs.send(Header(FrameKind.PULL).pack(), Header(FrameKind.DONE).pack())
+    assert mine.read_headers(9) == [Header(FrameKind.PULL), Header(FrameKind.DONE)], "read together"
     mine.close()
     theirs.close()
 

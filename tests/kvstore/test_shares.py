@@ -20,10 +20,10 @@ from dmltrain.kvstore.state_file import read_state, write_whole
 from dmltrain.kvstore.transport import state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.seal import Keys
-from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker import resharding, store
-from dmltrain.kvstore.worker.keys import FIRST_SUM, Entries
+from dmltrain.kvstore.worker.keys import FIRST_SUM, KeyEntries
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.routes import Way
 from dmltrain.kvstore.worker.links.sharding import Slice, shares
@@ -229,7 +229,7 @@ def entries_on(servers):
 
     routes = SimpleNamespace(servers=servers, num_servers=len(servers), host=None, direct=direct, of_weight=direct)
     routes.summed = lambda server: 1
-    return Entries(routes, 2, "dist_sync", 0.0, 1.0)
+    return KeyEntries(routes, 2, "dist_sync", 0.0, 1.0)
 
 
 def test_each_server_is_told_about_its_own_slices_once():
@@ -458,7 +458,7 @@ def test_a_state_arrives_whole(ends, size):
     sent = os.urandom(size)
     sender = threading.Thread(target=other.sendall, args=(sent + b"next",))
     sender.start()
-    assert state.receive(link, Header(Kind.STATE, size), size) == sent
+    assert state.receive(link, Header(FrameKind.STATE, size), size) == sent
     sender.join()
     assert other.fileno() and link.sock.recv(4) == b"next"
 
@@ -469,7 +469,7 @@ def test_a_state_with_a_seal_arrives_whole(ends):
     keys = Keys(b"c" * 32, b"l" * 32, b"")
     link.protect(keys, "auth", True, "")
     caller.protect(keys, "auth", False, "")
-    sender = threading.Thread(target=caller.send, args=(Header(Kind.STATE, len(sent)).pack(), sent))
+    sender = threading.Thread(target=caller.send, args=(Header(FrameKind.STATE, len(sent)).pack(), sent))
     sender.start()
     assert state.receive(link, link.read_header()) == sent
     sender.join()
@@ -481,7 +481,7 @@ def test_memory_grows_with_what_arrives(ends):
     other.shutdown(socket.SHUT_WR)
     before = peak()
     with pytest.raises(Closed, match=f"1000 of {1 << 33} bytes"):
-        state.receive(link, Header(Kind.STATE, 1 << 33))
+        state.receive(link, Header(FrameKind.STATE, 1 << 33))
     assert peak() - before < 8 << 20
 
 
@@ -495,4 +495,4 @@ def test_memory_grows_with_what_arrives(ends):
 )
 def test_a_state_above_the_limit_or_that_no_machine_can_hold_is_not_received(ends, size, limit, said):
     with pytest.raises(FrameError, match=f"a state of {size} bytes.* {said}"):
-        state.receive(ends[0], Header(Kind.STATE, size), *limit)
+        state.receive(ends[0], Header(FrameKind.STATE, size), *limit)

@@ -17,7 +17,7 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import JobLost, UserError
 from dmltrain.kvstore.base import READ
 from dmltrain.kvstore.server.process import serve
-from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.transport.wire import FrameKind, Header
 from tests.kvstore.whole_job import RefusingServer
 from tests.waiting import SECONDS, wait_for
 
@@ -245,7 +245,7 @@ def test_a_state_larger_than_the_server_can_have_is_not_received(whole_job, size
     larger = state + bytes(10_000 + 40 * size)
     (server,) = store._member.routes.servers
     with pytest.raises(JobLost, match=r"a state of \d+ bytes, the limit is \d+"):
-        store._member.watched(server.request(Header(Kind.STATE, len(larger)).pack() + larger, SECONDS)).wait()
+        store._member.watched(server.request(Header(FrameKind.STATE, len(larger)).pack() + larger, SECONDS)).wait()
 
 
 def test_staleness_is_what_others_did_since_the_last_pull(whole_job):
@@ -453,8 +453,8 @@ def test_who_is_waited_for_too_long_is_named(whole_job, far):
 
 def test_what_no_server_knows_is_refused_by_name(whole_job):
     (store,) = whole_job(servers=1, workers=1).stores
-    asked = store._routes.servers[0].request(Header(Kind.DONE).pack(), SECONDS)
-    with pytest.raises(JobLost, match=f"frame kind {int(Kind.DONE)} from a worker"):
+    asked = store._routes.servers[0].request(Header(FrameKind.DONE).pack(), SECONDS)
+    with pytest.raises(JobLost, match=f"frame kind {int(FrameKind.DONE)} from a worker"):
         asked.wait()
 
 

@@ -18,7 +18,7 @@ from dmltrain.kvstore.transport.handshake import Caller
 from dmltrain.kvstore.transport.link import Closed
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.seal import SIZE
-from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from dmltrain_launch.certificate import new
 from tests.kvstore.answering import answer, data_listener, tcp
 from tests.kvstore.whole_job import begun
@@ -64,7 +64,9 @@ def meet(certificates, closed_at_the_end):
 
 def test_large_and_small_frames_pass_in_both_directions_at_once_until_the_link_is_cut(meet):
     ends = meet()
-    frames = [(Header(Kind.PUSH, size).pack(), bytes([size % 251]) * size) for size in (0, 5, 1 << 22, 16384, 1, 70000)]
+    frames = [
+        (Header(FrameKind.PUSH, size).pack(), bytes([size % 251]) * size) for size in (0, 5, 1 << 22, 16384, 1, 70000)
+    ]
 
     def send(end):
         for _ in range(5):
@@ -102,7 +104,7 @@ def test_nothing_can_be_read_on_the_way(meet):
 
     mine, theirs = meet(between=lambda: relayed(record))
     secret = b"gradients and weights"
-    mine.send(Header(Kind.PUSH, len(secret)).pack(), secret)
+    mine.send(Header(FrameKind.PUSH, len(secret)).pack(), secret)
     assert theirs.read_payload(theirs.read_header()) == secret
     assert b"CHALLENGE" not in seen and b"worker" in seen, "the handshake of the job's key comes first"
     assert secret not in seen
@@ -155,8 +157,8 @@ def test_a_host_whose_clock_is_wrong_can_take_part(meet, certificates, tmp_path,
     path.write_bytes(new(datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=366 * years))[0])
     certificates.append(str(path))
     mine, theirs = meet(-1, -1)
-    mine.send(Header(Kind.PULL).pack())
-    assert theirs.read_header() == Header(Kind.PULL)
+    mine.send(Header(FrameKind.PULL).pack())
+    assert theirs.read_header() == Header(FrameKind.PULL)
 
 
 def test_older_versions_of_tls_are_refused(certificates):
@@ -192,7 +194,7 @@ def test_an_unusable_certificate_is_a_users_error(tmp_path, content):
 
 PLAIN_CALLER = Caller.new("job", b"key", "worker", 3, "server 0")
 ABORT = message.encode(message.Abort("the forwarder wants it so"))
-PUSH = Header(Kind.PUSH, 4).pack(), b"abcd"
+PUSH = Header(FrameKind.PUSH, 4).pack(), b"abcd"
 HEARTBEAT = message.encode(message.Heartbeat())
 
 
@@ -255,7 +257,7 @@ levels = pytest.mark.parametrize("level", ["plain", "auth"])
 def test_an_injected_abort_is_not_believed(between, level, injected):
     mine, theirs, forwarder = between(level)
     mine.send(HEARTBEAT)
-    assert received(theirs)[0] == Kind.CONTROL
+    assert received(theirs)[0] == FrameKind.CONTROL
     forwarder.inject(injected)
     mine.send(HEARTBEAT)
     with pytest.raises(FrameError, match="injected"):
@@ -267,14 +269,14 @@ def test_a_repeated_control_frame_is_not_believed(between, level):
     mine, theirs, forwarder = between(level)
     forwarder.change = lambda data: data + data
     mine.send(message.encode(message.Barrier("1")))
-    assert received(theirs)[0] == Kind.CONTROL
+    assert received(theirs)[0] == FrameKind.CONTROL
     with pytest.raises(FrameError, match="repeated"):
         received(theirs)
 
 
 CHANGES = {
     "another value": lambda data: data.replace(b"abcd", b"abce"),
-    "another key": lambda data: Header(Kind.PUSH, 4, key=1).pack() + data[wire.HEADER_SIZE :],
+    "another key": lambda data: Header(FrameKind.PUSH, 4, key=1).pack() + data[wire.HEADER_SIZE :],
     "injected": lambda data: b"".join(PUSH) + data,
 }
 
@@ -283,7 +285,7 @@ CHANGES = {
 def test_with_auth_data_frames_are_protected_too(between, change):
     mine, theirs, forwarder = between("auth")
     mine.send(*PUSH)
-    assert received(theirs) == (Kind.PUSH, b"abcd")
+    assert received(theirs) == (FrameKind.PUSH, b"abcd")
     forwarder.change = change
     mine.send(*PUSH)
     with pytest.raises(FrameError, match="changed, injected"):
@@ -295,7 +297,7 @@ def test_with_plain_data_frames_are_not(between):
     mine, theirs, forwarder = between("plain")
     forwarder.change = CHANGES["another value"]
     mine.send(*PUSH)
-    assert received(theirs) == (Kind.PUSH, b"abce")
+    assert received(theirs) == (FrameKind.PUSH, b"abce")
 
 
 def test_a_frame_that_a_forwarder_withholds_is_missed(between):

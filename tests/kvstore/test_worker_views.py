@@ -23,7 +23,7 @@ from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.transport.message import Flush, Flushed
 from dmltrain.kvstore.view import NEVER, Lost, View
 from dmltrain.kvstore.worker.entry import cut
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 from dmltrain.kvstore.worker.progress import Progress
 from dmltrain.kvstore.worker.transfers import Transfers
@@ -57,7 +57,7 @@ class Worker:
         self.sharing = Sharing(environment, sums=False)
         message = start([(host.identity(), "")] * WORKERS, [server.address for server in servers])
         self.routes = Routes(environment, message, self.sharing, lambda lost: None, pytest.fail)
-        self.entries = Entries(self.routes, WORKERS, "dist_sync", 0.0, SECONDS)
+        self.entries = KeyEntries(self.routes, WORKERS, "dist_sync", 0.0, SECONDS)
         self.transfers = Transfers(self, self.entries, self.sharing.arena, True, SECONDS, groups=False)
 
     def watched(self, handle):

@@ -15,7 +15,7 @@ from dmltrain.kvstore.server.service import Service
 from dmltrain.kvstore.transport import host, link
 from dmltrain.kvstore.transport.handshake import CONTROL, Caller
 from dmltrain.kvstore.transport.message import Abort, Register, Shutdown, Start, encode
-from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.worker.store import DistKVStore
 from tests.waiting import SECONDS
 
@@ -67,10 +67,10 @@ class FarServer:
         return message.reason if isinstance(message, Abort) else ""
 
     def _other(self, connection, header):
-        assert header.kind == Kind.READ_STATE
+        assert header.kind == FrameKind.READ_STATE
         with self._service.quiescent() as core:
             state = optimizer_state.pack(core.slices())
-        return Header(Kind.STATE, len(state)).pack(), memoryview(state)
+        return Header(FrameKind.STATE, len(state)).pack(), memoryview(state)
 
 
 class RefusingServer(FarServer):

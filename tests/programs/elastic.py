@@ -36,7 +36,7 @@ from dmltrain.kvstore.scheduler.client import Control
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.kvstore.worker.progress import Progress
-from dmltrain.kvstore.worker.residual import HandingOver
+from dmltrain.kvstore.worker.residual import ResidualHandover
 from tests.waiting import wait_for
 
 
@@ -66,8 +66,11 @@ POINTS = {  # name -> owner and function
     "freeze": (Progress, "freeze"),  # the scheduler asks which op this worker holds
     "introduce": (Control, "_introduce"),  # to the next scheduler
     "invite": (Progress, "invite"),  # the scheduler tells the leader who waits to join
-    "exchange": (HandingOver, "exchange"),  # of residuals that are handed over, or of none, in a view with new members
-    "settle": (HandingOver, "settle"),  # before: that is recognised; after: residuals have changed
+    "exchange": (
+        ResidualHandover,
+        "exchange",
+    ),  # of residuals that are handed over, or of none, in a view with new members
+    "settle": (ResidualHandover, "settle"),  # before: that is recognised; after: residuals have changed
     "announce": (Progress, "announce"),  # of a view, the first one too
     "newcomer": (Newcomer, "heard_of"),  # the leader is invited because of it, or it joins with a change under way
     "write": (checkpoint, "write"),

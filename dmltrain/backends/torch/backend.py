@@ -12,7 +12,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.env import SERVER_SHARES, TRANSPORTS, Environment
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore import codec, types
-from dmltrain.kvstore.step import Step
+from dmltrain.kvstore.step import OptimizerStep
 from dmltrain.layers import Network
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class TorchBackend:
         return state.decode(content)
 
 
-def make_step(spec: dict[str, Any], key: int | str, value: Array) -> Step:
+def make_step(spec: dict[str, Any], key: int | str, value: Array) -> OptimizerStep:
     """The optimizer of `value`, for stores and servers. The first call imports torch. Raises ValueError for an invalid
     spec."""
     release.check()

@@ -25,7 +25,7 @@ from dmltrain.kvstore.scheduler.changes import Changes
 from dmltrain.kvstore.scheduler.lost_links import LostLinks, Node, process
 from dmltrain.kvstore.scheduler.membership.replay import ALL_NEEDED
 from dmltrain.kvstore.scheduler.membership.views import Views
-from dmltrain.kvstore.scheduler.peers import Barriers, Peer, Peers, Stragglers, name_of
+from dmltrain.kvstore.scheduler.peers import Barriers, Peer, Peers, StepTimes, name_of
 from dmltrain.kvstore.scheduler.resume import Resume
 from dmltrain.kvstore.transport.message import (
     Abort,
@@ -81,7 +81,7 @@ class SchedulerCore:
     _links: LostLinks = field(default_factory=LostLinks)
     _views: Views = field(init=False)
     _changes: Changes = field(init=False)
-    _stragglers: Stragglers = field(init=False)
+    _step_times: StepTimes = field(init=False)
     _first_start: Start | None = None  # who joins later must divide keys as all others did
     _early: dict[int, Ready] = field(default_factory=dict)  # of workers that join the first view when it is there
     _changing_since: float | None = None  # a change of view
@@ -95,7 +95,7 @@ class SchedulerCore:
             self.num_workers, self.num_servers, self.elastic, self.wait_for_hosts, restarts=self.restart_servers
         )
         self._barriers, self._changes = Barriers(self.num_workers), Changes(self.num_workers)
-        self._stragglers = Stragglers()
+        self._step_times = StepTimes()
         resumes = self.incarnation > 1
         self._resume = (
             Resume(self.num_workers, self.num_servers, self.lost_seconds, self.lost_before) if resumes else None
@@ -148,7 +148,7 @@ class SchedulerCore:
                 return self._changes.take(node[1], message)
             case Took() if node[0] == "worker":
                 workers = self._views.present if self.elastic else range(self.num_workers)
-                return self._stragglers.take(node[1], message.seconds, workers)
+                return self._step_times.take(node[1], message.seconds, workers)
         return [Refuse(f"{message.op or message.kind.name} is not for the scheduler")]
 
     def change(self, change: Change) -> list[Action]:

@@ -68,7 +68,7 @@ def name_of(node: Node) -> str:
 
 
 @dataclass
-class Barrier:
+class OpenBarrier:
     name: str
     since: float  # s, when the first worker reached it
     missing: set[int]
@@ -79,26 +79,26 @@ class Barriers:
     """Of `workers`. A barrier is open from the first worker that reaches it to the last one."""
 
     workers: int
-    _open: dict[str, Barrier] = field(default_factory=dict)
+    _open: dict[str, OpenBarrier] = field(default_factory=dict)
 
-    def reach(self, name: str, worker: int, now: float) -> Barrier:
+    def reach(self, name: str, worker: int, now: float) -> OpenBarrier:
         """A worker reaches it, which may be the last one."""
-        barrier = self._open.setdefault(name, Barrier(name, now, set(range(self.workers))))
+        barrier = self._open.setdefault(name, OpenBarrier(name, now, set(range(self.workers))))
         barrier.missing.discard(worker)
         if not barrier.missing:
             del self._open[name]
         return barrier
 
-    def overdue(self, since: float) -> Barrier | None:
+    def overdue(self, since: float) -> OpenBarrier | None:
         """One that is open since earlier."""
         return next((barrier for barrier in self._open.values() if barrier.since < since), None)
 
-    def waiting_for(self, worker: int) -> Barrier | None:
+    def waiting_for(self, worker: int) -> OpenBarrier | None:
         """One that this worker has not reached."""
         return next((barrier for barrier in self._open.values() if worker in barrier.missing), None)
 
 
-class Stragglers:
+class StepTimes:
     """How much longer the slowest worker computes in a step than the median of all. One line is logged each time when
     all workers have reported since the line before.
 

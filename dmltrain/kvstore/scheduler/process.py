@@ -22,7 +22,7 @@ from dmltrain.kvstore.transport.address import shown
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.message import Change, Enter, Message, Refuse, Register, Rejoin, Start, encode
-from dmltrain.kvstore.transport.wire import FrameError, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind
 
 TICK_SECONDS = 0.25
 
@@ -126,7 +126,7 @@ class SchedulerProcess:
         try:
             while True:
                 header = connection.read_header()
-                if header.kind != Kind.CONTROL:
+                if header.kind != FrameKind.CONTROL:
                     raise FrameError(f"frame kind {header.kind} on a control link")
                 self._events.put((connection, node, connection.read_message(header)))
         except (Closed, OSError) as error:

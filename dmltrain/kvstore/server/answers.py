@@ -11,7 +11,7 @@ from dmltrain.kvstore.server.lockstep import GROUP, Parts
 from dmltrain.kvstore.server.reply import Reply, Unread
 from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.outbox import Frame, Outbox
-from dmltrain.kvstore.transport.wire import Flag, Header, Kind
+from dmltrain.kvstore.transport.wire import Flag, FrameKind, Header
 
 Item = TypeVar("Item")
 
@@ -53,7 +53,7 @@ class Answers:
             if self.outboxes.get(worker) is not outbox:  # it was removed: all is released
                 return
             for key, index, offset in wire.parse_release(payload):
-                read = (GROUP, key) if header.kind == Kind.RELEASE_GROUP else (key, index)
+                read = (GROUP, key) if header.kind == FrameKind.RELEASE_GROUP else (key, index)
                 self._unread.released(worker, *read, offset).release()
 
     def release_all(self, worker: int) -> None:
@@ -102,7 +102,7 @@ def _copied(reply: Reply, view: int) -> Frame:
 def _header(reply: Reply, view: int, length: int, flags: int) -> bytes:
     of_group = reply.key == GROUP
     return Header(
-        Kind.VALUE_GROUP if of_group else Kind.VALUE,
+        FrameKind.VALUE_GROUP if of_group else FrameKind.VALUE,
         length,
         view,
         reply.slice if of_group else reply.key,

@@ -40,7 +40,7 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore import codec as codecs
-from dmltrain.kvstore.kind import Kind
+from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.server import rollback
 from dmltrain.kvstore.server.declared import Declared, Rejected
 from dmltrain.kvstore.server.groups import Groups
@@ -49,8 +49,8 @@ from dmltrain.kvstore.server.reply import Action, Reply
 from dmltrain.kvstore.server.slice import Arrival, Push, ServerSlice, Work
 from dmltrain.kvstore.server.stragglers import Stragglers
 from dmltrain.kvstore.server.workers import Workers
-from dmltrain.kvstore.step import MakeStep, Step, is_whole
-from dmltrain.kvstore.transport.message import Consistency, Declare, Key
+from dmltrain.kvstore.step import MakeStep, OptimizerStep, is_whole
+from dmltrain.kvstore.transport.message import Consistency, Declare, DeclaredKey
 from dmltrain.kvstore.transport.wire import DTYPES
 
 MAX_LAG = 64  # maximum of incomplete rounds of a slice
@@ -165,7 +165,7 @@ class ServerCore:
         for slice_ in weights.values():
             slice_.step_at_once(not synchronous)
 
-    def is_now(self, kind: Kind) -> None:
+    def is_now(self, kind: KVStoreKind) -> None:
         """In a new view of an elastic job the kvstore is of this kind. If this changes whether each push is a step, all
         workers are between two steps, and hold the same number of them. Call it after `enter`."""
         synchronous = self._declared.change(Consistency(kind.type.name, kind.staleness))
@@ -201,7 +201,7 @@ class ServerCore:
                     if _means(self.spec, entry.key):
                         self._check_whole(self._slices[id].step, *id)
 
-    def _new(self, entry: Key, length: int) -> ServerSlice:
+    def _new(self, entry: DeclaredKey, length: int) -> ServerSlice:
         codec = codecs.make(entry.compression)
         result = codec and codec.of_sum(self.num_workers)
         zeros = {worker: 0 for worker in self._pushers(entry)}
@@ -230,7 +230,7 @@ class ServerCore:
         """Of the sum of a round."""
         return 1.0 / len(self.workers.ranks) if mean else 1.0
 
-    def _pushers(self, entry: Key) -> Sequence[int]:
+    def _pushers(self, entry: DeclaredKey) -> Sequence[int]:
         """The workers whose pushes make a round of the key. Raises Rejected."""
         if entry.pusher < 0:
             return self.workers.ranks
@@ -447,7 +447,7 @@ class ServerCore:
 
     # -- internal -------------------------------------------------------------------------------------------------
 
-    def _check_whole(self, step: Step | None, key: int, index: int) -> None:
+    def _check_whole(self, step: OptimizerStep | None, key: int, index: int) -> None:
         """Raises Rejected if the step needs a whole key, and this key is divided."""
         if is_whole(step) and not self._declared.is_whole(key):
             raise Rejected(

@@ -10,7 +10,7 @@ from dmltrain.base import bounded
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore import types
-from dmltrain.kvstore.transport.message import Consistency, Declare, Key
+from dmltrain.kvstore.transport.message import Consistency, Declare, DeclaredKey
 from dmltrain.kvstore.transport.wire import DTYPES
 from dmltrain.kvstore.types import KVStoreType
 
@@ -33,7 +33,7 @@ class Declared:
 
     max_bytes: int = field(default_factory=bounded.most)
     _type: tuple[KVStoreType, float] | None = None
-    _keys: dict[int, Key] = field(default_factory=dict)
+    _keys: dict[int, DeclaredKey] = field(default_factory=dict)
     _slices: int = 0
     _bytes: int = 0
     _weights_known: bool = False  # none is added any more
@@ -69,7 +69,7 @@ class Declared:
         self._type = (_type_of(message), message.staleness)
         return self.synchronous
 
-    def _compare(self, worker: int, entry: Key) -> None:
+    def _compare(self, worker: int, entry: DeclaredKey) -> None:
         """Raises Rejected if the key differs from what is known."""
         known = self._keys.get(entry.key)
         if known not in (None, entry) or (known is None and entry.weight and self._weights_known):
@@ -79,7 +79,7 @@ class Declared:
                 "all workers must train the same model"
             )
 
-    def _add(self, worker: int, entry: Key) -> None:
+    def _add(self, worker: int, entry: DeclaredKey) -> None:
         """Raises Rejected if it is one too many."""
         self._count(entry, 1)
         if self._slices > MAX_SLICES:
@@ -93,7 +93,7 @@ class Declared:
             )
         self._keys[entry.key] = entry
 
-    def _count(self, entry: Key, sign: int) -> None:
+    def _count(self, entry: DeclaredKey, sign: int) -> None:
         self._slices += sign * max(1, len(entry.slices))
         self._bytes += sign * sum(length for _, length in entry.slices) * np.dtype(entry.dtype).itemsize
 
@@ -130,7 +130,7 @@ def _type_of(message: Declare | Consistency) -> KVStoreType:
     return type_
 
 
-def _check(entry: Key) -> None:
+def _check(entry: DeclaredKey) -> None:
     """Raises Rejected if the declaration is invalid."""
     if entry.dtype not in DTYPES or any(not 0 <= length <= 1 << 31 for _, length in entry.slices):
         raise Rejected(f"key {entry.key}: dtype {entry.dtype!r} or a slice's length is invalid")
@@ -152,7 +152,7 @@ def _check(entry: Key) -> None:
         raise Rejected(f"key {entry.key}: a server takes no mean of compressed pushes, only their sum")
 
 
-def _brief(entry: Key) -> str:
+def _brief(entry: DeclaredKey) -> str:
     kind = entry.compression.get("type")
     return (
         f"{entry.name!r} ({entry.dtype}{'' if kind == 'none' else f', compressed {kind}'}"

@@ -12,7 +12,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.memory import Buffer
 from dmltrain.kvstore.server.slice import ServerSlice
-from dmltrain.kvstore.step import Step
+from dmltrain.kvstore.step import OptimizerStep
 
 _PER_ENTRY = 512  # bytes; more than npz's headers for one array
 
@@ -73,7 +73,7 @@ def _go_on(slice_: ServerSlice, steps: int, clocks: Array) -> None:
             slice_.holds(worker, clock)
 
 
-def _load(step: Step, fields: dict[str, Array]) -> None:
+def _load(step: OptimizerStep, fields: dict[str, Array]) -> None:
     try:
         step.load(fields)
     except (ValueError, TypeError, KeyError) as error:

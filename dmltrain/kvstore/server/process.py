@@ -20,13 +20,13 @@ from dmltrain.kvstore.server import optimizer_state, rollback
 from dmltrain.kvstore.server.core import ServerCore
 from dmltrain.kvstore.server.declared import Rejected
 from dmltrain.kvstore.server.service import OVERDUE_SECONDS, Service, allocator
-from dmltrain.kvstore.step import MakeStep, Step
+from dmltrain.kvstore.step import MakeStep, OptimizerStep
 from dmltrain.kvstore.transport import data_links, host, link, rendezvous, state
 from dmltrain.kvstore.transport.data_links import DataLinks
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import Consistency, Enter, Left, Optimizer, expect
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
-from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 
 GARBAGE_OBJECTS = 100_000  # a round of many slices creates that many, none of them in reference cycles
 
@@ -105,29 +105,29 @@ class ServerProcess:
         self._control.abort(reason)
 
     def _other(self, connection: Link, header: Header) -> tuple[bytes, memoryview | None]:
-        if header.kind == Kind.READ_STATE:
+        if header.kind == FrameKind.READ_STATE:
             packed = self.pack_state()
-            return Header(Kind.STATE, len(packed), header.view).pack(), memoryview(packed)
-        if header.kind == Kind.READ_STEPS:
+            return Header(FrameKind.STATE, len(packed), header.view).pack(), memoryview(packed)
+        if header.kind == FrameKind.READ_STEPS:
             packed = self.pack_steps()
-            return Header(Kind.STATE, len(packed), header.view).pack(), memoryview(packed)
-        if header.kind == Kind.READ_GONE:
+            return Header(FrameKind.STATE, len(packed), header.view).pack(), memoryview(packed)
+        if header.kind == FrameKind.READ_GONE:
             packed = self.pack_gone()
-            return Header(Kind.STATE, len(packed), header.view).pack(), memoryview(packed)
-        if header.kind == Kind.OPTIMIZER:
+            return Header(FrameKind.STATE, len(packed), header.view).pack(), memoryview(packed)
+        if header.kind == FrameKind.OPTIMIZER:
             message = expect(connection.read_message(header), Optimizer)
             with self._service.exclusive() as core:
                 if header.view == self._service.view:
                     core.optimize(dict(message.spec))
-        elif header.kind == Kind.CONSISTENCY:
+        elif header.kind == FrameKind.CONSISTENCY:
             changed = expect(connection.read_message(header), Consistency)
             with self._service.quiescent() as core:
                 core.change(changed)
-        elif header.kind == Kind.STATE:
+        elif header.kind == FrameKind.STATE:
             self._restore(connection, header)
         else:
             raise FrameError(f"frame kind {header.kind} from a worker")
-        return Header(Kind.DONE, 0, header.view).pack(), None
+        return Header(FrameKind.DONE, 0, header.view).pack(), None
 
     def _restore(self, connection: Link, header: Header) -> None:
         self.unpack_state(state.receive(connection, header, self.state_limit()), header.view)
@@ -185,7 +185,7 @@ def _listen(address: str) -> socket.socket:
 def _rejecting(make_step: MakeStep) -> MakeStep:
     """`make_step`, with errors that are sent to the worker that sent the spec."""
 
-    def make(spec: dict[str, Any], key: int | str, value: Any) -> Step:
+    def make(spec: dict[str, Any], key: int | str, value: Any) -> OptimizerStep:
         try:
             return make_step(spec, key, value)
         except (ValueError, TypeError, IndexError, AttributeError, UserError) as error:

@@ -47,14 +47,15 @@ from dmltrain.kvstore.transport.listener import accept_loop
 from dmltrain.kvstore.transport.message import Declare, Error, Hold, Leave, Left
 from dmltrain.kvstore.transport.outbox import LAST, Outbox
 from dmltrain.kvstore.transport.shared_memory import Arena, ArenaError
-from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.view import View
 
 REPLACE_SECONDS = 10.0  # for the view without the worker whose place a caller takes
 OVERDUE_SECONDS = 1.0  # interval of straggler diagnoses
 DRAIN_SECONDS = 1.0  # to send queued answers when a link ends
 MAX_THREADS = 4  # for arithmetic; two or three saturate a machine's memory
-OF_ANY_VIEW = frozenset(map(int, (Kind.RELEASE, Kind.RELEASE_GROUP, Kind.PROBE, Kind.LEAVE)))  # kinds
+# Kinds of frames that concern their own link only, so they count in every view.
+OF_ANY_VIEW = frozenset(map(int, (FrameKind.RELEASE, FrameKind.RELEASE_GROUP, FrameKind.PROBE, FrameKind.LEAVE)))
 MAX_BACKLOG = 8  # pushes of a slice that wait for their step
 QUIESCENT_SECONDS = 10.0  # time limit for work to end before a state is read
 BATCH = 16  # maximum of headers read together: with more, the first sums would begin later
@@ -274,7 +275,7 @@ class Service:
             while True:
                 headers = connection.read_headers(BATCH)
                 outbox.wait_for_room()
-                if all(header.kind == Kind.PUSH and header.flags & Flag.SHARED for header in headers):
+                if all(header.kind == FrameKind.PUSH and header.flags & Flag.SHARED for header in headers):
                     self._wait_for(max([header.view for header in headers]))
                     self._check_member(worker, headers[-1].view)
                     with self._lock:
@@ -340,42 +341,42 @@ class Service:
         self._wait_for(header.view)
         self._check_member(worker, header.view)
         kind, done = header.kind, False
-        if kind == Kind.PUSH:
+        if kind == FrameKind.PUSH:
             if buffer := self._receive(connection, worker, header):
                 self._push(worker, [header], [buffer])
-        elif kind == Kind.PULL:
+        elif kind == FrameKind.PULL:
             with self._lock:  # a pull never completes a round
                 if header.view == self._view:
                     where = header.key, header.slice
                     self._act(self._core.pull(worker, *where, header.clock, time.monotonic(), header.priority))
             self._answers.send()
-        elif kind in (Kind.GROUP, Kind.PUSH_GROUP, Kind.PULL_GROUP):
+        elif kind in (FrameKind.GROUP, FrameKind.PUSH_GROUP, FrameKind.PULL_GROUP):
             self._take_group(connection, worker, header)
-        elif kind == Kind.DECLARE:
+        elif kind == FrameKind.DECLARE:
             declared = message.expect(connection.read_message(header), Declare)
             with self._lock:
                 if done := header.view == self._view:
                     self._core.declare(worker, declared)
-        elif kind == Kind.HOLD:
+        elif kind == FrameKind.HOLD:
             held = message.expect(connection.read_message(header), Hold)
             done = self._hold(worker, held.step, header.view)
-        elif kind == Kind.INIT:
+        elif kind == FrameKind.INIT:
             done = self._initialise(connection, worker, header)
         elif header.view < self._view:
             connection.discard(header)
         else:
             outbox.put(*self._other(connection, header))
         if done:
-            outbox.put(Header(Kind.DONE, 0, header.view).pack())
+            outbox.put(Header(FrameKind.DONE, 0, header.view).pack())
 
     def _take_of_any_view(self, connection: Link, outbox: Outbox, worker: int, header: Header) -> None:
-        if header.kind == Kind.PROBE:
+        if header.kind == FrameKind.PROBE:
             payload = connection.read_payload(header, wire.MAX_PROBE)
-            outbox.put(Header(Kind.PROBE, len(payload), header.view).pack(), memoryview(payload), LAST)
-        elif header.kind == Kind.LEAVE:
+            outbox.put(Header(FrameKind.PROBE, len(payload), header.view).pack(), memoryview(payload), LAST)
+        elif header.kind == FrameKind.LEAVE:
             self._wait_for(header.view)  # so that another scheduler learns of the last view of a worker that is gone
             self._leave(worker, outbox, message.expect(connection.read_message(header), Leave).done)
-            outbox.put(Header(Kind.DONE, 0, header.view).pack())
+            outbox.put(Header(FrameKind.DONE, 0, header.view).pack())
         else:
             self._answers.released(worker, outbox, header, connection.read_payload(header))
 
@@ -411,11 +412,11 @@ class Service:
     def _take_group(self, connection: Link, worker: int, header: Header) -> None:
         if self._forward or self._environment.elastic:
             raise FrameError("a group to a relay" if self._forward else "a group in an elastic job")
-        if header.kind == Kind.GROUP:
+        if header.kind == FrameKind.GROUP:
             content = wire.parse_group(connection.read_payload(header, wire.MAX_GROUP))
             with self._lock:
                 self._core.groups.declare(worker, header.key, content)
-        elif header.kind == Kind.PUSH_GROUP:
+        elif header.kind == FrameKind.PUSH_GROUP:
             self._push_group(worker, header, self._receive_group(connection, worker, header))
         else:
             with self._lock:  # a pull never completes a round

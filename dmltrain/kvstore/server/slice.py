@@ -20,7 +20,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server import summing
 from dmltrain.kvstore.server.memory import Allocate, Buffer, private
-from dmltrain.kvstore.step import Step, needs_pulled
+from dmltrain.kvstore.step import OptimizerStep, needs_pulled
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.codec import Codec
@@ -90,7 +90,7 @@ class ServerSlice:
     queue: deque[Push] = field(default_factory=deque)  # if each push is a step
     waiting: list[tuple[int, int, float]] = field(default_factory=list)  # pulls: worker, clock, since when (s)
     priority: int = 0  # of its last pull
-    step: Step | None = None
+    step: OptimizerStep | None = None
     work: Work | None = None
     loose: int = 0  # buffers that are read since a lockstep that has ended
     lockstep: ServerSlice | None = None  # while the slice is pushed and pulled in a group, which has its state
@@ -176,7 +176,7 @@ class ServerSlice:
         """Store the result of work."""
         self.value, self.coded = value, coded
 
-    def set_step(self, step: Step, workers: Iterable[int]) -> None:
+    def set_step(self, step: OptimizerStep, workers: Iterable[int]) -> None:
         """From now on rounds, or pushes, make this step. All workers have the current value."""
         for buffer in self.pulled.values():
             self.release(buffer)
@@ -303,7 +303,7 @@ class Work:
     id: tuple[int, int]  # key, slice
     slice: ServerSlice
     hosts: list[list[Push]]
-    step: Step | None
+    step: OptimizerStep | None
     target: Buffer  # the next value; the current one if a step can be made in place
     coded: Buffer | None  # the next value as it is sent, if encoded
     scratch: Buffer | None  # for a step's gradient, unless that is one push as it arrived
@@ -339,7 +339,7 @@ class Work:
             summing.total([[push.data.array for push in host] for host in self.hosts], out, factor)
         return out
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: OptimizerStep) -> None:
         pushes = self.pushes
         gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
         if self.target is not self.slice.value:

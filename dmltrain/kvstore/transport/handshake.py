@@ -106,7 +106,7 @@ class Listener:
         return _keys(self.key, hello, self.nonce)
 
 
-class Answers:
+class ListenerHandshake:
     """The listener's side of one handshake: bytes go in, bytes come out. `accepted` is the caller's Hello once it has
     proved that it knows the job's key."""
 

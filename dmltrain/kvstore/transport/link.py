@@ -26,7 +26,7 @@ from dmltrain.kvstore.transport.handshake import MEMORY, Caller
 from dmltrain.kvstore.transport.message import Accept, Challenge, Message, Refuse
 from dmltrain.kvstore.transport.seal import Keys, Seals
 from dmltrain.kvstore.transport.send_window import SendWindow
-from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 
 if TYPE_CHECKING:
     from dmltrain.kvstore.transport.shared_memory import Arena, Mapping
@@ -374,7 +374,7 @@ def greet(sock: socket.socket, caller: Caller, seconds: float | None = None, cer
 
 def _expect(link: Link, wanted: type[Expected]) -> Expected:
     header = link.read_header()
-    if header.kind not in (wanted.kind, Kind.REFUSE):
+    if header.kind not in (wanted.kind, FrameKind.REFUSE):
         raise FrameError(f"frame kind {header.kind} during the handshake, expected {wanted.kind.name}")
     answer = link.read_message(header, wire.MAX_HELLO)
     if isinstance(answer, Refuse):

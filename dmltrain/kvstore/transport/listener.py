@@ -23,7 +23,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.transport import link, message, rendezvous
 from dmltrain.kvstore.transport.address import shown
-from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Answers, Listener
+from dmltrain.kvstore.transport.handshake import CONTROL, DATA, MEMORY, Listener, ListenerHandshake
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Hello, Refuse
 from dmltrain.kvstore.transport.wire import FrameError
@@ -63,7 +63,7 @@ class _Caller:
 
     def __init__(self, sock: socket.socket, origin: str, listener: Listener) -> None:
         self.sock, self.origin = sock, origin
-        self.answers = Answers(listener)
+        self.answers = ListenerHandshake(listener)
         self.until = time.monotonic() + link.HANDSHAKE_SECONDS
         self.refused = False
 

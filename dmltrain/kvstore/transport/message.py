@@ -1,6 +1,6 @@
 """Control messages: frozen values, their encoding, and the checks of received messages. Pure.
 
-A control frame's payload is one JSON object with exactly the fields of the message's class; that of a Kind.CONTROL
+A control frame's payload is one JSON object with exactly the fields of the message's class; that of a FrameKind.CONTROL
 frame also has an "op", which names the class. Anything else raises a FrameError that states what was expected.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from dmltrain.kvstore.transport.wire import FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 
 MAX_TEXT = 512  # characters of a handshake's texts
@@ -25,7 +25,7 @@ FILLER = "0" * 2048  # of heartbeats
 class Message:
     """One control message."""
 
-    kind: ClassVar[Kind] = Kind.CONTROL
+    kind: ClassVar[FrameKind] = FrameKind.CONTROL
     op: ClassVar[str] = ""  # of a CONTROL frame
 
 
@@ -37,7 +37,7 @@ class Hello(Message):
     """The caller's claimed identity, and what it wants: `listener` is a role and index, for `purpose` and `wire` see
     handshake.py."""
 
-    kind = Kind.HELLO
+    kind = FrameKind.HELLO
     job: str
     role: str
     index: int
@@ -59,7 +59,7 @@ class Hello(Message):
 class Challenge(Message):
     """The listener's nonce, and its proof over both nonces."""
 
-    kind = Kind.CHALLENGE
+    kind = FrameKind.CHALLENGE
     nonce: str
     proof: str
 
@@ -71,7 +71,7 @@ class Challenge(Message):
 class Proof(Message):
     """The caller's proof over both nonces."""
 
-    kind = Kind.PROOF
+    kind = FrameKind.PROOF
     proof: str
 
     def __post_init__(self) -> None:
@@ -82,14 +82,14 @@ class Proof(Message):
 class Accept(Message):
     """The caller is accepted."""
 
-    kind = Kind.ACCEPT
+    kind = FrameKind.ACCEPT
 
 
 @dataclass(frozen=True)
 class Refuse(Message):
     """The peer cannot take part in the job; its connection ends."""
 
-    kind = Kind.REFUSE
+    kind = FrameKind.REFUSE
     reason: str
 
 
@@ -479,7 +479,7 @@ class Took(Message):
 
 
 @dataclass(frozen=True)
-class Key:
+class DeclaredKey:
     """One key, as a worker declares it to the server, or relay, of these slices: (index, length in elements)."""
 
     key: int
@@ -496,17 +496,17 @@ class Key:
 class Declare(Message):
     """The kvstore's type (types.py), its bound on staleness, and keys. All workers must declare the same."""
 
-    kind = Kind.DECLARE
+    kind = FrameKind.DECLARE
     type: str
     staleness: float
-    keys: tuple[Key, ...]
+    keys: tuple[DeclaredKey, ...]
 
 
 @dataclass(frozen=True)
 class Optimizer(Message):
     """From now on the servers run this optimizer: a name and numbers."""
 
-    kind = Kind.OPTIMIZER
+    kind = FrameKind.OPTIMIZER
     spec: Mapping[str, Any]
 
 
@@ -514,7 +514,7 @@ class Optimizer(Message):
 class Consistency(Message):
     """From now on the kvstore is of this type (types.py), with this bound on staleness. All workers wait meanwhile."""
 
-    kind = Kind.CONSISTENCY
+    kind = FrameKind.CONSISTENCY
     type: str
     staleness: float
 
@@ -525,7 +525,7 @@ class Hold(Message):
     it, if it was made, is taken back. All workers hold the same. If each push is a step, it holds so many of its own
     steps: others do not wait for earlier ones. Then it also means something within a view."""
 
-    kind = Kind.HOLD
+    kind = FrameKind.HOLD
     step: int
 
     def __post_init__(self) -> None:
@@ -538,7 +538,7 @@ class Leave(Message):
     """This worker, or relay, has sent its last push and ends the link; answered by DONE. A link that ends without it is
     lost. `done`: the last op that it holds in an elastic job, else -1."""
 
-    kind = Kind.LEAVE
+    kind = FrameKind.LEAVE
     done: int = -1
 
 
@@ -546,7 +546,7 @@ class Leave(Message):
 class Error(Message):
     """A request could not be served; the job ends."""
 
-    kind = Kind.ERROR
+    kind = FrameKind.ERROR
     reason: str
 
 
@@ -565,7 +565,7 @@ _Message = TypeVar("_Message", bound=Message)
 
 def encode(message: Message, view: int = 0) -> bytes:
     """The complete frame of a message; `view` is the header's."""
-    content = {"op": message.op, **vars(message)} if message.kind == Kind.CONTROL else vars(message)
+    content = {"op": message.op, **vars(message)} if message.kind == FrameKind.CONTROL else vars(message)
     payload = json.dumps(content, separators=(",", ":"), default=vars).encode()
     return Header(message.kind, len(payload), view).pack() + payload
 
@@ -573,10 +573,10 @@ def encode(message: Message, view: int = 0) -> bytes:
 def decode(kind: int, payload: bytes | bytearray) -> Message:
     """The message of a frame of `kind`. Raises FrameError, which names the field and what was expected."""
     content = _json_object(payload)
-    if kind != Kind.CONTROL:
+    if kind != FrameKind.CONTROL:
         if kind not in BY_KIND:
             raise FrameError(f"frame kind {kind} where a control message was expected")
-        return cast(Message, _made(BY_KIND[kind], content, Kind(kind).name))
+        return cast(Message, _made(BY_KIND[kind], content, FrameKind(kind).name))
     op = content.pop("op", None)
     if not isinstance(op, str) or op not in BY_OP:
         raise FrameError(f"unknown operation {_short(op)}, expected one of {', '.join(BY_OP)}")

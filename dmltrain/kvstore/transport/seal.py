@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dmltrain.kvstore.transport.wire import FrameError, Kind
+from dmltrain.kvstore.transport.wire import FrameError, FrameKind
 
 SIZE = 16  # bytes
 _KIND = 5  # offset of the frame's kind in its header
@@ -38,7 +38,7 @@ class Seals:
 
     def cover(self, header: bytes | bytearray | memoryview) -> bool:
         """Whether the frame with this packed header carries a seal."""
-        return self._every or header[_KIND] < Kind.INIT
+        return self._every or header[_KIND] < FrameKind.INIT
 
     def seal(self, parts: Sequence[bytes | memoryview]) -> bytes:
         """The seal of the next frame to send."""

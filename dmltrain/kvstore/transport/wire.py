@@ -35,7 +35,7 @@ MAX_GROUP, MAX_OFFSETS = MAX_MEMBERS * _MEMBER.size, MAX_MEMBERS * 8  # bytes of
 HEADER_SIZE = _BODY.size + _CRC.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Kinds of frames. 1 to 15: connection, 16 to 31: control (JSON), from 32 on: data (a slice, or a group)."""
 
     HELLO = 1
@@ -171,7 +171,7 @@ class Header(NamedTuple):
         return Header(kind, length, view, key, index, clock, number, dtype, flags, offset, waited, worked, priority)
 
 
-_KINDS = frozenset(int(kind) for kind in Kind)
+_KINDS = frozenset(int(kind) for kind in FrameKind)
 MAX_FLAGS = Flag.SHARED | Flag.PULL | Flag.OFFSETS
 MAX_DTYPE = codec.MAX_NUMBER
 

@@ -14,7 +14,7 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.worker.entry import cut
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.membership import Membership
 
 CHUNK = 1 << 22  # bytes
@@ -25,7 +25,7 @@ Pull = Callable[[str, Array, int], Handle]  # (key, out, priority)
 class Broadcast:
     """`pull`: that of Transfers; `seconds`: time limit for an answer."""
 
-    def __init__(self, member: Membership, entries: Entries, pull: Pull, rank: int, seconds: float) -> None:
+    def __init__(self, member: Membership, entries: KeyEntries, pull: Pull, rank: int, seconds: float) -> None:
         self._member, self._entries, self._pull = member, entries, pull
         self._rank, self._seconds = rank, seconds
         self._turn = 0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport.wire import MAX_MEMBERS
-from dmltrain.kvstore.worker.entry import Entry
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.entry import KeyEntry
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.link_groups import WorkerGroup
 from dmltrain.kvstore.worker.links.server_link import ServerLink
@@ -27,7 +27,7 @@ class Together:
     """Keys of one call that travel in a group, and their positions in the call."""
 
     link: ServerLink
-    entries: list[Entry]
+    entries: list[KeyEntry]
     positions: list[int]
     places: bytes = b""  # of the entries' buffers in this worker's arena, as they are sent
     _group: WorkerGroup | None = None
@@ -49,7 +49,7 @@ class Call:
     """The keys of one call."""
 
     names: tuple[Key, ...]
-    entries: list[Entry]
+    entries: list[KeyEntry]
     together: list[Together] = field(default_factory=list)
     alone: list[int] = field(init=False)  # positions of the other keys
     slices: int = field(init=False)
@@ -91,7 +91,7 @@ def runs(positions: Sequence[int], sizes: Sequence[int], most: int) -> list[list
     return result
 
 
-def _can_share(entry: Entry) -> bool:
+def _can_share(entry: KeyEntry) -> bool:
     if len(entry.ways) != 1 or not entry.is_weight or entry.pusher >= 0:
         return False
     link, slice_ = entry.ways[0]
@@ -102,7 +102,7 @@ def _can_share(entry: Entry) -> bool:
 class Calls:
     """The calls so far. `groups`: whether the kvstore can push keys in groups."""
 
-    entries: Entries
+    entries: KeyEntries
     groups: bool
     _known: dict[tuple[Key, ...], Call] = field(default_factory=dict)
     _alone: dict[Key, Call] = field(default_factory=dict)  # of one key

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
-from dmltrain.kvstore.kind import Kind
+from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.transport.message import ASKS, CANCELLED, MAX_TEXT, Change, Stops
 
 UNKNOWN = (
@@ -71,7 +71,7 @@ class Changes:
             return change
 
 
-def refusal(now: Kind, change: Change, compressed: bool, relays: bool) -> str:
+def refusal(now: KVStoreKind, change: Change, compressed: bool, relays: bool) -> str:
     """Why a store that is `now` of this kind cannot change; empty if it can. `compressed`: it compresses gradients.
     `relays`: some hosts send the sum of their workers."""
     try:

@@ -57,7 +57,7 @@ from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.clocks import Clocks
 from dmltrain.kvstore.worker.elastic_membership import ElasticMembership
 from dmltrain.kvstore.worker.links.routes import Sharing
-from dmltrain.kvstore.worker.residual import HandingOver
+from dmltrain.kvstore.worker.residual import ResidualHandover
 from dmltrain.kvstore.worker.server_steps import ServerSteps
 from dmltrain.kvstore.worker.store import DistKVStore
 
@@ -109,7 +109,7 @@ class ElasticKVStore(DistKVStore):
         # Called when this worker is in a new view; `missed`: others have completed its round.
         self.on_enter: Callable[[View, bool], None] = lambda view, missed: None
         super().__init__(kind, staleness, environment, exit_seconds)
-        self._handing_over = HandingOver(environment.index, self._entries, self._broadcast)
+        self._handing_over = ResidualHandover(environment.index, self._entries, self._broadcast)
         self._on_servers = ServerSteps(self._member, self._entries, environment.wait_seconds, self._own)
         self._refusal: Callable[[KVStoreType], str] = lambda kind: UNKNOWN  # why the optimizer cannot have this type
 

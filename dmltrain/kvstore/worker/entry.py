@@ -33,7 +33,7 @@ class KeptSlice(NamedTuple):
 
 
 @dataclass
-class Entry:
+class KeyEntry:
     """One key: its number on the wire, its slices, and its clock (how often this worker has pushed it)."""
 
     number: int
@@ -55,7 +55,7 @@ class Entry:
     kept: list[Kept] = field(default_factory=list)  # values that are read in place: let them go at the next push
 
 
-def memory_of(entry: Entry) -> Array:
+def memory_of(entry: KeyEntry) -> Array:
     """This worker's memory for a key's values that cannot be read in place."""
     if entry.landing is None:
         entry.landing = np.empty(entry.size, entry.dtype)
@@ -67,11 +67,11 @@ def cut(array: Array, slice_: WorkerSlice) -> Array:
     return array[slice_.range.start : slice_.range.start + slice_.range.length]
 
 
-def declared(name: Key, entry: Entry, here: list[WorkerSlice], is_relay: bool) -> message.Key:
+def declared(name: Key, entry: KeyEntry, here: list[WorkerSlice], is_relay: bool) -> message.DeclaredKey:
     """The declaration of a key for the server, or relay, of these slices. A relay sums; the server then divides."""
     compression = entry.compression if any(slice_.codec for slice_ in here) else {"type": "none"}
     slices = tuple((slice_.range.index, slice_.range.length) for slice_ in here)
     mean = entry.mean and not is_relay
-    return message.Key(
+    return message.DeclaredKey(
         entry.number, str(name), entry.dtype.name, entry.is_weight, compression, slices, mean, entry.pusher
     )

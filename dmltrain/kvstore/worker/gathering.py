@@ -21,7 +21,7 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, Key
 from dmltrain.kvstore.transport.message import Start
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.transfers import Transfers
 
@@ -53,7 +53,7 @@ class Gathering:
     """The gathered keys of the worker `rank`."""
 
     member: Membership
-    entries: Entries
+    entries: KeyEntries
     transfers: Transfers
     rank: int
     _keys: dict[Key, Gathered] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec as codecs
 from dmltrain.kvstore.base import Key
 from dmltrain.kvstore.transport.message import Declare, encode
-from dmltrain.kvstore.worker.entry import Entry, declared
+from dmltrain.kvstore.worker.entry import KeyEntry, declared
 from dmltrain.kvstore.worker.links import sharding
 from dmltrain.kvstore.worker.links.routes import Routes, Way
 from dmltrain.kvstore.worker.links.server_link import ServerLink
@@ -26,7 +26,7 @@ FIRST_SUM = 1 << 31  # first number of keys that are not weights, so that the nu
 
 
 @dataclass(eq=False)
-class Entries:
+class KeyEntries:
     """`kind` and `staleness`: the kvstore's, as declared to the servers; `seconds`: time limit for an answer; `apart`:
     no server is on a host with workers."""
 
@@ -39,7 +39,7 @@ class Entries:
     can_undo: bool = False  # residuals of a round that is aborted are taken back
     shares: list[float] | None = None  # of the weights, by server; None: equal
     _compression: dict[str, Any] = field(default_factory=lambda: NONE)
-    _by_name: dict[Key, Entry] = field(default_factory=dict)
+    _by_name: dict[Key, KeyEntry] = field(default_factory=dict)
     _loads: list[int] = field(init=False)  # bytes on each server
     _first: dict[Key, list[sharding.Slice]] = field(default_factory=dict)  # of weights, as they were cut
     _servers: list[int] | None = None  # that are left, in ascending order; None: all
@@ -47,16 +47,16 @@ class Entries:
     def __post_init__(self) -> None:
         self._loads = [0] * self.routes.num_servers
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[KeyEntry]:
         return iter(self._by_name.values())
 
-    def items(self) -> Iterator[tuple[Key, Entry]]:
+    def items(self) -> Iterator[tuple[Key, KeyEntry]]:
         return iter(self._by_name.items())
 
     def __contains__(self, name: Key) -> bool:
         return name in self._by_name
 
-    def find(self, name: Key) -> Entry:
+    def find(self, name: Key) -> KeyEntry:
         """Raises UserError if the key was not declared with `init`."""
         entry = self._by_name.get(name)
         if entry is None:
@@ -128,7 +128,7 @@ class Entries:
         for pusher, (name, size, server) in enumerate(zip(names, sizes, servers, strict=True)):
             ranges = sharding.cut_on(server, first + pusher, size, FLOAT.itemsize)
             slices = [WorkerSlice(range_, FLOAT, None, None) for range_ in ranges]
-            self._by_name[name] = Entry(
+            self._by_name[name] = KeyEntry(
                 first + pusher, size, FLOAT, slices, self.routes.direct(slices), NONE, False, pusher=pusher
             )
         for link in self.routes.servers:
@@ -158,7 +158,7 @@ class Entries:
                 slice_.range = replace(range_, server=next(places))
             entry.ways = self.routes.direct(entry.slices)
 
-    def restart(self) -> list[Entry]:
+    def restart(self) -> list[KeyEntry]:
         """The members have changed: weights keep their slices and memory, and their clocks begin again; all other keys
         are forgotten, as by the servers, and returned."""
         forgotten = [entry for entry in self if not entry.is_weight]
@@ -173,7 +173,7 @@ class Entries:
         return (slice_.undo for entry in self for slice_ in entry.slices if slice_.undo is not None)
 
     def _declare_to(
-        self, link: ServerLink, names: list[Key], ways: Callable[[Entry], list[Way]], is_relay: bool = False
+        self, link: ServerLink, names: list[Key], ways: Callable[[KeyEntry], list[Way]], is_relay: bool = False
     ) -> None:
         """Declare on `link` the slices of these keys whose way uses it."""
         here = [
@@ -184,7 +184,7 @@ class Entries:
         message = Declare(self.kind, self.staleness, tuple(declaration for declaration in here if declaration.slices))
         link.request(encode(message, link.view), self.seconds)
 
-    def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> Entry:
+    def _entry(self, number: int, array: Array, ranges: list[sharding.Slice], is_weight: bool, mean: bool) -> KeyEntry:
         compresses = is_weight and array.dtype == np.float32
         compression = self._compression if compresses else NONE
         codec = codecs.make(compression)
@@ -196,4 +196,4 @@ class Entries:
         for slice_ in slices if self.can_undo else ():
             slice_.undo = None if slice_.residual is None else Undo(slice_.residual)
         ways = self.routes.of_weight(slices) if is_weight else self.routes.direct(slices)
-        return Entry(number, array.size, array.dtype, slices, ways, compression, is_weight, mean and codec is None)
+        return KeyEntry(number, array.size, array.dtype, slices, ways, compression, is_weight, mean and codec is None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.worker.entry import Entry, KeptSlice, cut, memory_of
+from dmltrain.kvstore.worker.entry import KeptSlice, KeyEntry, cut, memory_of
 from dmltrain.kvstore.worker.links.link_groups import GroupLanding, WorkerGroup
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
@@ -24,7 +24,7 @@ def read_only(array: Array) -> Array:
     return view
 
 
-def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) -> Array:
+def joined(kept: list[tuple[Array, int] | None], entry: KeyEntry, ways: list[Way]) -> Array:
     """One read-only array of a key's slices. `kept` has (value, offset) of each slice that arrived through shared
     memory. The array is a view if all slices are contiguous in one process's memory; else they are copied."""
     first, size = kept[0], entry.dtype.itemsize
@@ -46,7 +46,7 @@ def joined(kept: list[tuple[Array, int] | None], entry: Entry, ways: list[Way]) 
 class Reading:
     """A pull of one key whose values are read in place, where the server wrote them."""
 
-    entry: Entry
+    entry: KeyEntry
     ways: list[Way]
     handle: Handle
     position: int  # among the handle's values
@@ -83,7 +83,7 @@ class GroupReading(GroupLanding):
     """A pull with READ: `positions` are those of the keys `entries` among the handle's values."""
 
     link: ServerLink = field(kw_only=True)
-    entries: Sequence[Entry] = field(kw_only=True)
+    entries: Sequence[KeyEntry] = field(kw_only=True)
     positions: Sequence[int] = field(kw_only=True)
 
     def targets(self) -> list[Array]:

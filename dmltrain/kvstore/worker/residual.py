@@ -12,12 +12,12 @@ from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.broadcast import Broadcast
-from dmltrain.kvstore.worker.entry import Entry
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.entry import KeyEntry
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 
-def slices_with_residual(entries: Iterable[Entry]) -> list[WorkerSlice]:
+def slices_with_residual(entries: Iterable[KeyEntry]) -> list[WorkerSlice]:
     """The slices that have a residual."""
     return [slice_ for entry in entries for slice_ in entry.slices if slice_.residual is not None]
 
@@ -53,14 +53,14 @@ def spread(
         start = stop
 
 
-class HandingOver:
+class ResidualHandover:
     """The residuals of workers that leave an elastic job on purpose go to one that stays, in the first op of a view.
 
     They go through the servers as they are, one worker's after the other's. Nobody changes its own before the op is
     recognised: if it is aborted, it is made again in the next view by those who are left.
     """
 
-    def __init__(self, member: int, entries: Entries, broadcast: Broadcast) -> None:
+    def __init__(self, member: int, entries: KeyEntries, broadcast: Broadcast) -> None:
         self._member, self._entries, self._broadcast = member, entries, broadcast
 
     def exchange(self, view: View) -> list[Array]:

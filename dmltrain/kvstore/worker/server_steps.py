@@ -21,10 +21,10 @@ from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle, Key, ViewChanged
 from dmltrain.kvstore.transport.message import Hold, Optimizer, encode
 from dmltrain.kvstore.transport.outbox import LAST
-from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.view import View
 from dmltrain.kvstore.worker.entry import cut
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.worker_slice import FIRST
 from dmltrain.kvstore.worker.membership import Membership
@@ -39,7 +39,7 @@ class ServerSteps:
     together. `spec`: the optimizer's; None if it does not run on the servers. `weights()`: this worker's, flat by key.
     `every`: seconds between snapshots."""
 
-    def __init__(self, member: Membership, entries: Entries, seconds: float, own: bool = False) -> None:
+    def __init__(self, member: Membership, entries: KeyEntries, seconds: float, own: bool = False) -> None:
         self._member, self._entries, self._seconds, self.own = member, entries, seconds, own
         self.made = 0
         self.pulled = 0.0  # when this worker got the weights after its last step, s of time.monotonic()
@@ -87,7 +87,7 @@ class ServerSteps:
     def gone(self) -> list[Array]:
         """What each server knows of workers that have left: rows of (worker, least, most), int64 (n, 3); see
         ServerCore.enter. Raises ViewChanged, JobLost."""
-        return [npz.read(answer)["gone"] for answer in self._answers(Kind.READ_GONE)]
+        return [npz.read(answer)["gone"] for answer in self._answers(FrameKind.READ_GONE)]
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class ServerSteps:
             del self._snapshots[number]
         for number in own:
             link, answer = self._member.routes.by_number[number], list[bytearray]()
-            handle = self._request(link, Header(Kind.READ_STEPS, 0, link.view).pack(), answer, FIRST)
+            handle = self._request(link, Header(FrameKind.READ_STEPS, 0, link.view).pack(), answer, FIRST)
             self._asked[number] = handle, answer
         if not self.every:
             self._wait_for_snapshots()
@@ -133,7 +133,7 @@ class ServerSteps:
         """Send each server what its slices need; only one worker does that. Waits for their answers. Returns what there
         is to say of what was lost. Raises ViewChanged, JobLost."""
         arrays: dict[str, Array] = {}
-        for packed in [*snapshots, *self._answers(Kind.READ_STEPS)]:
+        for packed in [*snapshots, *self._answers(FrameKind.READ_STEPS)]:
             arrays |= npz.read(packed)
         parts, behind = self._divided(arrays)
         assert self.spec is not None
@@ -142,7 +142,7 @@ class ServerSteps:
             state = _packed(parts[number])
             if number in self._lost:  # a new process
                 handles.append(self._request(link, encode(Optimizer(self.spec), link.view)))
-            handles.append(self._request(link, Header(Kind.STATE, len(state), link.view).pack() + state))
+            handles.append(self._request(link, Header(FrameKind.STATE, len(state), link.view).pack() + state))
         for handle in handles:
             handle.wait()
         return [_said(behind_by, keys) for behind_by, keys in sorted(behind.items())]
@@ -153,7 +153,7 @@ class ServerSteps:
             self._snapshots.pop(number, None)
         self._lost.clear()
 
-    def _answers(self, kind: Kind) -> Iterable[bytearray]:
+    def _answers(self, kind: FrameKind) -> Iterable[bytearray]:
         """Of all servers, to a frame of this kind."""
         answers: list[list[bytearray]] = []
         handles = []

@@ -8,9 +8,9 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
-from dmltrain.kvstore.transport.wire import Header, Kind
+from dmltrain.kvstore.transport.wire import FrameKind, Header
 from dmltrain.kvstore.worker import resharding, residual
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 from dmltrain.kvstore.worker.membership import Membership
@@ -22,7 +22,7 @@ class States:
     """Every worker must call `residuals`, `load_residuals` and `load_servers`."""
 
     def __init__(
-        self, member: Membership, entries: Entries, sum_up: SumUp, rank: int, num_workers: int, seconds: float
+        self, member: Membership, entries: KeyEntries, sum_up: SumUp, rank: int, num_workers: int, seconds: float
     ) -> None:
         self._member, self._entries, self._sum_up = member, entries, sum_up
         self._rank, self._num_workers, self._seconds = rank, num_workers, seconds
@@ -38,7 +38,7 @@ class States:
     def of_servers(self) -> list[bytearray]:
         answers: list[list[bytearray]] = [[] for _ in self._servers]
         for server, answer in zip(self._servers, answers, strict=True):
-            self._request(server, Header(Kind.READ_STATE, 0, server.view).pack(), answer).wait()
+            self._request(server, Header(FrameKind.READ_STATE, 0, server.view).pack(), answer).wait()
         return [answer[0] for answer in answers]
 
     def load_servers(self, states: Sequence[bytes]) -> None:
@@ -49,7 +49,7 @@ class States:
             ranges = [slice_.range for entry in self._entries if entry.is_weight for slice_ in entry.slices]
             fitting = resharding.fit(states, ranges, len(self._servers))
             for server, state in zip(self._servers, fitting, strict=True):
-                self._request(server, Header(Kind.STATE, len(state), server.view).pack() + state).wait()
+                self._request(server, Header(FrameKind.STATE, len(state), server.view).pack() + state).wait()
         self._member.barrier()
         for entry in self._entries:
             entry.unpushed = True

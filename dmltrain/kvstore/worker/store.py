@@ -15,18 +15,18 @@ from dmltrain.base.env import Environment
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
 from dmltrain.kvstore.base import Handle, Key, Keys, KVStore, keys_and_values, summed
-from dmltrain.kvstore.kind import Kind
+from dmltrain.kvstore.kind import KVStoreKind
 from dmltrain.kvstore.log import log
 from dmltrain.kvstore.scheduler.client import EXIT_SECONDS
 from dmltrain.kvstore.transport import host
 from dmltrain.kvstore.transport.message import Change, Consistency, Optimizer, encode
-from dmltrain.kvstore.waiting import OwnSteps, Waits
+from dmltrain.kvstore.waiting import StepTimer, Waits
 from dmltrain.kvstore.worker import changes
 from dmltrain.kvstore.worker.broadcast import Broadcast
 from dmltrain.kvstore.worker.changes import UNKNOWN
 from dmltrain.kvstore.worker.entry import cut
 from dmltrain.kvstore.worker.gathering import Gathering
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.bound import Bound, Carried
 from dmltrain.kvstore.worker.links.routes import Sharing, carried
 from dmltrain.kvstore.worker.links.sharding import shares
@@ -53,14 +53,14 @@ class DistKVStore(KVStore):
         self._staleness_taken = (0.0, 0)  # at the last take_staleness: sum and count
         self._stepping = False
         self._bound: Bound | None = None
-        self._steps = OwnSteps() if environment.reports_steps else None
+        self._steps = StepTimer() if environment.reports_steps else None
         sums = self.sums_in_host and self.kvstore_type.sums_in_host and environment.num_workers > 1
         sharing = Sharing(environment, sums)
         self._member = self._join(environment, sharing, exit_seconds)
         self._routes, self.start = self._member.routes, self._member.start
         seconds = environment.wait_seconds
         apart = host.apart(self.start)
-        self._entries = Entries(
+        self._entries = KeyEntries(
             self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds, apart, self.keeps_gradients
         )
         synchronous = self.kvstore_type.synchronous
@@ -180,10 +180,10 @@ class DistKVStore(KVStore):
             self._member.took(seconds)
 
     @property
-    def _kind(self) -> Kind:
-        return Kind(self.kvstore_type, self._entries.staleness)
+    def _kind(self) -> KVStoreKind:
+        return KVStoreKind(self.kvstore_type, self._entries.staleness)
 
-    def _become(self, kind: Kind) -> None:
+    def _become(self, kind: KVStoreKind) -> None:
         """From now on the kvstore is of this kind; servers have been told."""
         self.type = self._entries.kind = kind.type.name
         self._entries.staleness = kind.staleness

@@ -20,8 +20,8 @@ from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.waiting import Trip, Waits, split
 from dmltrain.kvstore.worker.calls import Call, Calls, Together
-from dmltrain.kvstore.worker.entry import Entry, cut, memory_of
-from dmltrain.kvstore.worker.keys import Entries
+from dmltrain.kvstore.worker.entry import KeyEntry, cut, memory_of
+from dmltrain.kvstore.worker.keys import KeyEntries
 from dmltrain.kvstore.worker.links.link_groups import GroupLanding, WorkerGroup
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
@@ -39,7 +39,7 @@ class Transfers:
     def __init__(
         self,
         member: Membership,
-        entries: Entries,
+        entries: KeyEntries,
         arena: Arena | None,
         synchronous: bool,
         wait_seconds: float,
@@ -141,12 +141,12 @@ class Transfers:
         outgoing.send(self._routes.links)
         self._calls.forget()
 
-    def _buffer(self, entry: Entry) -> Array:
+    def _buffer(self, entry: KeyEntry) -> Array:
         if entry.buffer is None:
             entry.offset, entry.buffer = self._memory(entry)
         return entry.buffer
 
-    def _memory(self, entry: Entry) -> tuple[int | None, Array]:
+    def _memory(self, entry: KeyEntry) -> tuple[int | None, Array]:
         """Memory to push the key from, and its offset if it is shared with a server."""
         size = entry.size * entry.dtype.itemsize
         shared = self._arena is not None and any(link.link.own_arena for link, _ in entry.ways)
@@ -163,7 +163,7 @@ class Transfers:
     def _count_wait(self, trip: Trip | None, since: float, until: float) -> None:
         self.waits += split(trip, since, until)
 
-    def _began(self, entry: Entry) -> float:
+    def _began(self, entry: KeyEntry) -> float:
         """When the trip of a key's next values began: with its push, or with its pull if that waits for no round."""
         return entry.pushed if self._synchronous or not entry.is_weight else time.perf_counter()
 
@@ -204,7 +204,7 @@ class Transfers:
                 outgoing.add(link, link.push(slice_, part, entry.clock, rate, priority, flags, entry.pushed, place))
         outgoing.send(self._routes.links)
 
-    def _advance(self, entries: Sequence[Entry], priority: int, outgoing: Outgoing) -> float:
+    def _advance(self, entries: Sequence[KeyEntry], priority: int, outgoing: Outgoing) -> float:
         """The keys' next clock begins, now."""
         now = time.perf_counter()
         for entry in entries:
@@ -251,7 +251,7 @@ class Transfers:
         together.link.groups.expect(landing)
 
     def _expect(
-        self, name: Key, entry: Entry, ways: list[Way], target: Any, handle: Handle, clock: int, position: int
+        self, name: Key, entry: KeyEntry, ways: list[Way], target: Any, handle: Handle, clock: int, position: int
     ) -> None:
         """Receive the key's values at `clock` into `target`; `position` is that of the key in the call."""
         if target is READ:
@@ -260,7 +260,7 @@ class Transfers:
         for link, slice_ in ways:
             link.expect(Landing(slice_, cut(landing, slice_), handle, asked=asked), clock)
 
-    def _expect_reading(self, entry: Entry, ways: list[Way], handle: Handle, clock: int, position: int) -> None:
+    def _expect_reading(self, entry: KeyEntry, ways: list[Way], handle: Handle, clock: int, position: int) -> None:
         """Read the key's values in place where possible: see reading.joined."""
         reading = Reading(entry, ways, handle, position, [None] * len(ways))
         memory, asked = memory_of(entry), self._began(entry)
@@ -276,7 +276,7 @@ def _targets(key: Keys, out: Any) -> tuple[list[Key], list[Any]]:
     return keys, [READ] * len(keys)
 
 
-def _let_go(entry: Entry, outgoing: Outgoing) -> None:
+def _let_go(entry: KeyEntry, outgoing: Outgoing) -> None:
     """Release the key's values that were read in place."""
     kept, entry.kept = entry.kept, []
     for value in kept:
@@ -287,7 +287,7 @@ def _copy(array: Array, landing: Array) -> None:
     np.copyto(array, landing.reshape(array.shape))
 
 
-def _landing(name: Key, entry: Entry, target: Any, handle: Handle) -> Array:
+def _landing(name: Key, entry: KeyEntry, target: Any, handle: Handle) -> Array:
     """Flat memory for the key's values, which are copied from there to all of `target` that is elsewhere."""
     targets = list(target) if isinstance(target, (list, tuple)) else [target]
     arrays = [as_array(item) for item in targets]
@@ -303,7 +303,7 @@ def _landing(name: Key, entry: Entry, target: Any, handle: Handle) -> Array:
     return landing
 
 
-def _flat(name: Key, entry: Entry, item: Any) -> Array:
+def _flat(name: Key, entry: KeyEntry, item: Any) -> Array:
     """What is pushed, flat and contiguous. Raises UserError."""
     own = entry.buffer
     if own is not None and item is own:
@@ -313,7 +313,7 @@ def _flat(name: Key, entry: Entry, item: Any) -> Array:
     return array
 
 
-def _check_size(name: Key, entry: Entry, array: Array) -> None:
+def _check_size(name: Key, entry: KeyEntry, array: Array) -> None:
     if array.size != entry.size or array.dtype != entry.dtype:
         raise UserError(
             f"kvstore: key {name!r} was declared with {entry.size} elements of {entry.dtype.name}; "

@@ -483,7 +483,8 @@ class Worker(Process):
         number = self.view.number if self.view else 0
         for server in sorted({self.server(key) for key in keys}):
             here = [key for key in keys if self.server(key) == server]
-            entries = tuple(say.Key(key, f"k{key}", "float64", weight, {"type": "none"}, ((0, SIZE),)) for key in here)
+            plain, slices = {"type": "none"}, ((0, SIZE),)
+            entries = tuple(say.DeclaredKey(key, f"k{key}", "float64", weight, plain, slices) for key in here)
             self.asked += 1
             self.world.send(self.node, server, ("declare", number, say.Declare("dist_sync", 0.0, entries)))
 

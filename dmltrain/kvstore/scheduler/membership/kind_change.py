@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import types
-from dmltrain.kvstore.kind import Kind, kind_of
+from dmltrain.kvstore.kind import KVStoreKind, kind_of
 from dmltrain.kvstore.scheduler.actions import Log
 from dmltrain.kvstore.scheduler.changes import ENDING, STARTING, refused
 from dmltrain.kvstore.transport.message import Change
@@ -25,7 +25,7 @@ from dmltrain.kvstore.view import View
 
 # Ops of a view that drains, after which all members are between two steps:
 TOGETHER = 1  # the present round
-APART = 4  # who holds how many steps; all know the deal (both in elastic_store.py); two barriers of ApartRounds.is_over
+APART = 4  # who holds how many steps; all know the deal (both in elastic_store.py); two barriers of AsyncRounds.is_over
 
 
 class KindChange:
@@ -102,5 +102,5 @@ def _changes(before: View, view: View) -> bool:
     return bool((before.hosts, before.servers) != (view.hosts, view.servers) or view.joined or view.joined_servers)
 
 
-def _wanted(change: Change, now: Kind) -> Kind:
+def _wanted(change: Change, now: KVStoreKind) -> KVStoreKind:
     return now.changed(change.kv_store, change.staleness)

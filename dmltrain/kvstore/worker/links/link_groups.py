@@ -22,7 +22,7 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.outbox import Frame, Outbox, Payload
 from dmltrain.kvstore.transport.shared_memory import Mapping
-from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.links.worker_slice import FIRST, Landing, Traffic, WorkerSlice, as_bytes, bounded
 
@@ -158,7 +158,7 @@ class LinkGroups:
         group = self._by_content[content] = WorkerGroup(len(self._groups), list(slices), tuple(differences), sending)
         self._groups.append(group)
         payload = wire.group(content)
-        header = Header(Kind.GROUP, len(payload), key=group.number)
+        header = Header(FrameKind.GROUP, len(payload), key=group.number)
         self.outbox.put_all([Frame(header.pack() + payload, None, FIRST)])
         return group
 
@@ -180,7 +180,7 @@ class LinkGroups:
 
         def header(flags: int, length: int) -> bytes:
             return Header(
-                Kind.PUSH_GROUP,
+                FrameKind.PUSH_GROUP,
                 length,
                 0,
                 group.number,
@@ -238,13 +238,13 @@ class LinkGroups:
 
     def pull(self, group: WorkerGroup, clock: int, priority: int) -> Frame:
         """The PULL_GROUP frame; call `expect` first."""
-        header = Header(Kind.PULL_GROUP, key=group.number, clock=clock, priority=bounded(priority))
+        header = Header(FrameKind.PULL_GROUP, key=group.number, clock=clock, priority=bounded(priority))
         return Frame(header.pack(), None, priority)
 
     def release(self, read: Sequence[tuple[WorkerGroup, int]]) -> Frame:
         """The RELEASE_GROUP frame for values that have been read: groups, and the values' numbers."""
         payload = wire.release((group.number, 0, number) for group, number in read)
-        return Frame(Header(Kind.RELEASE_GROUP, len(payload)).pack() + payload, None, FIRST)
+        return Frame(Header(FrameKind.RELEASE_GROUP, len(payload)).pack() + payload, None, FIRST)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 

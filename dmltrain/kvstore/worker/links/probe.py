@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dmltrain.kvstore.transport.outbox import LAST, Frame
-from dmltrain.kvstore.transport.wire import MAX_PROBE, Header, Kind
+from dmltrain.kvstore.transport.wire import MAX_PROBE, FrameKind, Header
 from dmltrain.kvstore.worker.links.server_link import ServerLink
 
 SECONDS = 0.4
@@ -50,7 +50,7 @@ class Flood:
         return self._bytes / (SECONDS - WARM_UP)
 
     def _frame(self, size: int) -> Frame:
-        return Frame(Header(Kind.PROBE, size).pack(), self._payload[:size], LAST)
+        return Frame(Header(FrameKind.PROBE, size).pack(), self._payload[:size], LAST)
 
     def _fitting(self, passed: float) -> int:
         """Bytes of the next frame."""

@@ -166,7 +166,7 @@ class Routes:
         return self._ranks if self.relay else ()
 
     def direct(self, slices: list[WorkerSlice]) -> list[Way]:
-        """How slices travel; without those of servers that have been lost: see Entries.place."""
+        """How slices travel; without those of servers that have been lost: see KeyEntries.place."""
         links = self.by_number
         return [Way(links[slice_.range.server], slice_) for slice_ in slices if slice_.range.server in links]
 

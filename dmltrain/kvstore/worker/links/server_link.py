@@ -26,7 +26,7 @@ from dmltrain.kvstore.transport import message, state, wire
 from dmltrain.kvstore.transport.link import Closed, Link
 from dmltrain.kvstore.transport.message import Error, Leave
 from dmltrain.kvstore.transport.outbox import AFTER_ALL, LAST, Frame, Outbox
-from dmltrain.kvstore.transport.wire import Flag, FrameError, Header, Kind
+from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.links.link_groups import LinkGroups
 from dmltrain.kvstore.worker.links.worker_slice import FIRST, Landing, Traffic, WorkerSlice, as_bytes, bounded, moment
@@ -91,7 +91,7 @@ class ServerLink:
             return self._push_later(slice_, data, clock, rate, priority, flags, ready)
         self._count_shared(data.nbytes)
         header = Header(
-            Kind.PUSH,
+            FrameKind.PUSH,
             slice_.push_bytes,
             self.view,
             slice_.range.key,
@@ -114,7 +114,7 @@ class ServerLink:
 
         def header(flags: int = flags, offset: int = 0) -> bytes:
             return Header(
-                Kind.PUSH,
+                FrameKind.PUSH,
                 slice_.push_bytes,
                 view,
                 slice_.range.key,
@@ -196,7 +196,7 @@ class ServerLink:
     def pull(self, slice_: WorkerSlice, clock: int, priority: int) -> Frame:
         """The PULL frame for the slice's value at `clock`; call `expect` first."""
         header = Header(
-            Kind.PULL, 0, self.view, slice_.range.key, slice_.range.index, clock, priority=bounded(priority)
+            FrameKind.PULL, 0, self.view, slice_.range.key, slice_.range.index, clock, priority=bounded(priority)
         )
         return Frame(header.pack(), None, priority, droppable=True)
 
@@ -206,11 +206,11 @@ class ServerLink:
 
     def _release(self, read: Iterable[tuple[int, int, int]]) -> Frame:
         payload = wire.release(read)
-        return Frame(Header(Kind.RELEASE, len(payload), self.view).pack() + payload, None, FIRST)
+        return Frame(Header(FrameKind.RELEASE, len(payload), self.view).pack() + payload, None, FIRST)
 
     def initialise(self, slice_: WorkerSlice, data: Array, seconds: float) -> Handle:
         header = Header(
-            Kind.INIT, data.nbytes, self.view, slice_.range.key, slice_.range.index, dtype=slice_.value_type
+            FrameKind.INIT, data.nbytes, self.view, slice_.range.key, slice_.range.index, dtype=slice_.value_type
         )
         return self.request(header.pack(), seconds, payload=as_bytes(data))
 
@@ -309,13 +309,13 @@ class ServerLink:
             self.link.close()  # nobody else will, as long as the job lives
 
     def _take(self, header: Header) -> None:
-        if header.kind == Kind.VALUE:
+        if header.kind == FrameKind.VALUE:
             self._land(header)
-        elif header.kind == Kind.VALUE_GROUP:
+        elif header.kind == FrameKind.VALUE_GROUP:
             self.groups.land(header)
-        elif header.kind == Kind.PROBE and self.echoed:
+        elif header.kind == FrameKind.PROBE and self.echoed:
             self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
-        elif header.kind == Kind.ERROR:
+        elif header.kind == FrameKind.ERROR:
             self.rejected(message.expect(self.link.read_message(header), Error).reason)
         else:
             self._answer(header)
@@ -409,11 +409,11 @@ class ServerLink:
     def _answer(self, header: Header) -> None:
         with self._lock:
             request = None if header.view < self.view else self._requests.popleft()
-        if header.kind not in (Kind.DONE, Kind.STATE):
+        if header.kind not in (FrameKind.DONE, FrameKind.STATE):
             raise FrameError(f"frame kind {header.kind}")
         if request is None:  # it has been forgotten
             return self.link.discard(header)
-        if header.kind == Kind.STATE:
+        if header.kind == FrameKind.STATE:
             request.answer.append(state.receive(self.link, header))
         request.handle.one_done()
 
