@@ -151,7 +151,7 @@ JOBS = {
     "each of the others at another moment of the change": Row(
         f"{KILL},2:after:freeze:1:kill,0:after:announce:2:kill,3:after:enter:3:kill", workers=5
     ),
-    "a leader learns of two views at once": Row("1:before:pushpull:1:kill,0:after:arm:1:until/after/announce/2"),
+    "a leader learns of two views at once": Row("1:before:pushpull:1:kill,0:after:start:1:until/after/announce/2"),
     "a leader learns of the second and third view at once": Row(
         "1:before:train_step:4:kill,2:after:enter:2:kill,0:after:train_step:3:until/after/announce/3", workers=4
     ),
@@ -371,7 +371,7 @@ JOBS = {
         "1:after:push:7:server/1", "dist_ssp", options=f"--staleness 2 {EACH_STEP}", workers=2, servers_come=(1,)
     ),
     # The scheduler is lost.
-    "the scheduler after the first view": Row("0:after:arm:1:scheduler"),
+    "the scheduler after the first view": Row("0:after:start:1:scheduler"),
     "the scheduler in the last op": Row("2:before:complete:24:scheduler"),
     "the scheduler when a worker has left the servers": Row("1:before:bye:1:scheduler"),
     "the scheduler when one has a view": Row(f"{KILL},0:before:announce:2:scheduler", env="HEARTBEAT_TIMEOUT=3"),
@@ -395,7 +395,7 @@ JOBS = {
     # Workers join.
     "a worker joins": Row(INVITED.format(3, 1), come=(3,), views={"members": [(0, 1, 2), (0, 1, 2, 3)]}),
     "one that comes before the first view joins after it": Row(
-        f"0:before:arm:1:go on once come,{INVITED.format(1, 1)}",
+        f"0:before:start:1:go on once come,{INVITED.format(1, 1)}",
         come=(3,),
         views={"members": [(0, 1, 2), (0, 1, 2, 3)], "joined": [(3,)]},
     ),

@@ -256,7 +256,7 @@ class State:
         try:
             facts = {"state": ", ".join(sorted(self._content.names)), "kind of batch": asked.batch}
             balance = Balancing(job.batch, job.each) if asked.balance else EQUAL
-            self._member.arm(facts, joining.replayed, balance)
+            self._member.start(facts, joining.replayed, balance)
         except MembershipEnded as end:
             log.info("This worker's part has ended: %s", end)
             raise SystemExit(0) from None

@@ -36,7 +36,7 @@ class AsyncSteps:
         assert isinstance(dealing, AsyncDealing)
         return dealing
 
-    def told(self, clocks: Clocks) -> None:
+    def take_clocks(self, clocks: Clocks) -> None:
         """All members have told what they hold."""
         before, view = self._member.journal.dealing, self._member.view
         if before and not before.finished:
@@ -50,12 +50,12 @@ class AsyncSteps:
         assert self._next is not None  # newcomers join in the middle of an epoch
         return {**self._member.journal.state(), "dealing": self._next[0].state()}
 
-    def shared(self) -> None:
+    def state_is_shared(self) -> None:
         """All members have the state of training."""
         if self._next:
             (dealt, clocks), self._next = self._next, None
-            self._say_lost(clocks)
-            self._blame(clocks)
+            self._log_lost(clocks)
+            self._note_poison_samples(clocks)
             last = [(member, *step) for member in clocks.gone if (step := self._last_step(member, clocks))]
             self._member.journal.dealt(dealt, self._member.view, last)
         self._failed.clear()
@@ -65,7 +65,7 @@ class AsyncSteps:
         steps = self.dealing.steps_between(member, self.dealing.before(member), clocks.gone[member])
         return next(reversed([*steps]), None)
 
-    def _say_lost(self, clocks: Clocks) -> None:
+    def _log_lost(self, clocks: Clocks) -> None:
         """What came of the last steps of members that have left."""
         for member in sorted({*self.dealing.members} - {*self._member.view.members}):
             if member not in clocks.gone:
@@ -78,13 +78,13 @@ class AsyncSteps:
                     member,
                 )
 
-    def _blame(self, clocks: Clocks) -> None:
+    def _note_poison_samples(self, clocks: Clocks) -> None:
         """The samples at which members have failed."""
         for lost in self._failed:
             if step := self.dealing.next_of(lost.member, clocks.counted.get(lost.member, -1)):
-                self._member.suspects.add(self._member.journal.epoch, step[1], lost.reason)
+                self._member.poison_samples.add(self._member.journal.epoch, step[1], lost.reason)
 
-    def suspect(self, view: View) -> None:
+    def note_failures(self, view: View) -> None:
         """The samples at which members have failed, who are lost with this view."""
         self._failed += [lost for lost in view.lost if lost.failed]
 
@@ -99,15 +99,15 @@ class AsyncRounds:
 
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
-        assert isinstance(member.part, AsyncSteps)
-        self._member, self._part = member, member.part
+        assert isinstance(member.steps, AsyncSteps)
+        self._member, self._steps = member, member.steps
         member.journal.deal_steps(epoch, member.view, member.store.clock, first)
         self._part_of = self.dealing  # for which `part` was asked
         self.count = 0  # steps of this worker
 
     @property
     def dealing(self) -> AsyncDealing:
-        return self._part.dealing
+        return self._steps.dealing
 
     @property
     def step(self) -> int:
@@ -160,14 +160,14 @@ class AsyncRounds:
         step = self.dealing.next_of(store.member, store.clock)
         assert step is not None  # see is_over, and part
         store.skip_to(step[0] - 1)
-        self._part.begun = True
+        self._steps.begun = True
         member.journal.began(step[0], member.view, step[1])
         return step[1], len(step[1])
 
-    def end(self, receipts: Array) -> bool:
-        """The step was made; `receipts`: this worker's, float64 (3,). Returns whether the steps to come are not those
+    def end(self, checksums: Array) -> bool:
+        """The step was made; `checksums`: this worker's, float64 (3,). Returns whether the steps to come are not those
         of the last `part`."""
-        self._part.begun = False
-        self._member.journal.committed_step(self._member.store.clock, receipts)
+        self._steps.begun = False
+        self._member.journal.committed_step(self._member.store.clock, checksums)
         self.count += 1
         return self.has_moved

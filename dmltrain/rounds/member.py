@@ -21,7 +21,7 @@ from dmltrain.data.assignment.parts import Epoch
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 from dmltrain.kvstore.worker.elastic_store import ElasticKVStore
 from dmltrain.rounds.async_steps import AsyncSteps
-from dmltrain.rounds.suspects import Suspects
+from dmltrain.rounds.poison_samples import PoisonSamples
 from dmltrain.rounds.sync_steps import SyncSteps
 from dmltrain.version import __version__
 
@@ -69,41 +69,45 @@ class Member:
     """`job`: what a replay has in common. `audit`: the folder of the audit, None without. `give(place)`: the state of
     training, with the `place` where the job is, as bytes; `take(bytes, own)` goes on from such bytes and returns the
     place. With `own` it takes only what a step changes: the weights and the optimizer's state. `has_statistics`, to be
-    set before `arm`: whether the network has batch-norm statistics."""
+    set before `start`: whether the network has batch-norm statistics."""
 
     has_statistics = False
 
     def __init__(self, store: ElasticKVStore, log: Logger, job: Job, audit: str | None, give: Give, take: Take) -> None:
         self.store, self._log, self._job = store, log, job
         self.journal = Journal(log, store.member, job, Path(audit) if audit else None, store.is_alone)
-        self.suspects = Suspects()
+        self.poison_samples = PoisonSamples()
         self.before: View | None = None  # the last view that was entered
         self.order: Epoch | None = None  # of the epoch whose samples this worker trains
         self._speed: SpeedMeter | None = None
-        self.part: SyncSteps | AsyncSteps = self._part()
-        store.begun, store.on_clocks = lambda: self.part.begun, lambda clocks: self.part.told(clocks)
+        self.steps: SyncSteps | AsyncSteps = self._new_steps()
+        store.begun, store.on_clocks = lambda: self.steps.begun, lambda clocks: self.steps.take_clocks(clocks)
         store.between_epochs = lambda: self.journal.between_epochs
-        store.on_enter, store.on_shared, store.blamed = self._entered, lambda: self.part.shared(), self._blamed
-        store.give_state = lambda: give({**self.part.place(), "suspects": self.suspects.state()})
+        store.on_enter, store.on_shared, store.blamed = (
+            self._entered,
+            lambda: self.steps.state_is_shared(),
+            self._blamed,
+        )
+        store.give_state = lambda: give({**self.steps.place(), "suspects": self.poison_samples.state()})
         store.take_state = lambda content: self._take(take(content, False))
-        store.take_step = lambda content: self._took_step(take(content, True))
+        store.take_step = lambda content: self._step_was_made(take(content, True))
 
     @property
-    def together(self) -> bool:
+    def steps_together(self) -> bool:
         """Whether the members make each step together."""
         return self.store.kvstore_type.synchronous
 
-    def _part(self) -> SyncSteps | AsyncSteps:
-        return SyncSteps(self) if self.together else AsyncSteps(self, self._log)
+    def _new_steps(self) -> SyncSteps | AsyncSteps:
+        return SyncSteps(self) if self.steps_together else AsyncSteps(self, self._log)
 
     @property
     def view(self) -> View:
-        """The one in which the last op was completed. There is one since `arm`."""
+        """The one in which the last op was completed. There is one since `start`."""
         view = self.store.view
         assert view is not None
         return view
 
-    def arm(
+    def start(
         self, facts: Mapping[str, Any], replay: Callable[[Job], tuple[View, ...]], balance: Balancing = EQUAL
     ) -> None:
         """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until
@@ -118,7 +122,7 @@ class Member:
         )
         views = replay(self._job) if self.store.member == 0 and not self.store.is_alone else ()
         facts = {"version": __version__, **facts, **vars(self._job)}
-        self.store.arm(facts, views, balance, self._why_fixed(balance))
+        self.store.start(facts, views, balance, self._why_fixed(balance))
 
     def _why_fixed(self, balance: Balancing) -> str:
         """Why this job cannot change between steps that all members make together and steps of their own."""
@@ -147,24 +151,24 @@ class Member:
     def _take(self, state: Mapping[str, Any]) -> None:
         """Go on where another member is."""
         self.journal.take_state(state)
-        self.suspects = Suspects.of_state(state["suspects"])
+        self.poison_samples = PoisonSamples.of_state(state["suspects"])
 
-    def _took_step(self, place: Mapping[str, Any]) -> None:
+    def _step_was_made(self, place: Mapping[str, Any]) -> None:
         self._log.info("The step of this worker was made by the others, after a server was lost")
 
     def _entered(self, view: View, missed: bool) -> None:
         self.journal.entered(view, missed)
-        if isinstance(self.part, SyncSteps) != self.together:
-            self.part = self._part()
+        if isinstance(self.steps, SyncSteps) != self.steps_together:
+            self.steps = self._new_steps()
             self.journal.deal_again(self.store.clock)
-        self.part.suspect(view)
+        self.steps.note_failures(view)
         if view.number > 1 and self.store.keeps_residuals:
-            self._say_residuals(view)
+            self._log_residuals(view)
         if self.has_statistics:
-            self._say_statistics(view)
+            self._log_statistics(view)
         self.before = view
 
-    def _say_residuals(self, view: View) -> None:
+    def _log_residuals(self, view: View) -> None:
         """What becomes of the compression's residuals."""
         handed = set(self.before.hands_over) if self.before and self.before.base < view.base else set()
         if lost := [str(worker.member) for worker in view.lost if worker.member not in handed]:
@@ -174,7 +178,7 @@ class Member:
             self._log.info("Compression: worker %d takes over the residuals of workers %s", view.receiver, who)
         self._log.info("Compression: the servers' residuals begin at zero in view %d", view.number)
 
-    def _say_statistics(self, view: View) -> None:
+    def _log_statistics(self, view: View) -> None:
         """What becomes of the batch-norm statistics of those who have gone."""
         if gone := sorted(worker.member for worker in (*view.lost, *view.left)):
             who = f"worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
@@ -187,7 +191,7 @@ class Member:
         epoch = self.journal.epoch
         if self.journal.dealing is None or self.order is None or self.order.number != epoch:
             return ""
-        reason = self.suspects.blamed(epoch, self.part.own_positions(), error, self.order.samples_at)
+        reason = self.poison_samples.blamed(epoch, self.steps.own_positions(), error, self.order.samples_at)
         if reason:
             self._log.error("%s", reason)
         return reason

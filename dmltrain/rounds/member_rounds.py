@@ -17,24 +17,24 @@ class MemberRounds:
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
         self._member, self._epoch, self._before = member, epoch, 0
-        self._rounds = self._now(first)
+        self._rounds = self._begin(first)
 
-    def _now(self, first: int = 0) -> SyncRounds | AsyncRounds:
-        return (SyncRounds if self._member.together else AsyncRounds)(self._member, self._epoch, first)
+    def _begin(self, first: int = 0) -> SyncRounds | AsyncRounds:
+        return (SyncRounds if self._member.steps_together else AsyncRounds)(self._member, self._epoch, first)
 
     def is_over(self) -> bool:
         """Whether all samples of the epoch are used. May wait for the others."""
         while True:
             over = self._rounds.is_over()
-            if self._is_present():
+            if self._are_current():
                 return over
             self._before = self.count
-            self._rounds = self._now()
+            self._rounds = self._begin()
 
-    def _is_present(self) -> bool:
+    def _are_current(self) -> bool:
         """Whether the kvstore has not changed since these rounds began."""
         together = isinstance(self._rounds, SyncRounds)
-        return together == self._member.together and self._rounds.dealing is self._member.journal.dealing
+        return together == self._member.steps_together and self._rounds.dealing is self._member.journal.dealing
 
     @property
     def dealing(self) -> Dealing | AsyncDealing:
@@ -64,7 +64,7 @@ class MemberRounds:
         that make it together. Those who wait may join. Raises JobLost."""
         return self._rounds.begin()
 
-    def end(self, receipts: Array) -> bool:
-        """The step was made; `receipts`: the sum of those of all that made it, float64 (3,). Returns whether the steps
+    def end(self, checksums: Array) -> bool:
+        """The step was made; `checksums`: the sum of those of all that made it, float64 (3,). Returns whether the steps
         to come are not those of the last `part`."""
-        return self._rounds.end(receipts)
+        return self._rounds.end(checksums)

@@ -25,7 +25,7 @@ class Rounds(Protocol):
 
     def begin(self) -> tuple[Array, int]: ...
 
-    def end(self, receipts: Array) -> bool: ...
+    def end(self, checksums: Array) -> bool: ...
 
 
 class PlainRounds:
@@ -49,6 +49,6 @@ class PlainRounds:
     def begin(self) -> tuple[Array, int]:
         return self.dealing.positions_of(self._rank), self.dealing.round.dealt
 
-    def end(self, receipts: Array) -> bool:
+    def end(self, checksums: Array) -> bool:
         self.dealing.committed(self.dealing.members)
         return False

@@ -27,23 +27,23 @@ class SyncSteps:
         """Where the job is, for new members."""
         return self._member.journal.state()
 
-    def told(self, clocks: Clocks) -> None:
+    def take_clocks(self, clocks: Clocks) -> None:
         """Nobody makes steps of its own."""
 
-    def shared(self) -> None:
+    def state_is_shared(self) -> None:
         """All members have the state of training."""
         member = self._member
         member.journal.postponed(member.store.done + 1, member.view)
 
-    def suspect(self, view: View) -> None:
+    def note_failures(self, view: View) -> None:
         """The samples at which members have failed, who are lost with this view."""
         if dealing := self._member.journal.dealing:
             for lost in view.lost:
                 if lost.failed:
-                    positions = self._in_hand(dealing, view, lost)
-                    self._member.suspects.add(self._member.journal.epoch, positions, lost.reason)
+                    positions = self._positions_at_failure(dealing, view, lost)
+                    self._member.poison_samples.add(self._member.journal.epoch, positions, lost.reason)
 
-    def _in_hand(self, dealing: Dealing, view: View, lost: Lost) -> Array:
+    def _positions_at_failure(self, dealing: Dealing, view: View, lost: Lost) -> Array:
         """The positions that the lost member was training when it failed. It may have completed the round that the
         others now make again without it; then these are its positions of the round after that."""
         before = self._member.before
@@ -105,8 +105,8 @@ class SyncRounds:
         self._begun = view, len(positions), time.perf_counter()
         return positions, self.dealing.round.dealt
 
-    def end(self, receipts: Array) -> bool:
-        """The step was made; `receipts`: the sum of all members', float64 (3,). Returns whether the rounds to come are
+    def end(self, checksums: Array) -> bool:
+        """The step was made; `checksums`: the sum of all members', float64 (3,). Returns whether the rounds to come are
         not those of the last `part`."""
         member, view = self._member, self._member.view
         joined, self._has_joined = self._has_joined, False  # the first round of a new member is a carried one
@@ -115,6 +115,6 @@ class SyncRounds:
         began, samples, since = self._begun
         if view is began:
             member.measured(view, samples, member.store.pushed - since)
-        member.journal.committed(member.store.done, view, self.dealing.round.dealt, receipts)
+        member.journal.committed(member.store.done, view, self.dealing.round.dealt, checksums)
         self.dealing.committed(view.members, view.shares)
         return joined or view is not self._part_view or view.drains

@@ -70,7 +70,7 @@ def arm(run: Run) -> Run:
     run = replace(run, member=member)
     every = run.options.server_snapshot
     store.snapshot_every(SNAPSHOT_SECONDS if every is None else every)
-    member.arm(_facts(run), partial(_replayed, run), _balancing(run))
+    member.start(_facts(run), partial(_replayed, run), _balancing(run))
     if run.options.replay is None:
         notice.LeaveNotice(store.leave, env.read().leave_seconds, run.log)
     return replace(run, start=Position(member.journal.epoch)) if member.journal.joins else run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dmltrain.rounds.member import ROUNDS, SECONDS, SKIPPED, SpeedMeter
-from dmltrain.rounds.suspects import Suspects
+from dmltrain.rounds.poison_samples import PoisonSamples
 from tests.elastic_job import AUDIT, each_sample_once, make_forker, make_jobs  # noqa: F401
 
 thorough = pytest.mark.thorough
@@ -25,7 +25,7 @@ def blamed(suspects, epoch, *values):
 
 
 def test_the_message_names_what_both_had_and_both_errors():
-    suspects = Suspects()
+    suspects = PoisonSamples()
     suspects.add(2, positions(3, 7, 11), "worker 1 on h failed: ValueError: 2")
     said = blamed(suspects, 2, 4, 7, 12)
     for fact in ("sample 700 ", "(position 7 of epoch 2)", "worker 1 on h failed: ValueError: 2;", "ValueError: 3:"):
@@ -36,7 +36,7 @@ def test_the_message_names_what_both_had_and_both_errors():
 
 
 def test_others_are_not_blamed():
-    suspects = Suspects()
+    suspects = PoisonSamples()
     assert blamed(suspects, 0, 1, 2) == ""
     suspects.add(0, positions(1, 2), "x")
     suspects.add(0, positions(), "in a validation")
@@ -45,9 +45,9 @@ def test_others_are_not_blamed():
 
 
 def test_a_newcomer_knows_what_the_others_know():
-    suspects = Suspects()
+    suspects = PoisonSamples()
     suspects.add(3, positions(1, 2), "x")
-    assert blamed(Suspects.of_state(suspects.state()), 3, 2) == blamed(suspects, 3, 2) != ""
+    assert blamed(PoisonSamples.of_state(suspects.state()), 3, 2) == blamed(suspects, 3, 2) != ""
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

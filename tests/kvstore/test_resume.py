@@ -386,18 +386,21 @@ def following(role="worker", joins=False, file="/nowhere"):
 
 def test_what_one_that_follows_has_to_say_to_the_next_scheduler():
     words = (registration(MEMBERS[0]), START)
-    assert following(file="").words(*words, Standing(say.Enter(FIRST))) == []
-    assert following().words(*words, None) == []
-    assert following().words(*words, Standing(None)) == [], "a worker that is not ready"
-    assert following().words(words[0], None, Standing(None)) == []
-    of_server = following("server").words(*words, Standing(None, {1: 24}))
+    assert following(file="").introduction(*words, Standing(say.Enter(FIRST))) == []
+    assert following().introduction(*words, None) == []
+    assert following().introduction(*words, Standing(None)) == [], "a worker that is not ready"
+    assert following().introduction(words[0], None, Standing(None)) == []
+    of_server = following("server").introduction(*words, Standing(None, {1: 24}))
     assert of_server == [say.Rejoin(*words, (), (), (say.Finished(1, 24),))]
-    assert following().words(*words, Standing(say.Enter(FIRST))) == [say.Rejoin(*words, (say.Enter(FIRST),))]
+    assert following().introduction(*words, Standing(say.Enter(FIRST))) == [say.Rejoin(*words, (say.Enter(FIRST),))]
     found = following(joins=True)
-    assert found.words(registration(MEMBERS[0]), None, Standing(None)) == [registration(MEMBERS[0])]
-    found.say(say.Ready())
-    assert found.words(registration(MEMBERS[0]), START, Standing(None)) == [registration(MEMBERS[0]), say.Ready()]
-    (word,) = found.words(registration(MEMBERS[0]), START, Standing(say.Enter(FIRST)))
+    assert found.introduction(registration(MEMBERS[0]), None, Standing(None)) == [registration(MEMBERS[0])]
+    found.remember(say.Ready())
+    assert found.introduction(registration(MEMBERS[0]), START, Standing(None)) == [
+        registration(MEMBERS[0]),
+        say.Ready(),
+    ]
+    (word,) = found.introduction(registration(MEMBERS[0]), START, Standing(say.Enter(FIRST)))
     assert word.ready == (say.Ready(),)
 
 
@@ -424,6 +427,6 @@ def test_lost_links_are_reported_again_while_they_concern_the_view():
     for node, said, again in ((SERVER, [*lost, full], [lost[0], full]), (MEMBERS[1], [lost[1]], [lost[1]])):
         found = following(node[0])
         for each in said:
-            found.say(each)
+            found.remember(each)
         found.enter(View(2, 7, ((0,), (1,)), (0,), joined=(1,)))
-        assert found.words(registration(node), START, Standing(say.Enter(FIRST)))[1:] == again
+        assert found.introduction(registration(node), START, Standing(say.Enter(FIRST)))[1:] == again

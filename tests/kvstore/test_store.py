@@ -475,7 +475,7 @@ def test_servers_share_memory_unless_told_otherwise(whole_job, transport, shares
     job = whole_job(transport=transport)
     for store in job.stores:
         assert [server.link.own_arena is not None for server in store._routes.servers] == [shares] * 2
-        assert [bool(server.socket_name) for server in store.start.servers] == [shares] * 2
+        assert [bool(server.socket_name) for server in store.start_message.servers] == [shares] * 2
 
 
 def test_servers_without_shared_memory_say_so_and_use_tcp(whole_job, capfd):
@@ -488,7 +488,7 @@ def test_servers_without_shared_memory_say_so_and_use_tcp(whole_job, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     for store in job.stores:
         assert [server.link.own_arena for server in store._routes.servers] == [None] * 2
-        assert [server.socket_name for server in store.start.servers] == [""] * 2
+        assert [server.socket_name for server in store.start_message.servers] == [""] * 2
     assert re.search(r"no shared memory: no memory to share: .*File too large; using TCP", capfd.readouterr().err)
 
 

@@ -55,7 +55,7 @@ POINTS = {  # name -> owner and function
     "pushpull": (ElasticKVStore, "pushpull"),  # of a bucket, or of a receipt
     "push": (ElasticKVStore, "push"),  # of a bucket, where the servers make the steps
     "complete": (ElasticKVStore, "complete"),  # before: all results are here; after: this worker holds the op
-    "arm": (ElasticMembership, "arm"),  # after: the first view has been announced
+    "start": (ElasticMembership, "start"),  # after: the first view has been announced
     "op": (ElasticKVStore, "_op"),  # one that is no round
     "wait": (Handle, "wait"),  # all is on its way to the servers
     "wait for release": (Control, "_wait"),  # a barrier is on its way to the scheduler
@@ -150,7 +150,7 @@ def watch(point: str, faults: dict[tuple[str, str, str], str], marks: set[Path],
     function = getattr(owner, name)
 
     def passes(when: str) -> None:
-        if not (stores and stores[0].view or point in ("arm", "announce", "invite", "newcomer")):
+        if not (stores and stores[0].view or point in ("start", "announce", "invite", "newcomer")):
             return
         with changed:
             place.pass_by(when, point)

@@ -134,7 +134,7 @@ class Control:
 
     def ready(self, message: Ready) -> None:
         """Report that this worker can lose others from now on, or waits to join them."""
-        self._say(message)
+        self._send_and_remember(message)
 
     def admit(self, view: int) -> None:
         """Let the change that waits come with the view after this one; see message.Admit."""
@@ -142,7 +142,7 @@ class Control:
 
     def leaving(self, reason: str, residuals: bool) -> None:
         """Report that this worker leaves on purpose; see message.Leaving."""
-        self._say(Leaving(reason, residuals))
+        self._send_and_remember(Leaving(reason, residuals))
 
     def speed(self, view: int, samples: float) -> None:
         """Report this worker's speed; see message.Speed."""
@@ -172,15 +172,15 @@ class Control:
 
     def abort(self, reason: str) -> None:
         """End the job for all processes."""
-        self._say(Abort(reason))
+        self._send_and_remember(Abort(reason))
 
     def overdue(self, reason: str) -> None:
         """End the job for all processes because some have waited for too long, unless there is a better cause."""
-        self._say(Overdue(reason))
+        self._send_and_remember(Overdue(reason))
 
     def report(self, lost: LinkLost) -> None:
         """Report a lost data link, and go on: the scheduler decides what that means."""
-        self._say(lost)
+        self._send_and_remember(lost)
 
     def link_lost(
         self, lost: LinkLost, seconds: float = VERDICT_SECONDS, settled: Callable[[], bool] = lambda: False
@@ -249,10 +249,10 @@ class Control:
         with contextlib.suppress(Closed):  # which the reading thread reports
             self._link.send(encode(message))
 
-    def _say(self, message: Message) -> None:
+    def _send_and_remember(self, message: Message) -> None:
         """Send what a later incarnation of the scheduler must know, too."""
         with self._moving:
-            self._following.say(message)
+            self._following.remember(message)
             self._send(message)
 
     def _wait(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
@@ -285,7 +285,7 @@ class Control:
 
     def _goes_on(self, error: Exception) -> bool:
         """The link has ended: whether this process goes on with another one."""
-        if self.over.is_set() or self._closing or not self._words():
+        if self.over.is_set() or self._closing or not self._introduction():
             return False
         self._orphaned = True
         self._link.close()
@@ -301,15 +301,15 @@ class Control:
         """Say who this is, and go on with this link. False if it has ended already."""
         with self._moving:
             try:
-                for message in self._words():
+                for message in self._introduction():
                     link.send(encode(message))
             except Closed:
                 return False
             self._link, self._heard, self._orphaned = link, time.monotonic(), False
         return True
 
-    def _words(self) -> list[Message]:
-        return self._following.words(self._registration, self._start, self._standing())
+    def _introduction(self) -> list[Message]:
+        return self._following.introduction(self._registration, self._start, self._standing())
 
     def _take(self, message: Message) -> None:
         """Handle a message, and wake the threads that wait for one."""
@@ -375,7 +375,7 @@ class Control:
     def _check_scheduler(self, silent: float) -> None:
         """Leave a scheduler that is silent for too long, or has a later incarnation."""
         environment = self._environment
-        if environment.scheduler_file and self._following.superseded and self._words():
+        if environment.scheduler_file and self._following.superseded and self._introduction():
             self._send(Superseded(self._following.current.number + 1))
             self._link.cut()  # the reading thread goes on with the later one
         elif silent > environment.lost_seconds:
@@ -383,7 +383,7 @@ class Control:
                 f"{self._scheduler} missed heartbeats for {silent:.0f} s (frozen, stopped, or cut off "
                 f"from {environment.role} {environment.index} on {environment.host_name})"
             )
-            if self._words():
+            if self._introduction():
                 log(reason)
                 self._link.cut()
             else:

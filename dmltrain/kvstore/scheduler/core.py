@@ -107,11 +107,11 @@ class SchedulerCore:
             return []
         self._advance(now)
         if isinstance(message, Superseded):
-            return self._give_way(message.incarnation)
+            return self._yield_to(message.incarnation)
         if self._resume:
-            return self._gather(self._resume, node, message)
+            return self._collect(self._resume, node, message)
         if isinstance(message, Rejoin):
-            return self._comes_late(node, message)
+            return self._rejoin_late(node, message)
         if isinstance(message, Register):
             return self._register(node, message)
         peer = self._peers.get(node)
@@ -129,8 +129,8 @@ class SchedulerCore:
                 return self._bye(node, message)
             case Abort():
                 reason = f"{self._peers.describe(node)}: {message.reason}"
-                if self._views.joins(node):
-                    return self._give_up(node, reason)
+                if self._views.is_joining(node):
+                    return self._drop_newcomer(node, reason)
                 return self._abort(reason, better=self._causes.concern(node))
             case Overdue():
                 return self._abort(f"{self._peers.describe(node)}: {message.reason}")
@@ -251,14 +251,14 @@ class SchedulerCore:
         """Whether this incarnation still waits for the processes of the job."""
         return self._resume is not None
 
-    def _give_way(self, incarnation: int) -> list[Action]:
+    def _yield_to(self, incarnation: int) -> list[Action]:
         """A later incarnation decides. Nobody is told: all will find it."""
         if incarnation <= self.incarnation:
             return []
         self._finished = True
         return [Finish(f"incarnation {incarnation} of the scheduler has taken over")]
 
-    def _gather(self, resume: Resume, node: Node, message: Message) -> list[Action]:
+    def _collect(self, resume: Resume, node: Node, message: Message) -> list[Action]:
         if isinstance(message, Heartbeat):
             return [Send(node, Heartbeat())]
         resume.take(node, message, self.now)
@@ -302,7 +302,9 @@ class SchedulerCore:
         actions: list[Action] = [Log(back), *(Log(f"{reason}; the job goes on without it") for reason in lost.values())]
         for node, rejoin in resume.back.items():
             if self._removed(node):
-                actions += self._part(node, f"{self._peers.describe(node)} was lost before", "removed from the job")
+                actions += self._disconnect(
+                    node, f"{self._peers.describe(node)} was lost before", "removed from the job"
+                )
             elif rejoin.entered != (entered,) and not self._peers[node].left:
                 actions.append(Send(node, entered))
         if self._views.over:
@@ -317,7 +319,7 @@ class SchedulerCore:
             actions += [action for action in following if not isinstance(action, Refuse)]
         return actions
 
-    def _comes_late(self, node: Node, message: Rejoin) -> list[Action]:
+    def _rejoin_late(self, node: Node, message: Rejoin) -> list[Action]:
         """A process whose connection to this scheduler was lost, or that comes back to it too late: it was removed, or
         will be when the end of its connection is noticed. Nobody has waited for one that has finished, or left on
         purpose."""
@@ -345,8 +347,8 @@ class SchedulerCore:
             self._peers[node].left = True
             self._links.forget(node)
             return []
-        if self._views.joins(node):
-            return self._give_up(node, reason)
+        if self._views.is_joining(node):
+            return self._drop_newcomer(node, reason)
         if self._views.survives(node):
             return self._remove(node, reason) if node[0] == "worker" else self._remove_server(node, reason)
         return self._abort(reason, self._causes.concern(node, self._peers.host))
@@ -355,15 +357,15 @@ class SchedulerCore:
         """A worker ends by an error of its own, and its link will end."""
         if self._views.survives(node):
             self._views.failed[node[1]] = message.done + 1
-        elif not self._views.joins(node):
+        elif not self._views.is_joining(node):
             return []
         return self._lose(node, f"{self._peers.describe(node)} failed: {message.error}")
 
     def _remove(self, node: Node, reason: str) -> list[Action]:
         """Go on without this worker."""
-        changed = self._views.gone(node[1], reason)
+        changed = self._views.member_lost(node[1], reason)
         goes_on = "" if self._views.over or self._views.too_few else "; the job goes on without it"
-        actions = self._part(node, f"{reason}{goes_on}", f"removed from the job: {reason}")
+        actions = self._disconnect(node, f"{reason}{goes_on}", f"removed from the job: {reason}")
         if self._views.over:
             return [*actions, *self._end_all()]
         if self._views.too_few:
@@ -372,11 +374,11 @@ class SchedulerCore:
 
     def _remove_server(self, node: Node, reason: str, is_here: bool = True) -> list[Action]:
         """Go on without this server. `is_here`: it has a connection, which may be its replacement's otherwise."""
-        changed = self._views.server_gone(node[1], reason)
+        changed = self._views.server_lost(node[1], reason)
         waits = "no server is left, and the job waits for a replacement"
         goes_on = waits if self._views.waits_for_server else "the job goes on without it"
         stuck = self._views.stuck
-        parted = self._part(node, reason if stuck else f"{reason}; {goes_on}", f"removed from the job: {reason}")
+        parted = self._disconnect(node, reason if stuck else f"{reason}; {goes_on}", f"removed from the job: {reason}")
         actions = parted if is_here else parted[:1]
         return [*actions, *(self._abort(f"{reason}; {stuck}", True) if stuck else changed)]
 
@@ -384,38 +386,38 @@ class SchedulerCore:
         """These actions of the views, or the end of the job if it cannot go on without the servers that were lost."""
         return self._abort(f"a server was lost: {stuck}") if (stuck := self._views.stuck) else actions
 
-    def _give_up(self, node: Node, reason: str) -> list[Action]:
+    def _drop_newcomer(self, node: Node, reason: str) -> list[Action]:
         """Go on without this process, which was to join and was in no view yet."""
         if node[0] == "worker" and self._views.needs(node[1]):
             return self._abort(f"{reason}; {ALL_NEEDED}", better=True)
-        self._views.gives_up(node)
+        self._views.newcomer_lost(node)
         return self._unless_stuck(
-            self._part(node, f"{reason}, before it had joined", f"did not join the job: {reason}")
+            self._disconnect(node, f"{reason}, before it had joined", f"did not join the job: {reason}")
         )
 
-    def _part(self, node: Node, log: str, reason: str) -> list[Action]:
+    def _disconnect(self, node: Node, log: str, reason: str) -> list[Action]:
         """End the connection to a process that the job goes on without."""
         self._peers[node].left = True
         self._links.forget(node)
         return [Log(log), Send(node, Abort(reason)), Cut(node)]
 
     def _link_lost(self, lost: LinkLost) -> list[Action]:
-        if self._counts(lost):
+        if self._is_relevant(lost):
             self._links.add(lost, self.now)
         return []
 
     @property
     def _causes(self) -> LostLinks:
         """The lost links that still count: some may have an end that has left the job since."""
-        self._links.keep(self._counts)
+        self._links.keep(self._is_relevant)
         return self._links
 
-    def _counts(self, lost: LinkLost) -> bool:
+    def _is_relevant(self, lost: LinkLost) -> bool:
         """Whether this link is between two processes of the job, or between one that joins and another."""
         own, ends = process(lost.own), (process(lost.own), process(lost.peer))
         if any(self._removed(end) for end in ends) or self._is_of_another(lost):
             return False
-        return self._views.joins(own) or not any(map(self._is_apart, ends))
+        return self._views.is_joining(own) or not any(map(self._is_no_member, ends))
 
     def _is_of_another(self, lost: LinkLost) -> bool:
         """Whether a worker's lost link was to the server before the one that is new in this view."""
@@ -428,8 +430,8 @@ class SchedulerCore:
         if not self._views.view:
             return self._abort(str(self._links.cause))
         links, actions = self._causes.all, list[Action]()
-        for node in self._views.judge(links):
-            if not self._finished and (self._views.joins(node) or not self._is_apart(node)):
+        for node in self._views.who_is_cut_off(links):
+            if not self._finished and (self._views.is_joining(node) or not self._is_no_member(node)):
                 cause = next(str(link) for link in links if node in (process(link.own), process(link.peer)))
                 actions += self._lose(node, cause)
         return actions
@@ -440,7 +442,7 @@ class SchedulerCore:
             return self._views.view is not None and self._views.is_lost(node[1])
         return node[1] in self._views.removed
 
-    def _is_apart(self, node: Node) -> bool:
+    def _is_no_member(self, node: Node) -> bool:
         """Whether it is no member, so that its lost links, perhaps those of the one before it, mean nothing."""
         if self._views.view is None:
             return self._removed(node)
@@ -462,27 +464,29 @@ class SchedulerCore:
             return self._views.has_state(member, message)
         if isinstance(message, Leaving):
             log = Log(f"{self._peers.describe(('worker', member))} leaves on purpose: {message.reason}")
-            return [log, *changed] if (changed := self._views.leaves(member, message)) is not None else []
+            return [log, *changed] if (changed := self._views.notice(member, message)) is not None else []
         return self._ready(member, message)
 
     def _ready(self, member: int, message: Ready) -> list[Action]:
         node, views = ("worker", member), self._views
-        if views.joins(node) and views.view is None:
+        if views.is_joining(node) and views.view is None:
             self._early[member] = message
             return []
-        if views.joins(node) and (found := views.differences(message.facts)):
-            return self._give_up(node, f"{self._peers.describe(node)} is not like the job's other workers: {found}")
+        if views.is_joining(node) and (found := views.differences(message.facts)):
+            return self._drop_newcomer(
+                node, f"{self._peers.describe(node)} is not like the job's other workers: {found}"
+            )
         actions = views.ready(
             member, message, self._peers.hosts(self.num_workers if views.view is None else self.ranks)
         )
         while self._early and views.view:
             rank, early = self._early.popitem()
-            actions += self._ready(rank, early) if views.joins(("worker", rank)) else []
+            actions += self._ready(rank, early) if views.is_joining(("worker", rank)) else []
         return actions
 
     def _register(self, node: Node, message: Register) -> list[Action]:
-        is_new = self._comes_later(node) and node not in self._peers
-        if node not in self._expected() and not self._comes_later(node):
+        is_new = self._may_come_later(node) and node not in self._peers
+        if node not in self._expected() and not self._may_come_later(node):
             return [
                 Refuse(
                     f"{name_of(node)} is not part of this job of {self.num_workers} workers "
@@ -492,7 +496,7 @@ class SchedulerCore:
         before = self._peers.get(node)
         is_free = self._removed(node) or (self._views.has_left(node) and bool(before and before.left))
         if is_new or (is_free and before):
-            return self._comes(node, message, "to join" if is_new else "as a replacement")
+            return self._accept_newcomer(node, message, "to join" if is_new else "as a replacement")
         if node in self._peers:
             host_name = self._peers[node].registration.host_name
             return [Refuse(f"{name_of(node)} is already registered, from host {host_name}")]
@@ -505,20 +509,20 @@ class SchedulerCore:
             Log(f"all registered: {self.num_workers} workers, {self.num_servers} servers"),
         ]
 
-    def _comes(self, node: Node, message: Register, how: str) -> list[Action]:
+    def _accept_newcomer(self, node: Node, message: Register, how: str) -> list[Action]:
         """A process has come to a job that runs, or to one that has not begun."""
         self._peers[node] = Peer(message, self.now)
         changed: list[Action] = []
         if node[0] == "worker":
-            self._views.returns(node[1])
+            self._views.newcomer_registered(node[1])
         else:
-            changed = self._views.server_returns(node[1], self._peers.address(node[1]))
+            changed = self._views.server_registered(node[1], self._peers.address(node[1]))
         views = self._views
         start = self._first_start and replace(self._first_start, lost=views.lost_servers, new_servers=views.new_servers)
         sends = [Send(node, start)] if start else []  # else it comes for all
         return self._unless_stuck([*sends, Log(f"{self._peers.describe(node)} has come {how}"), *changed])
 
-    def _comes_later(self, node: Node) -> bool:
+    def _may_come_later(self, node: Node) -> bool:
         """Whether a process may come in addition to those of the start."""
         return node[0] == "worker" and bool(self.elastic) and self.num_workers <= node[1] < self.ranks
 
@@ -531,7 +535,7 @@ class SchedulerCore:
         if node[0] != "worker":
             return [Refuse("only workers take part in barriers")]
         if message.view:
-            return self._views.barrier(node[1], message) or self._vain()
+            return self._views.barrier(node[1], message) or self._abort_if_barrier_hangs()
         barrier = self._barriers.reach(message.id, node[1], self.now)
         if gone := [worker for worker in sorted(barrier.missing) if self._peers.done(("worker", worker))]:
             return self._abort(f"barrier {barrier.name!r}: worker {gone[0]} has finished and will not reach it")
@@ -539,9 +543,9 @@ class SchedulerCore:
             return []
         return [Send(("worker", w), Release(barrier.name)) for w in range(self.num_workers)]
 
-    def _vain(self) -> list[Action]:
+    def _abort_if_barrier_hangs(self) -> list[Action]:
         """A barrier of an elastic job that can never be complete is a fault of the program."""
-        if waits := self._views.waits_in_vain():
+        if waits := self._views.hanging_barrier():
             return self._abort(f"barrier {waits[0]!r}: worker {waits[1]} has finished and will not reach it")
         return []
 
@@ -550,11 +554,13 @@ class SchedulerCore:
         if self._views.has_left(node):
             self._links.forget(node)
             return []
-        if self._views.joins(node):
-            return self._give_up(node, f"{self._peers.describe(node)} has left")
+        if self._views.is_joining(node):
+            return self._drop_newcomer(node, f"{self._peers.describe(node)} has left")
         if node[0] == "worker" and self._views.view:
             self._links.forget(node)
-            changed = self._unless_stuck(self._views.left(node[1], message.done)) + self._vain()
+            changed = (
+                self._unless_stuck(self._views.member_finished(node[1], message.done)) + self._abort_if_barrier_hangs()
+            )
             return changed if self._views.present or self._finished else self._end_all()
         if node[0] == "worker" and (barrier := self._barriers.waiting_for(node[1])):
             return self._abort(f"barrier {barrier.name!r}: {name_of(node)} has finished and will not reach it")

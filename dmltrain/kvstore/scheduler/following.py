@@ -71,7 +71,7 @@ class Following:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self.current = newest(environment)
-        self._said: list[Message] = []
+        self._remembered: list[Message] = []
 
     @property
     def superseded(self) -> bool:
@@ -112,9 +112,9 @@ class Following:
                 continue
         return None
 
-    def say(self, message: Message) -> None:
+    def remember(self, message: Message) -> None:
         """Remember what every incarnation has to know."""
-        self._said.append(message)
+        self._remembered.append(message)
 
     def enter(self, view: View) -> None:
         """A new view: what a server has said about its links to workers that are not in it, or new, is void: it was
@@ -124,23 +124,25 @@ class Following:
         else:
             stay = set(view.members).difference(view.joined)
         role = "server" if self._environment.role == "worker" else "worker"
-        self._said = [
-            message for message in self._said if not isinstance(message, LinkLost) or _concerns(message, role, stay)
+        self._remembered = [
+            message
+            for message in self._remembered
+            if not isinstance(message, LinkLost) or _concerns(message, role, stay)
         ]
 
-    def words(self, registration: Register, start: Start | None, standing: Standing | None) -> list[Message]:
+    def introduction(self, registration: Register, start: Start | None, standing: Standing | None) -> list[Message]:
         """What to say first to another incarnation; nothing if this process cannot go on with one. `standing`: None if
         it does not survive the loss of a scheduler."""
-        ready = tuple(message for message in self._said if isinstance(message, Ready))
+        ready = tuple(message for message in self._remembered if isinstance(message, Ready))
         if standing is None or not (self._environment.elastic and self._environment.scheduler_file):
             return []
         if standing.entered is None and self._environment.joins:
-            return [registration, *self._said]  # it is no member yet
+            return [registration, *self._remembered]  # it is no member yet
         if start is None or not (standing.entered or ready or self._environment.role == "server"):
             return []
         entered = (standing.entered,) if standing.entered else ()
         finished = tuple(Finished(*item) for item in sorted(standing.finished.items()))
-        others = [message for message in self._said if not isinstance(message, Ready)]
+        others = [message for message in self._remembered if not isinstance(message, Ready)]
         return [Rejoin(registration, start, entered, ready[:1], finished), *others]
 
     @property

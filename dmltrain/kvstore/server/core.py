@@ -19,10 +19,10 @@ Server", section 3).
 
 - Changes of the kvstore between two steps of all workers: `change` (worker/changes.py).
 
-- Changes of the members of an elastic job: `enter`, and of its kvstore: `is_now`. Workers keep their ranks. If rounds
-  are steps of the optimizer here, the last one may be taken back after it: `hold`, rollback.py. If each push is a
-  step, workers keep their clocks. Then a worker's clock may also jump, and a push that it repeats after the change
-  counts once.
+- Changes of the members of an elastic job: `enter`, and of its kvstore: `change_in_view`. Workers keep their ranks. If
+  each round is a step of the optimizer here, the last step may be taken back: `hold`, rollback.py. If each push is a
+  step, workers keep their clocks. Then a worker's clock may also jump, and a push that a worker repeats after the
+  change counts once.
 
 For a complete round, or a push that is a step, the actions contain a `Work` (slice.py). The caller runs it without a
 lock and calls `done`. A reply is released when its value has been sent or, in shared memory, when the worker has read
@@ -97,7 +97,9 @@ class ServerCore:
         but not before those who still read their values release them; so are weights if there are `other_servers`
         than before, among which slices are divided anew. If each push is a step, `gone` gets the clocks of those who
         push no longer: at least and at most, of all slices. No work may be in progress. Not for groups."""
-        self._part_with(set(self.workers.ranks).difference(worker for host in hosts for worker in host) | set(lost))
+        self._forget_workers(
+            set(self.workers.ranks).difference(worker for host in hosts for worker in host) | set(lost)
+        )
         self._set(self.workers.on_hosts(tuple(hosts), lost))
         self._elastic = True
         if other_servers:
@@ -106,16 +108,16 @@ class ServerCore:
         for (key, index), slice_ in list(self._slices.items()):
             if slice_.is_weight and not other_servers:
                 slice_.restart(self.workers.ranks)
-                slice_.takes_back = not slice_.at_once
+                slice_.can_roll_back = not slice_.at_once
                 slice_.factor = self._factor(self._declared.is_mean(key))
             else:
                 del self._slices[key, index]
                 slice_.retire(self._memory.give_back)
 
-    def _part_with(self, workers: Collection[int]) -> None:
+    def _forget_workers(self, workers: Collection[int]) -> None:
         at_once = [slice_ for slice_ in self._slices.values() if slice_.is_weight and slice_.at_once]
         for worker in workers:
-            clocks = [slice_.part_with(worker) for slice_ in at_once if worker in slice_.applied]
+            clocks = [slice_.forget_worker(worker) for slice_ in at_once if worker in slice_.applied]
             if not clocks:
                 self.gone.pop(worker, None)
             elif max(clocks) or worker not in self.gone:  # else it was new, and has made nothing
@@ -139,13 +141,13 @@ class ServerCore:
             ]
         for id, slice_ in weights.items():
             try:
-                rollback.go_to(slice_, step)
-            except rollback.Ahead as error:
+                rollback.go_back_to(slice_, step)
+            except rollback.CannotGoBack as error:
                 raise Rejected(f"{self._declared.describe(*id)} {error}") from error
         return []
 
     def states(self) -> dict[str, Array]:
-        """What this server has of the optimizer's states: see taking_back.states. After a change of servers also what
+        """What this server has of the optimizer's states: see rollback.states. After a change of servers also what
         it had before, until the first push."""
         return self._kept | rollback.states(self._slices, all_of_it=False)
 
@@ -165,7 +167,7 @@ class ServerCore:
         for slice_ in weights.values():
             slice_.step_at_once(not synchronous)
 
-    def is_now(self, kind: KVStoreKind) -> None:
+    def change_in_view(self, kind: KVStoreKind) -> None:
         """In a new view of an elastic job the kvstore is of this kind. If this changes whether each push is a step, all
         workers are between two steps, and hold the same number of them. Call it after `enter`."""
         synchronous = self._declared.change(Consistency(kind.type.name, kind.staleness))
@@ -175,8 +177,8 @@ class ServerCore:
                 slice_.step_at_once(not synchronous)
                 if synchronous:
                     slice_.count_from(slice_.completed)
-                slice_.takes_back = synchronous
-                slice_.keep_former(None)
+                slice_.can_roll_back = synchronous
+                slice_.keep_last_step(None)
         if synchronous:
             self.gone.clear()
 
@@ -198,7 +200,7 @@ class ServerCore:
                 }
                 for id in ids:  # after the first buffers of all slices, so that those of a key are contiguous
                     self._slices[id].reserve()
-                    if _means(self.spec, entry.key):
+                    if _applies_to(self.spec, entry.key):
                         self._check_whole(self._slices[id].step, *id)
 
     def _new(self, entry: DeclaredKey, length: int) -> ServerSlice:
@@ -218,7 +220,7 @@ class ServerCore:
             zeros.copy(),
             self._factor(entry.mean),
             pusher=entry.pusher,
-            takes_back=self._elastic and not at_once,
+            can_roll_back=self._elastic and not at_once,
         )
         if self.spec and self.make_step and slice_.is_weight:
             slice_.set_step(self.make_step(self.spec, entry.key, slice_.value.array), self.workers.ranks)
@@ -254,7 +256,7 @@ class ServerCore:
         if not isinstance(spec.get("keys"), (dict, type(None))):
             raise Rejected(f'the optimizer\'s "keys" are {spec["keys"]!r}, expected an object of key numbers')
         for (key, index), slice_ in self._slices.items():
-            if slice_.is_weight and _means(spec, key):
+            if slice_.is_weight and _applies_to(spec, key):
                 slice_.leave_group()
                 step = self.make_step(spec, key, slice_.value.array)
                 self._check_whole(step, key, index)
@@ -393,8 +395,8 @@ class ServerCore:
         before, slice_.work = (slice_.value, slice_.coded), None
         if slice_.pusher >= 0:
             slice_.keep_previous(slice_.value)
-        if slice_.takes_back:
-            slice_.keep_former(work.former)
+        if slice_.can_roll_back:
+            slice_.keep_last_step(work.former)
         slice_.put(work.target, work.coded)
         ready = max(push.ready for push in work.pushes)
         complete = work.began if worked is None else now - worked
@@ -504,7 +506,7 @@ class ServerCore:
         else:
             if len(pushes) > 1 or slice_.codec or pushes[0].data.kind == "lent":  # steps may change their gradient
                 scratch = slice_.take("value")
-            if slice_.value.readers or slice_.takes_back:  # it is being sent or read, or kept: step on a copy
+            if slice_.value.readers or slice_.can_roll_back:  # it is being sent or read, or kept: step on a copy
                 target = slice_.take("value")
         coded = slice_.take("coded") if slice_.encodes else None
         pulled = slice_.pulled.get(pushes[-1].worker)
@@ -555,7 +557,7 @@ class ServerCore:
         return Reply(worker, *name, clock, float(others), buffer, dtype, waited, worked, slice_.priority, slice_)
 
 
-def _means(spec: dict[str, Any] | None, key: int) -> bool:
+def _applies_to(spec: dict[str, Any] | None, key: int) -> bool:
     """Whether an optimizer is for a key: for all, or for those in its "keys"."""
     named = spec.get("keys") if spec else None
     return named is None or str(key) in named

@@ -22,13 +22,13 @@ STEPS, STATE = "steps", "state "  # in names of arrays: of a slice, which may ha
 CLOCKS = "clocks"  # int64 (n, 2): workers, and how many of their pushes the value contains, if each push is a step
 
 
-class Ahead(Exception):
+class CannotGoBack(Exception):
     """A slice has made steps that cannot be taken back, or lacks some."""
 
 
-def go_to(slice_: ServerSlice, step: int) -> None:
+def go_back_to(slice_: ServerSlice, step: int) -> None:
     """All workers hold this step of the slice's optimizer: take back the one after it. A slice that is new here only
-    counts from there on. Raises Ahead. No work may be in progress."""
+    counts from there on. Raises CannotGoBack. No work may be in progress."""
     if slice_.completed == step:
         return
     if slice_.initial:
@@ -45,7 +45,7 @@ def go_to(slice_: ServerSlice, step: int) -> None:
         slice_.release(former.value)
         slice_.count_from(step)
     else:
-        raise Ahead(f"has made {slice_.completed} steps where the workers hold {step}")
+        raise CannotGoBack(f"has made {slice_.completed} steps where the workers hold {step}")
 
 
 def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> dict[str, Array]:

@@ -84,7 +84,7 @@ class ServerSlice:
     pusher: int = -1  # the only worker that pushes; -1: all do
     previous: Buffer | None = None  # the value of the round before, if only one worker pushes
     steps: int = 0  # optimizer steps, for the reported staleness
-    takes_back: bool = False  # its last step can be taken back: see rollback.py
+    can_roll_back: bool = False  # its last step can be taken back: see rollback.py
     former: Former | None = None  # if so, and it has made one
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     queue: deque[Push] = field(default_factory=deque)  # if each push is a step
@@ -202,7 +202,7 @@ class ServerSlice:
         if before:
             self.release(before)
 
-    def keep_former(self, former: Former | None) -> None:
+    def keep_last_step(self, former: Former | None) -> None:
         """Keep what was before the last step, in place of that before the step before."""
         before, self.former = self.former, former
         if former:
@@ -271,7 +271,7 @@ class ServerSlice:
         for push in pending:
             self.give_back(push.data)
 
-    def part_with(self, worker: int) -> int:
+    def forget_worker(self, worker: int) -> int:
         """Each push is a step, and this worker pushes no more. Returns how many of its pushes the value contains."""
         self.seen.pop(worker, None)
         self.arrived.pop(worker, None)
@@ -293,7 +293,7 @@ class ServerSlice:
                 self.give_back(buffer)
         if self.previous:
             self.release(self.previous)
-        self.keep_former(None)
+        self.keep_last_step(None)
 
 
 @dataclass(eq=False, slots=True)
@@ -344,7 +344,7 @@ class Work:
         gradient = pushes[0].data.array if self.scratch is None else self._sum(self.scratch.array)
         if self.target is not self.slice.value:
             np.copyto(self.target.array, self.slice.value.array)
-        if self.slice.takes_back:
+        if self.slice.can_roll_back:
             state = {name: np.array(array) for name, array in step.state().items()}
             self.former = Former(self.slice.value, state)
         more = (self.pulled.array,) if self.pulled else ()

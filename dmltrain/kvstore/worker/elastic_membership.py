@@ -26,7 +26,7 @@ class ElasticMembership(Membership):
         self.progress = Progress(environment.index, lambda message: self._control.flushed(message))
         super().__init__(environment, sharing, exit_seconds)
 
-    def arm(self, message: Ready) -> None:
+    def start(self, message: Ready) -> None:
         """From the first view on, which comes when all workers have called this, the job goes on without workers that
         are lost. A replacement waits until it is admitted. Raises JobLost, MembershipEnded."""
         self._control.ready(message)

@@ -1,6 +1,6 @@
 """The distributed kvstore of an elastic job: its operations are ops of views (view.py), which changes interrupt.
 
-Before `arm` it is a kvstore like any other. After it, each round of training, barrier and all_reduce is one op. An op
+Before `start` it is a kvstore like any other. After it, each round of training, barrier and all_reduce is one op. An op
 that a change of view interrupts raises ViewChanged: `repeat` enters the view and runs its block again, and the
 optimizer does the same with its round.
 
@@ -129,7 +129,7 @@ class ElasticKVStore(DistKVStore):
 
     @property
     def view(self) -> View | None:
-        """None before `arm`."""
+        """None before `start`."""
         return self._progress.view
 
     @property
@@ -152,7 +152,7 @@ class ElasticKVStore(DistKVStore):
 
     # -- views ----------------------------------------------------------------------------------------------------
 
-    def arm(
+    def start(
         self, facts: Mapping[str, Any], replay: tuple[View, ...] = (), balance: Balancing = EQUAL, why_fixed: str = ""
     ) -> None:
         """All keys are declared: the job goes on without workers that are lost from now on. `facts`: what a replacement
@@ -162,7 +162,7 @@ class ElasticKVStore(DistKVStore):
         MembershipEnded."""
         self._member.flush()
         why_fixed = (self._why_fixed() or why_fixed)[:MAX_TEXT]
-        self._elastic.arm(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, why_fixed))
+        self._elastic.start(Ready(facts, replay, balance, self.kvstore_type.name, self._kind.chosen, why_fixed))
         self.enter()
 
     def _why_fixed(self) -> str:
@@ -223,7 +223,7 @@ class ElasticKVStore(DistKVStore):
 
     def leave(self, reason: str) -> None:
         """This worker leaves on purpose before one of its next rounds: then `enter` raises MembershipEnded. For any
-        thread; before `arm` it means nothing."""
+        thread; before `start` it means nothing."""
         self._notice = reason
         self._elastic.leave(reason, self.keeps_residuals)
 

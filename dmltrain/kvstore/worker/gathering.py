@@ -60,7 +60,7 @@ class Gathering:
 
     def init(self, keys: Sequence[Key], sizes: Sequence[int]) -> None:
         """Declare keys with their elements of each worker. Every worker must make the same call."""
-        servers = servers_of(self.member.start, self.entries.shares)
+        servers = servers_of(self.member.start_message, self.entries.shares)
         for key, size in zip(keys, sizes, strict=True):
             if key in self._keys:
                 raise UserError(f"kvstore: key {key!r} was declared twice for gather")

@@ -19,8 +19,8 @@ LINGER_SECONDS = 2.0  # for the scheduler to report a process that could not be 
 
 
 class Membership:
-    """Registers with the scheduler, waits for the start message (`start`), and connects to the servers (`routes`).
-    Raises JobLost or UserError."""
+    """Registers with the scheduler, waits for its `start_message`, and connects to the servers (`routes`). Raises
+    JobLost or UserError."""
 
     def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
         self._environment = environment
@@ -32,7 +32,7 @@ class Membership:
         self._control = Control(
             environment, 0, self._end, exit_seconds, sharing.socket_name, self._handlers(), self._standing
         )
-        self.start = self._control.wait_for_start()
+        self.start_message = self._control.wait_for_start()
         self.routes = self._routes = self._connect(sharing)
         atexit.register(self._at_exit)
 
@@ -148,7 +148,13 @@ class Membership:
         try:
             control = self._control
             return Routes(
-                self._environment, self.start, sharing, self._link_lost, self.lose, control.overdue, control.watch
+                self._environment,
+                self.start_message,
+                sharing,
+                self._link_lost,
+                self.lose,
+                control.overdue,
+                control.watch,
             )
         except JobLost as error:  # a server may have left because the job is lost for another reason
             if reason := self._control.lost_within(LINGER_SECONDS):

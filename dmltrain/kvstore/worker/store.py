@@ -57,9 +57,9 @@ class DistKVStore(KVStore):
         sums = self.sums_in_host and self.kvstore_type.sums_in_host and environment.num_workers > 1
         sharing = Sharing(environment, sums)
         self._member = self._join(environment, sharing, exit_seconds)
-        self._routes, self.start = self._member.routes, self._member.start
+        self._routes, self.start_message = self._member.routes, self._member.start_message
         seconds = environment.wait_seconds
-        apart = host.apart(self.start)
+        apart = host.apart(self.start_message)
         self._entries = KeyEntries(
             self._routes, self.num_workers, self.kvstore_type.name, staleness, seconds, apart, self.keeps_gradients
         )
@@ -237,8 +237,8 @@ class DistKVStore(KVStore):
         rates = np.zeros(self.num_workers)
         rates[self.rank] = self.link_rate() or 0.0
         rates = self.all_reduce("rates of links", rates)
-        workers = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
-        servers = [server.host_id or f"of server {number}" for number, server in enumerate(self.start.servers)]
+        workers = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start_message.workers)]
+        servers = [server.host_id or f"of server {number}" for number, server in enumerate(self.start_message.servers)]
         self._entries.shares = shares(workers, servers, dict(zip(workers, rates.tolist(), strict=True)))
 
     def measure_limits(self) -> str:
@@ -247,8 +247,8 @@ class DistKVStore(KVStore):
         if self._bound:
             return ", ".join([str(self._bound), *self._shares_chosen()])
         routes = self._routes
-        hosts = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start.workers)]
-        hosts += [server.host_id for server in self.start.servers]
+        hosts = [worker.host_id or f"of worker {rank}" for rank, worker in enumerate(self.start_message.workers)]
+        hosts += [server.host_id for server in self.start_message.servers]
         upstream = routes.relay.links if routes.relay else {}
         self._bound = Bound(self, routes.servers, routes.host, upstream, hosts)
         return str(self._bound)

@@ -48,7 +48,7 @@ class Process:
         self.ended = ""  # how
 
     def say(self, message):
-        self.following.say(message)
+        self.following.remember(message)
         self.world.send(self.node, SCHEDULER, message)
 
     @property
@@ -61,7 +61,7 @@ class Process:
         if self.follows:
             self.leave_scheduler(incarnation)
         self.follows = incarnation
-        for message in self.following.words(self.registration, self.start, self.standing()):
+        for message in self.following.introduction(self.registration, self.start, self.standing()):
             self.world.send(self.node, SCHEDULER, message)
 
     def leave_scheduler(self, incarnation):

@@ -141,7 +141,7 @@ class World(Faults, Invariants):
         lost = [node for node in self.dead if node[0] != "scheduler" and self.chance.random() < 0.7]
         core = SchedulerCore(job.workers, job.servers, incarnation=number, lost_before=frozenset(lost), **limits)
         if "who has the state" in self.mutations:
-            core._views._that_lack_the_state = lambda view: set(view.members)
+            core._views._members_without_state = lambda view: set(view.members)
         self.schedulers[number] = core
         core.tick(self.now)
 

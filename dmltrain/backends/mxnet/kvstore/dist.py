@@ -54,7 +54,7 @@ class MXNetKVStore(MXNetStore):
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
         self.num_servers = self._side.num_servers
         self._side.all_reduce("kvstore", np.zeros(1))  # fails if workers have different --kv-store
-        self._kv = mxnet_ps.join(self._mx, environment, self._side.start.facts, kind)
+        self._kv = mxnet_ps.join(self._mx, environment, self._side.start_message.facts, kind)
         self.kv_rank: int = self._kv.rank
         self._rate: float | None = None
         self._stepping = False

@@ -22,7 +22,7 @@ class Newcomers:
     admitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     admitter: int | None = None
 
-    def comes(self, member: int) -> None:
+    def registered(self, member: int) -> None:
         """A newcomer has registered."""
         self.joining.add(member)
 
@@ -33,7 +33,7 @@ class Newcomers:
         self.waiting[member] = host
         return True
 
-    def gives_up(self, member: int) -> None:
+    def lost(self, member: int) -> None:
         """A newcomer was lost."""
         self.joining.discard(member)
         self.waiting.pop(member, None)
@@ -48,7 +48,7 @@ class Newcomers:
         view after it."""
         self.admitted = {member: host for member, host in self.waiting.items() if member not in members}
 
-    def member_gone(self, member: int) -> None:
+    def member_lost(self, member: int) -> None:
         """A member was lost. If it was to begin a round, the next op of the others may not be one."""
         if member == self.admitter:
             self.admitted, self.admitter = {}, None

@@ -36,12 +36,12 @@ class ServerLosses:
     _lost: list[LostServer] = field(default_factory=list)
     _released: set[str] = field(default_factory=set)  # barriers
 
-    def gone(self, number: int, reason: str) -> None:
+    def lost(self, number: int, reason: str) -> None:
         """A server was lost."""
         self.present.discard(number)
         self._lost.append(LostServer(number, reason))
 
-    def comes(self, number: int, address: ServerAddress) -> None:
+    def registered(self, number: int, address: ServerAddress) -> None:
         """The replacement of a lost server has registered."""
         self.coming[number] = address
         self._came += 1

@@ -143,9 +143,9 @@ class Views:
         """Whether no server is left, and the next view begins when a replacement comes."""
         return self._servers.waits
 
-    def server_returns(self, number: int, address: ServerAddress) -> list[Action]:
+    def server_registered(self, number: int, address: ServerAddress) -> list[Action]:
         """A replacement of a lost server has registered. Call `stuck` after it."""
-        self._servers.comes(number, address)
+        self._servers.registered(number, address)
         return self._proceed() if self.changing else self._invite()
 
     def ready(self, member: int, message: Ready, hosts: Sequence[tuple[int, ...]]) -> list[Action]:
@@ -163,10 +163,10 @@ class Views:
         if len(self._ready) < self.workers:
             return []
         if self._replay.active:
-            return self._begin(self._replay.next())
+            return self._begin_view(self._replay.next())
         kvstore, staleness = self._kvstore
         servers = tuple(range(self.servers))
-        return self._begin(View(1, 0, tuple(hosts), servers, kvstore=kvstore, staleness=staleness))
+        return self._begin_view(View(1, 0, tuple(hosts), servers, kvstore=kvstore, staleness=staleness))
 
     def resume(
         self, entered: Enter, finished: Mapping[int, int], lost: Mapping[int, str], ready: Ready, back: Collection[int]
@@ -187,28 +187,28 @@ class Views:
         self._lacking = {*view.joined, *view.behind}
         self._servers.resume(view.servers, entered.new_servers)
         self._resumed = True
-        return self._ask() if self._present else []
+        return self._begin_turn() if self._present else []
 
     # -- newcomers ------------------------------------------------------------------------------------------------
 
-    def returns(self, member: int) -> None:
+    def newcomer_registered(self, member: int) -> None:
         """A replacement of a removed worker, or an additional one, has registered."""
         self.removed.discard(member)
         self.dismissed.discard(member)
         self._departures.gone.discard(member)
-        self._newcomers.comes(member)
+        self._newcomers.registered(member)
 
-    def joins(self, node: Node) -> bool:
+    def is_joining(self, node: Node) -> bool:
         """Whether this process is to join and is not a member yet."""
         return node[1] in (self._newcomers.joining if node[0] == "worker" else self._servers.coming)
 
-    def gives_up(self, node: Node) -> None:
+    def newcomer_lost(self, node: Node) -> None:
         """A process was lost before it was in a view."""
         member = node[1]
         if node[0] == "server":
             del self._servers.coming[member]
             return
-        self._newcomers.gives_up(member)
+        self._newcomers.lost(member)
         self.removed.add(member)
 
     def differences(self, facts: Mapping[str, Any]) -> str:
@@ -221,7 +221,7 @@ class Views:
         if not self._is_now(message.view, member):
             return []
         self._newcomers.admit(member)
-        return self._ask()
+        return self._begin_turn()
 
     def _newcomer(self, member: int, host: tuple[int, ...]) -> list[Action]:
         if not self._newcomers.ready(member, host):
@@ -236,7 +236,7 @@ class Views:
         waiting = self._newcomers.waiting
         if self._departures.holding:
             enough = self._departures.enough(len(self._present) + len(waiting))
-            return self._ask() if enough or self._departures.notices else []
+            return self._begin_turn() if enough or self._departures.notices else []
         wants = self._balance.proposal or self._departures.wanted or self._kind.waits
         if not (waiting or self._servers.coming or wants):
             return []
@@ -262,7 +262,7 @@ class Views:
 
     # -- departures -----------------------------------------------------------------------------------------------
 
-    def leaves(self, member: int, message: Leaving) -> list[Action] | None:
+    def notice(self, member: int, message: Leaving) -> list[Action] | None:
         """A member gives notice. None if that means nothing."""
         if self.view is None or self._replay.active:
             return None
@@ -282,23 +282,23 @@ class Views:
 
     def tick(self) -> list[Action]:
         """Time has passed: a job that waits for more workers may have waited for long enough."""
-        return self._ask() if not self.changing and self._departures.overdue(self.now) else []
+        return self._begin_turn() if not self.changing and self._departures.overdue(self.now) else []
 
     # -- losses and ends ------------------------------------------------------------------------------------------
 
-    def gone(self, member: int, reason: str) -> list[Action]:
+    def member_lost(self, member: int, reason: str) -> list[Action]:
         """A member was lost; see `survives`. Call `too_few` after it."""
         self._present.discard(member)
         self.removed.add(member)
         self._lost.append(Lost(member, reason, self.failed.pop(member, 0)))
         self._departures.forget(member)
-        self._newcomers.member_gone(member)
-        return self._ask() if self._present else []
+        self._newcomers.member_lost(member)
+        return self._begin_turn() if self._present else []
 
-    def server_gone(self, number: int, reason: str) -> list[Action]:
+    def server_lost(self, number: int, reason: str) -> list[Action]:
         """A server was lost; see `survives`. Call `stuck` after it."""
-        self._servers.gone(number, reason)
-        return self._ask() if self._present else []
+        self._servers.lost(number, reason)
+        return self._begin_turn() if self._present else []
 
     @property
     def stuck(self) -> str:
@@ -334,7 +334,7 @@ class Views:
         """Whether no member is present, and one at least has come to its end: it holds everything."""
         return not self._present and bool(self.finished)
 
-    def left(self, member: int, done: int) -> list[Action]:
+    def member_finished(self, member: int, done: int) -> list[Action]:
         """A member has come to its end."""
         if self.view is None or member not in self._present:
             return []
@@ -374,7 +374,7 @@ class Views:
         self._servers.released(message.id)
         return self._send(Release(message.id, message.view))
 
-    def waits_in_vain(self) -> tuple[str, int] | None:
+    def hanging_barrier(self) -> tuple[str, int] | None:
         """A barrier, and a member of the view that has come to its end without reaching it."""
         for name, arrived in self._barriers.items():
             for member in self.finished:
@@ -382,7 +382,7 @@ class Views:
                     return name, member
         return None
 
-    def judge(self, links: Sequence[LinkLost]) -> list[Node]:
+    def who_is_cut_off(self, links: Sequence[LinkLost]) -> list[Node]:
         """Who is removed because of the lost links between workers and servers. A member that has finished took leave
         of all servers, so it counts as one that has lost none. It holds everything, so nobody else has to."""
         count = len(self._present) + len(self.finished)
@@ -401,7 +401,7 @@ class Views:
         held = self._flushing.highest(self._present)
         return max(self.view.base if self.view else 0, held, *self.finished.values())
 
-    def _ask(self) -> list[Action]:
+    def _begin_turn(self) -> list[Action]:
         """Begin a turn."""
         assert self.view is not None
         self._flushing.begin_turn()
@@ -432,7 +432,7 @@ class Views:
         view = self._servers.next_view(view, late)
         between = self._newcomers.between_rounds and decision.trains and not late
         view = self._kind.next_view(self.view, view, between, drained=not self.changing)
-        return self._begin(self._balance.next_view(self.view, view), decision)
+        return self._begin_view(self._balance.next_view(self.view, view), decision)
 
     def _decide(self, late: set[int]) -> Decision:
         """What comes with the next view. Between two rounds are those who wait there, and all when the leader does, or
@@ -461,9 +461,9 @@ class Views:
         if missing := self._replay.missing(self._newcomers.waiting.keys() | self.dismissed):
             names = ", ".join(f"worker {member}" for member in missing)
             return [Log(f"the replay waits for {names} to join, as in the replayed job")]
-        return self._begin(self._replay.next())
+        return self._begin_view(self._replay.next())
 
-    def _begin(self, view: View, decision: Decision = Decision()) -> list[Action]:  # noqa: B008  it is frozen
+    def _begin_view(self, view: View, decision: Decision = Decision()) -> list[Action]:  # noqa: B008  it is frozen
         dismissed = self._present.difference(view.members)
         self._servers.begin(view)
         new, departed = self._servers.new, tuple(sorted(self._departures.gone | decision.leaves.keys()))
@@ -472,7 +472,7 @@ class Views:
             Send(("worker", member), Enter(view, self.needs(member), new_servers=new, departed=departed))
             for member in sorted(dismissed)
         ]
-        self._lacking = self._that_lack_the_state(view)
+        self._lacking = self._members_without_state(view)
         self.view, self.entered, self.dismissed = view, enter, (self.dismissed | dismissed).difference(view.members)
         self._present = (self._present - dismissed) | set(view.joined)
         self._newcomers.begin(view)
@@ -486,7 +486,7 @@ class Views:
         logs += [*self._kind.begins(view), *(Log(text) for text in self._depart(decision) if text)]
         return [*servers, *self._send(enter), *to_dismissed, *logs, *self._invite()]
 
-    def _that_lack_the_state(self, view: View) -> set[int]:
+    def _members_without_state(self, view: View) -> set[int]:
         """Members of a view that begins. They get the state in the view's first op, or in that of a later view, and
         report that."""
         had_no_op = self.view is not None and view.base == self.view.base

@@ -22,7 +22,7 @@ FIX = "repair or remove the faulty sample, and start the job again from its last
 
 
 @dataclass
-class Suspects:
+class PoisonSamples:
     """`epoch`: of the positions. `failures`: the positions that a worker had, int64, and why it ended."""
 
     epoch: int = 0
@@ -55,7 +55,7 @@ class Suspects:
         return [self.epoch, [[had.tolist(), reason] for had, reason in self.failures]]
 
     @classmethod
-    def of_state(cls, state: Sequence[Any]) -> Suspects:
+    def of_state(cls, state: Sequence[Any]) -> PoisonSamples:
         """The inverse of `state`."""
         return cls(state[0], [(np.array(had, np.int64), reason) for had, reason in state[1]])
 
