@@ -13,8 +13,8 @@ WORDS = 8  # numbers of a sha256
 
 
 def rows(store: KVStore, name: str, own: Sequence[float]) -> Array:
-    """The rows of all workers by rank, float64 (workers, len(own)). Every worker must call this. For a worker that is
-    alone, all have its own; what must be the same is compared when it joins."""
+    """The rows of all workers by rank, float64 (workers, len(own)). Every worker must call this. A worker that is alone
+    gets its own row for every rank; the scheduler compares what must be the same when the worker joins."""
     if store.is_alone:
         return np.tile(np.array(own, np.float64), (store.num_workers, 1))
     table = np.zeros((store.num_workers, len(own)))
@@ -23,8 +23,8 @@ def rows(store: KVStore, name: str, own: Sequence[float]) -> Array:
 
 
 def gathered(store: KVStore, own: bytes) -> list[bytes]:
-    """The bytes of all workers by rank, on worker 0, one worker's after the other's; [] on the others. Every worker
-    must call this."""
+    """On worker 0 the bytes of all workers by rank; [] on the others. They are sent one worker after the other. Every
+    worker must call this."""
     sizes = rows(store, "bytes of each worker", [len(own)])[:, 0]
     contents = [own]
     for rank in range(1, store.num_workers):

@@ -33,8 +33,8 @@ class ViewChanged(Exception):
 
 
 class MembershipEnded(Exception):
-    """This worker has no part in what comes next, which is no error: it leaves on purpose, the next view of a replay is
-    without it, or the job came to its end before it could join."""
+    """This worker leaves the job normally: because it wants to, because the next view of a replay is without it, or
+    because the job has ended before this worker could join. This is not an error."""
 
     ends_well = True  # a script that does not catch it: see errors.end_scripts_without_traceback
 
@@ -77,7 +77,7 @@ class Handle:
         self.some_done(1, trip)
 
     def some_done(self, count: int, trip: Trip | None) -> None:
-        """So many parts of the operation are complete; `trip` is that of the last."""
+        """`count` more parts of the operation are complete; `trip` is that of the last one."""
         with self._lock:
             self._left -= count
             self._trip = trip
@@ -89,7 +89,7 @@ class Handle:
         self._done.set()
 
     def interrupt(self) -> None:
-        """Every present and later `wait` raises ViewChanged. An operation that is complete already stays complete."""
+        """Each `wait`, now and later, raises ViewChanged, unless the operation is complete already."""
         with self._lock:
             if self._done.is_set():
                 return
@@ -97,8 +97,8 @@ class Handle:
             self._done.set()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Run `action` on the waiting thread once everything has arrived: a copy into memory that values could not be
-        received into directly."""
+        """Run `action` on the waiting thread when all parts have arrived. It copies values into memory that they could
+        not be received into directly."""
         self._finish.append(action)
 
     def wait(self) -> None:
@@ -130,18 +130,18 @@ class KVStore:
     bytes_received: int = 0
     waits: Waits | None = None  # of the training thread so far; None if they are not measured
     elastic: bool = False  # whether the job goes on with other members when a worker is lost
-    keeps_gradients: bool = False  # whether what is pushed must stay as it is after its results have come
-    is_alone: bool = False  # in an elastic job: this worker prepares to join, and its sums are its own values
+    keeps_gradients: bool = False  # whether pushed memory must not change even after the results have arrived
+    is_alone: bool = False  # in an elastic job: this worker prepares to join; until then a sum is its own value
     _names: int = 0
 
     @property
     def member(self) -> int:
-        """What identifies this worker throughout the job: its rank at the start, also where `rank` is only its place
-        among the present members of an elastic job."""
+        """This worker's number throughout the job: its rank at the start. (In an elastic job `rank` is its place among
+        the present members, which changes.)"""
         return self.rank
 
     def members(self, ranks: Sequence[int]) -> list[int]:
-        """What identifies the workers that have these ranks now; see `member`."""
+        """The `member` numbers of the workers that have these ranks now."""
         return list(ranks)
 
     @property
@@ -188,22 +188,22 @@ class KVStore:
         """Wait for all workers."""
 
     def confirm(self) -> None:
-        """Before this worker replaces a file on behalf of all: in an elastic job this raises JobLost if the others go
-        on without it, because it was suspended for too long."""
+        """Call this before this worker replaces a file on behalf of all workers. In an elastic job it raises JobLost if
+        this worker was suspended for so long that the others go on without it."""
 
     def repeat(self, block: Callable[[], T]) -> T:
-        """Run a block of operations with other workers and return its result. In an elastic job it runs again, from
-        its beginning, after each change of the members: it must end with such an operation, and before that change
-        nothing that it reads."""
+        """Run `block`, which has operations with other workers, and return its result. In an elastic job the block runs
+        again from its beginning after each change of the members. So its last statement must be such an operation, and
+        the statements before that must not change what the block reads."""
         return block()
 
     def complete(self) -> None:
-        """This worker has all results of its round of training. Only then may it use them. In an elastic job this
-        raises ViewChanged if the round has no result."""
+        """Call this when all results of a round of training have arrived, before the first use of them. In an elastic
+        job it raises ViewChanged if the round was aborted: then the results are void."""
 
     def enter(self) -> bool:
-        """After ViewChanged: go on as a member of the next view. Returns whether the others have completed the round
-        that was interrupted: its step is made, and not to be made again. Raises MembershipEnded."""
+        """Call this after ViewChanged: go on as a member of the next view. Returns whether the others have completed
+        the interrupted round: then its step is made already, and must not be made again. Raises MembershipEnded."""
         return False
 
     def all_reduce(self, name: str, array: Array) -> Array:
@@ -262,8 +262,8 @@ class KVStore:
         return f"{what} {self._names}"
 
     def factor_to_mean(self, key: Key) -> float:
-        """What makes the mean of all workers' pushes from a pulled value, if no optimizer runs on the servers: 1 if
-        that is the mean already (see `init`), 1 / workers if it is their sum."""
+        """A pulled value times this factor is the mean of all workers' pushes, if no optimizer runs on the servers: 1
+        if the value is the mean already (see `init`), 1 / workers if it is the sum."""
         return 1.0 / self.num_workers
 
     def key_number(self, key: Key) -> int:
@@ -321,10 +321,10 @@ class KVStore:
         return 0.0
 
     def abort(self, reason: str) -> None:
-        """Report that this worker has failed: ends the job; every process gives `reason` in its message."""
+        """Report that this worker has failed. This ends the job; the message of each process has the `reason`."""
 
     def failed(self, error: BaseException) -> None:
-        """This worker ends with an error. Where the job cannot go on without it, it aborts the job."""
+        """This worker ends with an error. This aborts the job if it cannot go on without this worker."""
         self.abort(str(error) or type(error).__name__)
 
     def take_staleness(self) -> float | None:

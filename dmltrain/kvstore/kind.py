@@ -21,8 +21,7 @@ class KVStoreKind:
         return f"kv_store={self.type.name}{bound}"
 
     def changed(self, kv_store: str, staleness: float) -> KVStoreKind:
-        """What it is after a change, whose values are those of message.Change. Raises UserError if there is no such
-        kvstore."""
+        """The kind after a change; for the values see message.Change. Raises UserError if there is no such kvstore."""
         wanted = types.find(kv_store) if kv_store else self.type
         if staleness >= 0 or wanted is not self.type:
             return KVStoreKind(wanted, wanted.bound(staleness if staleness >= 0 else None))
@@ -39,7 +38,7 @@ class KVStoreKind:
 
 
 def kind_of(view: View) -> KVStoreKind | None:
-    """That of the kvstore in this view of an elastic job; None: it is not known. Raises UserError if there is no such
+    """The kvstore's kind in this view of an elastic job; None if it is not known. Raises UserError if there is no such
     kvstore."""
     if not view.kvstore:
         return None

@@ -15,14 +15,15 @@ NEVER = -1  # `View.until`: no end is planned
 
 
 def barrier_of(op: int) -> str:
-    """The name of the barriers of an op. The next one is reached when this one was released."""
+    """The name of all barriers of an op. They can share it, because a worker reaches the next barrier only after this
+    one was released."""
     return f"op {op}"
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker that was removed, or has left, and why. `failed`: the op that it was in when it ended by an error of its
-    own, as it has said; 0: otherwise."""
+    """A worker that was removed, or has left, and why. `failed`: the op in which it ended by an error of its own, as it
+    has reported; else 0."""
 
     member: int
     reason: str
@@ -39,8 +40,9 @@ class LostServer:
 
 @dataclass(frozen=True)
 class Balancing:
-    """How samples follow the speed of workers: `batch` samples of a step are divided (0: all parts are equal), or with
-    `each` so many for each member; no part is larger than `limit` times the equal one."""
+    """How samples follow the speed of workers. `batch`: samples of a step, which are divided; 0: all parts are equal.
+    `each`: if above 0, a step has this many samples for each member instead. No part is larger than `limit` times the
+    equal one."""
 
     batch: int = 0
     each: int = 0
@@ -138,12 +140,12 @@ class View:
 
     @property
     def leader(self) -> int:
-        """The member that has the duties of one for all, such as sending the state of training to others."""
+        """The member that does what one member does for all, such as sending the state of training to others."""
         return self.by_duty[0]
 
     @property
     def by_duty(self) -> tuple[int, ...]:
-        """The members in the order in which they lead: those first that have the state of training."""
+        """The members in the order in which they become leader: first those that have the state of training."""
         return tuple(sorted(self.members, key=lambda member: (member in self.joined, member)))
 
     @property
@@ -153,7 +155,7 @@ class View:
 
     @property
     def is_passing(self) -> bool:
-        """Whether its end is planned, and the next view follows when all members have come to it."""
+        """Whether this view lasts only until its planned end, at which all members go on to the next view."""
         return bool(self.hands_over) or self.drains
 
     @property
@@ -184,8 +186,8 @@ class View:
         )
 
     def joined_by(self, newcomers: Mapping[int, Collection[int]]) -> View:
-        """This view with newcomers, each with the members that may be on its host: it is summed after the last of
-        these, or as a host of its own after all others."""
+        """This view with newcomers; `newcomers`: each with the ranks that are on its host. It is summed after the last
+        member of its host, or, if there is none, as a host of its own after all others."""
         hosts = [list(host) for host in self.hosts]
         for member, beside in sorted(newcomers.items()):
             own = next((host for host in hosts if set(host) & set(beside)), None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AsyncSteps:
-    """What Member does in a view of such a kvstore. `begun`: whether this worker is in the middle of a step."""
+    """The part of Member that depends on such a kvstore. `begun`: whether this worker is in the middle of a step."""
 
     def __init__(self, member: Member, log: Logger) -> None:
         self._member, self._log = member, log
@@ -37,7 +37,7 @@ class AsyncSteps:
         return dealing
 
     def take_clocks(self, clocks: Clocks) -> None:
-        """All members have told what they hold."""
+        """All members have told which steps they hold: deal the samples that are left."""
         before, view = self._member.journal.dealing, self._member.view
         if before and not before.finished:
             dealt = before.after(view.members, clocks.counted, clocks.begun, clocks.start)
@@ -61,12 +61,12 @@ class AsyncSteps:
         self._failed.clear()
 
     def _last_step(self, member: int, clocks: Clocks) -> tuple[int, Array] | None:
-        """The last step of a member that has left which counts, if it is of the present deal."""
+        """The last counted step of a member that has left, if it belongs to the present deal."""
         steps = self.dealing.steps_between(member, self.dealing.before(member), clocks.gone[member])
         return next(reversed([*steps]), None)
 
     def _log_lost(self, clocks: Clocks) -> None:
-        """What came of the last steps of members that have left."""
+        """Log what became of the last steps of members that have left."""
         for member in sorted({*self.dealing.members} - {*self._member.view.members}):
             if member not in clocks.gone:
                 self._log.warning(
@@ -79,17 +79,17 @@ class AsyncSteps:
                 )
 
     def _note_poison_samples(self, clocks: Clocks) -> None:
-        """The samples at which members have failed."""
+        """Remember the samples at which members have failed."""
         for lost in self._failed:
             if step := self.dealing.next_of(lost.member, clocks.counted.get(lost.member, -1)):
                 self._member.poison_samples.add(self._member.journal.epoch, step[1], lost.reason)
 
     def note_failures(self, view: View) -> None:
-        """The samples at which members have failed, who are lost with this view."""
+        """Remember the members that have failed and are lost with this view."""
         self._failed += [lost for lost in view.lost if lost.failed]
 
     def own_positions(self) -> Array:
-        """What this member is training."""
+        """The positions that this member is training."""
         step = self.dealing.next_of(self._member.store.member, self._member.store.clock)
         return step[1] if step else self.dealing.left[:0]
 
@@ -111,19 +111,19 @@ class AsyncRounds:
 
     @property
     def step(self) -> int:
-        """The step of a plain job that is like this worker's next one; a schedule's."""
+        """The step of a job that is not elastic with as many samples before it; learning rates follow it."""
         return self.dealing.step_at(self._member.store.clock)
 
     def is_over(self) -> bool:
-        """Whether all samples of the epoch are used. Waits for the others if this worker has none. In a view that
-        drains, waits for the next one."""
+        """Whether all samples of the epoch are used. If this worker has none left, it waits for the others. In a view
+        that drains it waits for the next view."""
         over = self._member.store.repeat(self._is_over)
         self._member.store.wait_for_change()
         return over
 
     def _is_over(self) -> bool:
-        """All take the weights of the last step of all. The two barriers are the last ops of a view that drains: see
-        scheduler/membership/kind_change.py."""
+        """When all samples are used, all members take the weights after the last step. The two barriers are the last
+        ops of a view that drains: see APART in scheduler/membership/kind_change.py."""
         store, drains = self._member.store, self._member.view.drains
         if self.dealing.next_of(store.member, store.clock):
             return False
@@ -138,7 +138,7 @@ class AsyncRounds:
         return not drains
 
     def _admit(self) -> None:
-        """Before a step, or when there is none: let those who wait join or leave."""
+        """Before a step, or when no step is left: let workers that wait join or leave."""
         if self._member.view.leader == self._member.store.member:
             self._member.store.admit()
 
@@ -153,8 +153,8 @@ class AsyncRounds:
         return self.dealing.part(self._member.store.member, self._member.store.clock, epoch)
 
     def begin(self) -> tuple[Array, int]:
-        """Before the first push of a step: its positions, int64, and how many these are. Those who wait may join.
-        Raises JobLost."""
+        """Call this before the first push of a step. Returns its positions, int64, and their number. Workers that wait
+        may join here. Raises JobLost."""
         member, store = self._member, self._member.store
         self._admit()
         step = self.dealing.next_of(store.member, store.clock)

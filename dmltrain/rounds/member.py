@@ -1,6 +1,5 @@
-"""A worker of an elastic job, from when the job can go on without it. What depends on whether the members of a view
-make each step together, or steps of their own, is in sync_steps.py and async_steps.py; the kvstore may
-change from view to view.
+"""A worker of an elastic job, from the moment from which the job can go on without it. The members of a view make each
+step together (sync_steps.py), or steps of their own (async_steps.py); this may change from view to view.
 
 It knows no trainer and no options: train/elastic.py makes the rounds of the training programs with it.
 """
@@ -66,10 +65,11 @@ class SpeedMeter:
 
 
 class Member:
-    """`job`: what a replay has in common. `audit`: the folder of the audit, None without. `give(place)`: the state of
-    training, with the `place` where the job is, as bytes; `take(bytes, own)` goes on from such bytes and returns the
-    place. With `own` it takes only what a step changes: the weights and the optimizer's state. `has_statistics`, to be
-    set before `start`: whether the network has batch-norm statistics."""
+    """`job`: what a replay must have in common with the recorded job. `audit`: the folder of the audit; None: no audit.
+    `give(place)` returns the state of training as bytes, with the `place` in the epoch at which the job is.
+    `take(bytes, only_step)` continues from such bytes and returns the place; with `only_step` it takes only what a step
+    changes: the weights and the optimizer's state. `has_statistics`, to be set before `start`: whether the network has
+    batch-norm statistics."""
 
     has_statistics = False
 
@@ -102,7 +102,7 @@ class Member:
 
     @property
     def view(self) -> View:
-        """The one in which the last op was completed. There is one since `start`."""
+        """The view in which the last op was completed. Only after `start`."""
         view = self.store.view
         assert view is not None
         return view
@@ -110,10 +110,10 @@ class Member:
     def start(
         self, facts: Mapping[str, Any], replay: Callable[[Job], tuple[View, ...]], balance: Balancing = EQUAL
     ) -> None:
-        """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until
-        it has joined: `journal.joins`. `facts`: what a replacement must have in common with the others, beside the job.
-        `replay(job)`: the views to go through. `balance`: how samples follow the speed of workers. Raises UserError,
-        JobLost, MembershipEnded."""
+        """From now on the job goes on without workers that are lost. Waits for all workers; a replacement waits until
+        it has joined (`journal.joins`). `facts`: what a replacement must have in common with the others, besides the
+        job. `replay(job)`: the views to go through. `balance`: how samples follow the speed of workers. Raises
+        UserError, JobLost, MembershipEnded."""
         self._speed = SpeedMeter() if balance.batch else None
         self._log.info(
             "Elastic: the job goes on when workers are lost, while at least %d are left (--min-workers); "
@@ -125,31 +125,31 @@ class Member:
         self.store.start(facts, views, balance, self._why_fixed(balance))
 
     def _why_fixed(self, balance: Balancing) -> str:
-        """Why this job cannot change between steps that all members make together and steps of their own."""
+        """Why the kvstore of this job must stay synchronous; empty if it can change."""
         for name, given in {"--balance": balance.batch, "--batch per-worker": self._job.each}.items():
             if given:
                 return f"{name} needs steps that all workers make together: start the job without it"
         return ""
 
     def wait_to_return(self) -> None:
-        """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises JobLost, and
-        MembershipEnded if there is none."""
+        """Call this after MembershipEnded: wait for a later view of the replay that has this worker. Raises JobLost,
+        and MembershipEnded if there is none."""
         self.journal.lacks_state = True
         self.store.wait_to_return()
 
     def measured(self, view: View, samples: int, seconds: float) -> None:
-        """A round of this view has taken this worker so many seconds, without its waits for others."""
+        """This worker has computed a round of this view for `seconds`, without its waits for others."""
         if not self._speed:
             return
         if speed := self._speed.round(view.number, samples, seconds, time.perf_counter()):
             self.store.report_speed(view, speed)
 
     def close(self) -> None:
-        """The last thing before this worker leaves the job."""
+        """Call this last, before this worker leaves the job."""
         self.journal.close(self.store.done)
 
     def _take(self, state: Mapping[str, Any]) -> None:
-        """Go on where another member is."""
+        """Continue from another member's state of training."""
         self.journal.take_state(state)
         self.poison_samples = PoisonSamples.of_state(state["suspects"])
 
@@ -169,7 +169,7 @@ class Member:
         self.before = view
 
     def _log_residuals(self, view: View) -> None:
-        """What becomes of the compression's residuals."""
+        """Log what happens to the compression's residuals."""
         handed = set(self.before.hands_over) if self.before and self.before.base < view.base else set()
         if lost := [str(worker.member) for worker in view.lost if worker.member not in handed]:
             self._log.warning("Compression: the residuals of these workers are lost: %s", ", ".join(lost))
@@ -179,7 +179,7 @@ class Member:
         self._log.info("Compression: the servers' residuals begin at zero in view %d", view.number)
 
     def _log_statistics(self, view: View) -> None:
-        """What becomes of the batch-norm statistics of those who have gone."""
+        """Log that the batch-norm statistics of members that are gone are lost."""
         if gone := sorted(worker.member for worker in (*view.lost, *view.left)):
             who = f"worker{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}"
             self._log.warning(
@@ -187,7 +187,7 @@ class Member:
             )
 
     def _blamed(self, error: str) -> str:
-        """Why this worker's error ends the job, if a worker before it has failed at the same sample; else empty."""
+        """Why this worker's error ends the job: an earlier worker has failed at the same sample. Else empty."""
         epoch = self.journal.epoch
         if self.journal.dealing is None or self.order is None or self.order.number != epoch:
             return ""

@@ -32,7 +32,7 @@ class MemberRounds:
             self._rounds = self._begin()
 
     def _are_current(self) -> bool:
-        """Whether the kvstore has not changed since these rounds began."""
+        """Whether these rounds still fit: the kvstore's type and the deal are those with which they began."""
         together = isinstance(self._rounds, SyncRounds)
         return together == self._member.steps_together and self._rounds.dealing is self._member.journal.dealing
 
@@ -42,7 +42,7 @@ class MemberRounds:
 
     @property
     def step(self) -> int:
-        """The step of a plain job that is like the next one of this worker; a schedule's."""
+        """The step of a job that is not elastic with as many samples before it; learning rates follow it."""
         return self._rounds.step
 
     @property
@@ -60,8 +60,8 @@ class MemberRounds:
         return self._rounds.part(epoch)
 
     def begin(self) -> tuple[Array, int]:
-        """Before the first push of a step: this worker's positions, int64, and how many samples the step has on all
-        that make it together. Those who wait may join. Raises JobLost."""
+        """Call this before the first push of a step. Returns this worker's positions, int64, and how many samples all
+        workers of the step have. Workers that wait may join here. Raises JobLost."""
         return self._rounds.begin()
 
     def end(self, checksums: Array) -> bool:

@@ -1,10 +1,11 @@
-"""The sample at which one worker after another fails. Pure.
+"""Poison samples: a sample at which one worker after another fails ends the job. Pure.
 
 When a worker ends by an error of its own, the samples that it had of the round in progress come back and are dealt to
-others. If one of these fails with some of the same samples in its hands, one of them is the cause, and would end one
-worker after the other: so it ends the job. Workers that are killed, silent or cut off have no samples in suspicion.
+others. If another worker fails with some of the same samples, one of these is the cause. It would end one worker after
+the other, so the second failure ends the job. Workers that are killed, silent or cut off cast no suspicion on samples.
 
-A sample that was committed is dealt in no later round of its epoch, so nothing has to be taken back.
+A committed sample is dealt in no later round of its epoch, so it can match no later failure: entries of `failures`
+never have to be removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FIX = "repair or remove the faulty sample, and start the job again from its last
 
 @dataclass
 class PoisonSamples:
-    """`epoch`: of the positions. `failures`: the positions that a worker had, int64, and why it ended."""
+    """`epoch`: the epoch of the positions. `failures`: for each worker that failed its positions, int64, and its
+    error."""
 
     epoch: int = 0
     failures: list[tuple[Array, str]] = field(default_factory=list)
@@ -35,8 +37,8 @@ class PoisonSamples:
             self.failures.append((positions, reason))
 
     def blamed(self, epoch: int, positions: Array, error: str, samples: Callable[[Array], Array]) -> str:
-        """What to say when a worker with these positions fails with this error, too; empty if no worker before it had
-        any of them. `samples`: positions -> indices of the data set."""
+        """The reason to end the job when a worker with these positions fails with this error; empty if no earlier
+        worker has failed with any of them. `samples`: positions -> indices of the data set."""
         self._begin(epoch)
         for had, reason in self.failures:
             both = np.intersect1d(had, positions)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SyncSteps:
     """What Member does in a view of such a kvstore."""
 
-    begun = False  # a round is an op, and no step of this worker's own
+    begun = False  # a round is an op of all members: this worker is never in the middle of a step of its own
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -28,7 +28,7 @@ class SyncSteps:
         return self._member.journal.state()
 
     def take_clocks(self, clocks: Clocks) -> None:
-        """Nobody makes steps of its own."""
+        """Nothing to do: no member makes steps of its own."""
 
     def state_is_shared(self) -> None:
         """All members have the state of training."""
@@ -36,7 +36,7 @@ class SyncSteps:
         member.journal.postponed(member.store.done + 1, member.view)
 
     def note_failures(self, view: View) -> None:
-        """The samples at which members have failed, who are lost with this view."""
+        """Remember the samples of the members that have failed and are lost with this view."""
         if dealing := self._member.journal.dealing:
             for lost in view.lost:
                 if lost.failed:
@@ -52,7 +52,7 @@ class SyncSteps:
         return dealing.positions_of(lost.member)
 
     def own_positions(self) -> Array:
-        """What this member is training."""
+        """The positions that this member is training."""
         own: Array = self._member.journal.dealing.positions_of(self._member.store.member)
         return own
 
@@ -60,7 +60,7 @@ class SyncSteps:
 class SyncRounds:
     """The rounds of one epoch on this worker: `begin`, the step, and `end`, until `is_over`."""
 
-    has_moved = False  # a view begins in a round only
+    has_moved = False  # a new view begins only within a round, whose `end` reports it
 
     def __init__(self, member: Member, epoch: int, first: int = 0) -> None:
         """`first`: the step from which an earlier job's checkpoint goes on."""
@@ -74,13 +74,13 @@ class SyncRounds:
         return self._dealing
 
     def is_over(self) -> bool:
-        """Whether all samples of the epoch are used. In a view that drains, waits for the next one."""
+        """Whether all samples of the epoch are used. In a view that drains this waits for the next view."""
         self._member.store.wait_for_change()
         return self.dealing.finished
 
     @property
     def step(self) -> int:
-        """The step of a plain job that is like this round; a schedule's."""
+        """The step of a job that is not elastic with as many samples before it; learning rates follow it."""
         return self.dealing.step
 
     @property

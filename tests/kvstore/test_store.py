@@ -494,7 +494,7 @@ def test_servers_without_shared_memory_say_so_and_use_tcp(whole_job, capfd):
 
 def test_a_server_stops_listening_when_all_its_workers_have_connected(whole_job):
     """From then on unauthenticated peers cannot take its time."""
-    address = whole_job(servers=1).stores[0].start.servers[0]
+    address = whole_job(servers=1).stores[0].start_message.servers[0]
 
     def refuses(family, name):
         with socket.socket(family) as peer, contextlib.suppress(ConnectionResetError):

@@ -336,8 +336,8 @@ def test_a_scheduler_that_takes_over_knows_who_may_lack_the_state():
     view = View(4, 7, ((0,), (1,), (2,)), (0, 1), joined=(1,), behind=(2,))
     views_ = Views(3, 2, 1)
     views_.resume(say.Enter(view), {}, {}, say.Ready(FACTS), (0, 1, 2))
-    assert views_.judge([link_lost(0, 1)]) == [("server", 1)]
-    assert views_.judge([link_lost(1, 1)]) == [worker(1)]
+    assert views_.who_is_cut_off([link_lost(0, 1)]) == [("server", 1)]
+    assert views_.who_is_cut_off([link_lost(1, 1)]) == [worker(1)]
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Finish:
-    """The scheduler's work is done; `reason` says why the job was lost, or is empty."""
+    """The scheduler ends. `reason`: why the job was lost; empty at its regular end."""
 
     reason: str = ""
 

@@ -1,8 +1,9 @@
 """A change of the job's kvstore between two steps, on all workers at once. Pure.
 
-Each worker is asked after which step it can stop: after the one that it makes, or makes next. It goes no further before
-it knows more. The latest of these steps is the one after which all change: all workers make the same number of steps,
-so all come to it. What they do there is in worker/changes.py. If a worker refuses, or finishes, nothing changes.
+The scheduler asks each worker after which step it can stop. The worker names its present or next step, and makes no
+further step before the scheduler decides. All workers change after the latest of the named steps: all make the same
+number of steps, so all reach it. worker/changes.py has what they do there. If a worker refuses, or finishes, nothing
+changes.
 
 The launcher reads what is logged here (launch/dmltrain_launch/run/scheduler_log.py).
 """
@@ -39,7 +40,7 @@ class Changes:
         return [asked, *self._tell(change)]
 
     def take(self, worker: int, message: Stops | Changed) -> list[Action]:
-        """What a worker says about it. That about another change means nothing."""
+        """A worker's message about the change. Messages about another change are ignored."""
         change = self._change
         if change is None or message.number != change.number:
             return []

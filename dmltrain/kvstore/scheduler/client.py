@@ -56,7 +56,7 @@ from dmltrain.kvstore.transport.wire import FrameError
 EXIT_SECONDS = 3.0
 VERDICT_SECONDS = 5.0  # for the scheduler to say why a link was lost; it waits 2 s for a better cause
 LOOK_SECONDS = 0.5  # between two looks at data links
-AFTER_WAKING = 1.0  # s, in which a process that was suspended has read what had come meanwhile
+AFTER_WAKING = 1.0  # s, for a process that was suspended to read the messages that came meanwhile
 
 Handlers = Mapping[type[Message], Callable[[Any], None]]
 
@@ -102,13 +102,13 @@ class Control:
             Start: self._started,
             Release: self._release,
             Shutdown: self._end,
-            Heartbeat: lambda message: None,  # but it wakes who waits for a word of the scheduler
+            Heartbeat: lambda message: None,  # no action, but `_take` wakes the threads that wait for any message
             **(on_message or {}),
         }
         self._link = self._connect()
         self._heard = time.monotonic()  # from here on: the scheduler may have started much later than this process
-        self._awake = self._heard  # when the heartbeats' thread has last looked around
-        self._woke = 0.0  # when it has found that this process had been suspended
+        self._awake = self._heard  # when the heartbeats' thread last ran
+        self._woke = 0.0  # when it found that this process had been suspended; 0: never
         self._registration = Register(environment.node_host, port, environment.host_name, socket_name, host.identity())
         self._send(self._registration)
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
@@ -122,8 +122,8 @@ class Control:
         return self._start
 
     def barrier(self, name: str, view: int = 0, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until every worker has called barrier with this name, in this view. False if `interrupted` first, which
-        is asked again after each message that is handled. Raises JobLost."""
+        """Wait until every worker has called `barrier` with this name, in this view. False if `interrupted()` is true
+        first; it is asked again after each message. Raises JobLost."""
         this = name, view
         self._send(Barrier(name, view))
         seconds = self._environment.wait_seconds + 5.0
@@ -137,7 +137,7 @@ class Control:
         self._send_and_remember(message)
 
     def admit(self, view: int) -> None:
-        """Let the change that waits come with the view after this one; see message.Admit."""
+        """Allow the waiting change with the view after this one; see message.Admit."""
         self._send(Admit(view))
 
     def leaving(self, reason: str, residuals: bool) -> None:
@@ -149,7 +149,7 @@ class Control:
         self._send(Speed(view, samples))
 
     def has_state(self, view: int) -> None:
-        """Report that this worker lacks the state of training no more; see message.HasState."""
+        """Report that this worker now has the state of training; see message.HasState."""
         self._send(HasState(view))
 
     def flushed(self, message: Flushed) -> None:
@@ -157,11 +157,11 @@ class Control:
         self._send(message)
 
     def tell(self, message: Stops | Changed | Took) -> None:
-        """Say what this worker does about a change of the kvstore, or how long it computes."""
+        """Send this worker's part of a change of the kvstore, or how long it computes in a step."""
         self._send(message)
 
     def wait_until(self, reached: Callable[[], bool], what: str) -> None:
-        """Wait until it is reached, which is asked again after each message that is handled. Raises JobLost."""
+        """Wait until `reached()` is true; it is asked again after each message. Raises JobLost."""
         self._wait(reached, self._environment.wait_seconds + 5.0, what)
 
     def lost_within(self, seconds: float) -> str:
@@ -203,7 +203,7 @@ class Control:
 
     def left(self, message: Left) -> None:
         """Report which worker has left this server; see message.Left."""
-        with self._moving:  # an incarnation that does not get it learns it from `Standing`
+        with self._moving:  # not remembered: another incarnation learns it from `Standing`
             self._send(message)
 
     def failed(self, error: str, done: int) -> None:
@@ -250,7 +250,7 @@ class Control:
             self._link.send(encode(message))
 
     def _send_and_remember(self, message: Message) -> None:
-        """Send what a later incarnation of the scheduler must know, too."""
+        """Send a message that each later incarnation of the scheduler must get as well."""
         with self._moving:
             self._following.remember(message)
             self._send(message)
@@ -276,7 +276,7 @@ class Control:
             self.over.set()
 
     def _read_messages(self) -> None:
-        """Those of one incarnation of the scheduler. Raises any error when its link ends."""
+        """Handle the messages of one incarnation of the scheduler. Raises an error when its link ends."""
         while True:
             header = self._link.read_header()
             message = self._link.read_message(header)
@@ -284,7 +284,8 @@ class Control:
             self._take(message)
 
     def _goes_on(self, error: Exception) -> bool:
-        """The link has ended: whether this process goes on with another one."""
+        """The link has ended. Wait for another scheduler, if this process can go on with one; returns whether it
+        does."""
         if self.over.is_set() or self._closing or not self._introduction():
             return False
         self._orphaned = True
@@ -298,7 +299,8 @@ class Control:
         return True
 
     def _introduce(self, link: Link) -> bool:
-        """Say who this is, and go on with this link. False if it has ended already."""
+        """Introduce this process to another scheduler, and continue with this link. False if the link has ended
+        already."""
         with self._moving:
             try:
                 for message in self._introduction():
@@ -312,7 +314,7 @@ class Control:
         return self._following.introduction(self._registration, self._start, self._standing())
 
     def _take(self, message: Message) -> None:
-        """Handle a message, and wake the threads that wait for one."""
+        """Handle a message, and wake the threads that wait for a message."""
         if isinstance(message, Enter):
             with self._moving:
                 self._following.enter(message.view)
@@ -347,7 +349,7 @@ class Control:
         environment, due = self._environment, 0.0
         while not (self._closing or self.failure):
             now = time.monotonic()
-            if self._was_suspended(now):  # perhaps not the scheduler
+            if self._was_suspended(now):  # the silence may be this process's own, and not the scheduler's
                 self._heard = self._woke = now
             self._awake = now
             if not self._orphaned:
@@ -359,12 +361,12 @@ class Control:
             self.shutdown.wait(max(0.0, min(LOOK_SECONDS, due - now)))
 
     def _was_suspended(self, now: float) -> bool:
-        """Whether the heartbeats' thread has not looked around for long."""
+        """Whether the heartbeats' thread has not run for a long time, so this process was suspended."""
         return now - self._awake > self._environment.lost_seconds / 2
 
     def confirm(self) -> None:
-        """If this process was suspended, wait until it has heard enough of the scheduler to know whether the job goes
-        on without it. Raises JobLost if it does."""
+        """If this process was suspended, wait until it has read messages of the scheduler that came after that. Raises
+        JobLost if they say that the job goes on without this process."""
         now = time.monotonic()
         if self._was_suspended(now):
             self._woke = now
@@ -373,7 +375,7 @@ class Control:
             self._wait(lambda: self._heard > known, self._environment.wait_seconds + 5.0, "the scheduler's next word")
 
     def _check_scheduler(self, silent: float) -> None:
-        """Leave a scheduler that is silent for too long, or has a later incarnation."""
+        """End the link to a scheduler that has been silent for too long, or that a later incarnation has replaced."""
         environment = self._environment
         if environment.scheduler_file and self._following.superseded and self._introduction():
             self._send(Superseded(self._following.current.number + 1))

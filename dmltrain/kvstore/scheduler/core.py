@@ -75,15 +75,15 @@ class SchedulerCore:
     wait_for_hosts: float = 0.0  # s, for which such a job waits before it ends
     restart_servers: int = 0  # how many replacements of lost servers such a job can get
     now: float = 0.0
-    _resume: Resume | None = field(init=False)  # until they have come back
+    _resume: Resume | None = field(init=False)  # of a later incarnation, until the processes have come back
     _peers: Peers = field(default_factory=Peers)
     _barriers: Barriers = field(init=False)
     _links: LostLinks = field(default_factory=LostLinks)
     _views: Views = field(init=False)
     _changes: Changes = field(init=False)
     _step_times: StepTimes = field(init=False)
-    _first_start: Start | None = None  # who joins later must divide keys as all others did
-    _early: dict[int, Ready] = field(default_factory=dict)  # of workers that join the first view when it is there
+    _first_start: Start | None = None  # for processes that join later: they must divide keys as all others did
+    _early: dict[int, Ready] = field(default_factory=dict)  # of workers that are ready to join before the first view
     _changing_since: float | None = None  # a change of view
     _began: float | None = None
     _logged: float = 0.0  # when missing processes were last logged
@@ -252,7 +252,7 @@ class SchedulerCore:
         return self._resume is not None
 
     def _yield_to(self, incarnation: int) -> list[Action]:
-        """A later incarnation decides. Nobody is told: all will find it."""
+        """A later incarnation decides from now on. No process needs a message about it: each finds it by itself."""
         if incarnation <= self.incarnation:
             return []
         self._finished = True
@@ -271,7 +271,7 @@ class SchedulerCore:
         return self._take_over_if(now >= resume.due)
 
     def _take_over_if(self, complete: bool) -> list[Action]:
-        """Decide, once those who come back are known."""
+        """Take over from the lost scheduler, if it is `complete` which processes have come back."""
         if not complete:
             return []
         resume, self._resume = self._resume, None
@@ -314,15 +314,16 @@ class SchedulerCore:
         actions += changed
         for node, reason in missing.items():
             actions += [] if node[0] == "worker" or self._finished else self._remove_server(node, reason, is_here=False)
-        for node, message in resume.held:  # who is refused hears nothing, comes again and is told then
+        # A process that is refused here gets no answer now. It connects again, and gets the answer then.
+        for node, message in resume.held:
             following = self.handle(node, message, self.now)
             actions += [action for action in following if not isinstance(action, Refuse)]
         return actions
 
     def _rejoin_late(self, node: Node, message: Rejoin) -> list[Action]:
-        """A process whose connection to this scheduler was lost, or that comes back to it too late: it was removed, or
-        will be when the end of its connection is noticed. Nobody has waited for one that has finished, or left on
-        purpose."""
+        """A process comes back whose connection to this scheduler was lost, or that is too late after a change of
+        schedulers. It was removed, or will be when this scheduler notices the end of its connection. Only a worker that
+        has finished, or left on purpose, is accepted: the job did not wait for it."""
         view = self._views.entered
         if view and self._views.has_left(node):
             self._peers[node] = Peer(message.registration, self.now)
@@ -354,7 +355,7 @@ class SchedulerCore:
         return self._abort(reason, self._causes.concern(node, self._peers.host))
 
     def _failed(self, node: Node, message: Failed) -> list[Action]:
-        """A worker ends by an error of its own, and its link will end."""
+        """A worker ends by an error of its own; the end of its link follows."""
         if self._views.survives(node):
             self._views.failed[node[1]] = message.done + 1
         elif not self._views.is_joining(node):
@@ -373,7 +374,8 @@ class SchedulerCore:
         return actions + changed
 
     def _remove_server(self, node: Node, reason: str, is_here: bool = True) -> list[Action]:
-        """Go on without this server. `is_here`: it has a connection, which may be its replacement's otherwise."""
+        """Go on without this server. `is_here`: whether the connection of this role and index is the lost server's; it
+        may be that of its replacement."""
         changed = self._views.server_lost(node[1], reason)
         waits = "no server is left, and the job waits for a replacement"
         goes_on = waits if self._views.waits_for_server else "the job goes on without it"
@@ -383,11 +385,11 @@ class SchedulerCore:
         return [*actions, *(self._abort(f"{reason}; {stuck}", True) if stuck else changed)]
 
     def _unless_stuck(self, actions: list[Action]) -> list[Action]:
-        """These actions of the views, or the end of the job if it cannot go on without the servers that were lost."""
+        """`actions`, or the end of the job if it cannot go on without the servers that were lost."""
         return self._abort(f"a server was lost: {stuck}") if (stuck := self._views.stuck) else actions
 
     def _drop_newcomer(self, node: Node, reason: str) -> list[Action]:
-        """Go on without this process, which was to join and was in no view yet."""
+        """Go on without a process that registered to join and is in no view yet."""
         if node[0] == "worker" and self._views.needs(node[1]):
             return self._abort(f"{reason}; {ALL_NEEDED}", better=True)
         self._views.newcomer_lost(node)
@@ -408,25 +410,25 @@ class SchedulerCore:
 
     @property
     def _causes(self) -> LostLinks:
-        """The lost links that still count: some may have an end that has left the job since."""
+        """The lost links that still count. Those with an end that has left the job since are forgotten."""
         self._links.keep(self._is_relevant)
         return self._links
 
     def _is_relevant(self, lost: LinkLost) -> bool:
-        """Whether this link is between two processes of the job, or between one that joins and another."""
+        """Whether this lost link counts: both ends are processes of the job, or its own end is about to join."""
         own, ends = process(lost.own), (process(lost.own), process(lost.peer))
         if any(self._removed(end) for end in ends) or self._is_of_another(lost):
             return False
         return self._views.is_joining(own) or not any(map(self._is_no_member, ends))
 
     def _is_of_another(self, lost: LinkLost) -> bool:
-        """Whether a worker's lost link was to the server before the one that is new in this view."""
+        """Whether a worker's lost link was to a server that this view has replaced."""
         view, (role, number) = self._views.view, process(lost.peer)
         is_new = view is not None and role == "server" and number in view.joined_servers
         return is_new and view is not None and lost.view < view.number
 
     def _judge_links(self) -> list[Action]:
-        """The lost links have waited for a better cause in vain."""
+        """No better cause than the lost links was found in time."""
         if not self._views.view:
             return self._abort(str(self._links.cause))
         links, actions = self._causes.all, list[Action]()
@@ -437,13 +439,14 @@ class SchedulerCore:
         return actions
 
     def _removed(self, node: Node) -> bool:
-        """Whether an elastic job has gone on without it."""
+        """Whether an elastic job has gone on without this process."""
         if node[0] == "server":
             return self._views.view is not None and self._views.is_lost(node[1])
         return node[1] in self._views.removed
 
     def _is_no_member(self, node: Node) -> bool:
-        """Whether it is no member, so that its lost links, perhaps those of the one before it, mean nothing."""
+        """Whether this process is no member of the present view. Its lost links mean nothing then: they may even be
+        those of an earlier process with this role and index."""
         if self._views.view is None:
             return self._removed(node)
         if node[0] != "worker":
@@ -510,7 +513,7 @@ class SchedulerCore:
         ]
 
     def _accept_newcomer(self, node: Node, message: Register, how: str) -> list[Action]:
-        """A process has come to a job that runs, or to one that has not begun."""
+        """Accept a process in addition to those of the start, or as a replacement. The job may not have begun yet."""
         self._peers[node] = Peer(message, self.now)
         changed: list[Action] = []
         if node[0] == "worker":
@@ -523,12 +526,12 @@ class SchedulerCore:
         return self._unless_stuck([*sends, Log(f"{self._peers.describe(node)} has come {how}"), *changed])
 
     def _may_come_later(self, node: Node) -> bool:
-        """Whether a process may come in addition to those of the start."""
+        """Whether a process with this rank may come in addition to those of the start."""
         return node[0] == "worker" and bool(self.elastic) and self.num_workers <= node[1] < self.ranks
 
     @property
     def ranks(self) -> int:
-        """How many ranks workers can have."""
+        """The number of ranks that workers can have."""
         return max(self.num_workers, self.max_workers)
 
     def _barrier(self, node: Node, message: Barrier) -> list[Action]:
@@ -544,7 +547,7 @@ class SchedulerCore:
         return [Send(("worker", w), Release(barrier.name)) for w in range(self.num_workers)]
 
     def _abort_if_barrier_hangs(self) -> list[Action]:
-        """A barrier of an elastic job that can never be complete is a fault of the program."""
+        """End the job if a barrier of an elastic job can never be complete: that is a fault of the program."""
         if waits := self._views.hanging_barrier():
             return self._abort(f"barrier {waits[0]!r}: worker {waits[1]} has finished and will not reach it")
         return []
@@ -571,7 +574,7 @@ class SchedulerCore:
         return [*actions, *self._end()]
 
     def _end_all(self) -> list[Action]:
-        """No worker is left; perhaps the job has ended before its time."""
+        """No worker is left: the job has ended, as planned or with too few workers."""
         return self._abort(self._views.ends, better=True) if self._views.ends else self._end()
 
     def _end(self) -> list[Action]:
@@ -579,7 +582,7 @@ class SchedulerCore:
         return [Send(ALL, Shutdown()), Finish()]
 
     def _abort(self, reason: str, better: bool = False) -> list[Action]:
-        """End the job. `better`: this is a better cause than the lost links, if there are any."""
+        """End the job. `better`: whether `reason` is a better cause than a lost link, if one was reported."""
         self._finished = True
         if self._causes and not better:
             reason = str(self._causes.cause)

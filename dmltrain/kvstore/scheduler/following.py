@@ -1,7 +1,7 @@
 """How a process of an elastic job goes on when it loses its scheduler: with the next incarnation.
 
-Until that one decides, it does what the scheduler before has permitted: training goes on until something needs the
-scheduler. What that scheduler may not have acted on is said again.
+Until the next scheduler decides, the process does what the lost one has permitted: training goes on until an operation
+needs the scheduler. Messages on which the lost scheduler may not have acted are sent again to the next one.
 
 If a scheduler is lost, the launcher starts the next incarnation of it, and writes its number and address into a file
 on each host: {"incarnation": 2, "host": "10.0.0.3", "port": 40000}. Numbers grow, and no process goes back to an older
@@ -29,8 +29,12 @@ from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.view import View
 
 LOOK_SECONDS = 0.05  # between two looks for the next incarnation
-SAME_SECONDS = 1.0  # between two calls of the same one: if it lives, it has removed this process, and says so
-CALL_SECONDS = 5.0  # for a call; SAME_SECONDS for one of the same: its host may be off, and the next one there soon
+# Between two calls of the same incarnation. If that scheduler lives, it has removed this process, and its answer says
+# so.
+SAME_SECONDS = 1.0
+# Time limit of a call. A call of the same incarnation has only SAME_SECONDS: its host may be off, and the next
+# incarnation may be there soon.
+CALL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Incarnation:
 
 
 def newest(environment: Environment) -> Incarnation:
-    """The one in the file, unless there is no file, it cannot be read, or the environment has a later one."""
+    """The incarnation in the file; that of the environment if there is no such file, if the file cannot be read, or if
+    it has an earlier one."""
     own = Incarnation(environment.incarnation, environment.root_host, environment.root_port)
     if not environment.scheduler_file:
         return own
@@ -59,14 +64,16 @@ def newest(environment: Environment) -> Incarnation:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a process is. `entered`: the newest view that it was told. `finished`: of a server, who has left it."""
+    """How far a process is, for another scheduler. `entered`: the newest view that it was told. `finished`, of a
+    server: the workers that have left it -> the last op that each held."""
 
     entered: Enter | None
     finished: Mapping[int, int] = field(default_factory=dict)
 
 
 class Following:
-    """`current`: the incarnation that this process is, or was, connected to."""
+    """The connection of a process to one scheduler after the other. `current`: the incarnation to which this process
+    is, or was, connected."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -97,8 +104,8 @@ class Following:
         return connection
 
     def find(self, ended: threading.Event) -> Link | None:
-        """A link to a later incarnation, as soon as there is one; None if not within `wait_seconds`, or when `ended`.
-        If `current` lives, to that."""
+        """Wait for a link to a later incarnation, or to `current` if that one lives. None after `wait_seconds`, or when
+        `ended` is set."""
         began = time.monotonic()
         same_at = began + SAME_SECONDS
         while not ended.wait(LOOK_SECONDS) and time.monotonic() - began < self._environment.wait_seconds:
@@ -113,12 +120,12 @@ class Following:
         return None
 
     def remember(self, message: Message) -> None:
-        """Remember what every incarnation has to know."""
+        """Keep a message that every later incarnation must get as well."""
         self._remembered.append(message)
 
     def enter(self, view: View) -> None:
-        """A new view: what a server has said about its links to workers that are not in it, or new, is void: it was
-        about the processes before those. So is what a worker has said about its links to servers that are new."""
+        """A new view. Forget the lost links to processes that are not in it, or that are new in it: those messages were
+        about earlier processes with the same role and index."""
         if self._environment.role == "worker":
             stay = set(view.servers).difference(view.joined_servers)
         else:
@@ -131,8 +138,8 @@ class Following:
         ]
 
     def introduction(self, registration: Register, start: Start | None, standing: Standing | None) -> list[Message]:
-        """What to say first to another incarnation; nothing if this process cannot go on with one. `standing`: None if
-        it does not survive the loss of a scheduler."""
+        """The first messages to another incarnation; none if this process cannot go on with another one. `standing`:
+        None if the process does not survive the loss of a scheduler."""
         ready = tuple(message for message in self._remembered if isinstance(message, Ready))
         if standing is None or not (self._environment.elastic and self._environment.scheduler_file):
             return []
@@ -152,6 +159,6 @@ class Following:
 
 
 def _concerns(lost: LinkLost, peers: str, stay: set[int]) -> bool:
-    """Whether the end of this link with the role `peers`, if there is one, is among those that `stay`."""
+    """Whether each end of this link that has the role `peers` is among those that `stay`."""
     ends = (process(lost.own), process(lost.peer))
     return all(index in stay for role, index in ends if role == peers)

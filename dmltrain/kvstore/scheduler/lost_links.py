@@ -20,9 +20,9 @@ Node = tuple[str, int]  # role, index
 
 @dataclass
 class LostLinks:
-    """Those that wait. Each is reported by one or both of its ends, and counts once."""
+    """The lost links that wait. Each is reported by one or both of its ends, and counts once."""
 
-    due: float = math.inf  # when to name one
+    due: float = math.inf  # s, when to name one of them as the cause
     _by_ends: dict[frozenset[tuple[str, int]], LinkLost] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -30,7 +30,7 @@ class LostLinks:
 
     @property
     def cause(self) -> LinkLost:
-        """The first, if possible of those that an end has found to be cut."""
+        """The first link that one of its ends has found to be cut; if there is none, the first link."""
         links = list(self._by_ends.values())
         return next((link for link in links if link.cut), links[0])
 
@@ -42,11 +42,11 @@ class LostLinks:
         self.due = min(self.due, now + WAIT_SECONDS)
 
     def forget(self, node: Node) -> None:
-        """This process was removed: its lost links follow from that."""
+        """This process was removed. Its lost links are a consequence, so they do not count."""
         self.keep(lambda lost: node not in (process(lost.own), process(lost.peer)))
 
     def keep(self, counts: Callable[[LinkLost], bool]) -> None:
-        """Forget the others."""
+        """Forget the links for which `counts` is false."""
         self._by_ends = {ends: lost for ends, lost in self._by_ends.items() if counts(lost)}
         if not self._by_ends:
             self.due = math.inf
@@ -56,15 +56,15 @@ class LostLinks:
         return list(self._by_ends.values())
 
     def concern(self, node: Node, group: Callable[[Node], Any] = lambda node: node) -> bool:
-        """Whether the cause has an end in this process, or in one of the same `group` (a host)."""
+        """Whether one end of the cause is in this process, or in a process with the same `group` (its host)."""
         return bool(self) and group(node) in [group(process(end)) for end in (self.cause.own, self.cause.peer)]
 
 
 @dataclass(frozen=True)
 class Members:
-    """Who takes part. `count`: of workers, with those that have finished. `holders`: the workers that surely have the
-    state of training; empty when a worker has finished, because nobody needs it any more. `joining`: the workers that
-    are not members yet. `servers`: those of the present view that are not lost."""
+    """The processes that take part. `count`: how many workers there are, with those that have finished. `holders`: the
+    workers that certainly have the state of training; empty when a worker has finished, because then the state is safe.
+    `joining`: the workers that are not members yet. `servers`: those of the present view that are not lost."""
 
     count: int
     holders: Collection[int]
@@ -73,9 +73,14 @@ class Members:
 
 
 def cut_off(links: Iterable[LinkLost], members: Members) -> list[Node]:
-    """Who is removed because of lost links between workers and servers: a server if it has lost more than half of the
-    members; or the servers that one holder of the state has lost, as few as possible, if all holders are cut off and
-    another server is left; else each worker of these links. Links that are left count again after the removal."""
+    """The processes to remove because of lost links between workers and servers. The first of these rules that applies:
+
+    1. a server that has lost its links to more than half of the members;
+    2. if every holder of the state has lost a server, the servers that one of the holders has lost, as few as possible,
+       if another server is left: so one holder stays connected to all servers that are left;
+    3. each worker with a lost link.
+
+    The caller judges the links that are left again after the removal."""
     pairs = {(process(link.own), process(link.peer)) for link in links}
     cut = {(a[1], b[1]) if a[0] == "worker" else (b[1], a[1]) for a, b in pairs}
     for server in sorted({server for _, server in cut}):
@@ -89,13 +94,14 @@ def cut_off(links: Iterable[LinkLost], members: Members) -> list[Node]:
 
 
 def _cut_from_state(cut: set[tuple[int, int]], members: Members) -> list[int]:
-    """The servers of the holder that has lost the fewest, and of several such holders of the one whose servers save the
-    most others; empty if a holder has lost none, or no server would be left."""
+    """The servers to remove for rule 2 of `cut_off`: those of the holder that has lost the fewest. Among several such
+    holders it is the one whose removed servers reconnect the most other holders. Empty if a holder has lost no server,
+    or if no server would be left."""
     lost = [{server for worker, server in cut if worker == holder} for holder in sorted(members.holders)]
     fewest = min(lost, key=lambda servers: (len(servers), -sum(other <= servers for other in lost)), default=set())
     return sorted(fewest) if set(members.servers) - fewest else []
 
 
 def process(end: LinkEnd) -> Node:
-    """The process of a link's end; a relay's is its worker's."""
+    """The process at this end of a link. A relay runs in its worker's process."""
     return ("worker" if end.role == "relay" else end.role), end.index

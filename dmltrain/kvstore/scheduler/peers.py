@@ -19,7 +19,7 @@ class Peer:
     registration: Register
     heard: float  # s
     done: bool = False  # its worker has finished
-    left: bool = False  # and nothing is left of it that could be lost
+    left: bool = False  # the process has ended on purpose: the end of its connection is no loss
 
 
 class Peers(dict[Node, Peer]):
@@ -27,7 +27,7 @@ class Peers(dict[Node, Peer]):
         return node in self and self[node].done
 
     def host(self, node: Node) -> Node | str:
-        """What is equal for processes of one host."""
+        """An identifier that is equal for all processes of a host; a process without `host_id` has its own."""
         peer = self.get(node)
         return peer.registration.host_id or node if peer else node
 
@@ -40,7 +40,7 @@ class Peers(dict[Node, Peer]):
         return [tuple(host) for host in hosts.values()]
 
     def describe(self, node: Node) -> str:
-        """With its host, for messages."""
+        """The process and its host, for messages."""
         host = self[node].registration.host_name or self[node].registration.host
         return f"{name_of(node)} on {host}" if host else name_of(node)
 
@@ -51,7 +51,7 @@ class Peers(dict[Node, Peer]):
         )
 
     def start(self, workers: int, servers: int, facts: Mapping[str, Any]) -> Start:
-        """What all are told when so many have registered."""
+        """The message to all processes when `workers` workers and `servers` servers have registered."""
         registered = [self["worker", number].registration for number in range(workers)]
         return Start(
             tuple(self.address(number) for number in range(servers)),
@@ -76,13 +76,14 @@ class OpenBarrier:
 
 @dataclass
 class Barriers:
-    """Of `workers`. A barrier is open from the first worker that reaches it to the last one."""
+    """The barriers of `workers` workers, in a job that is not elastic. A barrier is open from the moment at which the
+    first worker reaches it until the last one does."""
 
     workers: int
     _open: dict[str, OpenBarrier] = field(default_factory=dict)
 
     def reach(self, name: str, worker: int, now: float) -> OpenBarrier:
-        """A worker reaches it, which may be the last one."""
+        """A worker reaches this barrier. The barrier is complete if no worker is `missing` in the result."""
         barrier = self._open.setdefault(name, OpenBarrier(name, now, set(range(self.workers))))
         barrier.missing.discard(worker)
         if not barrier.missing:
@@ -90,11 +91,11 @@ class Barriers:
         return barrier
 
     def overdue(self, since: float) -> OpenBarrier | None:
-        """One that is open since earlier."""
+        """A barrier that was opened before `since`, if any."""
         return next((barrier for barrier in self._open.values() if barrier.since < since), None)
 
     def waiting_for(self, worker: int) -> OpenBarrier | None:
-        """One that this worker has not reached."""
+        """An open barrier that this worker has not reached, if any."""
         return next((barrier for barrier in self._open.values() if worker in barrier.missing), None)
 
 
@@ -109,7 +110,7 @@ class StepTimes:
         self._seconds: dict[int, float] = {}  # by worker
 
     def take(self, worker: int, seconds: float, workers: Iterable[int]) -> list[Action]:
-        """A worker computes for so long in a step. `workers`: those that the job has now."""
+        """A worker computes for `seconds` in a step. `workers`: those that the job has now."""
         self._seconds[worker] = seconds
         present = {*workers}
         if worker not in present or not present <= self._seconds.keys():

@@ -1,15 +1,16 @@
 """How another incarnation of the scheduler learns how far an elastic job is. Pure.
 
-The processes of the job come back to it, and each says which view it was told last. The highest of these views counts:
-all its members held its base when the scheduler before sent it, so all get it. The new scheduler waits for all members
-of this view and all servers. Who does not come within `lost_seconds` of the first one is lost. It does not wait for
-those that the launcher knows to be lost (`lost_before`), such as all on the host of the scheduler before. Servers say
-which workers have finished, and which finish meanwhile, since these do not come back. Then a change of view begins
-(`Views.resume`): it completes, or aborts, whatever the members were doing, and what the scheduler before had begun.
+The processes of the job come back to the new scheduler, and each says which view it was told last. The view with the
+highest number counts: all its members held its base when the lost scheduler sent it, so all of them can enter it. The
+new scheduler waits for all members of this view and all servers. A process that does not come within `lost_seconds` of
+the first one is lost. It does not wait for processes that the launcher knows to be lost (`lost_before`), such as all on
+the host of the lost scheduler. Workers that have finished do not come back; the servers say which these are. Then a
+change of view begins (`Views.resume`). It completes or aborts what the members were doing, and what the lost scheduler
+had begun.
 
-Other messages wait until then. A replacement that registers meanwhile proves that the worker before it is gone, and so
-do all servers if each has lost its link to it: nobody waits for such a worker. A worker that had joined with the
-highest view, and was not told so, also registers: it leaves that view and joins again.
+Other messages wait until then. The scheduler does not wait for a worker that is certainly gone: when its replacement
+registers, or when every server has lost its link to it. A worker that joined with the highest view, but was not told
+so, registers again: it leaves that view and joins once more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dmltrain.kvstore.view import View
 
 @dataclass
 class Resume:
-    """`back`: who has come back. `held`: what waits, in order."""
+    """`back`: the processes that have come back. `held`: the messages that wait, in order."""
 
     workers: int
     servers: int
@@ -55,13 +56,13 @@ class Resume:
 
     @property
     def entered(self) -> Enter | None:
-        """The highest view that anybody knows, as it was told."""
+        """The message about the highest view that any process knows."""
         entered = [enter for rejoin in self.back.values() for enter in rejoin.entered]
         return max(entered, key=lambda enter: enter.view.number, default=None)
 
     @property
     def view(self) -> View | None:
-        """The highest that anybody knows."""
+        """The highest view that any process knows."""
         return self.entered.view if self.entered else None
 
     @property
@@ -80,8 +81,8 @@ class Resume:
         return {report.member: report.done for report in reports if self._is_true(report)}
 
     def _is_true(self, report: Left) -> bool:
-        """Whether a server means a worker that the job has now. One that does not know the highest view may mean one
-        that this view has replaced or removed."""
+        """Whether a server's report is about a worker that the job has now. A server that does not know the highest
+        view may report a worker that this view has replaced or removed."""
         view = self.view
         if view is None or report.view >= view.number:
             return True
@@ -89,7 +90,7 @@ class Resume:
 
     @property
     def expected(self) -> list[Node]:
-        """Who must come back, as far as is known."""
+        """The processes that must come back, as far as is known."""
         members = self.view.members if self.view else range(self.workers)
         servers = self.view.servers if self.view else range(self.servers)
         nodes: list[Node] = [("server", number) for number in servers]
@@ -97,7 +98,7 @@ class Resume:
 
     @property
     def replaced(self) -> set[Node]:
-        """Those whose places others take."""
+        """The processes whose replacements have registered."""
         return {node for node, message in self.held if isinstance(message, Register)}
 
     @property
@@ -114,7 +115,7 @@ class Resume:
 
     @property
     def missing(self) -> list[Node]:
-        """Who must come back and has not, or not for good."""
+        """The processes that must come back and are not connected."""
         return [node for node in self.expected if node not in self.back or node in self.gone]
 
     def absence(self, node: Node) -> str:
@@ -133,7 +134,7 @@ class Resume:
 
     @property
     def complete(self) -> bool:
-        """Whether nobody is waited for."""
+        """Whether the scheduler waits for no further process."""
         nobody = self.gone.keys() | self.lost_before | self.replaced | self.severed
         return bool(self.back) and not set(self.missing) - nobody
 

@@ -1,13 +1,14 @@
 """Members that leave an elastic job on purpose, and a job that has too few of them. Pure.
 
-A member that gives notice stays until the leader's next op is a round of training: then all members are between two
-rounds, and the next view is without it. At such a moment, and at no other, the job may also wait for more workers (the
-members do nothing in that view), or end: the members then save a checkpoint in their last view.
+A member that gives notice stays until the leader's next op is a round of training. Then all members are between two
+rounds, and the next view is without this member. Only at such a moment can the job also wait for more workers, in a
+view in which the members do nothing, or end: then the members save a checkpoint in their last view.
 
-Who leaves is let go only if somebody stays who has the state of training. Who joins has not got it yet, so if only
-newcomers would be left, they join first, and the others leave one view later.
+A member may leave only if one stays that has the state of training. Newcomers do not have it yet. So if only newcomers
+would be left, they join first, and the others leave one view later.
 
-Who has residuals of a compression hands them over first: that is the only op of one more view, which still has it.
+A member with residuals of a compression hands them over first. That is the only op of one more view, in which it still
+is.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Decision:
-    """What the next view does besides what was lost. `leaves`: member -> reason. `admits`: whether those who wait join.
-    `holds`: whether all wait in it. `ends`: why the job ends with it, or empty. `hands_over`: who hands over residuals
-    in it, and leaves one view later."""
+    """What comes with the next view, apart from losses. `leaves`: member -> reason. `admits`: whether the workers that
+    wait join. `holds`: whether all members only wait in this view. `ends`: why the job ends with it, or empty.
+    `hands_over`: the members that hand over residuals in it, and leave one view later."""
 
     leaves: dict[int, str] = field(default_factory=dict)
     admits: bool = True
@@ -36,13 +37,13 @@ class Decision:
 
 @dataclass
 class Departures:
-    """`minimum` of workers; the job waits for more for `patience` seconds. 0: it does not."""
+    """`minimum`: of workers. `patience`: s, for which a job with fewer waits for more; 0: it ends at once."""
 
     minimum: int
     patience: float = 0.0
     notices: dict[int, str] = field(default_factory=dict)  # of members that have not left: why they leave
     residuals: set[int] = field(default_factory=set)  # of these those with residuals that nobody else has
-    gone: set[int] = field(default_factory=set)  # that have left, or were about to: no replacement has come
+    gone: set[int] = field(default_factory=set)  # that have left, or leave with the next view, without a replacement
     holding: bool = False  # all members wait between two rounds
     ends: str = ""  # why the job ends: it is in its last view
     since: float | None = None  # s, when it began to have too few
@@ -64,7 +65,7 @@ class Departures:
         return bool(self.notices) or self.since is not None
 
     def observe(self, count: int, now: float) -> str:
-        """A view begins with so many workers. Returns what there is to say."""
+        """A view begins with `count` workers. Returns the text for the log, or empty."""
         if count >= self.minimum or not self.patience or self.ends:
             self.since = None
             return ""
@@ -74,15 +75,16 @@ class Departures:
         return f"{self._few(count)}: the job waits up to {self.patience:g} s for more (--wait-for-hosts)"
 
     def overdue(self, now: float) -> bool:
-        """Whether all have waited for long enough."""
+        """Whether the members have waited for more workers for long enough."""
         return self.holding and self.since is not None and now - self.since >= self.patience
 
     def enough(self, count: int) -> bool:
-        """Whether a job whose members wait can go on with so many."""
+        """Whether a job whose members wait can go on with `count` workers."""
         return count >= self.minimum
 
     def decide(self, present: Collection[int], coming: int, now: float) -> Decision:
-        """All members are between two rounds; `present` are those that are left, and so many would join them."""
+        """Decide what comes next, while all members are between two rounds. `present`: the members that are left;
+        `coming`: how many workers would join them."""
         decision = self._decide(present, coming, now)
         if not (hands_over := self.residuals & decision.leaves.keys()):
             return decision

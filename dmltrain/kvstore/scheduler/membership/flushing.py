@@ -11,7 +11,8 @@ NOTHING = -1  # permission of a flush
 @dataclass
 class Flushing:
     """`active`: whether a change of view has begun and has not ended. `reports`: member -> the last op that it holds,
-    as it has said in this turn, or at the planned end of a view. `permitted`: who has been let recognise the target."""
+    as it has reported in this turn, or at the planned end of a view. `permitted`: the members that may recognise the
+    target."""
 
     active: bool = False
     turn: int = 0
@@ -19,7 +20,7 @@ class Flushing:
     permitted: set[int] = field(default_factory=set)
 
     def begin_turn(self) -> None:
-        """All are asked anew. What was permitted before is no longer."""
+        """Ask all members again. Earlier permissions are void."""
         self.active = True
         self.turn += 1
         self.reports.clear()
@@ -32,7 +33,7 @@ class Flushing:
         self.permitted.clear()
 
     def expects(self, turn: int) -> bool:
-        """Whether a report of this turn counts. Turn 0: the planned end of a view, which nobody has asked for."""
+        """Whether a report of this turn counts. Turn 0: the report at the planned end of a view, sent unasked."""
         return turn == (self.turn if self.active else 0)
 
     def complete(self, members: Collection[int]) -> bool:
@@ -40,15 +41,15 @@ class Flushing:
         return set(members) <= self.reports.keys()
 
     def highest(self, members: Collection[int]) -> int:
-        """The last op that any of these holds, as far as is known."""
+        """The last op that one of these members holds, as far as is known."""
         return max((done for member, done in self.reports.items() if member in members), default=0)
 
     def behind(self, members: Collection[int], op: int) -> set[int]:
-        """Which of these do not hold this op, as far as is known."""
+        """The members that do not hold this op, as far as is known."""
         return {member for member in members if self.reports.get(member, NOTHING) < op}
 
     def permit(self, members: set[int]) -> list[int]:
-        """Let these recognise the target. Returns who has not been told yet."""
+        """Permit these members to recognise the target. Returns those that have not been told yet."""
         new = sorted(members - self.permitted)
         self.permitted |= members
         return new

@@ -1,12 +1,12 @@
 """A change of an elastic job's kvstore, which comes with a view. Pure.
 
-Where each push is a step, before and after, kvstores differ in nothing but the bound on staleness. So a server has the
-new bound from the next view on, and no push or pull has to end before it.
+If each push is a step both before and after the change, only the bound on staleness changes. The servers use the new
+bound from the next view on; no push or pull has to end before that.
 
-Between these and kvstores whose workers make each step together, a change comes between two steps of all workers, in
-two views. The first one drains (`View.drains`): its members complete the step that they are making. Its end is planned,
-so that all of them wait there, and the second view has the new type. If the first one ends earlier, because a member or
-a server is lost, nothing has changed, and the change begins again.
+A change between such a kvstore and one whose workers make each step together comes between two steps of all workers. It
+takes two views. The first one drains (`View.drains`): its members complete the steps that they are making. Its end is
+planned, so all members wait there. The second view has the new type. If the first view ends earlier, because a member
+or a server is lost, nothing has changed, and the change begins again.
 
 The launcher reads what is logged here (launch/dmltrain_launch/run/scheduler_log.py).
 """
@@ -29,7 +29,7 @@ APART = 4  # who holds how many steps; all know the deal (both in elastic_store.
 
 
 class KindChange:
-    """One at a time: the next is refused until a view has come with this one. `why_fixed`: see message.Ready."""
+    """One change at a time: another one is refused until a view has made this one. `why_fixed`: see message.Ready."""
 
     def __init__(self) -> None:
         self.why_fixed = ""
@@ -41,7 +41,7 @@ class KindChange:
         return self._change is not None
 
     def ask(self, change: Change, view: View | None, ends: bool) -> list[Log]:
-        """The user wants this change of a job that has this view now, or `ends`."""
+        """The user asks for this change. `view`: the job's present one; `ends`: whether the job is ending."""
         asked = Log(f"change {change.number} is asked for by {change.by}")
         busy = f"change {self._change.number} is not made yet: wait for it" if self._change else ""
         why = (view is None and STARTING) or (ends and ENDING) or busy or (view and self._refusal(change, view))
@@ -51,13 +51,13 @@ class KindChange:
         return [asked]
 
     def cancel(self) -> list[Log]:
-        """No other view may come before the job's end."""
+        """Drop the change that waits: there may be no further view before the job's end."""
         change, self._change = self._change, None
         return [refused(change.number, ENDING)] if change else []
 
     def next_view(self, before: View, view: View, between: bool, drained: bool) -> View:
-        """The next view, with what the change that waits makes of it. `between`: the leader is between two steps, and
-        the members of the view `before` go on. `drained`: they all have come to its planned end."""
+        """The next view, with the part of the waiting change that it makes. `between`: the leader is between two steps,
+        and the members of the view `before` go on. `drained`: all members have reached the planned end of `before`."""
         now = kind_of(view)
         if not self._change or not now:
             return view
@@ -73,7 +73,7 @@ class KindChange:
         return view
 
     def begins(self, view: View) -> list[Log]:
-        """This view begins. Call it after `next_view`."""
+        """This view begins: note whether it makes the change. Call this after `next_view`."""
         change, now = self._change, kind_of(view)
         if not change or not now or _wanted(change, now) != now:
             return []
@@ -98,7 +98,7 @@ class KindChange:
 
 
 def _changes(before: View, view: View) -> bool:
-    """Whether other members or servers come with this view."""
+    """Whether the members or the servers change with this view."""
     return bool((before.hosts, before.servers) != (view.hosts, view.servers) or view.joined or view.joined_servers)
 
 

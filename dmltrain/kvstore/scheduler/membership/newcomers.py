@@ -1,7 +1,7 @@
-"""Workers that are to join an elastic job: replacements of lost ones, and those that come in addition. Pure.
+"""Workers that want to join an elastic job: replacements of lost workers, and additional ones. Pure.
 
-One that is ready waits until the leader's next op is a round of training. The leader asks for a change of view then,
-and those that wait at that moment are in the next view (views.py).
+A newcomer that is ready waits until the leader's next op is a round of training. Then the leader asks for a change of
+view, and the newcomers that wait at that moment are in the next view (views.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dmltrain.kvstore.view import View
 
 @dataclass
 class Newcomers:
-    """`joining`: who has registered and is no member yet. `waiting`: of these the ready ones -> the ranks on the host
-    of each. `admitted`: of these those that the next view has. `admitter`: the member that has asked for it."""
+    """`joining`: the workers that have registered and are no members yet. `waiting`: those of them that are ready ->
+    the ranks on the host of each. `admitted`: those of the waiting that the next view will have. `admitter`: the member
+    that has asked for it."""
 
     joining: set[int] = field(default_factory=set)
     waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -40,22 +41,22 @@ class Newcomers:
         self.admitted.pop(member, None)
 
     def admit(self, by: int) -> None:
-        """This member waits before a round of training, for the next view."""
+        """Admit the newcomers that wait: this member, `by`, waits for the next view before a round of training."""
         self.admitted, self.admitter = dict(self.waiting), by
 
     def admit_but(self, members: Collection[int]) -> None:
-        """All members wait between two rounds. A replacement of one of these, which the next view loses, joins with the
-        view after it."""
+        """All members wait between two rounds: admit the newcomers that wait. But if a newcomer replaces one of
+        `members`, the next view is without both, and the newcomer joins one view later."""
         self.admitted = {member: host for member, host in self.waiting.items() if member not in members}
 
     def member_lost(self, member: int) -> None:
-        """A member was lost. If it was to begin a round, the next op of the others may not be one."""
+        """A member was lost. If it was the admitter, the next op of the others may be no round: admit nobody."""
         if member == self.admitter:
             self.admitted, self.admitter = {}, None
 
     @property
     def between_rounds(self) -> bool:
-        """Whether a member waits before a round of training, so that all are between two rounds."""
+        """Whether a member waits before a round of training: then all members are between two rounds."""
         return self.admitter is not None
 
     def begin(self, view: View) -> None:

@@ -20,7 +20,7 @@ class Replay:
 
     @property
     def ended(self) -> bool:
-        """Whether no other view comes."""
+        """Whether no further view follows."""
         return not self._coming
 
     def next(self) -> View:
@@ -28,7 +28,7 @@ class Replay:
         return self._coming.pop(0)
 
     def missing(self, here: Collection[int]) -> list[int]:
-        """Who joins with the next view and is not `here`."""
+        """The workers that join with the next view and are not `here`."""
         return sorted(set(self._coming[0].joined).difference(here))
 
     def needs(self, member: int) -> bool:

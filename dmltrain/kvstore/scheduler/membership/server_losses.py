@@ -1,13 +1,14 @@
 """The servers of an elastic job, and which of its members cannot complete an op because one was lost. Pure.
 
-A member that is behind completes the op that others hold with the servers' results. Of a lost server they are gone. So
-it does not complete it: in the next view it is `View.behind`, counts as a member that holds the op, and gets what came
-of the op from another member. That is for rounds of training: all other ops end with a barrier
-(worker/elastic_store.py), and if that was released, all members have the results.
+A member that does not hold an op which others hold normally completes it: the servers still have the results. The
+results of a lost server are lost. So such a member is `View.behind` in the next view: it counts as a member that holds
+the op, and gets the outcome of the op from another member. This happens only for rounds of training. All other ops end
+with a barrier (worker/elastic_store.py); if that barrier was released, all members have the results.
 
-The replacement of a lost server has its number. It keeps nothing of the one before, and needs nothing, since servers
-keep nothing from one op to the next. So the next view has it, whatever that view is for. If no server is left, there is
-no next view until one comes.
+The replacement of a lost server has the number of the lost one. It has no state of the lost one and needs none: if the
+optimizer runs on the servers, workers send the state in the first op of the next view (worker/server_steps.py). So
+every next view takes the replacement, whatever the view is for. If no server is left, there is no next view until one
+comes.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class ServerLosses:
 
     @property
     def waits(self) -> bool:
-        """Whether no server is left, and one can come."""
+        """Whether no server is left, and a replacement can come."""
         return self.none and self._came < self.restarts
 
     @property
     def none(self) -> bool:
-        """Whether no server is left, and none has come."""
+        """Whether no server is left, and no replacement has come."""
         return not (self.present or self.coming)
 
     @property
@@ -62,11 +63,11 @@ class ServerLosses:
         return tuple(NewServer(number, self._new[number]) for number in sorted(self._new.keys() & self.present))
 
     def released(self, barrier: str) -> None:
-        """All members have reached this barrier, and will learn of it."""
+        """All members have reached this barrier. Each will learn that."""
         self._released.add(barrier)
 
     def can_complete(self, op: int) -> bool:
-        """Whether a member that does not hold this op, which another does, gets what is missing."""
+        """Whether a member can still complete this op, which another member holds: the results are on the servers."""
         return not self._lost or barrier_of(op) in self._released
 
     def next_view(self, view: View, behind: Collection[int]) -> View:
@@ -80,7 +81,7 @@ class ServerLosses:
         )
 
     def resume(self, servers: Collection[int], new: Collection[NewServer]) -> None:
-        """Go on after another scheduler: these are the servers of the present view."""
+        """Take over from a lost scheduler: `servers` are those of the present view."""
         self.present = set(servers)
         self._new = {server.number: server.address for server in new}
 
