@@ -62,8 +62,8 @@ class Answers:
             reply.release()
 
     def enter(self, view: int, members: Collection[int], gone: Collection[int]) -> None:
-        """From now on values are of this view. Those who are gone read nothing any more, and their links are cut:
-        they may only be frozen. Replacements take their places. Call this with the lock held."""
+        """From now on values belong to this view. Release what workers that are `gone` have read, and cut their links:
+        these processes may only be frozen. Replacements take their places. Call this with the lock held."""
         self._view = view
         for worker in gone:
             if removed := self.outboxes.pop(worker, None):

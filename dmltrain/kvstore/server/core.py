@@ -71,10 +71,10 @@ class ServerCore:
     wait_seconds: float = 600.0
     spec: dict[str, Any] | None = None
     allocate: Allocate = private  # memory for values
-    _kept: dict[str, Array] = field(default_factory=dict)  # states of slices that were divided anew
+    _kept: dict[str, Array] = field(default_factory=dict)  # states of slices before they were divided anew
     _elastic: bool = False  # there are views
     gone: dict[int, tuple[int, int]] = field(default_factory=dict)  # see `enter`
-    _pauses: int = 0  # while there are some, no new work begins; see `pause`
+    _pauses: int = 0  # pauses in force; while there is one, no new work begins; see `pause`
     _slices: dict[tuple[int, int], ServerSlice] = field(default_factory=dict)
     _declared: Declared = field(default_factory=Declared)
     workers: Workers = field(init=False)
@@ -92,11 +92,12 @@ class ServerCore:
         self._set(Workers(self.num_workers, tuple(hosts)))
 
     def enter(self, hosts: Sequence[tuple[int, ...]], lost: Collection[int] = (), other_servers: bool = False) -> None:
-        """From now on these workers push, by host in the order in which hosts are added, all from clock 0 on. Those of
-        them that were `lost` are replacements. Weights stay declared and keep their values. Other keys are forgotten,
-        but not before those who still read their values release them; so are weights if there are `other_servers`
-        than before, among which slices are divided anew. If each push is a step, `gone` gets the clocks of those who
-        push no longer: at least and at most, of all slices. No work may be in progress. Not for groups."""
+        """Begin a view in which these workers push, from clock 0 on. `hosts`: their ranks by host, in the order in
+        which hosts are added. `lost`: workers that were lost; those of them in `hosts` are replacements. Weights stay
+        declared and keep their values. Other keys are forgotten; the memory of a value stays until the workers that
+        still read it release it. With `other_servers`, slices are divided among other servers than before, so weights
+        are forgotten as well. If each push is a step, `gone` gets for each worker that pushes no longer its lowest and
+        its highest clock over all slices. No work may be in progress. Not for groups."""
         self._forget_workers(
             set(self.workers.ranks).difference(worker for host in hosts for worker in host) | set(lost)
         )
@@ -120,7 +121,7 @@ class ServerCore:
             clocks = [slice_.forget_worker(worker) for slice_ in at_once if worker in slice_.applied]
             if not clocks:
                 self.gone.pop(worker, None)
-            elif max(clocks) or worker not in self.gone:  # else it was new, and has made nothing
+            elif max(clocks) or worker not in self.gone:  # else it is a new process that has made no step
                 self.gone[worker] = min(clocks), max(clocks)
 
     @property
@@ -129,9 +130,10 @@ class ServerCore:
         return not self._declared.synchronous
 
     def hold(self, worker: int, step: int, now: float = 0.0) -> list[Action]:
-        """In a new view each worker holds this step of the optimizer here: take back the one after it. A worker says so
-        before its first push. If each push is a step, it holds so many of its own: nobody waits for earlier ones.
-        Raises Rejected. No work may be in progress, unless each push is a step."""
+        """A worker has entered a view and holds step `step` of the optimizer. All workers hold the same; if a slice has
+        made the step after it, that one is taken back. A worker sends this before its first push. If each push is a
+        step, `step` counts the worker's own steps: they all count as made, so nobody waits for one of them. Raises
+        Rejected. No work may be in progress, unless each push is a step."""
         weights = {id: slice_ for id, slice_ in self._slices.items() if slice_.is_weight}
         if self.steps_at_once:
             for slice_ in weights.values():
@@ -147,8 +149,8 @@ class ServerCore:
         return []
 
     def states(self) -> dict[str, Array]:
-        """What this server has of the optimizer's states: see rollback.states. After a change of servers also what
-        it had before, until the first push."""
+        """This server's optimizer states: see rollback.states. After a change of servers, until the first push, also
+        the states that it had before."""
         return self._kept | rollback.states(self._slices, all_of_it=False)
 
     def change(self, message: Consistency) -> None:
@@ -168,8 +170,8 @@ class ServerCore:
             slice_.step_at_once(not synchronous)
 
     def change_in_view(self, kind: KVStoreKind) -> None:
-        """In a new view of an elastic job the kvstore is of this kind. If this changes whether each push is a step, all
-        workers are between two steps, and hold the same number of them. Call it after `enter`."""
+        """In a new view of an elastic job the kvstore is of this kind. Call this after `enter`. If the change decides
+        whether each push is a step, all workers must be between two steps, and hold the same number of them."""
         synchronous = self._declared.change(Consistency(kind.type.name, kind.staleness))
         self.staleness = kind.staleness
         for slice_ in self._slices.values():
@@ -229,7 +231,7 @@ class ServerCore:
         return slice_
 
     def _factor(self, mean: bool) -> float:
-        """Of the sum of a round."""
+        """The factor of a round's sum."""
         return 1.0 / len(self.workers.ranks) if mean else 1.0
 
     def _pushers(self, entry: DeclaredKey) -> Sequence[int]:
@@ -241,8 +243,8 @@ class ServerCore:
         return (entry.pusher,)
 
     def initialise(self, worker: int, key: int, index: int, data: Array) -> None:
-        """Set the initial value of a slice. A later call has no effect on weights; it sets other values anew, which
-        this worker then broadcasts."""
+        """Set the initial value of a slice. For a weight a later call has no effect. For other keys it sets the value
+        again: so a worker broadcasts values (worker/broadcast.py)."""
         slice_ = self._find(key, index)
         if slice_.initial or not slice_.is_weight:
             slice_.value.array[:] = data
@@ -264,12 +266,13 @@ class ServerCore:
         self.spec = spec
 
     def backlog(self, key: int, index: int) -> int:
-        """Pushes of a slice that wait for their step."""
+        """The number of pushes of a slice that wait for their step."""
         return len(self._slices[key, index].queue)
 
     def pause(self) -> bool:
-        """In an elastic job where each push is a step, workers never all wait: begin no new work until `resume`, so
-        that the server gets quiescent. There may be several pauses at once. False for other jobs: work goes on."""
+        """Begin no new work until `resume`, so that the server becomes quiescent. This is needed only in an elastic job
+        in which each push is a step: there the workers never all wait at once, so work would never end. Several pauses
+        may be in force. False in other jobs: there new work may still begin."""
         pauses = self._elastic and self.steps_at_once
         self._pauses += pauses
         return pauses
@@ -316,7 +319,7 @@ class ServerCore:
         return slice_.borrowed(memory(nbytes), "completing")
 
     def give_back(self, data: Buffer) -> None:
-        """Return a buffer that `buffer` has given, also if its slice has been forgotten since."""
+        """Return a buffer from `buffer`. Its slice may have been forgotten since."""
         if data.of:
             data.of.give_back(data)
 
@@ -374,7 +377,7 @@ class ServerCore:
                 f"this server can sum: pull it at least once in {MAX_LAG} pushes"
             )
         if slice_.step is not None:
-            self._kept.clear()  # who pushes knows that all servers have their slices' states
+            self._kept.clear()  # a worker pushes only when all servers have the states of their slices
         slice_.clocks |= dict.fromkeys(covers, clock)
         push = Push(worker, covers, clock, rate, data, now, now - age)
         if slice_.at_once:
@@ -386,8 +389,8 @@ class ServerCore:
     def done(self, work: Work, now: float = 0.0, waited: float = 0.0, worked: float | None = None) -> list[Action]:
         """The work has run: store its value, answer the pulls that waited for it, start the slice's next work.
 
-        In a relay, `waited` is the time for which the value waited for workers of other hosts, and `worked` the time
-        of all work on it, in seconds; it spent the rest on the wire.
+        In a relay, `waited` is how long the value waited for workers of other hosts, and `worked` how long all work on
+        it took, in seconds. The rest of the time it was on the wire.
         """
         if work.parts is not None:
             return [action for part in work.parts for action in self.done(part, now, waited, worked)]
@@ -433,7 +436,7 @@ class ServerCore:
         return self._answer(key, index, slice_, now)
 
     def finish(self, worker: int, now: float = 0.0) -> list[Action]:
-        """A worker, or relay, has finished. Pulls no longer wait for a finished worker's clock."""
+        """A worker, or relay, has finished. From now on pulls do not wait for this worker's clock."""
         if not self.workers.finish(worker):
             return []
         return [

@@ -9,14 +9,14 @@ from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.slice import ServerSlice
 from dmltrain.kvstore.transport import wire
 
-LASTING = 8  # rounds of a lockstep that was worth its begin
-MAX_SHORT = 8  # locksteps of a group that were not, before its slices are pushed one by one for good
-MAX_KNOWN = 4  # payloads of a worker's pushes of a group that are kept, so that the same memory need not be found again
+LASTING = 8  # rounds that a lockstep must last to be worth its beginning
+MAX_SHORT = 8  # shorter locksteps of a group; after these its slices are pushed one by one for good
+MAX_KNOWN = 4  # payloads of offsets that are remembered for each worker, so that their arrays need not be made again
 
 
 @dataclass(eq=False)
 class Group:
-    """Some slices in the order in which workers push them: `ids` are their keys and slices."""
+    """Some slices, in the order in which workers push them. `ids`: key and slice of each."""
 
     ids: list[tuple[int, int]]
     members: list[ServerSlice]
@@ -28,7 +28,7 @@ class Group:
 
     @property
     def may_begin(self) -> bool:
-        """Whether another lockstep is worth while."""
+        """Whether another lockstep is worthwhile."""
         return self._short < MAX_SHORT
 
     def end(self, rounds: int) -> None:

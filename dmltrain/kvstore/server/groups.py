@@ -1,8 +1,8 @@
 """The groups of slices that workers have declared, and their frames. Pure.
 
-A frame of a group stands for the frames of its slices, in their order. If the slices can be in lockstep
-(lockstep.py), they are from the first such push on; otherwise the core gets one push, or pull, after another, and
-answers each for itself. So groups change the cost and never the result.
+A frame of a group stands for the frames of its slices, in their order. If the slices can be in lockstep (lockstep.py),
+they are from the first push of the group on. If not, the core gets one push, or pull, after another, and answers each
+one. So groups change the cost but never the result.
 """
 
 from __future__ import annotations

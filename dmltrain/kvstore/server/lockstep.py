@@ -32,7 +32,8 @@ _NO_ARRAY = np.empty(0, np.uint8)
 
 @dataclass(eq=False, slots=True)
 class Parts(Buffer):
-    """Memory of all members of a group: `arrays`, flat, of each member's type. Those that members own are `parts`."""
+    """Memory of all members of a group: flat `arrays`, one for each member, of its type. `parts`: the buffers behind
+    them, if the members own these."""
 
     arrays: Sequence[Array] = ()
     parts: Sequence[Buffer] = ()
@@ -57,7 +58,7 @@ class Parts(Buffer):
 
 
 def of_members(group: Group, parts: list[Buffer]) -> Parts:
-    """One value, or push, of all members, in a buffer of each. It has a number if this memory is shared."""
+    """One value, or push, of all members: a buffer of each. If all buffers are shared memory it has a number."""
     number = group.next_value() if all(part.offset is not None for part in parts) else None
     return Parts(_NO_ARRAY, "value", number, arrays=[part.array for part in parts], parts=parts)
 
@@ -68,8 +69,8 @@ def borrowed(arrays: list[Array], kind: str) -> Parts:
 
 
 def can_begin(members: Sequence[ServerSlice], differences: Sequence[int]) -> bool:
-    """Whether the members are idle, and as far as each other. (Each lockstep may leave values that workers read, and a
-    worker that releases none must not get more and more of them.)"""
+    """Whether the members are idle and equally far. `loose` limits memory: each lockstep may leave values behind that
+    workers still read, and a worker that never releases one must not collect more and more of them."""
     first = members[0]
     behind = _behind(first)
     return all(
@@ -95,7 +96,7 @@ def _behind(member: ServerSlice) -> dict[int, int]:
 
 
 class Lockstep(ServerSlice):
-    """The state of a group's members; its parts are theirs. Values are numbered, by `offset` of their Parts."""
+    """The state of a group's members. Its buffers consist of theirs. `offset` of a Parts is the number of the value."""
 
     def __init__(self, group: Group) -> None:
         self.group, self.members = group, group.members

@@ -1,10 +1,11 @@
-"""The optimizer's steps on a server of an elastic job: how the last one is taken back, and what a lost server's
-successors get. Pure.
+"""Optimizer steps on a server of an elastic job: how the last one is taken back, and which states the servers get that
+take over from a lost one. Pure.
 
-A round that no worker holds is made again in the next view (view.py), though some slices may have made its step. So a
-slice keeps its value and its optimizer's state as they were before its last step, until it makes the next one: that
-needs a push of each worker, which then holds the round before. In a new view each worker first says which step it
-holds, the same on all, and slices that are one step ahead go back.
+A round that no worker holds is repeated in the next view (view.py), although some slices may have made its step
+already. So a slice keeps its value and its optimizer's state from before its last step, until it makes the next step.
+One earlier step is enough: the next step needs a push of each worker, and a worker pushes only when it holds the last
+round. At the beginning of a view each worker sends the step that it holds, which is the same for all. Slices that are
+one step ahead go back.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from dmltrain.base.arrays import Array
 from dmltrain.kvstore.server.optimizer_state import encoded
 from dmltrain.kvstore.server.slice import ServerSlice
 
-STEPS, STATE = "steps", "state "  # in names of arrays: of a slice, which may have no other; before the optimizer's own
+STEPS, STATE = "steps", "state "  # names of arrays: the number of steps; prefix of the optimizer's arrays, if any
 CLOCKS = "clocks"  # int64 (n, 2): workers, and how many of their pushes the value contains, if each push is a step
 
 
 class CannotGoBack(Exception):
-    """A slice has made steps that cannot be taken back, or lacks some."""
+    """A slice has made more steps than can be taken back, or fewer than the workers hold."""
 
 
 def go_back_to(slice_: ServerSlice, step: int) -> None:
-    """All workers hold this step of the slice's optimizer: take back the one after it. A slice that is new here only
-    counts from there on. Raises CannotGoBack. No work may be in progress."""
+    """All workers hold this step of the slice's optimizer: take back the step after it, if it was made. A slice that is
+    new on this server only counts from this step on. Raises CannotGoBack. No work may be in progress."""
     if slice_.completed == step:
         return
     if slice_.initial:
@@ -49,9 +50,9 @@ def go_back_to(slice_: ServerSlice, step: int) -> None:
 
 
 def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> dict[str, Array]:
-    """Copies of the optimizers' states: "key/slice/steps/state momentum_buffer", ...; `steps` is how many have led to
-    it. `all_of_it`: with values ("key/slice/steps/value") and `clocks`, and with what was before the last step. Slices
-    that have no value yet are left out."""
+    """Copies of the optimizers' states: "key/slice/steps/state momentum_buffer", ...; `steps`: how many steps have led
+    to this state. `all_of_it`: also values ("key/slice/steps/value") and clocks, and the states before the last step.
+    Slices without a value are left out."""
     arrays = {}
     for (key, index), slice_ in slices.items():
         if slice_.step is None or slice_.initial:

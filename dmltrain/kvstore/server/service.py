@@ -1,13 +1,14 @@
 """Serves a core's slices to workers: does the I/O between their links and the core. Each worker has one receiving
 and one sending thread; a pool of threads does the arithmetic.
 
-Views. Frames of an elastic job have the number of the view in which they were made (view.py). `enter` begins another.
-From then on those of older views change nothing and get no answer, except RELEASE, PROBE and LEAVE, which concern their
-own link only. What a frame asks for is done under the lock under which its view was compared.
+Views. Each frame of an elastic job has the number of the view in which it was made (view.py). `enter` begins another
+view. From then on frames of older views change nothing and get no answer, except RELEASE, PROBE and LEAVE, which
+concern their own link only. A frame is carried out under the same lock under which its view was compared: so no view
+can begin in between.
 
-Replacements. The link of a worker that takes the place of a lost one waits for a view that has the worker. Then it is
-that rank's link. The earlier process may only be frozen: its link was cut, its frames are of older views, and what it
-releases is released already.
+Replacements. The link of a replacement waits for a view that has this worker; then it becomes the link of this rank.
+The lost process may only be frozen, and go on later. It can do no harm: its link was cut, its frames are of older
+views, and the values that it read are released already.
 
 A worker on this host connects through a unix socket (rendezvous.py). Server and worker then read pushes and values in
 shared memory, and only headers go through the socket.
@@ -101,16 +102,15 @@ class Service:
         self._finished: dict[int, int] = {}  # workers that have left -> the last op that each held
 
     def start(self, hosts: Sequence[tuple[int, ...]]) -> None:
-        """The ranks on each host at the job's start. They do not count if a view has begun already: it comes on the
-        control link's thread, and says who is left."""
+        """Set the ranks on each host at the job's start. Without effect if a view has begun already, which may happen
+        because views come on the control link's thread: then the view says which workers there are."""
         with self._lock:
             if not self._view:
                 self._core.on_hosts(hosts)
 
     def expect(self, workers: Collection[int], relays: Collection[int] = ()) -> None:
-        """When all these have connected, stop listening: after that, unauthenticated peers cannot take this process's
-        time. A server of an elastic job, to which replacements may come, accepts slowly then. Call this before
-        `accept`."""
+        """Stop listening when all these have connected, so that unauthenticated peers can no longer take this process's
+        time. A server of an elastic job goes on, slowly, because replacements may come. Call this before `accept`."""
         total = self._environment.ranks
         self._expected = frozenset(workers) | {relay_number(total, rank) for rank in relays}
 
@@ -167,7 +167,7 @@ class Service:
             return dict(self._finished)
 
     def end(self) -> None:
-        """The job is over: nothing that threads wait for will come."""
+        """The job is over: wake all threads that wait for something."""
         with self._progress:
             self._over = True
             self._progress.notify_all()
@@ -196,7 +196,8 @@ class Service:
 
     @contextlib.contextmanager
     def _paused(self, works: deque[Work]) -> Iterator[None]:
-        """The lock, and no new work begins if the core can pause; `works` gets what has to be run then."""
+        """Hold the lock; if the core can pause, no new work begins meanwhile. Afterwards `works` has the work that
+        became possible."""
         with self._progress:
             is_paused = self._core.pause()
             try:
@@ -255,9 +256,9 @@ class Service:
         connection.close()
 
     def _forget(self, worker: int, outbox: Outbox) -> bool:
-        """Whether nobody misses this link: its worker was removed, or its caller has given it up before its first
-        frame; then it connects again, or says why not. (Its time for the handshake may end just before ACCEPT arrives.)
-        Call this with the lock held."""
+        """Whether the end of this link is no loss: its worker was removed, or the caller gave it up before its first
+        frame. (That happens if the caller's time for the handshake ends just before ACCEPT arrives. The caller then
+        connects again, or reports why it cannot.) Call this with the lock held."""
         current, silent = self._answers.outboxes.get(worker), outbox in self._silent
         self._silent.discard(outbox)
         if current is outbox and silent and not self._view:
@@ -322,8 +323,8 @@ class Service:
         return number, outbox
 
     def _place(self, number: int) -> dict[int, Outbox] | None:
-        """Where a new link of this worker or relay belongs: in use, or, of one that joins the job, among those that
-        wait for their view. None if it may not connect. Call this with the lock held."""
+        """The dictionary for a new link of this worker or relay: that of the links in use, or that of the links that
+        wait for a view with their worker. None if it may not connect. Call this with the lock held."""
         answers, known = self._answers, self._core.workers.takes(number)
         before = answers.outboxes.get(number)
         if known and before is None:
@@ -374,7 +375,8 @@ class Service:
             payload = connection.read_payload(header, wire.MAX_PROBE)
             outbox.put(Header(FrameKind.PROBE, len(payload), header.view).pack(), memoryview(payload), LAST)
         elif header.kind == FrameKind.LEAVE:
-            self._wait_for(header.view)  # so that another scheduler learns of the last view of a worker that is gone
+            # The record of a worker that has finished must name its last view: another scheduler needs it (resume.py).
+            self._wait_for(header.view)
             self._leave(worker, outbox, message.expect(connection.read_message(header), Leave).done)
             outbox.put(Header(FrameKind.DONE, 0, header.view).pack())
         else:
@@ -404,8 +406,8 @@ class Service:
             raise Closed(f"the job has ended before view {view}")
 
     def _check_member(self, worker: int, view: int) -> None:
-        """A scheduler that was lost may have told a worker of another view of this number than the next scheduler
-        has decided, which is without the worker. Raises Closed."""
+        """Raises Closed if the present view is without this worker although the worker has entered a view of the same
+        number. A lost scheduler may have announced that one, and the next scheduler another one."""
         if view and view == self._view and not self._core.workers.takes(worker):
             raise Closed(f"view {view} is without this worker")
 
@@ -445,8 +447,8 @@ class Service:
         return buffer
 
     def _leave(self, worker: int, outbox: Outbox, held: int) -> None:
-        """The worker, or relay, has sent its last push. A link that ends without that is lost: its worker has not
-        finished, and others still wait for it until the job ends."""
+        """The worker, or relay, has sent its last push. A link that ends without LEAVE is lost: its worker has not
+        finished, and others wait for it until the job ends."""
         report = None
         with self._lock:
             self._left.add(outbox)
@@ -484,7 +486,7 @@ class Service:
                 if self._core.backlog(header.key, header.slice) > MAX_BACKLOG:
                     full.append((header.key, header.slice))
         self._begin(works, at_once=buffers[0].kind == "completing")
-        for key, index in full:  # limits the memory of pushes when steps are slower than pushes
+        for key, index in full:  # if steps are slower than pushes, this limits the memory for pushes that wait
             self._let_step(key, index)
 
     def _begin(self, works: deque[Work], at_once: bool) -> None:

@@ -4,8 +4,8 @@ Work. A `Work` is arithmetic: adding gradients, an optimizer's step, encoding th
 inputs are complete, a thread of the service runs it (`Work.run`) without a lock, and core.py stores the result
 (`ServerCore.done`). A slice has at most one work at a time.
 
-Buffers. A value is never written while it is being read: a sum goes into a buffer without readers, and a step on a
-value with readers writes to a new buffer. If no worker lags, two buffers alternate.
+Buffers. A value is never written while it is being read. So a sum goes into a buffer without readers, and a step on a
+value that has readers writes its result to a new buffer. If no worker lags, two buffers take turns.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ServerSlice:
     priority: int = 0  # of its last pull
     step: OptimizerStep | None = None
     work: Work | None = None
-    loose: int = 0  # buffers that are read since a lockstep that has ended
+    loose: int = 0  # buffers that workers still read since a lockstep that has ended
     lockstep: ServerSlice | None = None  # while the slice is pushed and pulled in a group, which has its state
     retired: Callable[[Buffer], None] | None = None  # gets its free buffers once the slice is forgotten
 
@@ -185,7 +185,7 @@ class ServerSlice:
         self.note_pull(*workers)
 
     def note_pull(self, *workers: int) -> None:
-        """These workers have the current value, which is kept until their next pull if steps need it."""
+        """These workers have the current value. It is kept until their next pull if steps need it."""
         if not needs_pulled(self.step):
             return
         for worker in workers:
@@ -195,15 +195,16 @@ class ServerSlice:
                 self.release(before)
 
     def keep_previous(self, value: Buffer) -> None:
-        """Keep the value of the round before for pulls at its clock. Each worker pushes its own key, then pulls the
-        others', and needs all of them before its next push. So a pusher is at most one round ahead of any pull."""
+        """Keep `value`, of the round before, for pulls at its clock. One earlier value is enough: each worker pushes
+        its own key, then pulls the keys of the others, and needs all of these before its next push. So a pusher is at
+        most one round ahead of any pull."""
         before, self.previous = self.previous, value
         value.readers += 1
         if before:
             self.release(before)
 
     def keep_last_step(self, former: Former | None) -> None:
-        """Keep what was before the last step, in place of that before the step before."""
+        """Keep what was before the last step; forget what was before an earlier one."""
         before, self.former = self.former, former
         if former:
             former.value.readers += 1
@@ -211,13 +212,14 @@ class ServerSlice:
             self.release(before.value)
 
     def count_from(self, step: int) -> None:
-        """All workers have pushed as often, and all of that is in the value."""
+        """All workers have pushed `step` times, and the value contains all these pushes."""
         self.completed = step
         self.clocks = dict.fromkeys(self.clocks, step)
         self.applied = dict(self.clocks)
 
     def at(self, clock: int) -> Buffer:
-        """The value for a pull at `clock`, which is complete: that of its round if only one worker pushes."""
+        """The value for a pull at `clock`, whose round is complete: the present value, or, if only one worker pushes,
+        the value of that round."""
         exact = self.pusher >= 0 and clock == self.completed - 1
         return self.previous if exact and self.previous else self.value
 
@@ -242,17 +244,18 @@ class ServerSlice:
         return same and not (self.work or self.rounds or self.queue or self.waiting)
 
     def step_at_once(self, at_once: bool) -> None:
-        """From now on each push is a step, or each round. Call this while it `is_settled`; not for one in a group."""
+        """From now on each push is a step (`at_once`), or each round is. Call this only while the slice `is_settled`,
+        and not for a slice in a group."""
         self.at_once = at_once
         self.completed = max(self.clocks.values(), default=0)
 
     # -- changes of the job's members ------------------------------------------------------------------------------
 
     def restart(self, workers: Iterable[int]) -> None:
-        """Begin again at clock 0 with the rounds of these workers, or where steps are made at the last one. If each
-        push is a step, those that stay keep their clocks. Pushes and pulls that wait are forgotten. The value stays,
-        with those who read it. The residual begins at zero, because the last round may have been aborted. No work may
-        be in progress."""
+        """Begin the rounds of these workers at clock 0, or, if an optimizer makes steps, at the clock of the last step.
+        If each push is a step, workers that stay keep their clocks. Pushes and pulls that wait are forgotten. The value
+        and its readers stay. The residual begins at zero, because the last round may have been aborted. No work may be
+        in progress."""
         assert self.work is None
         if self.residual is not None:
             self.residual[:] = 0
@@ -272,7 +275,7 @@ class ServerSlice:
             self.give_back(push.data)
 
     def forget_worker(self, worker: int) -> int:
-        """Each push is a step, and this worker pushes no more. Returns how many of its pushes the value contains."""
+        """Each push is a step, and this worker pushes no longer. Returns how many of its pushes the value contains."""
         self.seen.pop(worker, None)
         self.arrived.pop(worker, None)
         if before := self.pulled.pop(worker, None):
@@ -280,12 +283,13 @@ class ServerSlice:
         return self.applied.pop(worker)
 
     def holds(self, worker: int, step: int) -> None:
-        """Each push is a step, and this worker holds so many of its own: nobody waits for earlier ones."""
+        """Each push is a step, and this worker holds its first `step` ones: nobody waits for these."""
         self.applied[worker] = max(self.applied[worker], step)
         self.clocks[worker] = max(self.clocks[worker], step)
 
     def retire(self, take: Callable[[Buffer], None]) -> None:
-        """The slice is forgotten: `take` gets its buffers, those in use once they are given back or released."""
+        """The slice is forgotten. `take` gets its free buffers now, and the others when they are given back or
+        released."""
         self.restart(())
         self.retired = take
         for buffer in [self.value, self.coded, *(buffer for free in self.spare.values() for buffer in free)]:

@@ -26,8 +26,8 @@ class Stragglers:
         """Which worker the others wait for: one that has finished, or one that is more than `limit` late; empty if
         none.
 
-        A finished worker is reported only if two calls in a row find it: it may have been lost, and then the scheduler,
-        which knows the cause, should report it first.
+        A finished worker is reported only if two calls in a row find it. It may have been lost; then the scheduler,
+        which knows the cause, should be the first to report it.
         """
         finished, without_relay = self.workers.finished, self.workers.finished_without_relay()
         absence = _first(

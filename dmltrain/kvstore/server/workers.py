@@ -49,7 +49,7 @@ class Workers:
         return True
 
     def on_hosts(self, hosts: tuple[tuple[int, ...], ...], lost: Collection[int] = ()) -> Workers:
-        """Those of a later membership: of these workers the same have finished, except for replacements of `lost`."""
+        """The workers of a later view. Those that have finished stay so, except for replacements of `lost` workers."""
         after = Workers(self.num_workers, hosts)
         after.finished = self.finished.intersection(after.ranks).difference(lost)
         return after

@@ -17,7 +17,7 @@ from dmltrain.kvstore.transport.wire import FrameError, FrameKind, Header
 from dmltrain.kvstore.view import EQUAL, Balancing, View
 
 MAX_TEXT = 512  # characters of a handshake's texts
-MAX_COMMAS = 3 << 18  # of a message: 8 MiB of empty lists would take 240 MiB
+MAX_COMMAS = 3 << 18  # of a message: without this limit, 8 MiB of empty lists would take 240 MiB when decoded
 ROLES = ("scheduler", "server", "worker", "relay")  # a relay's index is its worker's
 FILLER = "0" * 2048  # of heartbeats
 
@@ -115,8 +115,8 @@ class Register(Message):
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """This process is alive; the scheduler answers each. With the filler it does not fit into one packet of Ethernet:
-    so it also shows a path that drops large packets only."""
+    """This process is alive; the scheduler answers each heartbeat. The filler makes it larger than one Ethernet packet.
+    So heartbeats are also lost on a path that drops large packets only."""
 
     op = "heartbeat"
     filler: str = FILLER
@@ -142,8 +142,8 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class Bye(Message):
-    """This process has finished. `stays`: it still serves its host's other workers (relay.py), so it must not be lost;
-    when that is over it sends another Bye. `done`: the last op that it holds in an elastic job, else -1."""
+    """This process has finished. `stays`: it still serves the other workers of its host (relay.py), so its loss still
+    ends the job; afterwards it sends another Bye. `done`: the last op that it holds in an elastic job, else -1."""
 
     op = "bye"
     stays: bool = False
@@ -184,8 +184,8 @@ class LinkEnd:
 @dataclass(frozen=True)
 class LinkLost(Message):
     """The connection to another process has ended although that process has not left. `cut`: this end has found that
-    nothing reaches the other end; otherwise the other end may have closed it. `view`: the newest that a worker of an
-    elastic job had been told: a later one may have another process in the place of the lost server."""
+    nothing reaches the other end; if not, the other end may have closed the connection. `view`: the newest view that a
+    worker of an elastic job had been told. A later view may have another process in the place of the lost server."""
 
     op = "link lost"
     own: LinkEnd
@@ -235,9 +235,9 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class Start(Message):
-    """All processes have registered: servers by index, workers by rank. `facts` are passed on by the scheduler.
-    For a process that comes later: `lost`: the servers that are not in the present view of an elastic job;
-    `new_servers`: those of the others that are not where they were at the start."""
+    """All processes have registered: servers by index, workers by rank. `facts`: values that the scheduler passes on.
+    For a process that comes later, in an elastic job, `lost`: the servers that are not in the present view;
+    `new_servers`: the servers of the view with another address than at the start."""
 
     op = "start"
     servers: tuple[ServerAddress, ...]
@@ -252,11 +252,11 @@ class Start(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """This worker has declared its keys and can lose others from now on, or it waits to join those that run.
-    `facts`: what must be the same for all workers, as texts. `replay`: the views that the job must go through; empty
-    without a replay, and for all workers but the first. `balance`: how samples follow the speed of workers; `kvstore`
-    and `staleness`: see View; those of the first worker count. `why_fixed`: why the job cannot change between kvstores
-    whose workers make each step together, and others; empty if it can."""
+    """This worker has declared its keys, and can go on without workers that are lost from now on; or it waits to join a
+    job that runs. `facts`: what must be the same for all workers, as texts. `replay`: the views that the job must go
+    through; empty without a replay, and from all workers but the first. `balance`: how samples follow the speed of
+    workers. `kvstore` and `staleness`: see View. Of the last three those of the first worker count. `why_fixed`: why
+    the job cannot change between kvstores whose workers make each step together and others; empty if it can."""
 
     op = "ready"
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -272,8 +272,8 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Flush(Message):
-    """A change of `view` begins, or goes on with another `turn`: recognise no op later than `until`, or none at all
-    if that is -1, and say which one you hold. It replaces what earlier turns permitted."""
+    """A change of `view` begins, or continues with another `turn`. The worker may complete ops up to `until` (-1: no
+    further op), and then reports the last op that it holds. This replaces the permissions of earlier turns."""
 
     op = "flush"
     view: int
@@ -283,8 +283,8 @@ class Flush(Message):
 
 @dataclass(frozen=True)
 class Flushed(Message):
-    """The last op that this worker holds is `done`. `met`: it has reached the barrier of the next one. Turn 0: it has
-    reached the planned end of the view, unasked."""
+    """This worker's answer to Flush: `done` is the last op that it holds. `met`: it has reached the barrier of the next
+    op. Turn 0: the worker has reached the planned end of the view, and reports that unasked."""
 
     op = "flushed"
     view: int
@@ -295,11 +295,11 @@ class Flushed(Message):
 
 @dataclass(frozen=True)
 class Enter(Message):
-    """From now on `view` counts: frames of older ones are void. `returns`: a worker that is not in it is in a later
-    view of a replay, for which it must wait. `holds`: its members do nothing in it, and wait for the next one. `ends`:
-    why the job ends, if it does, between two rounds: its members save a checkpoint in this view, and leave.
-    `new_servers`: those of the view that are not where they were at the start. `departed`: who has left on purpose,
-    with this view or an earlier one."""
+    """From now on `view` counts: frames of older views are void. `returns`, to a worker that is not in the view: a
+    later view of the replay has this worker, so it must wait for that view. `holds`: the members do nothing in this
+    view but wait for the next one. `ends`: if not empty, why the job ends between two rounds: the members save a
+    checkpoint in this view, and leave. `new_servers`: the servers of the view with another address than at the start.
+    `departed`: the workers that have left on purpose, with this view or an earlier one."""
 
     op = "enter"
     view: View
@@ -312,8 +312,8 @@ class Enter(Message):
 
 @dataclass(frozen=True)
 class Invite(Message):
-    """To the leader: a change of view waits until its next op is a round of training, and then it answers with Admit.
-    `members`: who waits to join."""
+    """To the leader: a change of view waits. When the leader's next op is a round of training, it answers with Admit.
+    `members`: the workers that wait to join."""
 
     op = "invite"
     members: tuple[int, ...]
@@ -321,8 +321,8 @@ class Invite(Message):
 
 @dataclass(frozen=True)
 class Admit(Message):
-    """The leader of `view` begins no op before the next view, which makes the change that waits. Its next op is a round
-    of training."""
+    """From the leader of `view`, whose next op is a round of training: it begins no op before the next view, which
+    makes the waiting change."""
 
     op = "admit"
     view: int
@@ -330,8 +330,8 @@ class Admit(Message):
 
 @dataclass(frozen=True)
 class Leaving(Message):
-    """This worker leaves on purpose: it wants to be in no later view, from the next moment between two rounds on.
-    `residuals`: it has some, to be handed over before that."""
+    """This worker wants to leave on purpose, at the next moment at which all members are between two rounds.
+    `residuals`: it has some, and must hand them over before."""
 
     op = "leaving"
     reason: str
@@ -340,7 +340,7 @@ class Leaving(Message):
 
 @dataclass(frozen=True)
 class Speed(Message):
-    """This worker computes so many samples per second of its parts in `view`, without its waits for others."""
+    """This worker computes `samples` per second of its parts in `view`, without its waits for others."""
 
     op = "speed"
     view: int
@@ -369,9 +369,9 @@ class Finished:
 
 @dataclass(frozen=True)
 class Rejoin(Message):
-    """To another incarnation of the scheduler: a process that the job has already, as `registration` says. `start`: the
-    message that the job began with. `entered`: the newest view that it was told, or none. `ready`: what a worker has
-    said. `finished`: the workers that have left this server."""
+    """To another incarnation of the scheduler, from a process that the job has already: its `registration`, the message
+    `start` with which the job began, and the newest view that it has been told (`entered`, or none). `ready`: the
+    message that a worker has sent. `finished`: the workers that have left this server."""
 
     op = "rejoin"
     registration: Register
@@ -387,8 +387,8 @@ class Rejoin(Message):
 
 @dataclass(frozen=True)
 class Left(Message):
-    """From a server: this worker, a member of `view`, has come to its end, and holds this op. It says so itself (Bye),
-    but perhaps to an incarnation of the scheduler that is lost."""
+    """From a server: a worker, member of `view`, has finished; `done` is the last op that it holds. The worker reports
+    this itself (Bye), but that scheduler may be lost, and the worker has ended."""
 
     op = "left"
     view: int
@@ -406,7 +406,7 @@ class Superseded(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """This worker ends by an error of its own, which an elastic job survives, in the op after `done`."""
+    """This worker ends by an error of its own in the op after `done`. An elastic job survives this."""
 
     op = "failed"
     error: str
@@ -423,9 +423,10 @@ ASKS, CANCELLED = 0, -1  # `Change.after`, where it is not a step
 
 @dataclass(frozen=True)
 class Change(Message):
-    """The job's kvstore changes after step `after`, on all workers. ASKS: name a step after which you can, and make no
-    later one before you know. CANCELLED: nothing changes. `kv_store` "": the type stays; `staleness` below 0: it is
-    the type's default, or stays if the type does. `by`: who has asked for it, for the log."""
+    """The job's kvstore changes after step `after`, on all workers. ASKS: the worker must name a step after which it
+    can change, and make no later step before it gets the decision. CANCELLED: nothing changes. `kv_store` "": the type
+    stays. `staleness` below 0: the default of the new type; if the type stays, the staleness stays as well. `by`: who
+    has asked for the change, for the log."""
 
     op = "change"
     number: int
@@ -440,7 +441,8 @@ class Change(Message):
 
 @dataclass(frozen=True)
 class Stops(Message):
-    """This worker can change after `step`, and makes no later one; or why it cannot."""
+    """This worker can change after `step`, and makes no later step before the decision; or `refusal`: why it
+    cannot."""
 
     op = "stops"
     number: int
@@ -465,7 +467,7 @@ class Changed(Message):
 
 @dataclass(frozen=True)
 class Took(Message):
-    """This worker computes for so many seconds in a step, without its waits for others: the median of some steps."""
+    """This worker computes for `seconds` in a step, without its waits for others: the median of some steps."""
 
     op = "took"
     seconds: float
@@ -521,9 +523,10 @@ class Consistency(Message):
 
 @dataclass(frozen=True)
 class Hold(Message):
-    """A worker of an elastic job has entered a view, and holds this step of the optimizer on the servers: the one after
-    it, if it was made, is taken back. All workers hold the same. If each push is a step, it holds so many of its own
-    steps: others do not wait for earlier ones. Then it also means something within a view."""
+    """A worker of an elastic job has entered a view, and holds this step of the optimizer on the servers. All workers
+    hold the same step; if a server has made the step after it, the server takes that one back. If each push is a step,
+    `step` counts this worker's own steps: the server counts them all as made, so nobody waits for one of them. Then a
+    worker may also send this within a view."""
 
     kind = FrameKind.HOLD
     step: int

@@ -1,34 +1,37 @@
 """The views of an elastic job: who takes part from which op on. Pure; core.py notices who was lost.
 
-Theory of operation. A member holds op n when its training thread has recognised that it has all results of op n. An op
-needs all members, so members differ by at most one op. An op is committed if a member that is present, or one that has
-finished, holds it. When a worker is lost:
+Theory of operation. The terms are those of virtual synchrony (Birman and Joseph 1987, "Exploiting virtual synchrony in
+distributed systems"). A member holds op n when its training thread has recognised that it has all results of op n. An
+op needs all members, so the last ops that two members hold differ by at most one. An op is committed if a present
+member, or one that has finished, holds it. When a worker is lost:
 
-1. `flush` without permission goes to all present members. Each recognises nothing new from now on, and answers with the
-   last op that it holds.
-2. The target is the highest answer. Who is behind gets `flush` with the target as permission: the servers still have
-   its results. It answers when it holds it.
-3. When all hold the target (flushing.py), the next view begins there. Nobody has recognised a later op, so those who
-   died with a part of one are the only ones who knew of it: the others do that op again without them.
+1. The scheduler sends `flush` without permission to all present members. From then on a member recognises no further
+   op. It answers with the last op that it holds.
+2. The target is the highest answer. A member that is behind gets `flush` with the target as permission: it can complete
+   this op, because the servers still have the results. It answers when it holds the target.
+3. When all members hold the target (flushing.py), the next view begins after it. No member that is left has recognised
+   a later op. So if a later op was begun, the members abort it, and do it again in the next view without the lost ones.
 
-A lost server goes the same way. Its results are lost with it, so who is behind does not complete the target. Its
-replacement waits for the next view, or for the leader as those workers do that join (server_losses.py).
+The loss of a server begins the same change of view. But the results that this server had are lost, so members that are
+behind cannot complete a round (server_losses.py). A replacement of the server joins with the next view. If no other
+change is under way, the leader asks for one, as for workers that join.
 
-Another loss meanwhile begins a new turn. Each flush replaces the permission of earlier turns, so a member that held
-more, and dies between two turns, takes its op with it. A planned end (`View.until`, in a replay, or where
-`View.is_passing`) goes the same way: members report it unasked.
+If another process is lost during a change, a new turn begins. Each flush replaces the permission of earlier turns. So
+if a member that held a later op is lost between two turns, that op is aborted. At the planned end of a view
+(`View.until`, in a replay or if `View.is_passing`) the same reports are sent, but members send them unasked.
 
-A replacement of a lost worker has its rank, a worker that comes in addition a new one. Both join with a change of view
-(newcomers.py).
-Only the members know when that is possible: between two rounds of training. So the leader is told who waits. When its
-next op is a round, it asks for the change and waits for it. That round needs the leader, so nobody can hold it: the
-next op is the same round for all. (If workers make steps of their own, which are no ops, that is any time between two
-steps of the leader.) Samples are divided anew (balance.py) in the same way, so that no round is interrupted by it, and
-so does the kvstore change (kind_change.py). In a replay (replay.py) the views themselves say who joins when, and wait
-for who is not ready yet.
+A replacement of a lost worker has the rank of the lost one; an additional worker has a new rank. Both join with a
+change of view (newcomers.py), which is possible only between two rounds of training. Only the members know when that
+is. So the scheduler tells the leader that newcomers wait. When the leader's next op is a round, it asks for the change
+and waits for it. That round needs the leader, so no member can hold it: the next op of all members is this same round.
+(If workers make steps of their own, which are no ops, the leader asks between two of its steps.) Two other changes come
+in the same way, so that they interrupt no round: a new division of samples (balance.py), and another kvstore
+(kind_change.py). In a replay (replay.py) the recorded views say which workers join, and when; the job waits for those
+that are not ready.
 
-Members leave on purpose in the same way, and only there may a job with too few of them wait or end: departures.py. If
-they have residuals to hand over, that is the only op of one more view (`View.hands_over`), whose end is planned.
+Members leave on purpose at the same moments, and only at such a moment may a job with too few members wait or end
+(departures.py). If they have residuals to hand over, this is the only op of an additional view (`View.hands_over`),
+whose end is planned.
 """
 
 from __future__ import annotations
@@ -68,9 +71,9 @@ from dmltrain.kvstore.view import EQUAL, Lost, View, barrier_of
 
 @dataclass
 class Views:
-    """`minimum`: with fewer workers the job ends, after `patience` seconds of waiting for more. `servers`: how many
-    there are. Workers are members by their rank. `now`: seconds of the core's clock, which it sets. `restarts`: how
-    many replacements of servers there can be."""
+    """`workers` and `servers`: how many the job has at its start. `minimum`: with fewer workers the job ends, after it
+    has waited `patience` seconds for more. Members are identified by rank. `now`: seconds of the core's clock, set by
+    the core. `restarts`: how many replacements of servers there can be."""
 
     workers: int
     servers: int
@@ -92,7 +95,7 @@ class Views:
     _newcomers: Newcomers = field(default_factory=Newcomers)
     _flushing: Flushing = field(default_factory=Flushing)
     _lost: list[Lost] = field(default_factory=list)  # since the view began
-    _lacking: set[int] = field(default_factory=set)  # members that perhaps do not have the state of training yet
+    _lacking: set[int] = field(default_factory=set)  # members that may not have the state of training yet
     _barriers: dict[str, set[int]] = field(default_factory=dict)  # of this view
     _servers: ServerLosses = field(init=False)
     _balance: Balance = field(default_factory=lambda: Balance(EQUAL))
@@ -126,7 +129,7 @@ class Views:
 
     @property
     def lost_servers(self) -> tuple[int, ...]:
-        """The servers that the present view has no longer, or not yet."""
+        """The servers that the present view lacks: lost ones, and replacements that join with a later view."""
         return tuple(number for number in range(self.servers) if number not in self._servers.present)
 
     def is_lost(self, server: int) -> bool:
@@ -149,8 +152,8 @@ class Views:
         return self._proceed() if self.changing else self._invite()
 
     def ready(self, member: int, message: Ready, hosts: Sequence[tuple[int, ...]]) -> list[Action]:
-        """A worker is ready. `hosts`: the ranks on each host. The first view begins when all of the start are; one that
-        comes later has to wait until it is admitted."""
+        """A worker is ready. `hosts`: the ranks on each host. The first view begins when all workers of the start are
+        ready. A later worker waits until it is admitted."""
         if self.view is not None:
             return self._newcomer(member, next(host for host in hosts if member in host))
         self._ready.add(member)
@@ -171,10 +174,10 @@ class Views:
     def resume(
         self, entered: Enter, finished: Mapping[int, int], lost: Mapping[int, str], ready: Ready, back: Collection[int]
     ) -> list[Action]:
-        """Go on where the scheduler before this one was lost: all who are left know the view of `entered`. `lost`:
-        members of it that have not come back, and why. `back`: all workers that have, also those that were removed
-        before. Look at `over` and `too_few` after it. An answer to the scheduler before may count here: who has given
-        it is still frozen."""
+        """Take over from a lost scheduler, in the view of `entered`, which all members that are left know. `lost`:
+        members of this view that have not come back, and why. `back`: all workers that have come back, also those that
+        were removed before. Look at `over` and `too_few` after it. An answer to a flush of the lost scheduler is valid
+        here as well: the member that sent it is still frozen."""
         view = entered.view
         self.view, self.entered, self.finished, self.facts = view, entered, dict(finished), ready.facts
         self._balance, self._kind.why_fixed = Balance(ready.balance), ready.why_fixed
@@ -199,7 +202,7 @@ class Views:
         self._newcomers.registered(member)
 
     def is_joining(self, node: Node) -> bool:
-        """Whether this process is to join and is not a member yet."""
+        """Whether this process has registered to join, and is in no view yet."""
         return node[1] in (self._newcomers.joining if node[0] == "worker" else self._servers.coming)
 
     def newcomer_lost(self, node: Node) -> None:
@@ -212,7 +215,7 @@ class Views:
         self.removed.add(member)
 
     def differences(self, facts: Mapping[str, Any]) -> str:
-        """What a newcomer has other than the job; empty if nothing."""
+        """How the facts of a newcomer differ from those of the job; empty if they do not."""
         names = sorted(name for name in {*self.facts, *facts} if self.facts.get(name) != facts.get(name))
         return ", ".join(f"{name} {facts.get(name)!s:.80} (the job: {self.facts.get(name)!s:.80})" for name in names)
 
@@ -229,7 +232,7 @@ class Views:
         return self._end_as_planned() if self._replay.active and not self.changing else self._invite()
 
     def _invite(self) -> list[Action]:
-        """Tell the leader that a change waits."""
+        """Tell the leader that a change of view waits, if there is one, and if the leader has to ask for it."""
         leaders = [member for member in self.view.by_duty if member in self._present] if self.view else []
         if self._replay.active or self.changing or not leaders or self._departures.ends or self._passes:
             return []
@@ -243,14 +246,14 @@ class Views:
         return [Send(("worker", leaders[0]), Invite(tuple(sorted(waiting))))]
 
     def speed(self, member: int, message: Speed, now: float) -> list[Action]:
-        """A member has measured its speed. Perhaps samples are divided anew, which the leader asks for as above."""
+        """A member has measured its speed. If samples should be divided anew, the leader asks for the change."""
         if self._replay.active or not self._is_now(message.view, member):
             return []
         assert self.view is not None
         return self._invite() if self._balance.report(self.view, member, message.samples, now) else []
 
     def has_state(self, member: int, message: HasState) -> list[Action]:
-        """A member lacks the state of training no more."""
+        """A member that lacked the state of training now has it."""
         if self.view is not None and message.view == self.view.number:
             self._lacking.discard(member)
         return []
@@ -263,7 +266,7 @@ class Views:
     # -- departures -----------------------------------------------------------------------------------------------
 
     def notice(self, member: int, message: Leaving) -> list[Action] | None:
-        """A member gives notice. None if that means nothing."""
+        """A member gives notice that it leaves on purpose. None if the notice does not count."""
         if self.view is None or self._replay.active:
             return None
         if member not in self._present or member in self._departures.notices:
@@ -281,7 +284,7 @@ class Views:
         return self._departures.ends
 
     def tick(self) -> list[Action]:
-        """Time has passed: a job that waits for more workers may have waited for long enough."""
+        """Begin a change of view if the job has waited for more workers for long enough."""
         return self._begin_turn() if not self.changing and self._departures.overdue(self.now) else []
 
     # -- losses and ends ------------------------------------------------------------------------------------------
@@ -331,11 +334,11 @@ class Views:
 
     @property
     def over(self) -> bool:
-        """Whether no member is present, and one at least has come to its end: it holds everything."""
+        """Whether no member is present, and at least one has finished: that one held the last op of the job."""
         return not self._present and bool(self.finished)
 
     def member_finished(self, member: int, done: int) -> list[Action]:
-        """A member has come to its end."""
+        """A member has finished."""
         if self.view is None or member not in self._present:
             return []
         self._present.remove(member)
@@ -345,24 +348,27 @@ class Views:
         return [*actions, *self._proceed()] if self.changing and self._present else actions
 
     def flushed(self, member: int, message: Flushed) -> list[Action]:
-        """A member says which op it holds."""
+        """A member reports which op it holds."""
         if self.view is None or member not in self._present or message.view != self.view.number:
             return []
         if not self._flushing.expects(message.turn):
             return []
         self._flushing.reports[member] = message.done
-        if message.met:  # if another member holds that op, all have reached its barrier
+        # This matters only if another member holds that op (ServerLosses.can_complete): then all had reached the
+        # barrier.
+        if message.met:
             self._servers.released(barrier_of(message.done + 1))
         return self._proceed() if self.changing or self._passes else self._end_as_planned()
 
     @property
     def _passes(self) -> bool:
-        """Whether this view is for a few ops only, after which the next view follows: residuals are handed over, or
-        the members complete their steps."""
+        """Whether this view has a few ops only, after which the next view follows: members hand over residuals, or
+        complete their steps."""
         return bool(self.view and self.view.is_passing) and not self._replay.active
 
     def barrier(self, member: int, message: Barrier) -> list[Action]:
-        """A member waits for the others. A barrier that a change interrupts is waited for again in the next view."""
+        """A member has reached a barrier. If a change of view interrupts a barrier, the members of the next view wait
+        for it again."""
         if not self._is_now(message.view, member):
             return []
         assert self.view is not None
@@ -375,7 +381,8 @@ class Views:
         return self._send(Release(message.id, message.view))
 
     def hanging_barrier(self) -> tuple[str, int] | None:
-        """A barrier, and a member of the view that has come to its end without reaching it."""
+        """A barrier that can never be complete, and the member that has finished without reaching it; None: no such
+        barrier."""
         for name, arrived in self._barriers.items():
             for member in self.finished:
                 if self.view is not None and member in self.view.members and member not in arrived:
@@ -383,8 +390,9 @@ class Views:
         return None
 
     def who_is_cut_off(self, links: Sequence[LinkLost]) -> list[Node]:
-        """Who is removed because of the lost links between workers and servers. A member that has finished took leave
-        of all servers, so it counts as one that has lost none. It holds everything, so nobody else has to."""
+        """The processes to remove because of lost links between workers and servers. A member that has finished counts
+        as one that has lost no link, because it has left all servers regularly. It holds the state of training, so no
+        other member has to."""
         count = len(self._present) + len(self.finished)
         holders = () if self.finished else self._present - self._lacking
         return cut_off(links, Members(count, holders, self._newcomers.joining, self._servers.present))
@@ -392,24 +400,25 @@ class Views:
     # -- the change -----------------------------------------------------------------------------------------------
 
     def _is_now(self, view: int, member: int) -> bool:
-        """Whether what a member says in this view still counts: it is a member, and no change has begun."""
+        """Whether a member's message about this view still counts: the view is the present one, no change of it has
+        begun, and the member is present."""
         return self.view is not None and not self.changing and view == self.view.number and member in self._present
 
     @property
     def _target(self) -> int:
-        """The last op that anybody holds who is present or has finished, as far as is known."""
+        """The last op that any present or finished member holds, as far as is known."""
         held = self._flushing.highest(self._present)
         return max(self.view.base if self.view else 0, held, *self.finished.values())
 
     def _begin_turn(self) -> list[Action]:
-        """Begin a turn."""
+        """Begin a turn of a change of view: ask all present members which op they hold."""
         assert self.view is not None
         self._flushing.begin_turn()
         self._barriers.clear()
         return self._send(Flush(self.view.number, self._flushing.turn, NOTHING))
 
     def _proceed(self) -> list[Action]:
-        """Go on when all have answered."""
+        """Continue the change of view, if all present members have answered."""
         assert self.view is not None
         if not self._flushing.complete(self._present):
             return []
@@ -435,8 +444,9 @@ class Views:
         return self._begin_view(self._balance.next_view(self.view, view), decision)
 
     def _decide(self, late: set[int]) -> Decision:
-        """What comes with the next view. Between two rounds are those who wait there, and all when the leader does, or
-        when residuals are handed over, but for those who are `late` and need what others hold."""
+        """What comes with the next view. Members may leave, join or wait only if all are between two rounds: because
+        they wait there already, or the leader waits there, or they have handed over residuals. They are not between two
+        rounds if some are `late`: these still lack the outcome of a round that others hold."""
         assert self.view is not None
         departures, newcomers = self._departures, self._newcomers
         if departures.ends:
@@ -448,10 +458,12 @@ class Views:
         return departures.decide(self._present, len(newcomers.admitted), self.now)
 
     def _permit(self, late: set[int], target: int) -> list[Action]:
-        """Let those who are behind recognise the target. They answer in the same turn."""
+        """Permit the members that are behind to recognise the target. They answer in the same turn."""
         assert self.view is not None
         permit: list[Release | Flush] = [Flush(self.view.number, self._flushing.turn, target)]
-        if self._resumed:  # who holds the target has passed its last barrier, which all had reached
+        # The lost scheduler may have sent this release to some members only. The member that holds the target has
+        # passed its last barrier, so all members had reached it.
+        if self._resumed:
             permit.insert(0, Release(barrier_of(target), self.view.number))
         return [Send(("worker", member), message) for member in self._flushing.permit(late) for message in permit]
 
@@ -487,14 +499,14 @@ class Views:
         return [*servers, *self._send(enter), *to_dismissed, *logs, *self._invite()]
 
     def _members_without_state(self, view: View) -> set[int]:
-        """Members of a view that begins. They get the state in the view's first op, or in that of a later view, and
-        report that."""
+        """The members of a view that lack the state of training when it begins. They get it in the first op of this
+        view, or of a later one if that op is aborted, and report it."""
         had_no_op = self.view is not None and view.base == self.view.base
         before = self._lacking if had_no_op else set()
         return {*before, *view.joined, *view.behind}.intersection(view.members)
 
     def _depart(self, decision: Decision) -> list[str]:
-        """A view begins with this decision; what there is to say."""
+        """A view begins with this decision. Returns the texts for the log; some may be empty."""
         departures = self._departures
         for member in decision.leaves:
             departures.forget(member)
