@@ -19,7 +19,7 @@ from dmltrain.kvstore.worker.progress import Progress
 
 
 class ElasticMembership(Membership):
-    """`progress` knows the ops that this worker holds."""
+    """`progress`: the ops that this worker holds, and its view."""
 
     def __init__(self, environment: Environment, sharing: Sharing, exit_seconds: float) -> None:
         self._is_out = False  # the newest view is without this worker
@@ -27,19 +27,19 @@ class ElasticMembership(Membership):
         super().__init__(environment, sharing, exit_seconds)
 
     def start(self, message: Ready) -> None:
-        """From the first view on, which comes when all workers have called this, the job goes on without workers that
-        are lost. A replacement waits until it is admitted. Raises JobLost, MembershipEnded."""
+        """Wait for the first view, which comes when all workers have called this. From then on the job goes on without
+        workers that are lost. A replacement waits until it is admitted. Raises JobLost, MembershipEnded."""
         self._control.ready(message)
         self.progress.wait_for_view()
 
     def admit(self) -> None:
-        """This worker leads, and its next op is a round of training: let the change that waits come before it. Raises
+        """Allow the waiting change of view before the next op. Only for the leader, before a round of training. Raises
         JobLost."""
         self.progress.admit(self._control.admit)
 
     def leave(self, reason: str, residuals: bool) -> None:
-        """This worker leaves on purpose, when its next op would be a round of training, and hands its `residuals` over
-        if it has some. For any thread."""
+        """Ask the scheduler to let this worker leave before one of its next rounds. `residuals`: whether it has some to
+        hand over. For any thread."""
         self._control.leaving(reason, residuals)
 
     def confirm(self) -> None:
@@ -47,7 +47,8 @@ class ElasticMembership(Membership):
         self._control.confirm()
 
     def wait_for_others(self, unreachable: Sequence[LinkLost]) -> None:
-        """Servers of this view cannot be reached: the scheduler decides who goes on in the next one. Raises JobLost."""
+        """Servers of this view cannot be reached: wait for the next view, in which the scheduler decides which
+        processes go on. Raises JobLost."""
         for link in unreachable:
             self._control.report(self._dated(link))
         self.progress.wait_for_view()
@@ -77,7 +78,7 @@ class ElasticMembership(Membership):
         return super().watched(handle)
 
     def close(self) -> None:
-        """Leave. Views that are announced from now on are those of others."""
+        """Leave. This worker enters no view that is announced from now on."""
         self.progress.finish()
         super().close()
 
@@ -111,7 +112,7 @@ class ElasticMembership(Membership):
                 link.interrupt(message.view.number)
 
     def _link_lost(self, lost: LinkLost) -> None:
-        """The scheduler decides who goes on, which may take as long as to notice that a host is lost."""
+        """The scheduler decides which processes go on. That may take as long as it takes to notice a lost host."""
         link = self._routes.by_number.get(lost.peer.index) if self._routes else None
         if self._closed:
             return
@@ -121,7 +122,7 @@ class ElasticMembership(Membership):
                 lambda: self._is_out or (link is not None and link.retired),
             )
             self._control.link_lost(self._dated(lost), seconds, settled)
-        if link is not None and self._is_out:  # no later view tells this worker that the server was lost
+        if link is not None and self._is_out:  # no later view will tell this worker that the server was lost
             link.retire()
 
     def _dated(self, lost: LinkLost) -> LinkLost:
@@ -136,7 +137,7 @@ class ElasticMembership(Membership):
             self.progress.end()
 
     def _fail(self, reason: str) -> None:
-        """The job goes on without this worker, unless all workers have the same mistake."""
+        """The job goes on without this worker. But a UserError is the same on all workers, and ends the job."""
         if isinstance(sys.last_value, UserError):
             super()._fail(reason)
         else:

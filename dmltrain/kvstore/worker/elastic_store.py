@@ -1,25 +1,28 @@
 """The distributed kvstore of an elastic job: its operations are ops of views (view.py), which changes interrupt.
 
-Before `start` it is a kvstore like any other. After it, each round of training, barrier and all_reduce is one op. An op
-that a change of view interrupts raises ViewChanged: `repeat` enters the view and runs its block again, and the
+Before `start` it works like any other kvstore. After `start` each round of training, barrier and all_reduce is one op.
+An op raises ViewChanged if a change of view interrupts it. Then `repeat` enters the view and runs its block again; the
 optimizer does the same with its round.
 
-A replacement of a lost worker prepares itself without the others: until it is a member, sums are its own values, and
-it only remembers its keys. A view with new members begins with one more op, in which they get the state of training.
-So does one with members that could not complete a round, because a server was lost that had its results: they get the
-weights and the optimizer's state. Any other op ends with a barrier: if a member holds it, all have its results.
+A replacement of a lost worker prepares itself without the others. Until it is a member, a sum is its own value, and it
+only remembers its keys. A view with new members begins with an additional op, in which these get the state of training.
+A view with members that are behind begins in the same way: these could not complete a round, because a server was lost
+that had its results, and they get the weights and the optimizer's state. Any op but a round ends with a barrier: so if
+one member holds it, all have its results.
 
-With dist_async and dist_ssp each worker makes steps of its own, which are no ops. A view may begin in the middle of
-one. Its worker then pushes it again: servers know what they have of it. The first op of each view tells all members how
-many steps each of them holds (clocks.py), and the samples that are left are dealt out anew.
+With dist_async and dist_ssp each worker makes steps of its own, which are no ops. A view may begin while a worker is in
+the middle of a step. The worker then pushes this step again; servers ignore what they have of it already. In the first
+op of each view all members learn how many steps each of them holds (clocks.py). Then the samples that are left are
+dealt again.
 
-If the next view has other servers, all divide the slices of keys among these, and declare them again. If the optimizer
-runs on the workers, servers keep nothing from one round to the next; else they get the states of their slices in that
-view's first op (server_steps.py). Each worker connects to new servers when it enters the view. If it cannot, the
-scheduler decides who is cut off, and another view follows.
+If the next view has other servers, all members divide the slices of keys among these, and declare the keys again. If
+the optimizer runs on the workers, servers keep no state from one round to the next. If it runs on the servers, these
+get the states of their slices in the first op of the view (server_steps.py). Each worker connects to new servers when
+it enters the view. If it cannot, the scheduler decides which process is cut off, and another view follows.
 
-If the optimizer runs on the servers, the kvstore can change with a view between dist_sync and the others. In the view
-before, the members complete the steps that they are making, and wait (scheduler/membership/kind_change.py).
+If the optimizer runs on the servers, the kvstore can change with a view, between dist_sync and the other types. In the
+view before that one the members complete the steps that they are making, and wait
+(scheduler/membership/kind_change.py).
 """
 
 from __future__ import annotations
@@ -62,13 +65,13 @@ from dmltrain.kvstore.worker.server_steps import ServerSteps
 from dmltrain.kvstore.worker.store import DistKVStore
 
 T = TypeVar("T")
-ERROR_LETTERS = 300  # of an error that others are told
+ERROR_LETTERS = 300  # at most, of an error that the others are told
 CHUNK = 1 << 16  # bytes of a broadcast in one op; each byte takes 8 on the wire
 ON_WORKERS = (
     "the workers run the optimizer, and each step is one of all of them: start the job with --update-on-kvstore 1, or "
     "with another --kv-store"
 )
-STEP, ALL = 1, 2  # what a worker lacks: the weights and the optimizer's state that came of a round; all of the state
+STEP, ALL = 1, 2  # what a worker lacks: weights and optimizer's state after a round; the whole state of training
 
 
 class ElasticKVStore(DistKVStore):
@@ -76,7 +79,7 @@ class ElasticKVStore(DistKVStore):
 
     elastic = True
     keeps_gradients = True
-    sharing = False  # the state that is asked for now is for other workers, and not for a checkpoint
+    sharing = False  # whether `give_state` collects the state for other workers, and not for a checkpoint
     sums_in_host = False  # a host's relay would be one more process that can be lost
     groups = False
 
@@ -85,13 +88,13 @@ class ElasticKVStore(DistKVStore):
     ) -> None:
         self.is_alone = environment.joins  # a replacement that is not a member yet
         self._lacks = ALL if environment.joins else 0
-        self._undeclared = environment.joins  # the servers of the view may not know the keys
+        self._undeclared = environment.joins  # whether the servers of the view may not know the keys
         self._servers = tuple(range(environment.num_servers))  # among which the slices of keys are divided
-        self._sharing_state = False  # the state of training has to be sent to new members
-        self._restoring = False  # servers need the optimizer's state of their slices
-        self._unsettled = False  # not all may know yet who holds how many steps
-        self._start = 0  # the clock from which all go on then
-        self._holding = False  # servers do not know yet which step this worker holds in its view
+        self._sharing_state = False  # whether the next op must send the state of training to members that lack it
+        self._restoring = False  # whether servers need the optimizer's state of their slices
+        self._unsettled = False  # whether some members may not know yet how many steps each one holds
+        self._start = 0  # the clock from which all members go on once they know it
+        self._holding = False  # whether this worker still has to tell the servers which step it holds in this view
         self.give_state: Callable[[], bytes] = lambda: b""
         self.take_state: Callable[[bytes], None] = lambda content: None
         self.take_step: Callable[[bytes], None] = lambda content: None  # of the state only what a step changes
@@ -102,7 +105,7 @@ class ElasticKVStore(DistKVStore):
         self.take_weights: Callable[[], None] = lambda: None  # those that the servers have now
         self.on_clocks: Callable[[Clocks], None] = lambda clocks: None  # before the state is given to new members
         self.repeating = False  # whether `repeat` runs a block
-        self._stopped = False
+        self._stopped = False  # whether `enter` has raised Stopped
         self._farewell = "the replay has no later view with this worker"
         self._notice = ""  # why this worker leaves on purpose, if it does
         self.pushed = 0.0  # when the last push of a round was handed over, s of time.perf_counter
@@ -166,7 +169,7 @@ class ElasticKVStore(DistKVStore):
         self.enter()
 
     def _why_fixed(self) -> str:
-        """Why this store cannot change so; empty if it can."""
+        """Why this store cannot change between such types; empty if it can."""
         if not self._stepping:
             return ON_WORKERS
         others = [type_ for type_ in types.TABLE if type_.can_be_elastic and type_.synchronous == self._own]
@@ -222,13 +225,13 @@ class ElasticKVStore(DistKVStore):
                 self.repeating = outer
 
     def leave(self, reason: str) -> None:
-        """This worker leaves on purpose before one of its next rounds: then `enter` raises MembershipEnded. For any
-        thread; before `start` it means nothing."""
+        """Ask the scheduler to let this worker leave on purpose, before one of its next rounds; then `enter` raises
+        MembershipEnded. For any thread. Before `start` this has no effect."""
         self._notice = reason
         self._elastic.leave(reason, self.keeps_residuals)
 
     def enter(self) -> bool:
-        """See KVStore.enter. Raises Stopped as well, once, when the job ends with too few workers."""
+        """See KVStore.enter. Also raises Stopped, once, when the job ends because it has too few workers."""
         completed = False
         while True:
             with contextlib.suppress(ViewChanged):
@@ -258,7 +261,7 @@ class ElasticKVStore(DistKVStore):
         self._routes.enter(view, connects=is_member and self._progress.pending is None)
         # Also for a worker that is not in the view: its LEAVE must not wait for earlier answers.
         self._transfers.enter(view.number, self.clock if self._own else view.base)
-        if self._progress.has_departed:  # perhaps with a view that it was not told
+        if self._progress.has_departed:  # it may have left with an earlier view, about which it was not told
             self._farewell = f"it leaves the job on purpose ({self._notice})"
         if not is_member:
             raise MembershipEnded(f"view {view.number} is without worker {self.member}")
@@ -275,7 +278,7 @@ class ElasticKVStore(DistKVStore):
         self.on_enter(view, missed)
         others = self._servers != view.servers or bool(view.joined_servers)
         if self._stepping:
-            self._holding = view.number > 1  # before that there is no step; and the first round is not dealt yet
+            self._holding = view.number > 1  # in the first view no step was made yet
             self._on_servers.enter(set(self._servers).difference(view.servers) | set(view.joined_servers))
             self._restoring = self._restoring or (others and not self.is_alone)
             self._sharing_state = self._sharing_state or self._restoring or (self._own and view.number > 1)
@@ -286,7 +289,7 @@ class ElasticKVStore(DistKVStore):
         return missed
 
     def _take_kind(self, view: View) -> None:
-        """A view may come with another bound on staleness, or another type; its servers have it."""
+        """Change to the kind of kvstore that this view has. Its servers have changed already."""
         before, now = self._kind, kind_of(view)
         if not now or now == before:
             return
@@ -306,16 +309,19 @@ class ElasticKVStore(DistKVStore):
         self._holding = False
 
     def _share_state(self) -> None:
-        """One op of several exchanges, in which the first member that has the state of training sends it to those that
-        lack it, and to servers, and those that leave hand over their residuals. Its barriers have one name: each is
-        released before the next is reached. Raises ViewChanged: then the next view begins with it."""
+        """One op with several exchanges. The first member that has the state of training sends it to the members that
+        lack it, and to servers that lack it; members that leave hand over their residuals. All barriers of the op have
+        the same name, which is safe, because each is released before the next one is reached. Raises ViewChanged: then
+        the next view begins with this op."""
         self._begin()
         view = self.view
         assert view is not None
         table = np.zeros((3, self.num_workers))
         table[:, self.rank] = self._lacks, self._on_servers.made, self._restoring
         lacking, steps, restoring = super().all_reduce("who lacks the state", table)
-        if self.is_alone:  # the others have declared the keys: so it is this worker's that are refused if they differ
+        # The others have declared the keys before. So if this worker's differ, the servers refuse these, and not
+        # theirs.
+        if self.is_alone:
             self._declare_again()
             self.is_alone = False
         if lacking.all():
@@ -333,7 +339,7 @@ class ElasticKVStore(DistKVStore):
             self._restore(source)
         content = self._shared_state(source) if lacking.any() else b""
         residuals = self._handing_over.exchange(view)
-        self._member.barrier()  # all who lacked it have it now
+        self._member.barrier()  # after it all members that lacked the state have it
         self.complete()
         self._handing_over.settle(view, residuals)
         self._sharing_state = self._restoring = False
@@ -346,9 +352,9 @@ class ElasticKVStore(DistKVStore):
         self.on_shared()
 
     def _settle(self) -> None:
-        """All hold the op in which they have told how many steps they hold: else others could not interpret the clock
-        that this worker tells servers from now on. All that are not in the middle of a step, or make it no more, go on
-        from the same clock."""
+        """Wait until all members hold the op of `_tell_clocks`. Without that, a member of the next view might not know
+        what the clock means that this worker now tells the servers. All members go on from the same clock, except those
+        in the middle of a step, which they complete first."""
         self._begin()
         self._member.barrier()
         self.complete()
@@ -358,7 +364,8 @@ class ElasticKVStore(DistKVStore):
         self._unsettled = False
 
     def _tell_clocks(self, source: int) -> Clocks:
-        """What all members hold. The worker with the rank `source` asks the servers about those who have left."""
+        """How many steps each member holds. The worker with rank `source` asks the servers about members that have
+        left."""
         table = clocks.table_of(self._environment.ranks)
         if not self._lacks:
             since = time.monotonic() - self._on_servers.pulled
@@ -372,7 +379,7 @@ class ElasticKVStore(DistKVStore):
         return held
 
     def _shared_state(self, source: int) -> bytes:
-        """The state of training of the worker with this rank, if this one lacks it."""
+        """The state of training of the worker with rank `source`; empty if this worker does not lack it."""
         self.sharing = True
         content = self.give_state() if self.rank == source else b""
         self.sharing = False
@@ -382,7 +389,7 @@ class ElasticKVStore(DistKVStore):
         return values.tobytes() if self._lacks else b""
 
     def _restore(self, source: int) -> None:
-        """The worker with this rank sends servers the states of their slices."""
+        """The worker with rank `source` sends the servers the states of their slices."""
         own = self._on_servers.own_snapshots()
         sizes = np.zeros(self.num_workers)
         sizes[self.rank] = len(own)
@@ -407,13 +414,13 @@ class ElasticKVStore(DistKVStore):
 
     def set_optimizer(self, spec: dict[str, Any]) -> None:
         self._on_servers.spec = spec
-        if self.is_alone:  # the servers have it
+        if self.is_alone:  # the servers run the optimizer already
             self._stepping = True
         else:
             super().set_optimizer(spec)
 
     def keep_snapshots(self, weights: Callable[[], Mapping[Key, Array]]) -> None:
-        """`weights()`: this worker's by key, flat, which servers get if they lack them."""
+        """`weights()` returns this worker's weights by key, flat. Servers that lack weights get these."""
         self._on_servers.weights = weights
 
     def snapshot_every(self, seconds: float) -> None:
@@ -428,7 +435,7 @@ class ElasticKVStore(DistKVStore):
         return super().pushpull(name, values, READ, wait=False)
 
     def stepped(self) -> None:
-        """The round that was recognised, or a step of this worker's own, has made a step of the servers' optimizer."""
+        """The servers' optimizer has made a step, with a round that was recognised or a step of this worker's own."""
         assert self.view is not None
         now = time.monotonic()
         self._on_servers.made += 1
@@ -441,12 +448,12 @@ class ElasticKVStore(DistKVStore):
         self._on_servers.pulled = time.monotonic()
 
     def skip_to(self, clock: int) -> None:
-        """This worker's next own step has the number after this clock: the same for all who go on from there."""
+        """The next own step of this worker has the number `clock` + 1, as for all members that go on from there."""
         self._on_servers.skip_to(clock)
 
     def rest(self, clock: int) -> None:
-        """This worker makes no own step before all others hold this clock: nobody waits for it. Raises ViewChanged,
-        JobLost."""
+        """Tell the servers that this worker makes no step up to `clock`, so that no pull waits for it. Raises
+        ViewChanged, JobLost."""
         self._begin()
         self._on_servers.skip_to(clock)
         self._on_servers.hold()
@@ -493,14 +500,16 @@ class ElasticKVStore(DistKVStore):
         return self._op(f"the sum of {name}", lambda: self._sum(name, array))
 
     def _sum(self, name: str, array: Array) -> Array:
-        """Nobody has the sum for good before all have it: a server could be lost before it has sent it to the rest."""
+        """The barrier after the sum: no member may hold the op before all have the sum, because a server could be lost
+        before it has sent the sum to the rest."""
         total = super().all_reduce(name, array)
         if self.view:
             self._member.barrier()
         return total
 
     def _op(self, what: str, run: Callable[[], T]) -> T:
-        """An op outside of `repeat` would leave the others waiting in theirs when the view changes."""
+        """Run one op. It must be inside of `repeat`: else, when the view changes, the others would repeat their op and
+        wait in vain for this worker."""
         if not self.view:
             return run()
         if not self.repeating:
@@ -524,13 +533,13 @@ class ElasticKVStore(DistKVStore):
                 part[:] = total.astype(np.uint8)
 
     def measure_limits(self) -> str:
-        """Its bounds are for the links at the start."""
+        """Nothing is measured: bounds would be about the links at the start, and links change with views."""
         return ""
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
-        """A mistake of the user, or weights that differ, is the same on all workers and ends the job."""
+        """A mistake of the user, or weights that differ between workers, ends the job: all workers would fail."""
         if not self.view or isinstance(error, (UserError, Diverged)):
             super().failed(error)
         elif not self._progress.finished:
@@ -542,7 +551,7 @@ class ElasticKVStore(DistKVStore):
 
 
 def _own(error: BaseException) -> str:
-    """What to say of an error of this worker itself; empty if others, or a signal, have ended it."""
+    """The text about an error of this worker itself; empty if other processes, or a signal, have ended it."""
     if not isinstance(error, Exception) or (isinstance(error, JobLost) and not isinstance(error, Unreadable)):
         return ""
     text = str(error.__cause__) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"

@@ -47,7 +47,7 @@ class Membership:
         self._control.barrier(f"{self._barriers}")
 
     def due_change(self) -> Change | None:
-        """A step has been made: the change of the kvstore that comes after it, or none. Raises JobLost."""
+        """A step has been made. Returns the change of the kvstore that comes after it, if any. Raises JobLost."""
         if not self.changes.step_made():
             return None
         self._control.wait_until(self.changes.decided, "the step after which the kvstore changes")
@@ -81,8 +81,8 @@ class Membership:
             self._control.close()
 
     def lose(self, reason: str) -> None:
-        """End the job for all processes, including this one if its main thread is waiting. Called on another thread;
-        see _report."""
+        """End the job for all processes, also for this one if its main thread is waiting. Other threads call this; see
+        _report."""
         self._report(reason)
         self._control.fail(reason)
 
@@ -101,21 +101,21 @@ class Membership:
             self._control.bye()
 
     def drop_out(self, error: str = "") -> None:
-        """End as a process does that dies: an elastic job goes on without it. `error`: an error of its own, which the
-        others are told."""
+        """Leave without a goodbye, as a process that dies: an elastic job goes on without this worker. `error`: this
+        worker's own error, which the others are told."""
         if error and not self._closed:
             self._control.failed(error, self._done())
         self._closed = True
         self._control.close()
 
     def _report(self, reason: str) -> None:
-        """This worker has failed, and the job with it, but not if it only waits to join."""
+        """Report that this worker has failed. This ends the job, unless the worker only waits to join."""
         if not self._waits_to_join:
             self._control.abort(reason)
 
     @property
     def _waits_to_join(self) -> bool:
-        """Whether the job goes on without this worker as it did before."""
+        """Whether this worker is not yet a member, so that the job does not need it."""
         return self._environment.joins
 
     def _handlers(self) -> Handlers:
@@ -127,11 +127,11 @@ class Membership:
         return None
 
     def _done(self) -> int:
-        """The last op that this worker holds, in an elastic job."""
+        """The last op that this worker holds in an elastic job; -1 in another job."""
         return -1
 
     def _leave(self) -> None:
-        """Tell the servers that no push is missing, which is not so in a job that is lost."""
+        """Tell the servers that this worker has sent all its pushes. Not if the job is lost: pushes may be missing."""
         if self._control.failure:
             return
         seconds, done = self._environment.wait_seconds, self._done()

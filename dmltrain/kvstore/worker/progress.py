@@ -1,7 +1,7 @@
-"""How far a worker of an elastic job is: the ops that it holds, and the view that it is in.
+"""How far a worker of an elastic job is: which ops it holds, and in which view it is.
 
-The training thread calls the first group of methods, the thread of the control link the second. See
-scheduler/membership/views.py for what the scheduler makes of it.
+The training thread calls the first group of methods, and the thread of the control link the second group.
+scheduler/membership/views.py says how the scheduler uses the answers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Progress:
         self.done = 0
         self.met = 0  # the last op whose barrier this worker has reached
         self.invited = False
-        self.missed: set[int] = set()  # views that count their base as held by this worker, which did not complete it
-        self.returns = False  # a later view has this worker again, which is not in `view`
+        self.missed: set[int] = set()  # views in which this worker was behind when they began
+        self.returns = False  # whether a later view has this worker, which is not in `view`
         self.view: View | None = None
         self._report = report
         self.announced: Enter | None = None  # the newest view, entered or not
-        self._pending: deque[View] = deque()  # those that were not yet entered, oldest first
-        self._flush: Flush | None = None  # that counts
+        self._pending: deque[View] = deque()  # announced views that were not yet entered, oldest first
+        self._flush: Flush | None = None  # the last one of the present change of view
         self._ends: tuple[int, str] | None = None  # the number of the first view in which the job ends, and why
         self._failure = ""
         self.finished = self._over = False
@@ -61,8 +61,8 @@ class Progress:
             raise ViewChanged
 
     def complete(self) -> None:
-        """All results of the next op are here: recognise it. Waits while a change of view forbids that. Raises
-        ViewChanged if the op was aborted, and JobLost."""
+        """All results of the next op have arrived: recognise it, so that this worker holds it. Waits while a change of
+        view forbids that. Raises ViewChanged if the op was aborted, and JobLost."""
         with self._changed:
             self._changed.wait_for(lambda: not self.held_back)
             if self._failure:
@@ -72,8 +72,8 @@ class Progress:
             self._answer()
 
     def enter(self) -> View:
-        """Take the next view; `done` is its base. Views are entered one by one: each member knows all of them, and the
-        first round is dealt in the first."""
+        """Enter the next view; `done` is its base. Views are entered one by one, even if several were announced: what a
+        member derives from the sequence of views, such as how samples are dealt, must be the same on all members."""
         with self._changed:
             self.view = self._pending.popleft()
             return self.view
@@ -82,22 +82,22 @@ class Progress:
         """Let the change that waits come before this worker's next op, a round of training: `ask` the scheduler, given
         the view's number, and wait for a new view. Raises JobLost."""
         with self._changed:
-            if not self.invited or self.view is None or self._pending:  # a view comes first: ask in that one
+            if not self.invited or self.view is None or self._pending:  # another view comes first: ask in that one
                 return
             self.invited, number = False, self.view.number
         ask(number)
         self.wait_for_view()
 
     def wait_if_held(self) -> None:
-        """In a view that was entered: if its members have nothing to do, or have done all that it is for, wait for the
-        next one. Raises JobLost, and ViewChanged."""
+        """If the members of the entered view have nothing to do in it, or nothing more, wait for the next view. Raises
+        JobLost, and ViewChanged."""
         if self.rests:
             self.wait_for_view()
             self.begin()
 
     @property
     def rests(self) -> bool:
-        """Whether the next thing to do comes with the next view."""
+        """Whether the members have nothing to do before the next view."""
         if self.announced is None or self._pending:
             return False
         view = self.announced.view
@@ -109,7 +109,7 @@ class Progress:
         return self._ends[1] if self._ends and self.view and self.view.number >= self._ends[0] else ""
 
     def finish(self) -> None:
-        """This worker has come to its end: it takes part in no later op, but goes on answering."""
+        """This worker has finished: it takes part in no later op, but still answers the scheduler."""
         with self._changed:
             self.finished = True
             self._pending.clear()
@@ -126,7 +126,7 @@ class Progress:
     # -- the thread of the control link -----------------------------------------------------------------------------
 
     def freeze(self, flush: Flush) -> None:
-        """A change of view begins, or goes on. One of an older view than that announced last is void."""
+        """A change of view begins, or continues. A flush of an older view than the last announced one is void."""
         with self._changed:
             if self._newest and flush.view == self._newest.number:
                 self._flush = flush
@@ -162,7 +162,7 @@ class Progress:
         self.invited = True
 
     def end(self) -> None:
-        """The job has come to its end."""
+        """The job has ended."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -188,7 +188,7 @@ class Progress:
         return math.inf if planned == NEVER else planned
 
     def _answer(self) -> None:
-        """Say which op this worker holds, if a flush or the planned end of the view asks for it."""
+        """Report which op this worker holds, if a flush or the planned end of the view asks for it."""
         if self._flush is not None:
             if self.done >= self._flush.until:
                 self._report(Flushed(self._flush.view, self._flush.turn, self.done, self.met > self.done))

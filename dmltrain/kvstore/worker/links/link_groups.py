@@ -1,9 +1,9 @@
 """The groups of a link to a server: small slices that are pushed and pulled together, with one frame for all of them.
 
-Theory of operation. A group is declared to the server once, and means a number from then on. Its frames stand for those
-of its slices, one after another; the server may answer a pull of a group with one VALUE_GROUP or with a VALUE for each
-slice. Where the slices lie in shared memory is a payload of offsets. It seldom changes, so what belongs to a payload is
-found once.
+Theory of operation. A group is declared to the server once; from then on a number stands for it. A frame of a group
+stands for the frames of its slices, one after another. The server may answer a pull of a group with one VALUE_GROUP or
+with a VALUE for each slice. In shared memory the payload is the offsets of the slices. It seldom changes, so the arrays
+of a payload are made once and remembered.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Id = tuple[int, int, int]
 
 @dataclass(eq=False)
 class Sending:
-    """Shared memory that pushes of some slices are copied into; all groups of these slices, which differ in their
-    clocks' differences, use it. Clocks are those of the first slice."""
+    """Shared memory into which pushes of some slices are copied. All groups of these slices share it; they differ only
+    in the differences of the slices' clocks. Clocks are those of the first slice."""
 
     arrays: list[Array] = field(default_factory=list)  # none until the first push
     places: bytes = b""  # of `arrays`, as they are sent
@@ -46,8 +46,8 @@ class Sending:
 
 @dataclass(eq=False)
 class WorkerGroup:
-    """Some slices on one server. A clock of the group is that of its first slice; `differences` are those of each
-    slice's clock to it."""
+    """Some slices on one server. The clock of the group is that of its first slice. `differences`: the clock of each
+    slice minus the clock of the group."""
 
     number: int
     slices: list[WorkerSlice]
@@ -121,7 +121,7 @@ class GroupLanding:
 
 @dataclass(eq=False)
 class Scattered(GroupLanding):
-    """The destinations of a group's slices that several pulls have left."""
+    """The destinations of a group's slices if they belong to several pulls; see LinkGroups._landing."""
 
     landings: list[Landing] = field(kw_only=True)
 
@@ -301,7 +301,7 @@ class LinkGroups:
         return landing
 
     def _expand(self, key: int, index: int, clock: int) -> None:
-        """Expect the values of a pulled group that has this slice at this clock one by one, if there is such a pull."""
+        """If there is a pull of a group with this slice at this clock, expect its values one by one from now on."""
         for (number, first), landings in self._pulls.items():
             group = landings[0].group
             place = group.place_of(key, index)
@@ -315,8 +315,9 @@ class LinkGroups:
             self.alone.setdefault(id, []).append(landing.alone(place))
 
     def _landing(self, group: WorkerGroup, clock: int) -> GroupLanding:
-        """The destination of a group's value. If two pulls have slices in common, then the other one's values, which
-        came first and one by one, have taken this one's destinations, and left it theirs. Raises KeyError."""
+        """The destination of a group's value. Two pulls may have slices in common. If the values of the other pull came
+        first, and one by one, they have used the destinations of this pull: then use those that the other pull left.
+        Raises KeyError."""
         if (group.number, clock) in self._pulls:
             return self._taken(group.number, clock)
         left = [

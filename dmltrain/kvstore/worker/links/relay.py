@@ -115,7 +115,7 @@ class Relay:
         return link.push(slice_, values, last.clock, last.rate, work.slice.priority, Flag.PULL, ready)
 
     def _arrived(self, work: Work, summing: float, trip: Trip) -> None:
-        """Report the seconds of summing, coding and the server as work; the rest is the wire."""
+        """Report the seconds of summing, of coding and of the server as work. The rest of the time is the wire's."""
         self._service.done(work, trip.waited, summing + trip.handled + trip.worked)
 
 

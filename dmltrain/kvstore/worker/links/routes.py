@@ -51,9 +51,9 @@ class Sharing:
 
 
 class Routes:
-    """`links` are those of the worker itself, in the order in which it sends; `all_links` includes those of its relay.
-    `by_number` has those to the servers, of an elastic job to the ones that the worker's view has; `unreachable` says
-    why some of these are missing.
+    """`links`: the worker's own links, in the order in which it sends. `all_links`: these and the links of its relay.
+    `by_number`: the links to the servers, in an elastic job to those of the worker's view. `unreachable`: why there is
+    no link to some of these.
 
     `lost(link)` is called when a link ends, `fail(reason)` to end the job, `overdue(reason)` when a worker is late.
     """
@@ -102,8 +102,8 @@ class Routes:
         return [self.by_number[number] for number in sorted(self.by_number)]
 
     def announce(self, view: View, new: Sequence[NewServer]) -> list[ServerLink]:
-        """A view that the worker will enter, and where its new servers are. Returns the links to those that are lost:
-        `retire` them when waits can be interrupted. For any thread."""
+        """Note a view that the worker will enter, with the addresses of its new servers. Returns the links to servers
+        that are lost: `retire` them as soon as waits can be interrupted. For any thread."""
         self._new[view.number] = _by_number(new)
         return [
             server_link
@@ -119,8 +119,8 @@ class Routes:
                 self._data_links.forget(server_link.link)
 
     def enter(self, view: View, connects: bool) -> None:
-        """The worker enters this view: without relays. `connects`: to servers to which there is no link yet. Call this
-        on the thread that pushes."""
+        """Enter this view: from now on without relays. `connects`: whether to connect to servers to which there is no
+        link yet. Call this on the thread that pushes."""
         new = self._new.pop(view.number, {})
         old = {number: server_link for number, server_link in self.by_number.items() if self._is_old(number, view, new)}
         self.retire(old.values())
@@ -139,7 +139,8 @@ class Routes:
         self.links = self.all_links = self._in_order()
 
     def _is_old(self, number: int, view: View, new: Addresses) -> bool:
-        """Whether the link to this server is not to one of the view: perhaps another process has its place there."""
+        """Whether the link with this server's number is to no server of the view. The view may have another process
+        with this number."""
         place = new.get(number, self._at_start[number])
         return number not in view.servers or number in view.joined_servers or place != self._places[number]
 
@@ -166,7 +167,8 @@ class Routes:
         return self._ranks if self.relay else ()
 
     def direct(self, slices: list[WorkerSlice]) -> list[Way]:
-        """How slices travel; without those of servers that have been lost: see KeyEntries.place."""
+        """The links of slices if each goes straight to its server. Slices of lost servers are left out: see
+        KeyEntries.place."""
         links = self.by_number
         return [Way(links[slice_.range.server], slice_) for slice_ in slices if slice_.range.server in links]
 

@@ -1,11 +1,11 @@
 """A worker's link to one server: pushes and pulls of slices, requests, and a thread that receives the answers.
 
-Pushes and pulls of a slice are numbered by its clock; a value is received into the memory that its pull has named.
-Answers to requests (other than pulls) arrive in the order of the requests. If server and worker are on one host, pushes
-and values lie in shared memory and only their offsets are sent (rendezvous.py, shared_memory.py).
+The clock of a slice numbers its pushes and pulls. A value is received into the memory that its pull has named. Answers
+to requests (other than pulls) arrive in the order of the requests. If server and worker are on the same host, pushes
+and values lie in shared memory, and only their offsets are sent (rendezvous.py, shared_memory.py).
 
-In an elastic job every frame has the number of a view. What was asked for in an earlier view than the present one is
-forgotten: the server does not answer it, or its answers come late and are dropped.
+In an elastic job every frame has the number of a view. Requests and pulls of earlier views are forgotten: the server
+does not answer them, or its answers come late and are dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dmltrain.kvstore.worker.links.worker_slice import FIRST, Landing, Traffic, 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request that the server has not answered. `answer` gets the state that it sends, if any."""
+    """A request that the server has not answered. `answer` gets the state that the server sends, if any."""
 
     handle: Handle
     answer: list[bytearray]
@@ -110,7 +110,7 @@ class ServerLink:
         self, slice_: WorkerSlice, data: Array, clock: int, rate: float, priority: int, flags: int, ready: float
     ) -> Frame:
         """The frame of a gradient that the sending thread must copy, encode or send."""
-        view = self.view  # now: it may be sent in a later one
+        view = self.view  # now, because the frame may be sent when this link has entered a later view
 
         def header(flags: int = flags, offset: int = 0) -> bytes:
             return Header(
@@ -143,8 +143,8 @@ class ServerLink:
     def _prepared(
         self, slice_: WorkerSlice, data: Array, last: int, op: int, header: Callable[..., bytes], flags: int
     ) -> tuple[bytes, memoryview | None]:
-        """On the sending thread: copy the push, of `op` at the moment `last`, into shared memory, or encode it. Raises
-        Closed when the server is lost: its slices have other links then."""
+        """On the sending thread: copy a push of this `op` and `moment` into shared memory, or encode it. Raises Closed
+        if the server is lost: its slices have other links then, which may use the same memory."""
         since = time.perf_counter()
         with self._coding:
             if self.retired:
@@ -176,7 +176,7 @@ class ServerLink:
     def _encode(self, slice_: WorkerSlice, codec: Codec, data: Array, memory: Array, last: int, op: int) -> None:
         residual = slice_.residual
         if residual is not None and slice_.undo is not None:
-            if last < moment(self.view, 0):  # the server will drop it, and its round was aborted
+            if last < moment(self.view, 0):  # its round was aborted: the residual must stay
                 residual = residual.copy()
             else:
                 slice_.undo.keep(op)
@@ -243,16 +243,16 @@ class ServerLink:
     # -- changes of the view --------------------------------------------------------------------------------------
 
     def interrupt(self, view: int) -> None:
-        """This view was announced: all that wait for this server since an earlier one get ViewChanged, except for the
-        answer to LEAVE. For any thread; the pushing one may have entered the view already."""
+        """This view was announced: raise ViewChanged in all waits for this server that began in an earlier view, except
+        that for the answer to LEAVE. For any thread. No effect if the pushing thread has entered the view already."""
         with self._lock:
             if self.view >= view:
                 return
             self._interrupt([request.handle for request in self._requests if not request.leaves])
 
     def enter(self, view: int) -> None:
-        """Frames belong to this view from now on; those of earlier views that wait to be sent are dropped, and all that
-        was asked for is forgotten. Groups must not be used. Slices' clocks begin again, so call this on the thread that
+        """From now on frames belong to this view. Drop frames of earlier views that wait to be sent, and forget all
+        requests and pulls. Groups must not be in use. The clocks of slices begin again, so call this on the thread that
         pushes."""
         with self._coding, self._lock:
             self.view = view
@@ -262,9 +262,9 @@ class ServerLink:
         self.outbox.drop()
 
     def retire(self) -> None:
-        """The job goes on without this server: end all waits for it as `interrupt` does. Nothing is missing that a
-        worker that leaves has sent to it. For any thread."""
-        with self._coding, self._lock:  # from here on nothing of this link uses the slices, which get another link
+        """The job goes on without this server: end all waits for it as `interrupt` does. A wait for the answer to LEAVE
+        ends without an error: a worker that leaves needs nothing from this server. For any thread."""
+        with self._coding, self._lock:  # afterwards this link uses no slice any more: another link gets the slices
             self.retired = True
             self._interrupt([])
             for request in self._requests:
@@ -306,7 +306,7 @@ class ServerLink:
         if not self.retired:
             self.lost(error)
         if self.retired:
-            self.link.close()  # nobody else will, as long as the job lives
+            self.link.close()  # here, because no other code closes a retired link before the job ends
 
     def _take(self, header: Header) -> None:
         if header.kind == FrameKind.VALUE:
@@ -340,8 +340,9 @@ class ServerLink:
         )
 
     def _landing(self, header: Header) -> tuple[Landing | None, bool]:
-        """The destination of a value, None if it is of an earlier view; and whether it is there already, because it is
-        read in place. Call this with the lock held: then nothing of an earlier view is kept after `enter`."""
+        """The destination of a value, None if the value is of an earlier view; and whether the value needs no copy,
+        because it is read in place. Call this with the lock held: so no value of an earlier view is kept after
+        `enter`."""
         if header.view < self.view:
             return None, False
         landing = self.groups.take_alone(header.key, header.slice, header.clock)
@@ -419,7 +420,7 @@ class ServerLink:
 
 
 def _end(handle: Handle, leaves: bool) -> None:
-    """End the wait for a request to a server that has gone: for the answer to LEAVE, or to another."""
+    """End the wait for a request to a server that is lost. `leaves`: the request is LEAVE."""
     if leaves:
         handle.one_done()
     else:

@@ -1,4 +1,4 @@
-"""Takes back what a round has put into a residual, if a change of view aborts the round. Pure."""
+"""Takes back the change of a residual by a round that a change of view aborts. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmltrain.base.arrays import Array
 
 @dataclass(eq=False, slots=True)
 class Undo:
-    """Of one slice's `residual`, float32 (length,)."""
+    """For the `residual` of one slice, float32 (length,)."""
 
     residual: Array
     _before: Array = field(init=False)  # what it was before the round of `_op` was encoded
@@ -21,13 +21,14 @@ class Undo:
         self._before = np.zeros_like(self.residual)
 
     def keep(self, op: int) -> None:
-        """The push of this op is encoded next."""
+        """Remember the residual: the push of this op is encoded next."""
         if op > self._op:
             np.copyto(self._before, self.residual)
             self._op = op
 
     def back_to(self, base: int) -> None:
-        """A view begins after op `base`: a later op was aborted, and its push will be encoded again."""
+        """A view begins after op `base`. If the last encoded push was of a later op, that op was aborted, and its push
+        will be encoded again: restore the residual."""
         if self._op > base:
             np.copyto(self.residual, self._before)
             self._op = base

@@ -79,7 +79,7 @@ class Traffic:
 
 
 def moment(view: int, clock: int) -> int:
-    """A clock of a view, in one order with those of other views: clocks begin again in each."""
+    """A view and a clock as one number that only grows, although the clocks begin again in each view."""
     return (view << CLOCK_BITS) + clock
 
 
