@@ -12,7 +12,7 @@ FIX = "call the function itself in place of spawn; dmltrain-launch starts all wo
 
 
 def hint() -> str:
-    """What may have made a second process with this one's place in the job."""
+    """Why a second process may have the same place in the job as this one."""
     if started := _name():
         return f"this process ({started}) was started by multiprocessing, such as torch.multiprocessing.spawn: {FIX}"
     return f"if the program uses torch.multiprocessing.spawn: {FIX}"

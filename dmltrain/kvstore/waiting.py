@@ -70,7 +70,8 @@ class Trip(NamedTuple):
 
 
 def split(trip: Trip | None, since: float, until: float) -> Waits:
-    """A wait from `since` to `until`, which ended when the slice of `trip` landed; None: a request to a server."""
+    """Divide a wait from `since` to `until` by cause. `trip`: that of the slice whose arrival ended the wait; None: it
+    was a request to a server."""
     waited = max(0.0, until - since)
     if trip is None:
         return Waits(server=waited)

@@ -57,7 +57,7 @@ class Stall:
     acknowledged: int = -1
 
     def seconds(self, sample: Sample, now: float) -> float:
-        """For how long, with this sample; 0 if it does not wait, or did not when it was last looked at."""
+        """How long the link has stalled, given this new sample; 0 if it does not stall, or did not at the last one."""
         if not sample.waits:
             self.since = None
         elif self.since is None or sample.acknowledged != self.acknowledged:

@@ -16,14 +16,14 @@ from dmltrain.kvstore.transport.link import Link
 from dmltrain.kvstore.transport.message import LinkEnd, LinkLost, Start
 
 EARLIER = 0.5  # s: a cut link counts as lost that long before a silent process, by default after 8 s
-SUSPENDED_SECONDS = 4.0  # between two looks: this process did not run
+SUSPENDED_SECONDS = 4.0  # so long after the last check this process must have been suspended
 NETWORK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 
 @dataclass
 class Watch:
-    """Ends links that the network has cut for so many `seconds`, so that their reading threads notice. `check` is
-    called about twice a second on one thread; `add` may be called on others."""
+    """Ends links over which no data has passed for `seconds`, so that their reading threads notice. One thread calls
+    `check` about twice a second; other threads may call `add`."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -78,7 +78,7 @@ def host_names(start: Start) -> dict[tuple[str, int], str]:
 
 
 class DataLinks:
-    """Those of one role of this process. `report` gets each that is lost."""
+    """The data links of one role of this process. `report` gets each link that is lost."""
 
     def __init__(
         self, role: str, environment: Environment, names: Names, watch: Watch, report: Callable[[LinkLost], None]
@@ -96,7 +96,7 @@ class DataLinks:
         self._watch.add(link)
 
     def forget(self, link: Link) -> None:
-        """The link has ended, or will, and nobody misses it. What its peer has shared can be freed."""
+        """The end of this link is no loss. The memory that its peer has shared can be freed."""
         self._ends.pop(link, None)
 
     def lost(self, link: Link, error: Exception) -> None:

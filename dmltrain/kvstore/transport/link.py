@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class PlainStream:
-    """The bytes of a socket."""
+    """The bytes of a socket that is not encrypted."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -83,8 +83,8 @@ class Link:
         self._deadline = 0.0  # time.monotonic, of the handshake
         self.bytes_sent = 0  # through the socket, with the frame that is being sent
         self.bytes_received = 0
-        self.own_arena: Arena | None = None  # memory that this side shares with the peer,
-        self.peer_arena: Mapping | None = None  # and the peer with this side; both or none
+        self.own_arena: Arena | None = None  # memory that this side shares with the peer
+        self.peer_arena: Mapping | None = None  # memory that the peer shares with this side; both are set, or none
         self.window: SendWindow | None = None  # only of a link between hosts
         self._header = bytearray(wire.HEADER_SIZE)
         self._reads_ahead = False
@@ -170,8 +170,7 @@ class Link:
         return payload
 
     def discard(self, header: Header) -> None:
-        """Read what follows `header`, the last one that was read, and forget it piece by piece. Raises like
-        `read_into`."""
+        """Read and drop the payload of `header`, the last header that was read. Raises like `read_into`."""
         received_seal = bytearray(seal.SIZE)
         pieces = self._pieces(header.length if header.is_followed else 0, self._sealed, received_seal)
         if self._sealed:
@@ -207,7 +206,8 @@ class Link:
         return frame
 
     def _send(self, views: list[memoryview]) -> None:
-        self.bytes_sent += sum(map(len, views))  # first: whoever has the answer finds what it cost counted
+        # Count before sending: a thread that already has the answer must find the bytes counted.
+        self.bytes_sent += sum(map(len, views))
         try:
             while views:
                 sent = self._stream.send(views)

@@ -25,9 +25,9 @@ Prepare = Callable[[], tuple[bytes, Payload]]  # returns header and payload
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """A frame to send. `sent` is called once the payload may be changed again (also if the link is cut, the frame is
-    dropped, or it was put too late). `prepare` computes header and payload on the sending thread, just before they are
-    sent."""
+    """A frame to send. `sent` is called when the payload may be changed again; also if the link is cut, if the frame is
+    dropped, or if it came after the end of the thread. `prepare` computes header and payload on the sending thread,
+    just before they are sent."""
 
     header: bytes
     payload: Payload = None
@@ -86,7 +86,7 @@ class Outbox:
         self.put_all([Frame(header, payload, priority, sent)])
 
     def put_all(self, frames: Sequence[Frame]) -> None:
-        """Send these; together they cost little more than one frame."""
+        """Send these frames; in one call they cost little more than one frame."""
         with self._ready:
             if self._immediate and not self._queue and not self._sending and all(map(_is_header, frames)):
                 frames = self._send_now(frames)
@@ -106,7 +106,7 @@ class Outbox:
         return [Frame(data[sent:], priority=BEFORE_ALL)] if sent < len(data) else []
 
     def drop(self) -> None:
-        """Remove all droppable frames from the queue. What is being sent is sent to its end."""
+        """Remove all droppable frames from the queue. A frame that is being sent is sent completely."""
         with self._ready:
             dropped = [item[2] for item in self._queue if item[2].droppable]
             self._queue = [item for item in self._queue if not item[2].droppable]
@@ -117,8 +117,9 @@ class Outbox:
         _note_sent(dropped)
 
     def wait_for_room(self) -> None:
-        """Return once fewer than MAX_QUEUED_BYTES and MAX_QUEUED_FRAMES wait to be sent, or the link is cut. The thread
-        that reads from a peer calls it, so a peer that does not read its answers is not read either."""
+        """Return when fewer than MAX_QUEUED_BYTES and MAX_QUEUED_FRAMES wait to be sent, or the link is cut. The thread
+        that reads from a peer calls this: so requests of a peer that does not read its answers are not read either, and
+        this process's memory stays limited."""
         if self._has_room():
             return
         with self._room:

@@ -1,8 +1,8 @@
 """One worker's bytes for the others, through the servers and in chunks, so that servers need little memory for them.
 
-A chunk's key is that of a sum, whose number changes no weight's. But there is never a round: that worker sets the
-value, as `init` does, and the others pull it at clock 0. Two keys take turns: it sets one while they still pull the
-other. So there is one barrier a chunk.
+A chunk has a key that is no weight, so that the numbers of weights do not depend on it. But it has no rounds: the
+source sets the value, as `init` does, and the others pull it at clock 0. Two keys take turns, so that the source can
+set one while the others still pull the other one. So one barrier for each chunk is enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Broadcast:
         self._turn = 0
 
     def restart(self) -> None:
-        """Its keys have been forgotten: all members begin with the same one."""
+        """The keys have been forgotten. All members begin with the same one of the two."""
         self._turn = 0
 
     def __call__(self, values: Array, needed: bool, source: int) -> None:

@@ -1,8 +1,8 @@
 """The keys of one call, and which of them travel in groups.
 
-A group has keys of one slice each, in the order of the call. Through shared memory, where no bytes travel, it is as
-large as the largest slice; over TCP as large as the slices of one key with all these elements would be, so that
-transfers and sums overlap. Only a call that is repeated, with the same keys in the same order, has groups.
+A group consists of keys with one slice each, in the order of the call. Through shared memory, where no bytes travel, a
+group may be as large as the largest slice. Over TCP it is as large as a slice of one key with all these elements would
+be, so that transfers and sums overlap. Only a call that is repeated, with the same keys in the same order, has groups.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Together:
     _changes: int = 0
 
     def group(self) -> WorkerGroup | None:
-        """The group at the keys' present clocks; None if they have to travel alone."""
+        """The group for the keys' present clocks; None if the keys have to travel alone."""
         first = self.entries[0].clock
         differences = tuple([entry.clock - first for entry in self.entries])
         group = self._group

@@ -1,4 +1,5 @@
-"""How many steps each worker of an elastic job holds if it makes steps of its own: what all tell in a new view."""
+"""How many steps each worker of an elastic job holds if workers make steps of their own. All members exchange this at
+the beginning of a view."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ import numpy as np
 
 from dmltrain.base.arrays import Array
 
-CLOCK, BEGUN, AGE, LEAST, MOST = range(5)  # rows of a table: of workers in the view, of those that have left
+CLOCK, BEGUN, AGE, LEAST, MOST = range(5)  # rows of a table: three of workers in the view, two of those that have left
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """`members`: how many steps each worker in the view holds, without those that are new. `begun`: those of them that
-    are in the middle of a step. `gone`: of workers that have left the steps that all slices have; without those of whom
-    the servers know nothing. `partly`: those of them that have one more step in some slices. `freshest`: the member
-    whose weights are the newest."""
+    """`members`: how many steps each worker in the view holds, without new ones. `begun`: the members that are in the
+    middle of a step. `gone`: worker that has left -> how many of its steps all slices contain; without workers of which
+    the servers know nothing. `partly`: the workers of `gone` that have one more step in some slices. `freshest`: the
+    member with the newest weights."""
 
     members: Mapping[int, int]
     begun: Collection[int] = ()
@@ -27,28 +28,28 @@ class Clocks:
 
     @property
     def start(self) -> int:
-        """Nobody is beyond this clock, or was in the middle of a step after it."""
+        """The lowest clock from which all can go on: no worker holds a later step, or has begun one."""
         here = (clock + (member in self.begun) for member, clock in self.members.items())
         return max(*here, *(clock + 1 for clock in self.gone.values()), 0)
 
     @property
     def counted(self) -> dict[int, int]:
-        """How many steps of each worker count; without those of whom nothing is known."""
+        """How many steps of each worker count; without workers of which nothing is known."""
         return {**self.gone, **self.members}
 
 
 def table_of(ranks: int) -> Array:
-    """What a worker tells of itself and others, float64 (5, ranks): nothing yet."""
+    """An empty table, float64 (5, ranks), of what one worker knows about itself and others."""
     return np.zeros((MOST + 1, ranks))
 
 
 def add_own(table: Array, member: int, clock: int, begun: bool, age: float) -> None:
-    """Put in what a worker that is not new holds. `age`: s since it got its weights."""
+    """Enter how many steps a worker holds that is not new. `age`: s since it got its weights."""
     table[[CLOCK, BEGUN, AGE], member] = clock + 1, begun, age
 
 
 def add_gone(table: Array, answers: Iterable[Array]) -> None:
-    """Put in what the servers have of workers that have left: of each server rows of (worker, least, most)."""
+    """Enter what the servers know of workers that have left: from each server rows of (worker, least, most)."""
     for worker, least, most in (row for rows in answers for row in rows.tolist()):
         known = table[LEAST, worker]
         table[LEAST, worker] = min(known, least + 1) if known else least + 1

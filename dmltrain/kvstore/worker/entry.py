@@ -46,13 +46,13 @@ class KeyEntry:
     mean: bool = False  # the servers divide each round's sum by the number of workers
     pusher: int = -1  # the only worker that pushes it; -1: all do
     clock: int = 0
-    unpushed: bool = True  # no push since init or a loaded state
+    unpushed: bool = True  # whether there was no push since init, or since a state was loaded
     priority: int = 0  # of the last push: its pull must not overtake it
     pushed: float = 0.0  # time of the last push, time.perf_counter
     buffer: Array | None = None  # returned by `buffers`
     offset: int | None = None  # of the buffer in this worker's arena
     landing: Array | None = None  # receives values that cannot be read in place
-    kept: list[Kept] = field(default_factory=list)  # values that are read in place: let them go at the next push
+    kept: list[Kept] = field(default_factory=list)  # values that are read in place; the next push releases them
 
 
 def memory_of(entry: KeyEntry) -> Array:

@@ -4,10 +4,10 @@ Each worker's part is a key of its own, which only this worker pushes. It lies o
 there is one; so a part crosses the network once for each other worker that pulls it. The other workers' parts are
 received into the rows of one array; a worker's own part is copied there.
 
-No worker is more than one step ahead of another: it pushes its part of step k + 1 once it has all parts of step k. So
-two copies suffice on both sides. A worker sends its parts from two buffers in turn: when it writes part k + 2, all
-others have part k, because they have pushed their parts k + 1. And a server keeps the part before the last: when part
-k + 1 arrives, another worker's pull of part k may still be on its way.
+No worker is more than one step ahead of another, because it pushes its part of step k + 1 only when it has all parts of
+step k. So two copies are enough on both sides. A worker sends its parts from two buffers in turns: when it writes part
+k + 2, all others have part k, because they have pushed their parts k + 1. A server keeps the last part and the one
+before it: when part k + 1 arrives, another worker's pull of part k may still be on its way.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Gathered:
     turn: int = 0
 
     def place(self, key: Key, rank: int, part: Array) -> Array:
-        """Copy this worker's part to where it is read, and to where it is sent from, which is returned. UserError: it
-        has another size or type than declared."""
+        """Copy this worker's part into its row, and into the buffer from which it is sent, which is returned. Raises
+        UserError if its size or type is not as declared."""
         if part.size != self.rows.shape[1] or part.dtype != self.rows.dtype:
             raise UserError(
                 f"kvstore: a part of key {key!r} was declared with {self.rows.shape[1]} elements of float32; this one "

@@ -36,13 +36,13 @@ class KeyEntries:
     staleness: float
     seconds: float
     apart: bool = False
-    can_undo: bool = False  # residuals of a round that is aborted are taken back
+    can_undo: bool = False  # whether the changes of residuals by an aborted round can be taken back
     shares: list[float] | None = None  # of the weights, by server; None: equal
     _compression: dict[str, Any] = field(default_factory=lambda: NONE)
     _by_name: dict[Key, KeyEntry] = field(default_factory=dict)
     _loads: list[int] = field(init=False)  # bytes on each server
-    _first: dict[Key, list[sharding.Slice]] = field(default_factory=dict)  # of weights, as they were cut
-    _servers: list[int] | None = None  # that are left, in ascending order; None: all
+    _first: dict[Key, list[sharding.Slice]] = field(default_factory=dict)  # of weights: the slices at their declaration
+    _servers: list[int] | None = None  # the servers that are left, in ascending order; None: all
 
     def __post_init__(self) -> None:
         self._loads = [0] * self.routes.num_servers
@@ -101,8 +101,8 @@ class KeyEntries:
         mean: bool = False,
         tell: bool = True,
     ) -> None:
-        """Declare those of these keys that are new to the servers, whole or in slices. Waits for no answer. Without
-        `tell` the servers are told by `declare_again`."""
+        """Declare those of these keys that are new, whole or in slices, here and, with `tell`, to the servers. Without
+        `tell` `declare_again` must follow. Does not wait for the answers."""
         fresh = [(name, array) for name, array in zip(names, arrays, strict=True) if name not in self]
         same = sum(entry.is_weight == is_weight for entry in self)
         first, loads = (same, self._loads) if is_weight else (FIRST_SUM + same, self._loads[:])
@@ -122,8 +122,8 @@ class KeyEntries:
             self._declare_to(self.routes.host, new, lambda entry: entry.ways, is_relay=True)
 
     def declare_parts(self, names: list[Key], sizes: Sequence[int], servers: Sequence[int]) -> None:
-        """Declare float32 keys that are pushed by one worker each, the first by worker 0: their sizes in elements, and
-        the server of each. Waits for no answer."""
+        """Declare float32 keys that one worker each pushes: the first key worker 0, and so on. `sizes`: in elements.
+        `servers`: the server of each. Does not wait for the answers."""
         first = FIRST_SUM + sum(not entry.is_weight for entry in self)
         for pusher, (name, size, server) in enumerate(zip(names, sizes, servers, strict=True)):
             ranges = sharding.cut_on(server, first + pusher, size, FLOAT.itemsize)
@@ -135,14 +135,14 @@ class KeyEntries:
             self._declare_to(link, names, lambda entry: entry.ways)
 
     def declare_again(self) -> None:
-        """Declare all keys to the servers. Waits for no answer."""
+        """Declare all keys to the servers. Does not wait for the answers."""
         for server in self.routes.servers:
             self._declare_to(server, [*self._by_name], lambda entry: self.routes.direct(entry.slices))
 
     def place(self, servers: Sequence[int]) -> None:
-        """Only these servers are left, or all are. The slices of weights are divided among them, as follows from the
-        slices and these servers alone: so all workers do the same, also those that come later. Call this between
-        `restart` and `declare_again`."""
+        """Divide the slices of weights among these servers, which are left. The result depends on the slices and these
+        servers alone, and not on earlier divisions: so all workers get the same, also those that join later. Call this
+        between `restart` and `declare_again`."""
         everywhere = len(servers) == self.routes.num_servers
         self._servers = None if everywhere else sorted(servers)
         self._loads = [0] * self.routes.num_servers
@@ -159,8 +159,8 @@ class KeyEntries:
             entry.ways = self.routes.direct(entry.slices)
 
     def restart(self) -> list[KeyEntry]:
-        """The members have changed: weights keep their slices and memory, and their clocks begin again; all other keys
-        are forgotten, as by the servers, and returned."""
+        """The members have changed. Weights keep their slices and memory; their clocks begin again. All other keys are
+        forgotten, as the servers do, and returned."""
         forgotten = [entry for entry in self if not entry.is_weight]
         self._by_name = {name: entry for name, entry in self._by_name.items() if entry.is_weight}
         for entry in self:
@@ -169,7 +169,7 @@ class KeyEntries:
 
     @property
     def undos(self) -> Iterator[Undo]:
-        """Of all residuals that can be taken back."""
+        """The Undo of each residual that has one."""
         return (slice_.undo for entry in self for slice_ in entry.slices if slice_.undo is not None)
 
     def _declare_to(

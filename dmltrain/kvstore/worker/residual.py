@@ -56,16 +56,16 @@ def spread(
 class ResidualHandover:
     """The residuals of workers that leave an elastic job on purpose go to one that stays, in the first op of a view.
 
-    They go through the servers as they are, one worker's after the other's. Nobody changes its own before the op is
-    recognised: if it is aborted, it is made again in the next view by those who are left.
+    They go through the servers unchanged, one worker after the other. No member changes its own residuals before the op
+    is recognised. So if the op is aborted, the members that are left can repeat it in the next view.
     """
 
     def __init__(self, member: int, entries: KeyEntries, broadcast: Broadcast) -> None:
         self._member, self._entries, self._broadcast = member, entries, broadcast
 
     def exchange(self, view: View) -> list[Array]:
-        """All members call this. Returns on the receiver the residuals of each that hands over, else nothing. Raises
-        ViewChanged, JobLost."""
+        """All members must call this. Returns, on the receiver, the residuals of each member that hands over; on the
+        others nothing. Raises ViewChanged, JobLost."""
         slices = slices_with_residual(self._entries)
         is_receiver, taken = self._member == view.receiver, []
         for member in view.hands_over if slices else ():
@@ -76,7 +76,7 @@ class ResidualHandover:
         return taken
 
     def settle(self, view: View, taken: list[Array]) -> None:
-        """The op is recognised; `taken`: what `exchange` returned."""
+        """Call this when the op is recognised. `taken`: the result of `exchange`."""
         slices = slices_with_residual(self._entries)
         if self._member in view.hands_over:
             for undo in self._entries.undos:

@@ -1,9 +1,10 @@
-"""An elastic job whose optimizer runs on the servers: how many steps a worker holds, and what a lost server leaves.
+"""An elastic job whose optimizer runs on the servers: how many steps a worker holds, and how the state of a lost server
+is restored.
 
-Servers have the only copies of the optimizer's state. So each server's is copied into the memory of two workers now and
-then, of two hosts if there are two: a snapshot. When slices have to be divided among other servers, one worker gathers
-what the servers that are left had, and snapshots of the lost ones, and sends each server its part. Weights are those of
-the present step in any case: each worker has them all.
+Servers have the only copies of the optimizer's state. So from time to time the state of each server is copied into the
+memory of two workers, on two hosts if there are two: a snapshot. When slices have to be divided among other servers,
+one worker collects the states of the servers that are left and the snapshots of the lost ones, and sends each server
+its part. The weights are always those of the present step, because each worker has all of them.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ MAX_NAMED = 5  # keys in a message
 
 
 class ServerSteps:
-    """`made`: the steps that this worker holds. With `own` each worker makes steps of its own, else all make each step
-    together. `spec`: the optimizer's; None if it does not run on the servers. `weights()`: this worker's, flat by key.
-    `every`: seconds between snapshots."""
+    """`made`: how many steps this worker holds. `own`: whether each worker makes steps of its own; else all make each
+    step together. `spec`: that of the optimizer; None if it does not run on the servers. `weights()`: this worker's
+    weights, flat, by key. `every`: seconds between snapshots."""
 
     def __init__(self, member: Membership, entries: KeyEntries, seconds: float, own: bool = False) -> None:
         self._member, self._entries, self._seconds, self.own = member, entries, seconds, own
@@ -46,14 +47,14 @@ class ServerSteps:
         self.spec: dict[str, Any] | None = None
         self.weights: Callable[[], Mapping[Key, Array]] = dict
         self.every = 10.0
-        self._lost: set[int] = set()  # servers whose slices have not all what they need yet
+        self._lost: set[int] = set()  # servers that were lost or are new, until all slices have their state again
         self._snapshots: dict[int, bytearray] = {}  # by server
         self._asked: dict[int, tuple[Handle, list[bytearray]]] = {}  # snapshots that have not come yet
         self._due = 0.0  # when the next ones are asked for
 
     def change(self, own: bool) -> None:
-        """From the view that this worker enters now, each worker makes steps of its own, or else all make each step
-        together. Snapshots from before count other steps."""
+        """From the present view on each worker makes steps of its own (`own`), or all make each step together. Earlier
+        snapshots are useless: they count other steps."""
         self.own = own
         self._take_snapshots()
         self._snapshots.clear()
@@ -113,7 +114,7 @@ class ServerSteps:
                 handle.wait()
 
     def _take_snapshots(self) -> None:
-        """Those that have come."""
+        """Keep the snapshots that have arrived."""
         for number, (handle, answer) in list(self._asked.items()):
             if handle.done:
                 del self._asked[number]
@@ -121,7 +122,7 @@ class ServerSteps:
                     self._snapshots[number] = answer[0]
 
     def own_snapshots(self) -> bytes:
-        """Those of lost servers in this worker's memory; empty if there are none."""
+        """The snapshots of lost servers in this worker's memory; empty if there are none."""
         arrays: dict[str, Array] = {}
         for number in self._lost & self._snapshots.keys():
             arrays |= npz.read(self._snapshots[number])
@@ -130,8 +131,8 @@ class ServerSteps:
     # -- other servers --------------------------------------------------------------------------------------------
 
     def restore(self, snapshots: Sequence[bytes | bytearray]) -> list[str]:
-        """Send each server what its slices need; only one worker does that. Waits for their answers. Returns what there
-        is to say of what was lost. Raises ViewChanged, JobLost."""
+        """Send each server the states of its slices, and wait for the answers. Only one worker does this. Returns texts
+        for the log about states that were lost. Raises ViewChanged, JobLost."""
         arrays: dict[str, Array] = {}
         for packed in [*snapshots, *self._answers(FrameKind.READ_STEPS)]:
             arrays |= npz.read(packed)
@@ -148,13 +149,13 @@ class ServerSteps:
         return [_said(behind_by, keys) for behind_by, keys in sorted(behind.items())]
 
     def restored(self) -> None:
-        """All servers have what they need."""
+        """All servers have the states of their slices."""
         for number in self._lost:
             self._snapshots.pop(number, None)
         self._lost.clear()
 
     def _answers(self, kind: FrameKind) -> Iterable[bytearray]:
-        """Of all servers, to a frame of this kind."""
+        """The answers of all servers to a frame of this kind."""
         answers: list[list[bytearray]] = []
         handles = []
         for link in self._member.routes.by_number.values():
@@ -165,9 +166,9 @@ class ServerSteps:
         return [answer[0] for answer in answers]
 
     def _divided(self, arrays: States) -> tuple[dict[int, dict[str, Array]], dict[int, dict[Key, int]]]:
-        """The states of each server's slices. Also: how many steps older than the weights -> of each key how many
-        slices have such a state, if it is older; -1: as there is none. If each worker makes steps of its own, they are
-        as many older than those of other slices."""
+        """The states of each server's slices, and which of them are too old: by how many steps a state is older than
+        the weights -> key -> number of its slices with such a state; -1 stands for slices without any state. If each
+        worker makes steps of its own, the age is in relation to the newest state of all slices."""
         by_slice = _by_slice(arrays)
         present = _most_steps(by_slice) if self.own else self.made
         parts: dict[int, dict[str, Array]] = defaultdict(dict)

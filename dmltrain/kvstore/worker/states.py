@@ -88,7 +88,7 @@ class States:
             self.load_servers([array.tobytes() for array in servers])
 
     def _owned(self, slice_: WorkerSlice, workers: int) -> Iterable[int]:
-        """Which of the saved `workers` this worker takes over the residuals of a slice from."""
+        """The saved workers whose residuals of a slice this worker takes over, of `workers` in all."""
         if workers == self._num_workers:
             return self._member.routes.keeps(slice_.range.server)
         return range(workers) if self._rank == 0 else ()

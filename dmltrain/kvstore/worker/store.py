@@ -38,9 +38,9 @@ from dmltrain.kvstore.worker.transfers import Transfers
 class DistKVStore(KVStore):
     """All distributed types. `staleness`: the bound, in clocks; see dmltrain.kvstore.create."""
 
-    present = False  # at most one in a process, because a process has one rank
-    sums_in_host = True  # if its type does
-    groups = True  # of keys, which are pushed and pulled with one frame
+    present = False  # whether this process has one already: at most one, because a process has one rank
+    sums_in_host = True  # whether a relay may sum inside a host, if the kvstore's type permits it
+    groups = True  # whether keys may be pushed and pulled in groups, with one frame
 
     def __init__(
         self, kind: str, staleness: float, environment: Environment, exit_seconds: float = EXIT_SECONDS
@@ -175,7 +175,7 @@ class DistKVStore(KVStore):
         return True
 
     def _report_step(self) -> None:
-        """A step has been made: report now and then how long this worker computes in one, if the job has rules."""
+        """A step has been made. If the job has rules, report from time to time how long this worker computes in one."""
         if self._steps and (seconds := self._steps.made(time.perf_counter(), self.waits.total)):
             self._member.took(seconds)
 
@@ -184,7 +184,7 @@ class DistKVStore(KVStore):
         return KVStoreKind(self.kvstore_type, self._entries.staleness)
 
     def _become(self, kind: KVStoreKind) -> None:
-        """From now on the kvstore is of this kind; servers have been told."""
+        """From now on the kvstore is of this kind. The servers know it already."""
         self.type = self._entries.kind = kind.type.name
         self._entries.staleness = kind.staleness
 
@@ -268,7 +268,7 @@ class DistKVStore(KVStore):
         self._member.abort(reason)
 
     def lose(self, reason: str) -> None:
-        """End the job for all processes, including this one if its main thread is waiting. Called on another thread."""
+        """End the job for all processes, also for this one if its main thread is waiting. Other threads call this."""
         self._member.lose(reason)
 
     def close(self) -> None:

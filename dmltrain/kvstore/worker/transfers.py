@@ -94,7 +94,7 @@ class Transfers:
         self.pull(key, values, 0).wait()
 
     def declare_sum(self, key: Key, values: Array) -> None:
-        """Declare a key that is no weight, if it is not known. Waits for the servers' answers."""
+        """Declare a key that is no weight, unless it is declared already. Waits for the servers' answers."""
         if key not in self._entries:
             self._entries.declare([key], [values.reshape(-1)], is_weight=False)
             self._member.flush()
@@ -128,9 +128,9 @@ class Transfers:
             link.op = op
 
     def enter(self, view: int, base: int) -> None:
-        """Take part in this view, which begins after op `base`: what was asked for before is forgotten, residuals of
-        later ops are taken back, the clocks of weights begin again, and all other keys will be declared again. Call
-        this on the thread that pushes; without groups."""
+        """Enter this view, which begins after op `base`. Earlier requests and pulls are forgotten. Changes of residuals
+        by later ops are taken back. The clocks of weights begin again. All other keys must be declared again. Call this
+        on the thread that pushes; not with groups."""
         for link in self._routes.links:
             link.enter(view)
         for undo in self._entries.undos:
@@ -164,7 +164,8 @@ class Transfers:
         self.waits += split(trip, since, until)
 
     def _began(self, entry: KeyEntry) -> float:
-        """When the trip of a key's next values began: with its push, or with its pull if that waits for no round."""
+        """When the trip of a key's next values began: with its push, or, if its pull waits for no round, with the
+        pull."""
         return entry.pushed if self._synchronous or not entry.is_weight else time.perf_counter()
 
     def _push(
@@ -205,7 +206,7 @@ class Transfers:
         outgoing.send(self._routes.links)
 
     def _advance(self, entries: Sequence[KeyEntry], priority: int, outgoing: Outgoing) -> float:
-        """The keys' next clock begins, now."""
+        """Begin the next clock of these keys; returns the time, time.perf_counter."""
         now = time.perf_counter()
         for entry in entries:
             entry.clock, entry.priority, entry.unpushed, entry.pushed = entry.clock + 1, priority, False, now
@@ -288,7 +289,8 @@ def _copy(array: Array, landing: Array) -> None:
 
 
 def _landing(name: Key, entry: KeyEntry, target: Any, handle: Handle) -> Array:
-    """Flat memory for the key's values, which are copied from there to all of `target` that is elsewhere."""
+    """Flat memory to receive the key's values into: the first array of `target` if possible. `handle` then copies the
+    values to the other arrays."""
     targets = list(target) if isinstance(target, (list, tuple)) else [target]
     arrays = [as_array(item) for item in targets]
     if any(getattr(getattr(item, "device", None), "type", "cpu") != "cpu" for item in targets):
@@ -304,7 +306,7 @@ def _landing(name: Key, entry: KeyEntry, target: Any, handle: Handle) -> Array:
 
 
 def _flat(name: Key, entry: KeyEntry, item: Any) -> Array:
-    """What is pushed, flat and contiguous. Raises UserError."""
+    """The array to push, flat and contiguous. Raises UserError."""
     own = entry.buffer
     if own is not None and item is own:
         return own
