@@ -20,7 +20,9 @@ class LeaveNotice:
 
     def __init__(self, leave: Callable[[str], None], seconds: float, log: Logger) -> None:
         self._leave, self._seconds, self._log = leave, seconds, log
-        self._given: queue.SimpleQueue[str] = queue.SimpleQueue()  # a signal's handler may put into it at any time
+        # SimpleQueue.put may be called by a signal's handler while another put is in progress (it is reentrant in
+        # CPython).
+        self._given: queue.SimpleQueue[str] = queue.SimpleQueue()
         if threading.current_thread() is threading.main_thread():
             threading.Thread(target=self._wait, name="notice to leave", daemon=True).start()
             signal.signal(signal.SIGTERM, self._handle)

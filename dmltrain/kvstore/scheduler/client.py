@@ -126,6 +126,7 @@ class Control:
         first; it is asked again after each message. Raises JobLost."""
         this = name, view
         self._send(Barrier(name, view))
+        # Longer than the scheduler's limit: it ends the job first, with a message that names the missing workers.
         seconds = self._environment.wait_seconds + 5.0
         self._wait(lambda: this in self._released or interrupted(), seconds, f"barrier {name!r}")
         released = this in self._released

@@ -147,7 +147,7 @@ class Groups:
     def pull(self, worker: int, number: int, clock: int, now: float, priority: int) -> list[Action]:
         """ServerCore.pull of all members; `clock` is that of the first."""
         group = self.find(worker, number)
-        if clock + min(group.differences) < 0:
+        if clock + min(group.differences) < 0:  # checked before the core changes anything: a clock is sent as unsigned
             raise Rejected(f"worker {worker} pulls group {number} at clock {clock}, before the first clock of a slice")
         if lockstep := self._lockstep(group):
             return self.core.pull_of(lockstep, worker, *group.ids[0], clock, now, priority)

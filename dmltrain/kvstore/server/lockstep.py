@@ -76,7 +76,7 @@ def can_begin(members: Sequence[ServerSlice], differences: Sequence[int]) -> boo
     return all(
         _is_idle(member)
         and member.loose < MAX_LOOSE
-        and not needs_pulled(member.step)
+        and not needs_pulled(member.step)  # a lockstep does not keep the values that workers have pulled
         and member.completed == first.completed + difference
         and (member.step is None) == (first.step is None)
         and _behind(member) == behind

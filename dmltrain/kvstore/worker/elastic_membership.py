@@ -101,6 +101,9 @@ class ElasticMembership(Membership):
 
     def _announce(self, message: Enter) -> None:
         self._is_out = self._environment.index not in message.view.members
+        # The order matters. As soon as `progress` has the view, the training thread may enter it: so the routes must
+        # know the addresses before. `retire` and `interrupt` end waits with ViewChanged, after which the training
+        # thread enters the next view: so `progress` must have it before.
         lost = self._routes.announce(message.view, message.new_servers) if self._routes else []
         self.progress.announce(
             message.view, message.returns, message.holds, message.ends, message.new_servers, message.departed

@@ -91,6 +91,7 @@ class Membership:
         if self._closed:
             return
         self._leave()
+        # From here on the end of a link is no loss: only now, because the servers have answered LEAVE.
         self._closed, relay = True, self.routes.relay
         self._control.bye(stays=relay is not None, done=self._done())
         for link in self.routes.links:
@@ -166,6 +167,8 @@ class Membership:
             raise
 
     def _link_lost(self, lost: LinkLost) -> None:
+        # A relay still sums for the other workers of its host after its own worker's store is closed. Without the
+        # report these would wait for their sums until DMLTRAIN_WAIT_TIMEOUT.
         if lost.own.role == "relay" or not self._closed:
             self._control.link_lost(lost)
 

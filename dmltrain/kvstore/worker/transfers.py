@@ -155,7 +155,9 @@ class Transfers:
         return offset, memory.view(entry.dtype)
 
     def _handle(self, call: Call, out: Any) -> Handle:
-        handle = Handle(call.slices, f"pull of {_names(call.names)}", self._wait_seconds + 10.0, self._count_wait)
+        # Longer than the servers' limit: they report first, with a message that names the late workers.
+        seconds = self._wait_seconds + 10.0
+        handle = Handle(call.slices, f"pull of {_names(call.names)}", seconds, self._count_wait)
         if out is READ:
             handle.values = [_NOTHING] * len(call.names)
         return handle

@@ -35,7 +35,10 @@ Id = tuple[int, int, int]
 @dataclass(eq=False)
 class Sending:
     """Shared memory into which pushes of some slices are copied. All groups of these slices share it; they differ only
-    in the differences of the slices' clocks. Clocks are those of the first slice."""
+    in the differences of the slices' clocks. Clocks are those of the first slice.
+
+    Memory of an arena is never freed. If each group had its own, the groups of one call, whose clocks' differences may
+    change several times (calls.MAX_CHANGES), would take several times the memory of the model."""
 
     arrays: list[Array] = field(default_factory=list)  # none until the first push
     places: bytes = b""  # of `arrays`, as they are sent

@@ -151,7 +151,8 @@ class Routes:
         return LinkLost(own, peer, str(error), cut=False)
 
     def _in_order(self) -> list[ServerLink]:
-        """Each worker begins with a different server."""
+        """The links in the order in which this worker sends. Each worker begins with a different server, so that not
+        all send to the same one first."""
         servers = self.servers
         first = self._environment.index % max(1, len(servers))
         return [*servers[first:], *servers[:first]]
