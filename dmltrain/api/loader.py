@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dmltrain.audit import receipt
+from dmltrain.audit import sample_checksum
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.data.assignment.parts import Epoch, Part, Shared
@@ -93,7 +93,7 @@ class Loader:
                 with state.unchanged_statistics():
                     yield from self._round(rounds, [0], iter([first]), positions, dealt)
             else:
-                self._changed = rounds.end(receipt.of(positions))
+                self._changed = rounds.end(sample_checksum.of(positions))
             if self._changed:
                 return
 
@@ -101,7 +101,7 @@ class Loader:
         self, rounds: Rounds, sizes: list[int], batches: Iterator[Any], positions: Array, dealt: int
     ) -> Iterator[Any]:
         """One round of batches with so many samples: the loop's body makes its step with the last."""
-        optimizer, own = self._state.optimizer, receipt.of(positions)
+        optimizer, own = self._state.optimizer, sample_checksum.of(positions)
         self._changed, before = None, 0
         for number, self.count in enumerate(sizes, 1):
             self.step_ends = number == len(sizes)
@@ -109,7 +109,7 @@ class Loader:
                 optimizer.rescale(before / self.count)
             optimizer.weigh(self._weight(self.count, len(positions), dealt), more=not self.step_ends)
             if self.step_ends:
-                optimizer.round(dealt, own, lambda receipts: self._made(rounds, len(positions), receipts))
+                optimizer.round(dealt, own, lambda checksums: self._made(rounds, len(positions), checksums))
             yield next(batches)
             before = self.count
         if not self._state.is_elastic:
@@ -120,8 +120,8 @@ class Loader:
                 "for it: in an elastic job call it once for each batch (with micro-batches, where loader.step_ends)"
             )
 
-    def _made(self, rounds: Rounds, samples: int, receipts: Array) -> None:
-        self._changed = rounds.end(receipts)
+    def _made(self, rounds: Rounds, samples: int, checksums: Array) -> None:
+        self._changed = rounds.end(checksums)
         self._state.add_seen(samples)
 
     def _weight(self, count: int, own: int, dealt: int) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dmltrain.audit import lines, receipt, views_file
+from dmltrain.audit import lines, sample_checksum, views_file
 from dmltrain.audit.lines import Begun, Committed
-from dmltrain.audit.receipt import Receipt
+from dmltrain.audit.sample_checksum import SampleChecksum
 from dmltrain.base.arrays import Array
 from dmltrain.data.assignment.ranges import ranges
 
@@ -20,7 +20,7 @@ SHOWN = 10  # ranges of positions that a problem names
 @dataclass(frozen=True, eq=False)
 class Count:
     """times: of each epoch with a committed round, how often each position was committed, uint16 (samples,). problems:
-    sentences; none if each position of these epochs was committed once, and all lines and receipts agree."""
+    sentences; none if each position of these epochs was committed once, and all lines and checksums agree."""
 
     times: Mapping[int, Array]
     problems: tuple[str, ...]
@@ -46,7 +46,7 @@ class _Round:
     committed: Committed
     source: int
     epoch: int | None = None
-    receipts: Array = field(default_factory=lambda: np.zeros(receipt.SIZE))
+    checksums: Array = field(default_factory=lambda: np.zeros(sample_checksum.SIZE))
 
 
 class _Tally:
@@ -70,12 +70,12 @@ class _Tally:
     def count(self, member: int, begun: Iterable[Begun]) -> None:
         """Count what this member pushed of committed rounds, all of its lines."""
         expected = {key: each for key, each in self._rounds.items() if member in each.committed.members}
-        seen: dict[tuple[int, ...], Receipt] = {}
+        seen: dict[tuple[int, ...], SampleChecksum] = {}
         for line in begun:
             key = self._key(line, member)
             if key not in expected:
                 continue  # aborted, or committed without this member
-            own = receipt.summed(receipt.of(line.positions))
+            own = sample_checksum.summed(sample_checksum.of(line.positions))
             if key not in seen:
                 self._add(member, line, expected[key])
             elif seen[key] != own:
@@ -88,21 +88,21 @@ class _Tally:
         if counted.epoch not in (None, line.epoch):
             self._problems.append(f"op {line.op}: member {member} is in epoch {line.epoch}, others in {counted.epoch}")
         counted.epoch = line.epoch
-        counted.receipts += receipt.of(line.positions)
+        counted.checksums += sample_checksum.of(line.positions)
         times = self._times.setdefault(line.epoch, np.zeros(self._size, np.uint16))
         np.add.at(times, line.positions, 1)
 
     def result(self) -> Count:
         for (op, *_), each in sorted(self._rounds.items()):
-            self._check_receipt(op, each)
+            self._check_checksum(op, each)
         for epoch, times in sorted(self._times.items()):
             for positions, what in ((times == 0, "never committed"), (times > 1, "committed more than once")):
                 if positions.any():
                     self._problems.append(f"epoch {epoch}: {what}: {_shown(np.flatnonzero(positions))}")
         return Count(dict(sorted(self._times.items())), tuple(self._problems))
 
-    def _check_receipt(self, op: int, counted: _Round) -> None:
-        line, found = counted.committed, receipt.summed(counted.receipts)
+    def _check_checksum(self, op: int, counted: _Round) -> None:
+        line, found = counted.committed, sample_checksum.summed(counted.checksums)
         if line.receipt != found:
             self._problems.append(f"op {op}: its receipt is {line.receipt}, and its members' samples make {found}")
         if line.committed != line.receipt[0] or line.committed > line.dealt:

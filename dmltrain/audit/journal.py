@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dmltrain.audit import lines, receipt, views_file
+from dmltrain.audit import lines, sample_checksum, views_file
 from dmltrain.audit.lines import Writer
 from dmltrain.audit.views_file import Entered, Job, Recorded
 from dmltrain.base.arrays import Array
@@ -173,11 +173,11 @@ class Journal:
         if self._begun is not None:
             self.began(op, view, self._begun)
 
-    def committed(self, op: int, view: View, dealt: int, receipts: Array) -> None:
-        """This worker holds the round; `receipts`: the sum of all members', float64 (3,)."""
+    def committed(self, op: int, view: View, dealt: int, checksums: Array) -> None:
+        """This worker holds the round; `checksums`: the sum of all members', float64 (3,)."""
         self._begun = None
         if self._writer:
-            self._writer.committed(op, view.number, view.members, dealt, int(receipts[0]), receipts)
+            self._writer.committed(op, view.number, view.members, dealt, int(checksums[0]), checksums)
 
     def take_missed(self) -> bool:
         """Whether the others have completed the round that ends now, before the view that this worker has entered."""
@@ -203,12 +203,12 @@ class Journal:
         of each that counts."""
         if self._writer and view.leader == self._member:
             for member, number, positions in lost:
-                self._writer.committed_alone(number, self._dealt_in, member, receipt.of(positions))
+                self._writer.committed_alone(number, self._dealt_in, member, sample_checksum.of(positions))
         self.dealing, self._dealt_in = dealing, view.number
         self._log.info("%d samples of this epoch are left", dealing.count)
 
     def committed_step(self, number: int, own: Array) -> None:
-        """This worker holds its step with this receipt, float64 (3,)."""
+        """This worker holds its step with this sample checksum, float64 (3,)."""
         self._begun = None
         if self._writer:
             self._writer.committed_alone(number, self._dealt_in, self._member, own)

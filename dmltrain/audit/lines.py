@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dmltrain.audit import fields, receipt
-from dmltrain.audit.receipt import Receipt
+from dmltrain.audit import fields, sample_checksum
+from dmltrain.audit.sample_checksum import SampleChecksum
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 
@@ -47,7 +47,7 @@ class Committed:
     members: tuple[int, ...]
     dealt: int
     committed: int
-    receipt: Receipt
+    receipt: SampleChecksum
 
 
 class Writer:
@@ -72,16 +72,16 @@ class Writer:
         _append(self._samples, {"op": op, "view": view, "epoch": epoch, "positions": positions.tolist()})
 
     def committed(
-        self, op: int, view: int, members: Sequence[int], dealt: int, committed: int, receipt_sum: Array
+        self, op: int, view: int, members: Sequence[int], dealt: int, committed: int, checksum_sum: Array
     ) -> None:
-        """This member holds the round; `receipt_sum`: that of all members' receipts, float64 (3,)."""
+        """This member holds the round; `checksum_sum`: that of all members' sample checksums, float64 (3,)."""
         self.settled(op - 1)
-        self._waiting = Committed(op, view, tuple(members), dealt, committed, receipt.summed(receipt_sum))
+        self._waiting = Committed(op, view, tuple(members), dealt, committed, sample_checksum.summed(checksum_sum))
 
     def committed_alone(self, number: int, view: int, member: int, own: Array) -> None:
-        """The servers have this step of a member, which it has made alone; `own`: the receipt of its samples."""
+        """The servers have this step of a member, which it has made alone; `own`: the checksum of its samples."""
         count = int(own[0])
-        _append(self._commits, vars(Committed(number, view, (member,), count, count, receipt.summed(own))))
+        _append(self._commits, vars(Committed(number, view, (member,), count, count, sample_checksum.summed(own))))
 
     def settled(self, op: int) -> None:
         """All members hold op `op`: it is a view's base, this member holds a later one, or it leaves with this one."""
@@ -157,7 +157,7 @@ def parse_commits(content: bytes) -> Committed:
     found = fields.parsed(content, ("op", "view", "members", "dealt", "committed", "receipt"))
     members = fields.wholes(found["members"], "members")
     dealt, committed = (fields.whole(found[name], name) for name in ("dealt", "committed"))
-    count, positions, hashes = fields.wholes(found["receipt"], "receipt", length=receipt.SIZE)
+    count, positions, hashes = fields.wholes(found["receipt"], "receipt", length=sample_checksum.SIZE)
     return Committed(_op(found), _view(found), members, dealt, committed, (count, positions, hashes))
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dmltrain.audit import receipt, views_file
+from dmltrain.audit import sample_checksum, views_file
 from dmltrain.audit.views_file import Job
 from dmltrain.base import env
 from dmltrain.base.arrays import Array
@@ -210,8 +210,8 @@ class Rounds:
             run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))
         self._rate = self._rates.factor(rounds.dealing) * run.schedule(self._number, rounds.step)
         positions, dealt = rounds.begin()
-        receipts = run.trainer.train_step(images, labels, dealt, self._rate, receipt.of(positions))
-        assert receipts is not None
+        checksums = run.trainer.train_step(images, labels, dealt, self._rate, sample_checksum.of(positions))
+        assert checksums is not None
         if rounds.count and rounds.count % run.options.disp_batches == 0:
             self._meter.show(rounds.count)
-        return rounds.end(receipts)
+        return rounds.end(checksums)

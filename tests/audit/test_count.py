@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmltrain.audit import lines, receipt, views_file
+from dmltrain.audit import lines, sample_checksum, views_file
 from dmltrain.audit.count import count
 from dmltrain.audit.journal import Journal
 from dmltrain.audit.lines import Committed, Writer
@@ -42,7 +42,7 @@ def write_job(folder, samples=22, batch=6, workers=3, epochs=2, losses=()):
                 dealing.enter(left)
                 view = entered[-1].view.without([losses[op]], op - 1)
                 entered.append(Entered(view, epoch, ranges(dealing.returned)))
-            total = sum(receipt.of(dealing.positions_of(member)) for member in left)
+            total = sum(sample_checksum.of(dealing.positions_of(member)) for member in left)
             for member in left:
                 writers[member].committed(op, number, left, dealing.round.dealt, int(total[0]), total)
             dealing.committed(left)
@@ -72,7 +72,7 @@ def test_in_some_views_an_op_is_a_round_and_in_others_the_step_of_one_member(tmp
     views += [View(3, 2, ((0, 1),), (0,), kvstore="dist_async"), View(4, 9, ((0, 1),), (0,), kvstore="dist_sync")]
 
     def together(op, view, first):
-        total = sum(receipt.of(first + part) for part in parts)
+        total = sum(sample_checksum.of(first + part) for part in parts)
         for writer, part in zip(writers, parts, strict=True):
             writer.began(op, view, 0, first + part)
             writer.committed(op, view, [0, 1], 4, 4, total)
@@ -82,7 +82,7 @@ def test_in_some_views_an_op_is_a_round_and_in_others_the_step_of_one_member(tmp
     together(2, 2, 4)
     for member, part in enumerate(parts):
         writers[member].began(2, 3, 0, 8 + part)
-        writers[member].committed_alone(2, 3, member, receipt.of(8 + part))
+        writers[member].committed_alone(2, 3, member, sample_checksum.of(8 + part))
     together(10, 4, 12)
     for writer in writers:
         writer.close()
@@ -170,7 +170,7 @@ def test_a_missing_file_is_named(folder):
 
 
 def commit(writer, op, members=(0, 2)):
-    writer.committed(op, 1, members, 4, 2, receipt.of(np.array([op, op + 1])))
+    writer.committed(op, 1, members, 4, 2, sample_checksum.of(np.array([op, op + 1])))
 
 
 def committed_ops(folder, member=2):
@@ -191,7 +191,7 @@ def test_what_was_written_is_read_and_samples_before_the_call_returns(tmp_path, 
     writer.settled(5)
     [begun] = lines.samples(tmp_path, 2, 8)
     assert (begun.op, begun.view, begun.epoch, begun.positions.tolist()) == (5, 1, 3, [7, 2])
-    expected = Committed(5, 1, (0, 2), 4, 2, receipt.summed(receipt.of(np.array([5, 6]))))
+    expected = Committed(5, 1, (0, 2), 4, 2, sample_checksum.summed(sample_checksum.of(np.array([5, 6]))))
     assert list(lines.commits(tmp_path, 2)) == [expected]
 
 
@@ -304,35 +304,41 @@ positions = st.lists(st.integers(0, 1 << 40), max_size=50).map(lambda found: np.
 
 @given(st.lists(positions, min_size=1, max_size=6), st.randoms())
 def test_the_sum_of_receipts_is_the_receipt_of_all_in_any_order(parts, random):
-    whole = receipt.summed(receipt.of(np.concatenate(parts)))
+    whole = sample_checksum.summed(sample_checksum.of(np.concatenate(parts)))
     random.shuffle(parts)
-    total = np.zeros(receipt.SIZE)
+    total = np.zeros(sample_checksum.SIZE)
     for part in parts:
-        total += receipt.of(part)
-    assert receipt.summed(total) == whole
+        total += sample_checksum.of(part)
+    assert sample_checksum.summed(total) == whole
     assert whole[:2] == (sum(map(len, parts)), sum(int(each) + 1 for part in parts for each in part))
 
 
 def test_sums_are_exact_as_far_as_is_said():
     """Rounds of 2^20 samples of an epoch of 2^33, and the largest hashes of 2^21 members."""
-    assert (1 << 20) * (1 << 33) <= 1 << 53 and (1 << 21) * (receipt.MODULUS - 1) < 1 << 53
-    assert receipt.of(np.arange(10000))[2] < receipt.MODULUS, "a member's hashes are one number of 32 bits"
-    parts = [receipt.of(np.arange((1 << 33) - (1 << 20) + place, 1 << 33, 4)) for place in range(4)]
-    assert receipt.summed(sum(parts))[1] == (1 << 20) * (1 << 33) - sum(range(1 << 20))
+    assert (1 << 20) * (1 << 33) <= 1 << 53 and (1 << 21) * (sample_checksum.MODULUS - 1) < 1 << 53
+    assert sample_checksum.of(np.arange(10000))[2] < sample_checksum.MODULUS, (
+        "a member's hashes are one number of 32 bits"
+    )
+    parts = [sample_checksum.of(np.arange((1 << 33) - (1 << 20) + place, 1 << 33, 4)) for place in range(4)]
+    assert sample_checksum.summed(sum(parts))[1] == (1 << 20) * (1 << 33) - sum(range(1 << 20))
 
 
 def test_sets_of_the_same_size_and_sum_have_different_hashes():
     found = {}
     for some in itertools.combinations(range(20), 4):
-        found.setdefault(receipt.summed(receipt.of(np.array(some))), []).append(some)
+        found.setdefault(sample_checksum.summed(sample_checksum.of(np.array(some))), []).append(some)
     assert all(len(each) == 1 for each in found.values())
 
 
 def test_receipts_are_the_same_in_all_versions_also_that_of_nothing():
     """Files of one version are counted by another."""
-    nothing = receipt.of(np.empty(0, np.int64))
+    nothing = sample_checksum.of(np.empty(0, np.int64))
     assert nothing.tolist() == [0, 0, 0] and nothing.dtype == np.float64
-    assert receipt.summed(receipt.of(np.array([0, 1, 5_000_000_000]))) == (3, 5_000_000_004, 2_878_377_669)
+    assert sample_checksum.summed(sample_checksum.of(np.array([0, 1, 5_000_000_000]))) == (
+        3,
+        5_000_000_004,
+        2_878_377_669,
+    )
 
 
 # views.json: written whole, read with full checks; a replay refuses the file of another job

@@ -1,4 +1,4 @@
-"""Receipts: three numbers that say which positions of an epoch are in a gradient.
+"""Sample checksums: three numbers that say which positions of an epoch are in a gradient. Files call them receipts.
 
 They are pushed with it as float64 and summed as it is: the number of samples, the sum of their positions + 1, and the
 sum of a hash of each position, which a member takes modulo 2^32. Sums of float64 are exact below 2^53: the first two
@@ -15,17 +15,17 @@ from dmltrain.base.arrays import Array
 SIZE = 3  # elements
 MODULUS = 1 << 32
 
-Receipt = tuple[int, int, int]
+SampleChecksum = tuple[int, int, int]
 
 
 def of(positions: Array) -> Array:
-    """The receipt of these positions, float64 (3,)."""
+    """The checksum of these positions, float64 (3,)."""
     numbers = positions.astype(np.uint64) + np.uint64(1)
     return np.array([len(numbers), numbers.sum(), _hashes(numbers).sum() % MODULUS], np.float64)
 
 
-def summed(total: Array) -> Receipt:
-    """What the sum of members' receipts says: samples, sum of positions + 1, sum of hashes modulo 2^32."""
+def summed(total: Array) -> SampleChecksum:
+    """The sum of the members' checksums as whole numbers: samples, sum of positions + 1, sum of hashes modulo 2^32."""
     samples, positions, hashes = (int(each) for each in total)
     return samples, positions, hashes % MODULUS
 
