@@ -19,7 +19,8 @@ __all__ = ["READ", "TYPES", "Handle", "KVStore", "create", "serve", "serve_and_e
 
 
 def __getattr__(name: str) -> Any:
-    """What needs the backends, which stand above this package: imported when it is first used."""
+    """`create`, `serve` and `serve_and_exit` need the backends, which are above this package in the order of imports.
+    So they are imported when they are first used."""
     if name not in ("create", "serve", "serve_and_exit"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dmltrain.api import create

@@ -50,8 +50,8 @@ def different(table: Array) -> list[int]:
 
 
 def suspects(table: Array, rows: Sequence[int], workers: Sequence[int] | None = None) -> str:
-    """Who is probably wrong, given that these rows differ from the first one, worker 0's: worker 0 if all others are
-    equal. `workers`: those of all rows (default: by rank)."""
+    """The workers that are probably wrong, as text. `rows`: those that differ from the first row, worker 0's. If all
+    other rows are equal, worker 0 is probably wrong. `workers`: the worker of each row (default: by rank)."""
     workers = range(len(table)) if workers is None else workers
     if len(rows) < len(table) - 1 or different(table[1:]):
         return named([workers[row] for row in rows])

@@ -378,5 +378,5 @@ def summed(value: Any) -> Array:
 
 
 def _files_of_servers(path: str) -> Iterator[Path]:
-    """Of server 0, 1, ..., without end."""
+    """The files for server 0, 1, ..., without end."""
     return (Path(f"{path}.server-{number}") for number in itertools.count())

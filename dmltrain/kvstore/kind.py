@@ -1,4 +1,4 @@
-"""What kind of kvstore a job has: its type, and the bound on staleness that was chosen for it. Pure."""
+"""The kind of a job's kvstore: its type, and the bound on staleness that was chosen for it. Pure."""
 
 from __future__ import annotations
 

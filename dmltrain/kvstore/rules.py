@@ -1,5 +1,5 @@
-"""What users' choices of how workers exchange gradients need of one another. The options of the training programs and
-the parameters of `dmltrain.distribute` have the same rules; a message spells each choice as the user does.
+"""Which choices of users about the exchange of gradients exclude each other. The options of the training programs and
+the parameters of `dmltrain.distribute` have the same rules. A message names each choice as its user wrote it.
 """
 
 from __future__ import annotations

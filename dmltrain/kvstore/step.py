@@ -9,7 +9,7 @@ from dmltrain.base.arrays import Array
 
 
 class OptimizerStep(Protocol):
-    """It may have the attributes of `is_whole` and `needs_pulled`."""
+    """A step may also have the attributes `whole` and `needs_pulled`: see the functions below."""
 
     def __call__(self, value: Array, gradient: Array, rate: float) -> None:
         """One step, in place, with learning rate `rate`, or the spec's learning rate if `rate` is negative."""

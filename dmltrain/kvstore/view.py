@@ -62,18 +62,19 @@ EQUAL = Balancing()
 
 @dataclass(frozen=True)
 class View:
-    """`number` grows by one from 1. Every member holds the results of op `base` and of no later one; the view's first
-    op is base + 1. `hosts`: the members of each host, in the order in which gradients are summed. `servers`: their
-    numbers. `until`: the view's last op if its end is planned, else NEVER. `lost`: who was removed since the view
-    before; `left`: who has left on purpose. `joined`: the members that were not in it; they get the state of training
-    from the others first. `shares`: how many samples of a full round each member gets, in the members' order; empty if
-    all get equally many. `behind`: the members that could not complete op `base`, a round of training, because a server
-    was lost that had its results; they get the weights and the optimizer's state from the others first. `lost_servers`:
-    like `lost`. `joined_servers`: those that are new processes, in the places of lost ones. `hands_over`: the members
-    that leave with the next view; in the first op of this one they hand their residuals over to `receiver`. `kvstore`
-    is its type, and `staleness` its bound in clocks, 0 for types that take none; "": both are those of the start.
-    `drains`: the members complete the step that they are making, and go on with another type of kvstore in the next
-    view."""
+    """The members and servers of an elastic job from op `base` + 1 on. Every member holds op `base` and no later op.
+
+    `number`: 1, 2, ... `hosts`: the members on each host, in the order in which gradients are summed. `servers`: the
+    numbers of the servers. `until`: the view's last op if its end is planned, else NEVER. `lost`: the workers that were
+    removed since the view before. `left`: those that have left on purpose. `joined`: the members that were not in the
+    view before; they first get the state of training from the others. `shares`: how many samples of a full round each
+    member gets, in the members' order; empty: all get equally many. `behind`: the members that could not complete op
+    `base`, a round of training, because a server was lost that had its results; they first get the weights and the
+    optimizer's state from the others. `lost_servers`: like `lost`. `joined_servers`: the servers that are new
+    processes, in the places of lost ones. `hands_over`: the members that leave with the next view; in the first op of
+    this view they hand their residuals over to `receiver`. `kvstore`: the kvstore's type; `staleness`: its bound in
+    clocks, 0 for types without one; "": both are those of the start. `drains`: the members complete the step that they
+    are making, and go on with another type of kvstore in the next view."""
 
     number: int
     base: int

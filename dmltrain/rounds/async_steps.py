@@ -31,7 +31,7 @@ class AsyncSteps:
 
     @property
     def dealing(self) -> AsyncDealing:
-        """That of the present epoch."""
+        """The deal of the present epoch."""
         dealing = self._member.journal.dealing
         assert isinstance(dealing, AsyncDealing)
         return dealing

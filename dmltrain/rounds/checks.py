@@ -47,7 +47,7 @@ def _plain(options: Options) -> Iterator[str]:
 
 
 def _of_rules(options: Options) -> Iterator[str]:
-    """What the launcher's --rule needs."""
+    """Options that exclude the launcher's --rule."""
     if options.backend != "torch":
         yield f"--rule: ps-lite, of --backend {options.backend}, cannot change its kvstore; use --backend torch"
     elif why := rules.why_no_change(options.kv_store, bool(options.update_on_kvstore)):
@@ -55,7 +55,7 @@ def _of_rules(options: Options) -> Iterator[str]:
 
 
 def _of_own_steps(options: Options) -> Iterator[str]:
-    """What needs steps that all workers make together."""
+    """Options that need steps which all workers make together."""
     given = {"--replay": options.replay is not None, "--balance": options.balance}
     given[f"--batch {options.batch}"] = options.batch != CONSTANT
     for name in (option for option, is_given in given.items() if is_given):

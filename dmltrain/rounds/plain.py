@@ -29,7 +29,7 @@ class Rounds(Protocol):
 
 
 class PlainRounds:
-    """Of worker `rank`, whose job always has the same workers."""
+    """The rounds of worker `rank` in a job that always has the same workers."""
 
     has_moved = False
 

@@ -53,7 +53,7 @@ class PoisonSamples:
         return ""
 
     def state(self) -> list[Any]:
-        """What a new member needs."""
+        """The failures so far, for a new member."""
         return [self.epoch, [[had.tolist(), reason] for had, reason in self.failures]]
 
     @classmethod

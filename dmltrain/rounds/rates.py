@@ -16,7 +16,7 @@ class Rates:
         self._log, self._follow, self._factor = log, batch == SCALED, 1.0
 
     def factor(self, dealing: Dealing | AsyncDealing) -> float:
-        """What learning rates are multiplied by in the present round."""
+        """The factor of learning rates in the present round."""
         if not self._follow:
             return 1.0
         assert isinstance(dealing, Dealing)  # steps of one worker have always as many samples

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SyncSteps:
-    """What Member does in a view of such a kvstore."""
+    """The part of Member that depends on such a kvstore."""
 
     begun = False  # a round is an op of all members: this worker is never in the middle of a step of its own
 

@@ -1,4 +1,4 @@
-"""What the scheduler's decisions ask of its process."""
+"""The actions by which the scheduler's core tells its process what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Cut:
-    """End the connection to a process that was removed, after what was sent to it before."""
+    """End the connection to a process that was removed. Messages that were sent before this action still arrive."""
 
     node: Node
 

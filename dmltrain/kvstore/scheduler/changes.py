@@ -22,7 +22,8 @@ ENDING = "the job is ending"
 
 @dataclass
 class Changes:
-    """Of one job's `workers`. One change at a time: the next is refused until all have made this one."""
+    """The changes of a job with `workers` workers. One change at a time: another one is refused until all workers have
+    made this one."""
 
     workers: int
     _change: Change | None = None
@@ -74,5 +75,5 @@ class Changes:
 
 
 def refused(number: int, why: str) -> Log:
-    """What the launcher reads when nothing changes."""
+    """The log line from which the launcher learns that nothing changes."""
     return Log(f"change {number} is refused: {why}")

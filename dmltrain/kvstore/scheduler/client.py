@@ -88,7 +88,7 @@ class Control:
         self._environment = environment
         self._following = Following(environment)
         self._standing = standing
-        self._moving = threading.Lock()  # guards what every incarnation of the scheduler is told, and the change to it
+        self._moving = threading.Lock()  # guards the messages for every incarnation, and the change to another one
         self._on_end = on_end
         self._exit_seconds = exit_seconds
         self._changed = threading.Condition()
@@ -187,7 +187,7 @@ class Control:
         self, lost: LinkLost, seconds: float = VERDICT_SECONDS, settled: Callable[[], bool] = lambda: False
     ) -> None:
         """Report a lost data link, and wait up to `seconds` for the scheduler to name the cause. If it names none, this
-        process fails with the lost link as the cause, unless `settled()` is true, which is asked after each message."""
+        process fails with the lost link as the cause, unless `settled()` is true; it is asked after each message."""
         self.report(lost)
         with self._changed:
             self._changed.wait_for(lambda: self.failure or self._closing or settled(), seconds)

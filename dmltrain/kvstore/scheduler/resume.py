@@ -30,12 +30,12 @@ class Resume:
     workers: int
     servers: int
     lost_seconds: float
-    lost_before: frozenset[Node] = frozenset()  # the launcher has said so
+    lost_before: frozenset[Node] = frozenset()  # processes of which the launcher knows that they are lost
     back: dict[Node, Rejoin] = field(default_factory=dict)
     held: list[tuple[Node, Message]] = field(default_factory=list)
     due: float = math.inf  # when those that are missing are lost
-    gone: dict[Node, str] = field(default_factory=dict)  # that had come back, and were lost again: why
-    left: list[Left] = field(default_factory=list)  # who has left a server that had come back
+    gone: dict[Node, str] = field(default_factory=dict)  # processes that had come back and were lost again -> why
+    left: list[Left] = field(default_factory=list)  # reports of servers, after they had come back
 
     def take(self, node: Node, message: Message, now: float) -> None:
         """A message of another kind than a heartbeat."""
@@ -49,7 +49,7 @@ class Resume:
             self.held.append((node, message))
 
     def lose(self, node: Node, reason: str) -> None:
-        """The connection to a process has ended. What it has said about views stays true."""
+        """The connection to a process has ended. Its reports about views still count."""
         self.held = [item for item in self.held if item[0] != node]
         if node in self.back:
             self.gone[node] = reason

@@ -1,4 +1,4 @@
-"""The values that a service sends to its workers: their frames, and what is still read of them."""
+"""The values that a service sends to its workers: their frames, and which values workers still read."""
 
 from __future__ import annotations
 

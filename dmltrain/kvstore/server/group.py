@@ -32,7 +32,7 @@ class Group:
         return self._short < MAX_SHORT
 
     def end(self, rounds: int) -> None:
-        """The lockstep has ended after so many rounds."""
+        """The group's lockstep has ended after this many rounds."""
         self._short += rounds < LASTING
 
     def found(self, worker: int, payload: bytes, view: Callable[[int, int], Array]) -> list[Array]:

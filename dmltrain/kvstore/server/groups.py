@@ -25,7 +25,7 @@ MAX_GROUPS = 4096  # of a worker
 
 
 class Core(Protocol):
-    """What of the core groups need: ServerCore has the descriptions."""
+    """The part of the core that groups need; ServerCore has the descriptions."""
 
     workers: Workers
 
@@ -91,7 +91,7 @@ class Groups:
         return own[number]
 
     def in_lockstep(self) -> Iterator[Lockstep]:
-        """Of all groups."""
+        """The locksteps of all groups."""
         return (lockstep for lockstep in self._locksteps.values() if not lockstep.dissolved)
 
     def _alone(self, id: tuple[int, int]) -> ServerSlice:

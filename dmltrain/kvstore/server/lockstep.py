@@ -53,7 +53,7 @@ class Parts(Buffer):
         return self._places
 
     def part(self, number: int) -> Buffer:
-        """That of one member."""
+        """The buffer of one member."""
         return self.parts[number] if self.parts else Buffer(self.arrays[number], self.kind)
 
 
@@ -137,7 +137,7 @@ class Lockstep(ServerSlice):
         return free.pop() if free else self._own([member.take(kind) for member in self.members])
 
     def adopt(self, data: Parts) -> None:
-        """A push whose memory was taken before this lockstep began, or from it."""
+        """Note the memory of a push, which may have been taken before this lockstep began."""
         if data.parts:
             self._parts.add(data)
 

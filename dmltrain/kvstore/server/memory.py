@@ -40,7 +40,7 @@ class Buffer:
         return self.array.nbytes
 
     def views(self) -> list[memoryview]:
-        """Its bytes, for a link."""
+        """The bytes to send over a link."""
         return [memoryview(self.array).cast("B")] if self.array.size else []  # type: ignore[arg-type]
 
 

@@ -143,7 +143,7 @@ class ServerProcess:
             return rollback.pack(core.states())
 
     def pack_gone(self) -> bytes:
-        """What this server has of workers that have left; see ServerCore.enter."""
+        """How many steps of workers that have left this server has; see `gone` of ServerCore.enter."""
         with self._service.exclusive() as core:
             rows = [(worker, *clocks) for worker, clocks in sorted(core.gone.items())]
         return rollback.pack({"gone": np.array(rows, np.int64).reshape(-1, 3)})

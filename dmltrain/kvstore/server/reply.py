@@ -1,4 +1,5 @@
-"""What follows from pushes and pulls: work, and replies, some of which workers read in this process's memory. Pure."""
+"""The results of pushes and pulls: work and replies. Workers of this host read values in this process's memory.
+Pure."""
 
 from __future__ import annotations
 
@@ -42,11 +43,12 @@ Action = Reply | Work
 class Unread:
     """The replies that workers read in this process's memory, until they release them."""
 
-    _replies: dict[tuple[int, int, int], dict[int, list[Reply]]] = field(default_factory=dict)
     # (worker, key, slice) -> offset -> replies
+    _replies: dict[tuple[int, int, int], dict[int, list[Reply]]] = field(default_factory=dict)
 
     def lend(self, reply: Reply) -> bool:
-        """Whether the worker may read the value where it is, until it releases it. If not, send a copy."""
+        """Whether the worker may read the value in this process's memory, until it releases it. If not, send a copy: so
+        a worker that releases nothing cannot make this server take more and more memory."""
         offset = reply.buffer.offset
         if offset is None:
             return False

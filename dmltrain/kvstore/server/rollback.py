@@ -72,7 +72,7 @@ def states(slices: Mapping[tuple[int, int], ServerSlice], all_of_it: bool) -> di
 
 
 def pack(states: Mapping[str, Array]) -> bytes:
-    """As npz."""
+    """The states as the bytes of an npz file."""
     stream = io.BytesIO()
     np.savez(stream, **states)
     return stream.getvalue()

@@ -36,7 +36,7 @@ class Push:
     rate: float
     data: Buffer
     since: float  # when it arrived, s
-    ready: float  # when its worker had computed it, s; includes the delay of the wire, which is not known
+    ready: float  # when its worker had computed it, s; too late by the delay of the wire, which is not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class ServerSlice:
             self.lockstep.dissolve()
 
     def dissolve(self) -> None:
-        """Of slices in lockstep: they are pushed and pulled alone from now on."""
+        """End the lockstep, if this is one: its slices are pushed and pulled alone from now on."""
         raise NotImplementedError
 
     def name_for(self, worker: int, key: int, index: int) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class ServerSlice:
 
     @property
     def work_class(self) -> type[Work]:
-        """Of the work on it."""
+        """The class of the work on this slice."""
         return Work
 
     def put(self, value: Buffer, coded: Buffer | None) -> None:
@@ -224,7 +224,7 @@ class ServerSlice:
         return self.previous if exact and self.previous else self.value
 
     def release(self, buffer: Buffer) -> None:
-        """One reader less."""
+        """A reply no longer reads this buffer."""
         buffer.readers -= 1
         self.give_back(buffer)
 

@@ -6,7 +6,8 @@ import socket
 
 
 def family(host: str) -> socket.AddressFamily:
-    """Of the sockets for this address or name. A name means its address of IPv4 if it has one. Raises OSError."""
+    """The family of sockets for this address or name. If a name has an IPv4 address, that one is used. Raises
+    OSError."""
     if ":" in host:
         return socket.AF_INET6
     families = {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}

@@ -25,8 +25,8 @@ _INFO = struct.Struct("=3x B 20x I 16x I 8x I 60x Q 100x I")
 
 @dataclass(frozen=True)
 class Sample:
-    """What the kernel knows of a link's way out. `answered`: the last acknowledgement is younger than what was sent
-    last."""
+    """The kernel's counters for what a link sends. `answered`: the last acknowledgement came after the last data was
+    sent."""
 
     unacknowledged: int  # packets
     acknowledged: int  # bytes so far
@@ -41,7 +41,8 @@ class Sample:
 
 
 def sample(sock: socket.socket) -> Sample | None:
-    """None before Linux 5.4, which has no such counters: there only keepalive finds a cut. Raises OSError."""
+    """The counters of a socket. None before Linux 5.4, which does not have them: there only keepalive finds a cut.
+    Raises OSError."""
     data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     if len(data) < _INFO.size:
         return None

@@ -1,4 +1,4 @@
-"""The data links of a process: who is at their ends, which of them the network has cut, and how a lost one is named."""
+"""The data links of a process: their ends, which of them the network has cut, and the report about a lost one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watch:
 
     @staticmethod
     def earlier_than(lost_seconds: float) -> Watch:
-        """For processes that count as lost after `lost_seconds`."""
+        """A watch for processes that count as lost after `lost_seconds`: it finds a cut link a little earlier."""
         return Watch(lost_seconds - EARLIER)
 
     def add(self, link: Link) -> None:

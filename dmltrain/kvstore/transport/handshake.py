@@ -117,7 +117,8 @@ class ListenerHandshake:
         self._received = bytearray()
 
     def receive(self, data: bytes) -> bytes:
-        """The bytes to send next. Raises FrameError, which says what is wrong, as soon as anything is."""
+        """Take received bytes; returns the bytes to send next. Raises FrameError, with the reason, at the first
+        mistake."""
         self._received += data
         if len(self._received) < wire.HEADER_SIZE:
             return b""

@@ -38,9 +38,9 @@ def at_start(start: Start) -> tuple[Ranks, ...]:
 
 
 def relayed(start: Start, rank: int) -> tuple[Ranks, list[int]]:
-    """The ranks on this worker's host, whose relay sums their pushes, and the servers that it does this for: those on
-    other hosts. Empty if there is nothing to sum, if a worker of the host has no unix socket, and for a worker that was
-    not there at the start."""
+    """The ranks on this worker's host, and the servers on other hosts for which the host's relay sums the pushes of
+    these ranks. Both are empty if there is nothing to sum, if a worker of the host has no unix socket, and for a worker
+    that has come after the start."""
     if rank >= len(start.workers):
         return (), []
     name = start.workers[rank].host_id

@@ -168,8 +168,8 @@ class Overdue(Message):
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """One end of a link between two processes; `host` is its host's name, empty for a worker that has joined later and
-    is seen from the other end; `address` its address and port."""
+    """One end of a link between two processes. `host`: the name of its host; empty if the other end reports it and it
+    is a worker that joined later. `address`: its address and port."""
 
     role: str
     index: int

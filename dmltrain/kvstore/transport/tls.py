@@ -95,7 +95,7 @@ class TlsStream:
             self._receive()
 
     def _decrypt(self, target: memoryview) -> int | None:
-        """None if no whole record has arrived."""
+        """Decrypt what has arrived into `target`; returns how many bytes; None if no whole record has arrived."""
         done = 0
         with self._lock:
             try:

@@ -183,7 +183,7 @@ def release(read: Iterable[tuple[int, int, int]]) -> bytes:
 
 
 def parse_release(payload: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
-    """What `release` was given. Raises FrameError if its length is wrong."""
+    """The inverse of `release`. Raises FrameError if the length is wrong."""
     if len(payload) % _READ.size:
         raise FrameError(f"a release of {len(payload)} bytes, expected a multiple of {_READ.size}")
     return _READ.iter_unpack(payload)
@@ -195,7 +195,7 @@ def group(members: Iterable[tuple[int, int, int]]) -> bytes:
 
 
 def parse_group(payload: bytes | bytearray) -> list[tuple[int, int, int]]:
-    """What `group` was given. Raises FrameError if its length is wrong."""
+    """The inverse of `group`. Raises FrameError if the length is wrong."""
     if not payload or len(payload) % _MEMBER.size or len(payload) > MAX_MEMBERS * _MEMBER.size:
         raise FrameError(f"a group of {len(payload)} bytes, expected 1 to {MAX_MEMBERS} times {_MEMBER.size}")
     return list(_MEMBER.iter_unpack(payload))
@@ -207,7 +207,7 @@ def offsets(places: Sequence[int]) -> bytes:
 
 
 def parse_offsets(payload: bytes | bytearray, count: int) -> tuple[int, ...]:
-    """What `offsets` was given, for a group of `count` slices. Raises FrameError if its length is wrong."""
+    """The inverse of `offsets`, for a group of `count` slices. Raises FrameError if the length is wrong."""
     if len(payload) != 8 * count:
         raise FrameError(f"{len(payload)} bytes of offsets for a group of {count} slices, expected {8 * count}")
     return struct.unpack(f"!{count}Q", payload)

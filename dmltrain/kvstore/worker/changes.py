@@ -24,7 +24,7 @@ UNKNOWN = (
 Refusal = Callable[[Change], str]  # why a change is impossible; "" if it is possible
 
 
-class Changes:
+class WorkerChanges:
     """`report` sends a message to the scheduler. Until `follow`, all changes are refused."""
 
     def __init__(self, report: Callable[[Stops], None]) -> None:

@@ -132,12 +132,12 @@ class ElasticKVStore(DistKVStore):
 
     @property
     def view(self) -> View | None:
-        """None before `start`."""
+        """The view that this worker has entered; None before `start`."""
         return self._progress.view
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether the compression does."""
+        """Whether the gradient compression keeps residuals."""
         return self._entries.has_residuals
 
     @property

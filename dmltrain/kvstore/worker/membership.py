@@ -12,7 +12,7 @@ from dmltrain.kvstore.base import Handle, MembershipEnded
 from dmltrain.kvstore.scheduler.client import Control, Handlers
 from dmltrain.kvstore.scheduler.following import Standing
 from dmltrain.kvstore.transport.message import Change, Changed, LinkLost, Took
-from dmltrain.kvstore.worker.changes import Changes
+from dmltrain.kvstore.worker.changes import WorkerChanges
 from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 
 LINGER_SECONDS = 2.0  # for the scheduler to report a process that could not be reached; for a cut link's thread to end
@@ -27,7 +27,7 @@ class Membership:
         self._closed = False
         self._process = os.getpid()
         self._barriers = 0
-        self.changes = Changes(lambda message: self._control.tell(message))
+        self.changes = WorkerChanges(lambda message: self._control.tell(message))
         self._routes: Routes | None = None  # until connected
         self._control = Control(
             environment, 0, self._end, exit_seconds, sharing.socket_name, self._handlers(), self._standing
@@ -120,11 +120,11 @@ class Membership:
         return self._environment.joins
 
     def _handlers(self) -> Handlers:
-        """For messages of the scheduler that only some memberships take."""
+        """Handlers for messages of the scheduler that Control does not handle itself."""
         return {Change: self.changes.take}
 
     def _standing(self) -> Standing | None:
-        """What another incarnation of the scheduler needs to know; None if the job ends with this one."""
+        """How far this worker is, for another incarnation of the scheduler; None if the job ends with this one."""
         return None
 
     def _done(self) -> int:

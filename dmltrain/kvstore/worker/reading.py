@@ -72,7 +72,7 @@ class KeptGroup:
     keys: int
 
     def let_go(self, outgoing: Outgoing) -> None:
-        """One key less."""
+        """One key fewer reads this value. The last one releases it."""
         self.keys -= 1
         if not self.keys:
             outgoing.add_read_together(self.link, (self.group, self.number))

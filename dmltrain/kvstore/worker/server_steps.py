@@ -223,7 +223,7 @@ def _by_slice(states: States) -> dict[tuple[int, int], dict[int, dict[str, Array
 
 
 def _most_steps(by_slice: Mapping[tuple[int, int], Mapping[int, States]]) -> int:
-    """How many steps the slices have made whose values are there; 0 without any."""
+    """The highest number of steps after which there is a value of a slice; 0 without any value."""
     return max((steps for states in by_slice.values() for steps, state in states.items() if VALUE in state), default=0)
 
 

@@ -34,7 +34,7 @@ class Balance:
         self._proposed = -math.inf  # s, when
 
     def report(self, view: View, member: int, speed: float, now: float) -> bool:
-        """A member of the present view has measured its speed. Whether there is a new proposal."""
+        """A member of the present view has measured its speed. Returns whether there is a new proposal."""
         self._speeds[member] = speed
         total = self.settings.size(len(view.members))
         if total < len(view.members) or self.proposal or now - self._proposed < PAUSE:
@@ -49,8 +49,8 @@ class Balance:
         return True
 
     def next_view(self, before: View, view: View) -> View:
-        """`view`, which follows `before`, with shares: those that are proposed, or else those of `before`. They are
-        kept in proportion where members have gone, and who has joined gets an equal part."""
+        """`view`, which follows `before`, with shares: the proposed ones, or else those of `before`. If members are
+        gone, the shares of the others keep their proportion. A member that has joined gets an equal part."""
         shares, self.proposal = self.proposal or before.shares, ()
         self._speeds.clear()
         if not shares or view.members == before.members:
@@ -69,8 +69,8 @@ class Balance:
 
 
 def divided(speeds: Sequence[float], total: int, limit: float) -> tuple[int, ...]:
-    """`total` samples, at least one for each member, in parts that take them equally long, as far as whole samples and
-    the bounds permit: each part is from LEAST to `limit` times the equal one."""
+    """Divide `total` samples, at least one for each member, so that all members compute equally long, as far as whole
+    samples and the bounds permit: each part is from LEAST to `limit` times the equal one."""
     speeds = [max(speed, SLOWEST * max(speeds)) for speed in speeds]
     equal = total / len(speeds)
     low, high = max(1, int(LEAST * equal)), max(math.ceil(equal), int(limit * equal))
@@ -84,7 +84,7 @@ def divided(speeds: Sequence[float], total: int, limit: float) -> tuple[int, ...
     shares = [int(min(max(speed * enough, low), high)) for speed in speeds]
     ends = [((share + 1) / speed, place) for place, (share, speed) in enumerate(zip(shares, speeds, strict=True))]
     heapq.heapify(ends)
-    while sum(shares) < total:  # the others go where they end first
+    while sum(shares) < total:  # rounding down has left some: each goes to the member that would finish first
         _, place = heapq.heappop(ends)
         if shares[place] < high:
             shares[place] += 1
@@ -93,5 +93,5 @@ def divided(speeds: Sequence[float], total: int, limit: float) -> tuple[int, ...
 
 
 def seconds(parts: Sequence[float], speeds: Sequence[float]) -> float:
-    """That the computing of a step takes."""
+    """How long the computing of a step takes, s."""
     return max(part / speed for part, speed in zip(parts, speeds, strict=True))

@@ -1,4 +1,4 @@
-"""The views of an elastic job: who takes part from which op on. Pure; core.py notices who was lost.
+"""The views of an elastic job: which members and servers it has from which op on. Pure; core.py notices losses.
 
 Theory of operation. The terms are those of virtual synchrony (Birman and Joseph 1987, "Exploiting virtual synchrony in
 distributed systems"). A member holds op n when its training thread has recognised that it has all results of op n. An
@@ -82,7 +82,7 @@ class Views:
     now: float = 0.0
     restarts: int = 0
     view: View | None = None  # until all are ready
-    entered: Enter | None = None  # as its members were told of it
+    entered: Enter | None = None  # the message with which its members were told of it
     finished: dict[int, int] = field(default_factory=dict)  # member that has left at its end -> the last op it held
     dismissed: set[int] = field(default_factory=set)  # members that a replay has let go
     failed: dict[int, int] = field(default_factory=dict)  # member that ends by an error of its own -> in which op
@@ -323,7 +323,7 @@ class Views:
 
     @property
     def too_few(self) -> str:
-        """Why the job cannot go on with those who are left, or empty."""
+        """Why the job cannot go on with the workers that are left, or empty."""
         count = len(self._present) + len(self.finished)
         if not count or (count < self.minimum and not (self.patience or self.ends)):
             left = "no worker is left" if not count else f"{count} worker{'s are' if count > 1 else ' is'} left"

@@ -95,7 +95,8 @@ class Bound:
         return max(network, used / self.memory if self.memory else 0.0)
 
     def _of_card(self, sent: Array, received: Array) -> Array:
-        """What all processes of this host send and receive (2,), from this worker's part by server."""
+        """The sums (2,) of what all processes of this host send and receive; `sent` and `received`: this worker's part,
+        by server. Every worker must call this."""
         workers = self._store.num_workers
         table = np.zeros((2, workers + len(self._servers)))
         table[:, self._store.rank] = sent.sum(), received.sum()

@@ -26,7 +26,7 @@ from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.worker_slice import WorkerSlice
 
 Report = Callable[[str], None]
-Lost = Callable[[LinkLost], None]
+ReportLost = Callable[[LinkLost], None]
 Addresses = dict[int, ServerAddress]  # by number
 _FAILURES = (OSError, Closed, FrameError, ArenaError)
 
@@ -63,7 +63,7 @@ class Routes:
         environment: Environment,
         start: Start,
         sharing: Sharing,
-        lost: Lost,
+        lost: ReportLost,
         fail: Report,
         overdue: Report | None = None,
         watch: Watch | None = None,
@@ -189,10 +189,10 @@ class Routes:
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
-    def _links_of(self, role: str, lost: Lost) -> DataLinks:
+    def _links_of(self, role: str, lost: ReportLost) -> DataLinks:
         return DataLinks(role, self._environment, self._names, self._watch, lost)
 
-    def _relay(self, listening: socket.socket | None, lost: Lost) -> Relay | None:
+    def _relay(self, listening: socket.socket | None, lost: ReportLost) -> Relay | None:
         if listening is None:
             return None
         if not self._far or self._ranks[0] != self._environment.index:

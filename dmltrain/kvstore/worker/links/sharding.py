@@ -76,7 +76,7 @@ def place(
     shares: Sequence[float] | None = None,
     servers: Sequence[int] | None = None,
 ) -> list[int]:
-    """The server of each slice of so many bytes; see `cut`."""
+    """The server of each slice. `sizes`: bytes of the slices; for the rest see `cut`."""
     placed = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
         placed[number] = server = _least_loaded(loads, sizes[number], shares, servers)
