@@ -64,7 +64,7 @@ class Worker:
         self.inbox, self.missing, self.has_ended = deque(), 0, False
         self.made, self.pulled = 0, []
         self.changed = []  # (after which step, of which kind then)
-        self.changes = changes.Changes(job.to_scheduler[rank].append)
+        self.changes = changes.WorkerChanges(job.to_scheduler[rank].append)
         self.changes.follow(lambda wanted: changes.refusal(self.kind, wanted, False, False))
         self.thread, self.can_go_on = self.train(), always
 
@@ -297,7 +297,7 @@ def test_a_change_without_a_bound_has_that_of_the_type():
 
 def test_a_program_that_makes_no_steps_on_servers_is_refused():
     said = []
-    found = changes.Changes(said.append)
+    found = changes.WorkerChanges(said.append)
     found.take(change())
     assert said == [Stops(1, 1, UNKNOWN)]
     assert not found.step_made()

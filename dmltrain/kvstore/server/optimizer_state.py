@@ -66,7 +66,8 @@ def unpack(data: bytes | bytearray, slices: Mapping[tuple[int, int], ServerSlice
 
 
 def _go_on(slice_: ServerSlice, steps: int, clocks: Array) -> None:
-    """Each push is a step: the value contains `steps` of them. `clocks`: rows of (worker, how many of these are its own)."""
+    """Each push is a step: the value contains `steps` of them. `clocks`: rows of (worker, how many of them are its
+    own)."""
     slice_.steps = steps
     for worker, clock in clocks.tolist():
         if worker in slice_.applied:
