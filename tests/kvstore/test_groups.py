@@ -19,7 +19,7 @@ from dmltrain.kvstore.transport.wire import FrameError
 from dmltrain.kvstore.worker.calls import MAX_CALLS, Calls, runs
 from dmltrain.kvstore.worker.entry import KeyEntry
 from dmltrain.kvstore.worker.links import sharding
-from dmltrain.kvstore.worker.links.link_groups import GroupLanding, LinkGroups, WorkerGroup
+from dmltrain.kvstore.worker.links.link_groups import GroupDestination, LinkGroups, WorkerGroup
 from dmltrain.kvstore.worker.links.routes import Way
 from dmltrain.kvstore.worker.links.worker_slice import Traffic, WorkerSlice
 from tests.kvstore.carrying_out import push as push_alone
@@ -282,7 +282,7 @@ def test_runs_have_a_limit_of_bytes_and_of_slices():
 )
 def test_groups_are_as_large_as_slices(shares, count, size, sizes):
     call = repeated(calls_of(count, Link(shares=shares), size=size), range(count))
-    assert [len(each.positions) for each in call.together] == sizes
+    assert [len(each.positions) for each in call.grouped] == sizes
 
 
 class Link(SimpleNamespace):
@@ -335,18 +335,18 @@ def test_only_repeated_calls_of_small_weights_have_groups():
         "by a relay too": entry(9, relay),
     }
     calls = Calls(entries, groups=True)
-    assert calls.find(list(entries)).together == [] and not link.asked
+    assert calls.find(list(entries)).grouped == [] and not link.asked
     call = calls.find(list(entries))
-    assert [each.positions for each in call.together] == [[0, 1, 2, 3]]
+    assert [each.positions for each in call.grouped] == [[0, 1, 2, 3]]
     assert call.alone == [4, 5, 6, 7, 8, 9] and call.slices == 10
     assert calls.find(list(entries)) is call
-    assert call.together[0].group().slices == [entries[number].ways[0].slice for number in range(4)]
+    assert call.grouped[0].group().slices == [entries[number].ways[0].slice for number in range(4)]
     for names, has_groups in (([1], False), ([1, 1], False), ([1, 0], True)):
-        assert [bool(calls.find(names).together) for _ in range(2)] == [False, has_groups]
+        assert [bool(calls.find(names).grouped) for _ in range(2)] == [False, has_groups]
     with pytest.raises(UserError, match="call init first"):
         calls.find(["no key", 1])
     asynchronous = calls_of(4, link, groups=False)
-    assert not any(asynchronous.find([0, 1]).together for _ in range(3))
+    assert not any(asynchronous.find([0, 1]).grouped for _ in range(3))
 
 
 def test_few_calls_are_remembered():
@@ -362,7 +362,7 @@ def test_few_calls_are_remembered():
 def test_a_group_is_that_of_the_present_clocks():
     link = Link()
     entries = Declared({number: entry(number, link) for number in range(2)})
-    (together,) = repeated(Calls(entries, groups=True), [0, 1]).together
+    (together,) = repeated(Calls(entries, groups=True), [0, 1]).grouped
     first = together.group()
     entries[0].clock = entries[1].clock = 7
     assert together.group() is first
@@ -404,7 +404,7 @@ def test_a_value_of_one_slice_ends_the_wait_for_its_group():
     link_groups, slices = link_groups_of(), slices_of(2)
     group = link_groups.find(slices, (0, 2))
     targets = {handle: [np.zeros(4, np.float32), np.ones(4, np.float32)] for handle in ("first", "second")}
-    landings = [GroupLanding(group, 5, handle, 1.5, arrays) for handle, arrays in targets.items()]
+    landings = [GroupDestination(group, 5, handle, 1.5, arrays) for handle, arrays in targets.items()]
     for landing in landings:
         link_groups.expect(landing)
     for wrong in ((2, 0, 5), (0, 0, 6), (1, 0, 5), (0, 1, 5)):
@@ -459,17 +459,17 @@ def test_values_of_two_pulls_of_a_slice_may_overtake_each_other():
     for count in (3, 2):
         group = link_groups.find(slices[:count], (0,) * count)
         handle = Handle(count, "pull", 1.0)
-        landings.append(GroupLanding(group, 5, handle, 1.5, [np.zeros(4, np.float32) for _ in range(count)]))
+        landings.append(GroupDestination(group, 5, handle, 1.5, [np.zeros(4, np.float32) for _ in range(count)]))
         link_groups.expect(landings[-1])
     for key in (0, 1):
         landing = link_groups.take_alone(key, 0, 5)
         landing.target.view(np.uint8)[:] = key + 1
         landing.handle.one_done()
     assert not any(landing.handle.done for landing in landings)
-    link_groups.land(wire.Header(wire.FrameKind.VALUE_GROUP, 48, 0, landings[0].group.number, 0, 5))
+    link_groups.receive(wire.Header(wire.FrameKind.VALUE_GROUP, 48, 0, landings[0].group.number, 0, 5))
     for landing in landings:
         found = [set(array.view(np.uint8).tolist()) for array in landing.arrays]
         assert landing.handle.done and found == [{1}, {2}, {3}][: len(found)]
     for wrong in (0, 1, 2):
         with pytest.raises(LookupError):
-            link_groups.land(wire.Header(wire.FrameKind.VALUE_GROUP, 48, 0, wrong, 0, 5))
+            link_groups.receive(wire.Header(wire.FrameKind.VALUE_GROUP, 48, 0, wrong, 0, 5))

@@ -28,7 +28,7 @@ from dmltrain.kvstore.worker.links.routes import Routes, Sharing
 from dmltrain.kvstore.worker.links.server_link import ServerLink
 from dmltrain.kvstore.worker.links.sharding import Slice
 from dmltrain.kvstore.worker.links.undo import Undo
-from dmltrain.kvstore.worker.links.worker_slice import Landing, WorkerSlice
+from dmltrain.kvstore.worker.links.worker_slice import Destination, WorkerSlice
 from tests.kvstore.made import start
 from tests.kvstore.whole_job import begun
 from tests.waiting import SECONDS
@@ -92,7 +92,7 @@ class Pair:
     def pull(self, clock=1, keep=None):
         """A pull of slice 0, which the server has read: its handle, and where its value will be."""
         slice_, target, handle = made_slice(), np.zeros(4, np.float32), Handle(1, "pull", SECONDS)
-        self.link.expect(Landing(slice_, target, handle, keep), clock)
+        self.link.expect(Destination(slice_, target, handle, keep), clock)
         self.link.outbox.put_all([self.link.pull(slice_, clock, 0)])
         header, _ = self.frame()
         assert (header.kind, header.clock, header.view) == (FrameKind.PULL, clock, self.link.view)
@@ -281,7 +281,7 @@ def test_memory_of_a_push_is_written_again_when_the_server_has_answered_in_a_lat
     def answer(clock, view, late=False):
         handle = Handle(1, "pull", SECONDS)
         if not late:
-            pair.link.expect(Landing(slice_, np.zeros(4, np.float32), handle), clock)
+            pair.link.expect(Destination(slice_, np.zeros(4, np.float32), handle), clock)
         pair.send_value([0] * 4, clock, view)
         assert pair.frame()[0].kind == FrameKind.RELEASE
         pair.answered()
@@ -424,7 +424,7 @@ class Worker:
         (way,) = self.entries.find("w").ways
         ready = time.perf_counter() - ready_for
         handle = Told(1, "w", SECONDS)
-        way.link.expect(Landing(way.slice, self.value, handle, asked=ready), 1)
+        way.link.expect(Destination(way.slice, self.value, handle, asked=ready), 1)
         way.link.outbox.put_all([way.link.push(way.slice, values, 1, -1.0, 0, Flag.PULL, ready)])
         return handle
 

@@ -23,7 +23,7 @@ MAX_CHANGES = 8  # of the differences of a group's clocks, before its keys trave
 
 
 @dataclass(eq=False)
-class Together:
+class GroupedKeys:
     """Keys of one call that travel in a group, and their positions in the call."""
 
     link: ServerLink
@@ -50,7 +50,7 @@ class Call:
 
     names: tuple[Key, ...]
     entries: list[KeyEntry]
-    together: list[Together] = field(default_factory=list)
+    grouped: list[GroupedKeys] = field(default_factory=list)
     alone: list[int] = field(init=False)  # positions of the other keys
     slices: int = field(init=False)
     repeated: bool = False
@@ -71,8 +71,8 @@ class Call:
             most = sharding.MAX_BYTES if link.link.own_arena else small
             for run in runs(positions, sizes, most):
                 if len(run) > 1:
-                    self.together.append(Together(link, [self.entries[position] for position in run], run))
-        shared = {position for group in self.together for position in group.positions}
+                    self.grouped.append(GroupedKeys(link, [self.entries[position] for position in run], run))
+        shared = {position for group in self.grouped for position in group.positions}
         self.alone = [position for position in range(len(self.entries)) if position not in shared]
 
 

@@ -51,15 +51,15 @@ class KeyEntry:
     pushed: float = 0.0  # time of the last push, time.perf_counter
     buffer: Array | None = None  # returned by `buffers`
     offset: int | None = None  # of the buffer in this worker's arena
-    landing: Array | None = None  # receives values that cannot be read in place
+    destination: Array | None = None  # receives values that cannot be read in place
     kept: list[Kept] = field(default_factory=list)  # values that are read in place; the next push releases them
 
 
 def memory_of(entry: KeyEntry) -> Array:
     """This worker's memory for a key's values that cannot be read in place."""
-    if entry.landing is None:
-        entry.landing = np.empty(entry.size, entry.dtype)
-    return entry.landing
+    if entry.destination is None:
+        entry.destination = np.empty(entry.size, entry.dtype)
+    return entry.destination
 
 
 def cut(array: Array, slice_: WorkerSlice) -> Array:

@@ -10,11 +10,11 @@ import numpy as np
 from dmltrain.base.arrays import Array
 from dmltrain.kvstore.base import Handle
 from dmltrain.kvstore.worker.entry import KeptSlice, KeyEntry, cut, memory_of
-from dmltrain.kvstore.worker.links.link_groups import GroupLanding, WorkerGroup
+from dmltrain.kvstore.worker.links.link_groups import GroupDestination, WorkerGroup
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
 from dmltrain.kvstore.worker.links.server_link import ServerLink
-from dmltrain.kvstore.worker.links.worker_slice import Landing, WorkerSlice
+from dmltrain.kvstore.worker.links.worker_slice import Destination, WorkerSlice
 
 
 def read_only(array: Array) -> Array:
@@ -35,11 +35,11 @@ def joined(kept: list[tuple[Array, int] | None], entry: KeyEntry, ways: list[Way
         arena = ways[0].link.link.peer_arena
         assert arena is not None  # the slices lie there
         return arena.view(first[1], entry.size * size).view(entry.dtype)
-    landing = memory_of(entry)
+    destination = memory_of(entry)
     for slot, way in zip(kept, ways, strict=True):
         if slot is not None:
-            np.copyto(cut(landing, way.slice), slot[0])
-    return read_only(landing)
+            np.copyto(cut(destination, way.slice), slot[0])
+    return read_only(destination)
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +79,7 @@ class KeptGroup:
 
 
 @dataclass(eq=False)
-class GroupReading(GroupLanding):
+class GroupReading(GroupDestination):
     """A pull with READ: `positions` are those of the keys `entries` among the handle's values."""
 
     link: ServerLink = field(kw_only=True)
@@ -100,9 +100,9 @@ class GroupReading(GroupLanding):
         for entry, position in zip(self.entries, self.positions, strict=True):
             self.handle.values[position] = read_only(memory_of(entry))
 
-    def alone(self, place: int) -> Landing:
+    def alone(self, place: int) -> Destination:
         entry = self.entries[place]
         reading = Reading(entry, entry.ways, self.handle, self.positions[place], [None])
         self.handle.then(reading.finish)
         target = memory_of(entry)
-        return Landing(self.group.slices[place], target, self.handle, reading.keep, self.asked, self.handled)
+        return Destination(self.group.slices[place], target, self.handle, reading.keep, self.asked, self.handled)

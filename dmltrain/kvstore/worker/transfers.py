@@ -19,13 +19,13 @@ from dmltrain.kvstore.transport import wire
 from dmltrain.kvstore.transport.shared_memory import Arena
 from dmltrain.kvstore.transport.wire import Flag
 from dmltrain.kvstore.waiting import Trip, Waits, split
-from dmltrain.kvstore.worker.calls import Call, Calls, Together
+from dmltrain.kvstore.worker.calls import Call, Calls, GroupedKeys
 from dmltrain.kvstore.worker.entry import KeyEntry, cut, memory_of
 from dmltrain.kvstore.worker.keys import KeyEntries
-from dmltrain.kvstore.worker.links.link_groups import GroupLanding, WorkerGroup
+from dmltrain.kvstore.worker.links.link_groups import GroupDestination, WorkerGroup
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.routes import Way
-from dmltrain.kvstore.worker.links.worker_slice import Landing
+from dmltrain.kvstore.worker.links.worker_slice import Destination
 from dmltrain.kvstore.worker.membership import Membership
 from dmltrain.kvstore.worker.reading import GroupReading, Reading
 
@@ -60,15 +60,15 @@ class Transfers:
         call, outgoing = self._calls.find(keys), Outgoing()
         handle = self._handle(call, out)
         alone = list(call.alone)
-        for together in call.together:
-            group = None if any([entry.unpushed for entry in together.entries]) else together.group()
+        for grouped in call.grouped:
+            group = None if any([entry.unpushed for entry in grouped.entries]) else grouped.group()
             if group is None:
-                alone += together.positions
+                alone += grouped.positions
                 continue
-            clock = together.entries[0].clock
-            self._expect_together(call, together, group, targets, handle, clock)
-            lowest = min([priority, *[entry.priority for entry in together.entries]])
-            outgoing.add(together.link, together.link.groups.pull(group, clock, lowest))
+            clock = grouped.entries[0].clock
+            self._expect_group(call, grouped, group, targets, handle, clock)
+            lowest = min([priority, *[entry.priority for entry in grouped.entries]])
+            outgoing.add(grouped.link, grouped.link.groups.pull(group, clock, lowest))
         for position in sorted(alone):
             name, entry = call.names[position], call.entries[position]
             ways = self._routes.direct(entry.slices) if entry.unpushed else entry.ways
@@ -183,18 +183,18 @@ class Transfers:
         outgoing, alone = Outgoing(), list(call.alone)
         arrays = [_flat(name, entry, item) for name, entry, item in zip(call.names, call.entries, values, strict=True)]
         flags = Flag.PULL if handle else 0
-        for together in call.together:
-            group = together.group()
+        for grouped in call.grouped:
+            group = grouped.group()
             if group is None:
-                alone += together.positions
+                alone += grouped.positions
                 continue
-            now = self._advance(together.entries, priority, outgoing)
-            clock = together.entries[0].clock
+            now = self._advance(grouped.entries, priority, outgoing)
+            clock = grouped.entries[0].clock
             if handle:
-                self._expect_together(call, together, group, targets, handle, clock)
-            group_arrays = [arrays[position] for position in together.positions]
-            places, groups = self._places(together, group_arrays), together.link.groups
-            outgoing.add(together.link, groups.push(group, group_arrays, clock, rate, priority, flags, now, places))
+                self._expect_group(call, grouped, group, targets, handle, clock)
+            group_arrays = [arrays[position] for position in grouped.positions]
+            places, groups = self._places(grouped, group_arrays), grouped.link.groups
+            outgoing.add(grouped.link, groups.push(group, group_arrays, clock, rate, priority, flags, now, places))
         for position in sorted(alone):
             entry, array = call.entries[position], arrays[position]
             self._advance([entry], priority, outgoing)
@@ -216,42 +216,42 @@ class Transfers:
                 _let_go(entry, outgoing)
         return now
 
-    def _places(self, together: Together, arrays: Sequence[Array]) -> bytes:
+    def _places(self, grouped: GroupedKeys, arrays: Sequence[Array]) -> bytes:
         """The payload of the arrays' offsets in this worker's arena; empty if some are elsewhere."""
-        arena = together.link.link.own_arena
+        arena = grouped.link.link.own_arena
         if arena is None:
             return b""
-        if all([array is entry.buffer for array, entry in zip(arrays, together.entries, strict=True)]):
-            if not together.places and all([entry.offset is not None for entry in together.entries]):
-                together.places = wire.offsets([entry.offset or 0 for entry in together.entries])
-            return together.places
+        if all([array is entry.buffer for array, entry in zip(arrays, grouped.entries, strict=True)]):
+            if not grouped.places and all([entry.offset is not None for entry in grouped.entries]):
+                grouped.places = wire.offsets([entry.offset or 0 for entry in grouped.entries])
+            return grouped.places
         places = [arena.offset_of(array) if array.size else 0 for array in arrays]
         known = [place for place in places if place is not None]
         return wire.offsets(known) if len(known) == len(places) else b""
 
-    def _expect_together(
+    def _expect_group(
         self,
         call: Call,
-        together: Together,
+        grouped: GroupedKeys,
         group: WorkerGroup,
         targets: Sequence[Any],
         handle: Handle,
         clock: int,
     ) -> None:
         """Receive the group's values at `clock` into the targets of its keys."""
-        entries, positions = together.entries, together.positions
+        entries, positions = grouped.entries, grouped.positions
         asked = self._began(entries[0])
         if targets[positions[0]] is READ:
-            landing: GroupLanding = GroupReading(
-                group, clock, handle, asked, [], link=together.link, entries=entries, positions=positions
+            destination: GroupDestination = GroupReading(
+                group, clock, handle, asked, [], link=grouped.link, entries=entries, positions=positions
             )
         else:
             arrays = [
-                _landing(call.names[position], entry, targets[position], handle)
+                _destination(call.names[position], entry, targets[position], handle)
                 for position, entry in zip(positions, entries, strict=True)
             ]
-            landing = GroupLanding(group, clock, handle, asked, arrays)
-        together.link.groups.expect(landing)
+            destination = GroupDestination(group, clock, handle, asked, arrays)
+        grouped.link.groups.expect(destination)
 
     def _expect(
         self, name: Key, entry: KeyEntry, ways: list[Way], target: Any, handle: Handle, clock: int, position: int
@@ -259,16 +259,16 @@ class Transfers:
         """Receive the key's values at `clock` into `target`; `position` is that of the key in the call."""
         if target is READ:
             return self._expect_reading(entry, ways, handle, clock, position)
-        landing, asked = _landing(name, entry, target, handle), self._began(entry)
+        destination, asked = _destination(name, entry, target, handle), self._began(entry)
         for link, slice_ in ways:
-            link.expect(Landing(slice_, cut(landing, slice_), handle, asked=asked), clock)
+            link.expect(Destination(slice_, cut(destination, slice_), handle, asked=asked), clock)
 
     def _expect_reading(self, entry: KeyEntry, ways: list[Way], handle: Handle, clock: int, position: int) -> None:
         """Read the key's values in place where possible: see reading.joined."""
         reading = Reading(entry, ways, handle, position, [None] * len(ways))
         memory, asked = memory_of(entry), self._began(entry)
         for way in ways:
-            way.link.expect(Landing(way.slice, cut(memory, way.slice), handle, reading.keep, asked), clock)
+            way.link.expect(Destination(way.slice, cut(memory, way.slice), handle, reading.keep, asked), clock)
         handle.then(reading.finish)
 
 
@@ -286,11 +286,11 @@ def _let_go(entry: KeyEntry, outgoing: Outgoing) -> None:
         value.let_go(outgoing)
 
 
-def _copy(array: Array, landing: Array) -> None:
-    np.copyto(array, landing.reshape(array.shape))
+def _copy(array: Array, destination: Array) -> None:
+    np.copyto(array, destination.reshape(array.shape))
 
 
-def _landing(name: Key, entry: KeyEntry, target: Any, handle: Handle) -> Array:
+def _destination(name: Key, entry: KeyEntry, target: Any, handle: Handle) -> Array:
     """Flat memory to receive the key's values into: the first array of `target` if possible. `handle` then copies the
     values to the other arrays."""
     targets = list(target) if isinstance(target, (list, tuple)) else [target]
@@ -301,10 +301,10 @@ def _landing(name: Key, entry: KeyEntry, target: Any, handle: Handle) -> Array:
         _check_size(name, entry, array)
     first = arrays[0]
     direct = first.flags.c_contiguous and first.flags.writeable
-    landing = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype)
+    destination = first.reshape(-1) if direct else np.empty(entry.size, entry.dtype)
     for array in arrays[1:] if direct else arrays:
-        handle.then(partial(_copy, array, landing))
-    return landing
+        handle.then(partial(_copy, array, destination))
+    return destination
 
 
 def _flat(name: Key, entry: KeyEntry, item: Any) -> Array:

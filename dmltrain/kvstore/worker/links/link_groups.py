@@ -24,7 +24,7 @@ from dmltrain.kvstore.transport.outbox import Frame, Outbox, Payload
 from dmltrain.kvstore.transport.shared_memory import Mapping
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.waiting import Trip
-from dmltrain.kvstore.worker.links.worker_slice import FIRST, Landing, Traffic, WorkerSlice, as_bytes, bounded
+from dmltrain.kvstore.worker.links.worker_slice import FIRST, Destination, Traffic, WorkerSlice, as_bytes, bounded
 
 MAX_GROUPS, MAX_IN_GROUPS = 4096, 1 << 16  # of a link: groups, and slices in them
 MAX_KNOWN = 16  # payloads of a group's values that are kept
@@ -90,13 +90,13 @@ class WorkerGroup:
 
 
 @dataclass(eq=False)
-class GroupLanding:
+class GroupDestination:
     """The destination of a pulled group at a clock: flat arrays, one for each slice."""
 
     group: WorkerGroup
     clock: int
     handle: Handle
-    asked: float  # see Landing
+    asked: float  # see Destination
     arrays: list[Array]
     handled: float = 0.0
 
@@ -115,22 +115,22 @@ class GroupLanding:
         """The values have arrived."""
         self.handle.some_done(len(self.group.slices), trip)
 
-    def alone(self, place: int) -> Landing:
+    def alone(self, place: int) -> Destination:
         """The destination of one slice whose value comes alone."""
-        return Landing(
+        return Destination(
             self.group.slices[place], self.arrays[place], self.handle, asked=self.asked, handled=self.handled
         )
 
 
 @dataclass(eq=False)
-class Scattered(GroupLanding):
-    """The destinations of a group's slices if they belong to several pulls; see LinkGroups._landing."""
+class Scattered(GroupDestination):
+    """The destinations of a group's slices if they belong to several pulls; see LinkGroups._destination."""
 
-    landings: list[Landing] = field(kw_only=True)
+    destinations: list[Destination] = field(kw_only=True)
 
     def done(self, trip: Trip) -> None:
-        for landing in self.landings:
-            landing.handle.one_done(trip)
+        for destination in self.destinations:
+            destination.handle.one_done(trip)
 
 
 @dataclass(eq=False)
@@ -142,11 +142,11 @@ class LinkGroups:
     outbox: Outbox
     traffic: Traffic
     lock: threading.Lock
-    alone: dict[Id, list[Landing]] = field(default_factory=dict)
+    alone: dict[Id, list[Destination]] = field(default_factory=dict)
     _groups: list[WorkerGroup] = field(default_factory=list)
     _by_content: dict[tuple[Id, ...], WorkerGroup] = field(default_factory=dict)
     _sending: dict[tuple[tuple[int, int], ...], Sending] = field(default_factory=dict)  # by keys and slices
-    _pulls: dict[tuple[int, int], list[GroupLanding]] = field(default_factory=dict)  # by group and clock
+    _pulls: dict[tuple[int, int], list[GroupDestination]] = field(default_factory=dict)  # by group and clock
 
     def find(self, slices: Sequence[WorkerSlice], differences: Sequence[int]) -> WorkerGroup | None:
         """The group of these slices, declared to the server if it is new; None if there are too many groups."""
@@ -233,11 +233,11 @@ class LinkGroups:
         with self.lock:
             self.traffic.shared_sent += group.nbytes
 
-    def expect(self, landing: GroupLanding) -> None:
+    def expect(self, destination: GroupDestination) -> None:
         """Register the destination of a group's value. Call this before the pull."""
-        landing.handled = self.traffic.handled
+        destination.handled = self.traffic.handled
         with self.lock:
-            self._pulls.setdefault((landing.group.number, landing.clock), []).append(landing)
+            self._pulls.setdefault((destination.group.number, destination.clock), []).append(destination)
 
     def pull(self, group: WorkerGroup, clock: int, priority: int) -> Frame:
         """The PULL_GROUP frame; call `expect` first."""
@@ -253,21 +253,21 @@ class LinkGroups:
 
     def fail(self, reason: str) -> None:
         """Fail all pending pulls. Call this with the lock held."""
-        for landing in itertools.chain(*self._pulls.values()):
-            landing.handle.fail(reason)
+        for destination in itertools.chain(*self._pulls.values()):
+            destination.handle.fail(reason)
 
-    def land(self, header: Header) -> None:
+    def receive(self, header: Header) -> None:
         """Receive a VALUE_GROUP. Raises FrameError, Closed, and LookupError or ValueError if nothing asked for it."""
         with self.lock:
-            landing = self._landing(self._groups[header.key], header.clock)
-        group = landing.group
+            destination = self._destination(self._groups[header.key], header.clock)
+        group = destination.group
         if header.flags & Flag.OFFSETS:
-            self._read_shared(header, landing)
+            self._read_shared(header, destination)
         else:
             if header.length != group.nbytes:
                 raise FrameError(f"{header.length} bytes for group {group.number}, expected {group.nbytes}")
-            self.link.read_parts([as_bytes(target) for target in landing.targets() if target.size])
-            landing.received()
+            self.link.read_parts([as_bytes(target) for target in destination.targets() if target.size])
+            destination.received()
         group.sending.returned = max(group.sending.returned, header.clock)
         count, shared = len(group.slices), bool(header.flags & Flag.OFFSETS)
         with self.lock:
@@ -275,49 +275,49 @@ class LinkGroups:
             self.traffic.staleness += count * header.number
             if shared:
                 self.traffic.shared_received += group.nbytes
-        handled = self.traffic.handled - landing.handled
-        landing.done(Trip(landing.asked, header.waited, header.worked, handled, shared))
+        handled = self.traffic.handled - destination.handled
+        destination.done(Trip(destination.asked, header.waited, header.worked, handled, shared))
 
-    def _read_shared(self, header: Header, landing: GroupLanding) -> None:
+    def _read_shared(self, header: Header, destination: GroupDestination) -> None:
         memory = self.link.peer_arena
         if memory is None:
             raise FrameError("a value in shared memory, but this link shares none")
-        values = landing.group.found(bytes(self.link.read_payload(header, wire.MAX_OFFSETS)), memory)
-        if landing.read(values, header.offset):
+        values = destination.group.found(bytes(self.link.read_payload(header, wire.MAX_OFFSETS)), memory)
+        if destination.read(values, header.offset):
             return
         since = time.perf_counter()
-        for target, value in zip(landing.targets(), values, strict=True):
+        for target, value in zip(destination.targets(), values, strict=True):
             np.copyto(target, value)
-        landing.received()
+        destination.received()
         self.traffic.landed += time.perf_counter() - since
-        self.outbox.put_all([self.release([(landing.group, header.offset)])])
+        self.outbox.put_all([self.release([(destination.group, header.offset)])])
 
-    def take_alone(self, key: int, index: int, clock: int) -> Landing:
+    def take_alone(self, key: int, index: int, clock: int) -> Destination:
         """The destination of a slice's value at a clock, which no other value gets: of a pull of this slice, or of a
         group, which the server answers one by one. Raises KeyError if there is none. Call this with the lock held."""
         if (key, index, clock) not in self.alone:
             self._expand(key, index, clock)
         waiting = self.alone[key, index, clock]
-        landing = waiting.pop(0)
+        destination = waiting.pop(0)
         if not waiting:
             del self.alone[key, index, clock]
-        return landing
+        return destination
 
     def _expand(self, key: int, index: int, clock: int) -> None:
         """If there is a pull of a group with this slice at this clock, expect its values one by one from now on."""
-        for (number, first), landings in self._pulls.items():
-            group = landings[0].group
+        for (number, first), destinations in self._pulls.items():
+            group = destinations[0].group
             place = group.place_of(key, index)
             if place is not None and first + group.differences[place] == clock:
-                landing = self._taken(number, first)
+                destination = self._taken(number, first)
                 break
         else:
             return
         for place, (slice_, further) in enumerate(zip(group.slices, group.differences, strict=True)):
             id = slice_.range.key, slice_.range.index, first + further
-            self.alone.setdefault(id, []).append(landing.alone(place))
+            self.alone.setdefault(id, []).append(destination.alone(place))
 
-    def _landing(self, group: WorkerGroup, clock: int) -> GroupLanding:
+    def _destination(self, group: WorkerGroup, clock: int) -> GroupDestination:
         """The destination of a group's value. Two pulls may have slices in common. If the values of the other pull came
         first, and one by one, they have used the destinations of this pull: then use those that the other pull left.
         Raises KeyError."""
@@ -327,12 +327,12 @@ class LinkGroups:
             self.take_alone(slice_.range.key, slice_.range.index, clock + further)
             for slice_, further in zip(group.slices, group.differences, strict=True)
         ]
-        first, arrays = left[0], [landing.target for landing in left]
-        return Scattered(group, clock, first.handle, first.asked, arrays, first.handled, landings=left)
+        first, arrays = left[0], [destination.target for destination in left]
+        return Scattered(group, clock, first.handle, first.asked, arrays, first.handled, destinations=left)
 
-    def _taken(self, number: int, clock: int) -> GroupLanding:
-        landings = self._pulls[number, clock]
-        landing = landings.pop(0)
-        if not landings:
+    def _taken(self, number: int, clock: int) -> GroupDestination:
+        destinations = self._pulls[number, clock]
+        destination = destinations.pop(0)
+        if not destinations:
             del self._pulls[number, clock]
-        return landing
+        return destination

@@ -31,7 +31,7 @@ from dmltrain.kvstore.transport.wire import Flag, FrameError, Header
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.links.outgoing import Outgoing
 from dmltrain.kvstore.worker.links.server_link import ServerLink
-from dmltrain.kvstore.worker.links.worker_slice import Landing, WorkerSlice
+from dmltrain.kvstore.worker.links.worker_slice import Destination, WorkerSlice
 
 LEAVE_SECONDS = 0.05  # interval for checking whether the workers have left
 
@@ -111,7 +111,7 @@ class Relay:
         now, asked = time.monotonic(), time.perf_counter()
         ready = asked - (now - max(push.ready for push in work.pushes))
         arrival = _Arrival(partial(self._arrived, work, now - work.began))
-        link.expect(Landing(slice_, values, arrival, asked=asked), last.clock)
+        link.expect(Destination(slice_, values, arrival, asked=asked), last.clock)
         return link.push(slice_, values, last.clock, last.rate, work.slice.priority, Flag.PULL, ready)
 
     def _arrived(self, work: Work, summing: float, trip: Trip) -> None:

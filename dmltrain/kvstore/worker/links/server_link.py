@@ -29,7 +29,15 @@ from dmltrain.kvstore.transport.outbox import AFTER_ALL, LAST, Frame, Outbox
 from dmltrain.kvstore.transport.wire import Flag, FrameError, FrameKind, Header
 from dmltrain.kvstore.waiting import Trip
 from dmltrain.kvstore.worker.links.link_groups import LinkGroups
-from dmltrain.kvstore.worker.links.worker_slice import FIRST, Landing, Traffic, WorkerSlice, as_bytes, bounded, moment
+from dmltrain.kvstore.worker.links.worker_slice import (
+    FIRST,
+    Destination,
+    Traffic,
+    WorkerSlice,
+    as_bytes,
+    bounded,
+    moment,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +65,7 @@ class ServerLink:
     echoed: Callable[[int], None] | None = None  # called with the size of each PROBE that comes back
     outbox: Outbox = field(init=False)
     groups: LinkGroups = field(init=False)
-    _pulls: dict[tuple[int, int, int], list[Landing]] = field(default_factory=dict)
+    _pulls: dict[tuple[int, int, int], list[Destination]] = field(default_factory=dict)
     _requests: deque[Request] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # guards view, _pulls, _requests, groups and traffic
     _coding: threading.Lock = field(default_factory=threading.Lock)  # held while pushes are prepared
@@ -186,12 +194,12 @@ class ServerLink:
         with self._lock:
             self.traffic.shared_sent += size
 
-    def expect(self, landing: Landing, clock: int) -> None:
+    def expect(self, destination: Destination, clock: int) -> None:
         """Register the destination of the slice's value at `clock`. Call this before the pull."""
-        where = landing.slice.range
-        landing.handled = self.traffic.handled
+        where = destination.slice.range
+        destination.handled = self.traffic.handled
         with self._lock:
-            self._pulls.setdefault((where.key, where.index, clock), []).append(landing)
+            self._pulls.setdefault((where.key, where.index, clock), []).append(destination)
 
     def pull(self, slice_: WorkerSlice, clock: int, priority: int) -> Frame:
         """The PULL frame for the slice's value at `clock`; call `expect` first."""
@@ -277,8 +285,8 @@ class ServerLink:
         for handle in asked:
             handle.interrupt()
         for waiting in self._pulls.values():
-            for landing in waiting:
-                landing.handle.interrupt()
+            for destination in waiting:
+                destination.handle.interrupt()
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -286,8 +294,8 @@ class ServerLink:
         """Fail all pending pulls and requests, and cut the link."""
         with self._lock:
             for waiting in self._pulls.values():
-                for landing in waiting:
-                    landing.handle.fail(reason)
+                for destination in waiting:
+                    destination.handle.fail(reason)
             for request in self._requests:
                 request.handle.fail(reason)
             self.groups.fail(reason)
@@ -310,9 +318,9 @@ class ServerLink:
 
     def _take(self, header: Header) -> None:
         if header.kind == FrameKind.VALUE:
-            self._land(header)
+            self._take_value(header)
         elif header.kind == FrameKind.VALUE_GROUP:
-            self.groups.land(header)
+            self.groups.receive(header)
         elif header.kind == FrameKind.PROBE and self.echoed:
             self.echoed(len(self.link.read_payload(header, wire.MAX_PROBE)))
         elif header.kind == FrameKind.ERROR:
@@ -320,42 +328,42 @@ class ServerLink:
         else:
             self._answer(header)
 
-    def _land(self, header: Header) -> None:
+    def _take_value(self, header: Header) -> None:
         with self._lock:
-            landing, kept = self._landing(header)
-        if landing is None:
+            destination, kept = self._destination(header)
+        if destination is None:
             return self._drop(header)
         if not kept:
-            self._receive_value(header, landing)
-        slice_ = landing.slice
+            self._receive_value(header, destination)
+        slice_ = destination.slice
         slice_.returned = max(slice_.returned, moment(header.view, header.clock))
-        landing.handle.one_done(
+        destination.handle.one_done(
             Trip(
-                landing.asked,
+                destination.asked,
                 header.waited,
                 header.worked,
-                self.traffic.handled - landing.handled,
+                self.traffic.handled - destination.handled,
                 bool(header.flags & Flag.SHARED) and not self.to_relay,
             )
         )
 
-    def _landing(self, header: Header) -> tuple[Landing | None, bool]:
+    def _destination(self, header: Header) -> tuple[Destination | None, bool]:
         """The destination of a value, None if the value is of an earlier view; and whether the value needs no copy,
         because it is read in place. Call this with the lock held: so no value of an earlier view is kept after
         `enter`."""
         if header.view < self.view:
             return None, False
-        landing = self.groups.take_alone(header.key, header.slice, header.clock)
+        destination = self.groups.take_alone(header.key, header.slice, header.clock)
         self._count(header)
-        slice_ = landing.slice
+        slice_ = destination.slice
         coded = slice_.result_codec is not None and header.dtype == slice_.result_codec.number
         expected = slice_.result_codec.nbytes(slice_.range.length) if coded and slice_.result_codec else slice_.nbytes
         if header.length != expected or (not coded and header.dtype != slice_.value_type):
             raise FrameError(f"{header.length} bytes of type {header.dtype} for key {header.key}, expected {expected}")
-        if not header.flags & Flag.SHARED or landing.keep is None or coded:
-            return landing, False
-        landing.keep(slice_, self._shared(header).view(slice_.dtype), header.offset)
-        return landing, True
+        if not header.flags & Flag.SHARED or destination.keep is None or coded:
+            return destination, False
+        destination.keep(slice_, self._shared(header).view(slice_.dtype), header.offset)
+        return destination, True
 
     def _drop(self, header: Header) -> None:
         """A value of an earlier view: nobody waits for it."""
@@ -370,34 +378,34 @@ class ServerLink:
             raise FrameError("a value in shared memory, but this link shares none")
         return self.link.peer_arena.view(header.offset, header.length)
 
-    def _receive_value(self, header: Header, landing: Landing) -> None:
+    def _receive_value(self, header: Header, destination: Destination) -> None:
         """Copy or decode a value to its destination."""
-        coded = header.dtype != landing.slice.value_type
+        coded = header.dtype != destination.slice.value_type
         if header.flags & Flag.SHARED:
-            self._copy_shared(header, landing, coded)
+            self._copy_shared(header, destination, coded)
         elif coded:
-            self._receive_coded(landing)
+            self._receive_coded(destination)
         elif header.length:
-            self.link.read_into(as_bytes(landing.target))
+            self.link.read_into(as_bytes(destination.target))
 
-    def _copy_shared(self, header: Header, landing: Landing, coded: bool) -> None:
+    def _copy_shared(self, header: Header, destination: Destination, coded: bool) -> None:
         data, since = self._shared(header), time.perf_counter()
         if coded:
-            assert landing.slice.result_codec is not None
-            landing.slice.result_codec.decode(data, landing.target)
+            assert destination.slice.result_codec is not None
+            destination.slice.result_codec.decode(data, destination.target)
         else:
-            np.copyto(landing.target, data.view(landing.slice.dtype))
+            np.copyto(destination.target, data.view(destination.slice.dtype))
         self.traffic.landed += time.perf_counter() - since
-        self.outbox.put_all([self.release([(landing.slice, header.offset)])])
+        self.outbox.put_all([self.release([(destination.slice, header.offset)])])
 
-    def _receive_coded(self, landing: Landing) -> None:
-        slice_ = landing.slice
+    def _receive_coded(self, destination: Destination) -> None:
+        slice_ = destination.slice
         assert slice_.result_codec is not None
         if slice_.receiving is None:
             slice_.receiving = np.empty(slice_.result_codec.nbytes(slice_.range.length), np.uint8)
         self.link.read_into(as_bytes(slice_.receiving))
         since = time.perf_counter()
-        slice_.result_codec.decode(slice_.receiving, landing.target)
+        slice_.result_codec.decode(slice_.receiving, destination.target)
         self.traffic.landed += time.perf_counter() - since
 
     def _count(self, header: Header) -> None:

@@ -50,7 +50,7 @@ class WorkerSlice:
 
 
 @dataclass(eq=False, slots=True)
-class Landing:
+class Destination:
     """The destination of a pulled slice: `target` (length,), or `keep` for a value that is read in place."""
 
     slice: WorkerSlice
