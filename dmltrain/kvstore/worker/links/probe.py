@@ -23,10 +23,9 @@ SECONDS = 0.4
 WARM_UP = 0.1  # s; then both directions carry the same bytes
 WINDOW = 8  # frames
 MIN_BYTES = 1 << 15  # of a frame; a window of them takes 0.1 s at 20 Mbit/s
-FRAME_SECONDS = (
-    0.005  # target duration of a frame on a link, within MAX_PROBE: a window is short compared with SECONDS,
-)
-#                        so that both directions carry the same bytes
+# Target duration of a frame on a link, within MAX_PROBE. So a window of frames is short compared with SECONDS, and both
+# directions carry the same bytes.
+FRAME_SECONDS = 0.005
 QUIET_SECONDS = 10.0  # time limit for the last frames to come back
 MEMORY_BYTES = 1 << 25  # of each copy; larger than caches
 COPIES = 5
