@@ -21,7 +21,7 @@ from dmltrain_launch.agent import commands
 from dmltrain_launch.agent.events import Alive, Ended, Event, Exited, Ready
 from dmltrain_launch.agent.protocol import OUTPUT, decode_event, encode_command
 from dmltrain_launch.channels import Channel
-from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 from tests.launch.ssh_connect import connector
 from tests.launch.sshd import Home, Sshd

@@ -187,12 +187,12 @@ def followed(options: Options) -> int:
 
 def plan(options: Options) -> int:
     """Print which process runs on which host."""
-    from dmltrain_launch.commands import plan
+    from dmltrain_launch.commands import dry_run
     from dmltrain_launch.run.described import fitted, make_job, name_and_path
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as cluster:
-        show(plan.text(*fitted(job, cluster.hosts)))
+        show(dry_run.plan(*fitted(job, cluster.hosts)))
     return 0
 
 

@@ -28,7 +28,7 @@ from dmltrain_launch.agent.ending import Ending
 from dmltrain_launch.agent.events import Listing, Measured
 from dmltrain_launch.agent.process import Process, living, members, process, send_signal
 from dmltrain_launch.channels import frames
-from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.run import journal

@@ -11,7 +11,6 @@ from dmltrain_launch.channels import Channel
 from dmltrain_launch.channels.ssh.prompt import TerminalPrompt
 from dmltrain_launch.job import hosts
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.hosts.roles import by_roles
 from dmltrain_launch.job.hosts.selection import select
 from dmltrain_launch.job.options import Options
 
@@ -26,7 +25,7 @@ def hosts_of(options: Options) -> list[Host]:
             raise LaunchError("-WH and -SH need each other: one hosts file for workers, one for servers")
         if options.hostfile or options.hosts:
             raise LaunchError("-WH and -SH cannot be used with -H or --hosts: remove -H and --hosts")
-        found = by_roles(hosts.read(options.worker_hostfile), hosts.read(options.server_hostfile))
+        found = hosts.by_roles(hosts.read(options.worker_hostfile), hosts.read(options.server_hostfile))
     elif options.hostfile and options.hosts:
         raise LaunchError("-H and --hosts cannot be used together: remove one of them")
     elif options.hostfile:

@@ -21,16 +21,18 @@ from dmltrain_launch.agent.events import Ended, Event, Listing
 from dmltrain_launch.agent.process import Process, boot_id, process, send_signal
 from dmltrain_launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
 from dmltrain_launch.clusters import LAUNCHERS, Cluster, Released, make_cluster
-from dmltrain_launch.commands import killed, show, submit
+from dmltrain_launch.commands import show, submit
 from dmltrain_launch.commands.log_choice import find
 from dmltrain_launch.commands.recorded import Launcher, Recorded, recorded
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.run.supervisor.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
-from dmltrain_launch.terminal.log_folder import KILLED, RECORD
+from dmltrain_launch.run import journal
+from dmltrain_launch.run.supervisor.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS, as_shell
+from dmltrain_launch.terminal.log_folder import KILLED, RECORD, LogFolder, seconds_of, stamp
 from dmltrain_launch.terminal.record import read_own_record
 
-ENDED_CODE = 143  # of a job that somebody has ended
+ENDED_CODE = as_shell(-signal.SIGTERM)  # of a job that somebody has ended
+CAUSE = "dmltrain job kill has ended the job, which had no launcher"
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
 Answers = dict[str, Event | LaunchError]
 Commands = Callable[[Host], Sequence[Command]]
@@ -82,7 +84,7 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
         + (f": {', '.join(pids)}" if pids else "")
     )
     if not unreached and not pids:
-        killed.write_end(folder, job.launcher)
+        write_end(folder, job.launcher)
     return unreached or (FAULT_CODE if pids else 0)
 
 
@@ -202,3 +204,24 @@ def _report_unreached(answers: Answers, write_line: Callable[[str], None]) -> in
     for host, error in errors.items():
         write_line(f"unknown for {host}: {error}")
     return FAULT_CODE if errors else 0
+
+
+def write_end(folder: Path, launcher: Launcher) -> None:
+    """Write the end of a job of which nothing is left to its job.json, in the place of its launcher.
+
+    The record stays as it is if the launcher has written the end, or may still do so: whether a launcher on another
+    machine runs cannot be seen here.
+    """
+    if launcher.host != platform.node() or not show.Record(folder).abandoned:
+        return
+    try:
+        locked = LogFolder(folder, again=True)
+    except LaunchError:  # a launcher has just attached
+        return
+    found = read_own_record(folder / RECORD)
+    if not found.get("ended"):
+        now, began = time.time(), seconds_of(found.get("started"))
+        seconds = None if began is None else max(0.0, round(now - began, 3))
+        end = {"ended": stamp(now), "seconds": seconds, "exit_code": ENDED_CODE, "cause": CAUSE}
+        locked.write_record({**found, **end})
+        journal.remove(folder)

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.job.cores import threads
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.placement import Placement, free, gpus_of, host_by_host, place, spare_gpus, usual
+from dmltrain_launch.job.placement import Placement, free, gpus_of, host_by_host, place, spare_gpus, threads, usual
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 from dmltrain_launch.job.rule import Rule
 from dmltrain_launch.secret import secrets

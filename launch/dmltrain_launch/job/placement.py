@@ -1,4 +1,4 @@
-"""Which process of a job runs on which host. Pure: counts and hosts in, placements in launch order out.
+"""Which process of a job runs on which host, and its share of that host's GPUs and cores. Pure.
 
 A host with slots=N takes at most N workers and at most N servers. The roles are counted separately, because a server
 waits for the network while its host's workers compute. The scheduler needs few resources and takes no slot.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 
+Resource = tuple[str | int, ...]  # a CPU or a limit; the first item identifies the kernel
+ROUNDING = 1e-9  # sums of reciprocals: a third of six cores comes out a little below two
 OPTION = {SERVER: "-s", WORKER: "-n"}
 LISTED_HOSTS = 8  # hosts named in an error
 
@@ -241,3 +243,36 @@ def _listed(hosts: Hosts, value: Callable[[Host], str]) -> str:
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def threads(workers: Sequence[Host]) -> dict[str, int]:
+    """Threads per worker by host name; `workers` has the host of each worker.
+
+    Each CPU and each limit is divided equally among all workers that may use it, even if they are on different hosts.
+    """
+    counts = Counter(host.name for host in workers)
+    hosts = {host.name: host for host in workers}
+    users: Counter[Resource] = Counter()  # how many workers share a CPU or a limit
+    for name, host in hosts.items():
+        for each in [*_cpus(host), *_limits(host)]:
+            users[each] += counts[name]
+    return {name: max(1, int(_share(host, users) + ROUNDING)) for name, host in hosts.items()}
+
+
+def _share(host: Host, users: Mapping[Resource, int]) -> float:
+    cpus = sum(1 / users[cpu] for cpu in _cpus(host))
+    return min([cpus, *(cores / users[limit] for limit, cores in _limits(host).items())])
+
+
+def _cpus(host: Host) -> list[Resource]:
+    """Each CPU that the host may use, with its kernel."""
+    if host.machine is None:
+        return [(host.name, cpu) for cpu in range(host.cores)]
+    return [(host.machine.boot_id or host.name, cpu) for cpu in host.machine.cpus]
+
+
+def _limits(host: Host) -> dict[Resource, float]:
+    if host.machine is None:
+        return {}
+    kernel = host.machine.boot_id or host.name
+    return {(kernel, "limit", group): cores for group, cores in host.machine.limits}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
+
+from dmltrain_launch.agent.ending import open_log
+
+LOG = "launcher.log"  # what a launcher in the background says
 
 
 def in_background(act: Callable[[Callable[[str], None]], int], say: Callable[[str], None]) -> int:
@@ -35,3 +41,13 @@ def in_background(act: Callable[[Callable[[str], None]], int], say: Callable[[st
 def _tell(descriptor: int, text: str) -> None:
     os.write(descriptor, text.encode(errors="replace"))
     os.close(descriptor)
+
+
+def into_background(folder: Path) -> None:
+    """Leave the terminal: what is said goes to a file in `folder`, if it can."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+    with contextlib.suppress(OSError), open_log(str(folder / LOG)) as log:
+        os.dup2(log.fileno(), 2)

@@ -18,7 +18,6 @@ from dmltrain_launch.job.placement import LISTED_HOSTS, workers_by_host
 from dmltrain_launch.job.role import SERVER, WORKER
 from dmltrain_launch.job.rule import Rule
 from dmltrain_launch.preflight import script
-from dmltrain_launch.preflight.needs import needs
 from dmltrain_launch.run import report
 from dmltrain_launch.run.supervisor.limit import Limits
 from dmltrain_launch.terminal.log_folder import default_path
@@ -166,10 +165,10 @@ def new_mark(name: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{secrets.token_hex(8)}"
 
 
-def _needs(script: str) -> tuple[str, ...]:
+def _needs(path: str) -> tuple[str, ...]:
     """The modules that the script imports, so that each host is checked for them; () if the script is not readable."""
     try:
-        return tuple(needs(Path(script).read_text())) if script else ()
+        return tuple(script.needs(Path(path).read_text())) if path else ()
     except (OSError, UnicodeDecodeError, SyntaxError):
         return ()
 

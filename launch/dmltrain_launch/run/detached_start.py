@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dmltrain_launch import NAME, LaunchError, version
-from dmltrain_launch.agent.ending import open_log
 from dmltrain_launch.clusters import Cluster
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import journal, report
+from dmltrain_launch.run.background import into_background
 from dmltrain_launch.run.detached import DetachedSession
 from dmltrain_launch.run.journal import Beginning, Journal, Story
 from dmltrain_launch.run.repeated import Repeated
-from dmltrain_launch.run.room import Room
 from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.start import Start
 from dmltrain_launch.run.supervisor.action import Continue
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
 from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.terminal.choice import make_display
-from dmltrain_launch.terminal.log_folder import JOURNAL, LogFolder
+from dmltrain_launch.terminal.log_folder import JOURNAL, LogFolder, is_full
 from dmltrain_launch.terminal.output import Output
 
-LOG = "launcher.log"  # what a launcher in the background says
+ROOM_SECONDS = 1.0  # between attempts to write to a full disk
 REQUESTS = 1 << 20  # of one launcher
 
 
@@ -166,11 +165,31 @@ class AttachedStart(DetachedStart):
         session.go_on(Journal(self.folder.path, version(), self._length, self.room), self._repeated, self._story.lease)
 
 
-def into_background(folder: Path) -> None:
-    """Leave the terminal: what is said goes to a file in `folder`, if it can."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
-    os.close(nothing)
-    with contextlib.suppress(OSError), open_log(str(folder / LOG)) as log:
-        os.dup2(log.fileno(), 2)
+class Room:
+    """Makes writes wait for room on a full disk, because the job lives on without its launcher.
+
+    Call it with the error of a write. It returns whether to try the write again: after ROOM_SECONDS, if the disk is
+    full, `wait` was called, and `give_up` was not. `say` gets one warning for each new error.
+    """
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._said = say, ""
+        self._waits = False
+        self._given_up = threading.Event()
+
+    def wait(self) -> None:
+        self._waits = True
+
+    def give_up(self) -> None:
+        self._given_up.set()
+
+    def __call__(self, error: OSError) -> bool:
+        if not self._waits or not is_full(error) or self._given_up.is_set():
+            return False
+        text = str(error.strerror)
+        if text != self._said:
+            self._said = text
+            self._say(
+                f"{NAME}: warning: {text} for the log folder: the job goes on, and its output waits for room there"
+            )
+        return not self._given_up.wait(ROOM_SECONDS)

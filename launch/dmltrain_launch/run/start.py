@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ from dmltrain_launch.clusters.ssh import hosts_of
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job, placements
 from dmltrain_launch.job.options import Options
+from dmltrain_launch.own_program import own_program
 from dmltrain_launch.run import report
 from dmltrain_launch.run.described import advice, limits, new_mark
 from dmltrain_launch.run.elastic import ElasticSupervisor
@@ -31,7 +35,6 @@ from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.run.watch import HostsWatch
 from dmltrain_launch.secret import redact, redact_all
 from dmltrain_launch.terminal.choice import make_display
-from dmltrain_launch.terminal.epoch_table import print_epochs
 from dmltrain_launch.terminal.log_folder import LOGS, LogFolder
 from dmltrain_launch.terminal.output import Output
 from dmltrain_launch.terminal.usage_file import UsageFile
@@ -40,7 +43,9 @@ if TYPE_CHECKING:
     from dmltrain_launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 INTERRUPTED_SECONDS = 2.0  # after a signal: the longest wait for a terminal that blocks
-COPY_SECONDS = 2.0
+COPY_SECONDS = 2.0  # between two lines about the progress of a copy
+TABLE_SECONDS = 60.0  # for dmltrain-parse to print its table
+LINE_BYTES = 1 << 16  # that are read of a log's line at once
 RESTART_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between the end of an attempt and the next; doubles
 Say = Callable[[str], None]
 
@@ -243,3 +248,23 @@ class Start:
             if done != before:
                 self.say(f"{NAME}: copying: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
             before = done
+
+
+def print_epochs(folder: Path, job_folder: str) -> None:
+    """Print the table of the epochs with dmltrain-parse, and the command that makes a page of the job.
+
+    Prints nothing if the logs in `folder` have no epochs, or if dmltrain-parse is not installed. `job_folder` is the
+    folder of all attempts, as the user knows it.
+    """
+    try:
+        with open(folder / "worker-0.log", "rb") as log:
+            trains = any(b"Epoch[" in line for line in iter(lambda: log.readline(LINE_BYTES), b""))
+        if trains:
+            sys.stdout.flush()
+            command = [*own_program(sys.executable, "dmltrain.report.cli"), str(folder)]
+            done = subprocess.run(command, timeout=TABLE_SECONDS)
+            if done.returncode == 0:
+                page = shlex.join(["dmltrain", "report", job_folder, "-o", f"{job_folder}/report.html"])
+                print(f"report: {page}", flush=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return

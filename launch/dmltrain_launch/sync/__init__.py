@@ -25,7 +25,7 @@ from typing import TypeVar
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent import Refusal, commands
 from dmltrain_launch.agent.copy.receive import ENTRIES
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
 from dmltrain_launch.agent.protocol import ProtocolError, encode_command
 from dmltrain_launch.sync.manifest import Manifest, Over, encoded

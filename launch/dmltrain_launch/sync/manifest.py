@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.copy.destination import LIST, PREFIX
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.sync import ignore as sync_ignore
 from dmltrain_launch.sync.ignore import Chain
 

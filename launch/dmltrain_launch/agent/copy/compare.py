@@ -16,7 +16,7 @@ from dmltrain_launch.agent.copy import copied
 from dmltrain_launch.agent.copy.copied import NO_STATE, Copied, state
 from dmltrain_launch.agent.copy.destination import MIB, Destination
 from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown, shown_paths
 
 FILE, FOLDER, LINK = "file", "folder", "link"
 ENTRY_BYTES = 120  # of the list of what was copied, about
@@ -57,6 +57,20 @@ class Compared(NamedTuple):
     rows: dict[int, Row]
     kept: list[bytes]
     overwritten: list[bytes]
+
+    def notes(self) -> list[str]:
+        """What the user is told about files that were not simply copied."""
+        notes = []
+        if self.kept:
+            notes.append(
+                f"kept {shown_paths(self.kept)}: checkpoints that changed there since they were copied, or were "
+                "written there; remove them there to get those of this folder"
+            )
+        if self.overwritten:
+            notes.append(
+                f"replaced {shown_paths(self.overwritten)}: changed there since the last copy, or never copied there"
+            )
+        return notes
 
 
 def differing(destination: Destination, copied: Copied, rows: dict[int, Row]) -> Generator[None, None, Compared]:

@@ -7,17 +7,19 @@ file is requested until the next copy, an entry has the old state and the new on
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import stat
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import IO
 
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.copy.destination import LIST, Destination, checked
 from dmltrain_launch.agent.copy.ownership import is_foreign
+from dmltrain_launch.agent.copy.safe_folder import shown_paths
 
 FORMAT = ["dmltrain: files copied here", 1]
 LIST_BYTES = 256 << 20  # a million entries have about 120 MB; a longer list is ignored
@@ -130,3 +132,55 @@ def digest(descriptor: int) -> Generator[None, None, str]:
             return found.hexdigest()
         found.update(memoryview(buffer)[:count])
         yield
+
+
+def unannounced(copied: Copied, announced: Mapping[bytes, str]) -> tuple[list[bytes], list[bytes]]:
+    """Of the listed paths, those that are not `announced` (path -> kind): they may be left out or gone from the source.
+    And those that are announced as something else, a folder in place of a file for example: they are gone."""
+    missing = [path for path in copied.entries if path not in announced]
+    folders = {path for path, states in copied.entries.items() if states[-1:] == (FOLDER,)}
+    other = [path for path in copied.entries if path in announced and (path in folders) != (announced[path] == FOLDER)]
+    return missing, other
+
+
+def remove_gone(
+    destination: Destination, copied: Copied, gone: Collection[bytes]
+) -> Generator[None, None, tuple[list[bytes], list[bytes]]]:
+    """Remove these paths, and forget them. Returns the files and links that were removed, and what has changed since
+    the copy, which stays. Folders go if they are empty. Yields after at most one file system call or READ_BYTES."""
+    removed, changed = [], []
+    for path in sorted(gone, reverse=True):  # a folder after its contents
+        yield
+        states = copied.entries.pop(path, ())
+        status = _stat(destination, path)
+        if status is None:
+            continue
+        try:
+            if (yield from state(destination, path, status)) not in states:
+                changed.append(path)
+            elif stat.S_ISDIR(status.st_mode):
+                with contextlib.suppress(OSError):  # it is not empty
+                    destination.remove_folder(path)
+            else:
+                destination.remove(path)
+                removed.append(path)
+        except FileNotFoundError:  # another agent that shares the folder was faster
+            continue
+    return removed[::-1], changed[::-1]
+
+
+def notes_of_removal(removed: Sequence[bytes], changed: Sequence[bytes]) -> list[str]:
+    """What the user is told about the two lists that `remove_gone` returns."""
+    notes = []
+    if removed:
+        notes.append(f"removed {shown_paths(removed)}: copied there earlier, and gone from this folder")
+    if changed:
+        notes.append(f"kept {shown_paths(changed)}: gone from this folder, but changed there since the last copy")
+    return notes
+
+
+def _stat(destination: Destination, path: bytes) -> os.stat_result | None:
+    try:
+        return destination.stat(path)
+    except OSError:  # a link or a file has taken the place of a folder above it
+        return None

@@ -14,8 +14,8 @@ import os
 import stat
 
 from dmltrain_launch.agent import Refusal
-from dmltrain_launch.agent.copy import ownership, way
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy import ownership, safe_folder
+from dmltrain_launch.agent.copy.safe_folder import shown
 
 PREFIX = b".dmltrain-sync-"  # of temporary names; such files are never copied
 LIST = b".dmltrain-copied"  # see `dmltrain_launch.agent.copy.copied`; never copied
@@ -77,7 +77,7 @@ class Destination:
 
     def __init__(self, path: bytes, host: str):
         self.path, self.host = path, host
-        self.root = way.opened(path, host)
+        self.root = safe_folder.opened(path, host)
         found = os.fstat(self.root)
         self.device, self.is_own = found.st_dev, found.st_uid == os.geteuid()
         self.mode = stat.S_IMODE(found.st_mode)
@@ -86,14 +86,14 @@ class Destination:
     @property
     def was_open(self) -> bool:
         """Whether other users could enter it, so that they may still have open what is in it."""
-        return bool(self.mode & way.OTHERS)
+        return bool(self.mode & safe_folder.OTHERS)
 
     def make_private(self) -> bool:
         """Take the rights of others away. Returns whether they had any."""
         if not self.was_open or not self.is_own:
             return False
         try:
-            os.fchmod(self.root, self.mode & ~way.OTHERS)
+            os.fchmod(self.root, self.mode & ~safe_folder.OTHERS)
         except OSError:  # a read-only file system, or one without modes
             return False
         return True
@@ -124,10 +124,10 @@ class Destination:
         if ownership.is_foreign(found):
             os.close(folder)
             where = os.path.join(self.path, path)
-            raise way.refusal(where, found, self.host, "or a folder above it belongs to another user")
+            raise safe_folder.refusal(where, found, self.host, "or a folder above it belongs to another user")
         if self.was_open and ownership.others_can_write(found, folder):
             with contextlib.suppress(OSError):  # a read-only file system, or one without modes
-                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~way.OTHERS)
+                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~safe_folder.OTHERS)
 
     def _keep(self, path: bytes, descriptor: int) -> None:
         if self.last[1] != self.root:

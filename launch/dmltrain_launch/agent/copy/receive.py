@@ -20,11 +20,11 @@ from typing import TypeVar
 
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.commands import Command, Entries, File, Remove, Sync
-from dmltrain_launch.agent.copy import compare, notes, stale, way
+from dmltrain_launch.agent.copy import compare, safe_folder
 from dmltrain_launch.agent.copy.compare import FILE, Row
-from dmltrain_launch.agent.copy.copied import Copied
+from dmltrain_launch.agent.copy.copied import Copied, notes_of_removal, remove_gone, unannounced
 from dmltrain_launch.agent.copy.destination import LIST, Destination, Temporary, checked
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
 from dmltrain_launch.agent.protocol import batches
 
@@ -168,7 +168,7 @@ class Receiver:
         self._make_probe(self.destination)
         if self.probe is not None and not self.destination.is_own:
             found, what = os.fstat(self.destination.root), "belongs to root, not to you"
-            raise way.refusal(expanded, found, self.host, what)
+            raise safe_folder.refusal(expanded, found, self.host, what)
         name = self.probe.name.decode() if self.probe else ""
         self.emit(Opened(self.host, expanded.decode("utf-8", "surrogateescape"), name))
 
@@ -194,7 +194,7 @@ class Receiver:
         self.listed = True
         if not self.read_only:
             kinds = {row.path: row.kind for row in self.rows.values()}
-            self.missing, self.gone = stale.unannounced(self.copied, kinds)
+            self.missing, self.gone = unannounced(self.copied, kinds)
         if not self.missing:
             return (yield from self._compare())
         for paths, last in batches([path.decode("utf-8", "surrogateescape") for path in self.missing]):
@@ -212,7 +212,7 @@ class Receiver:
         for row in found.rows.values():
             self.copied.add(row.path, row.state)
         yield from compare.check_space(destination, self.copied, list(found.rows.values()))
-        self.notes += notes.of_compared(found)
+        self.notes += found.notes()
         yield from self._store(destination)
         yield from compare.make(destination, [row for row in found.rows.values() if row.kind != FILE])
         self.wanted = {index: row for index, row in found.rows.items() if row.kind == FILE}
@@ -231,11 +231,11 @@ class Receiver:
 
     def _remove(self, destination: Destination) -> Iterator[None]:
         try:
-            removed, changed = yield from stale.remove(destination, self.copied, self.gone)
+            removed, changed = yield from remove_gone(destination, self.copied, self.gone)
         except OSError as error:
             raise destination.refusal(error, b"") from None
         self.gone = []
-        self.notes += notes.of_removed(removed, changed)
+        self.notes += notes_of_removal(removed, changed)
 
     def _opened(self) -> Destination:
         if self.destination is None:

@@ -12,13 +12,15 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write, user_name
 
 # O_PATH needs no right to read: many a /home can only be passed through. 0o755 is the most that umask leaves.
-_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_LINKS = 40  # as in the kernel
+SHOWN = 5  # paths in a message
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -26,6 +28,12 @@ def shown(path: bytes) -> str:
     """The path for a one-line message."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else ascii(text)
+
+
+def shown_paths(paths: Sequence[bytes]) -> str:
+    """The first SHOWN paths for a one-line message, and how many more there are."""
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(map(shown, paths[:SHOWN])) + more
 
 
 def opened(path: bytes, host: str) -> int:
@@ -50,7 +58,7 @@ class _Walk:
     def __init__(self, path: bytes, host: str):
         self.host, self.links = host, 0
         self.names: list[bytes] = []
-        self.folder, self.where = os.open(b"/", _WAY), b"/"
+        self.folder, self.where = os.open(b"/", _PATH_FLAGS), b"/"
         self._add(path)
 
     def _add(self, path: bytes) -> None:
@@ -59,7 +67,7 @@ class _Walk:
     def step(self) -> None:
         name = self.names.pop()
         try:
-            self._move(os.open(name, _WAY, dir_fd=self.folder), name)
+            self._move(os.open(name, _PATH_FLAGS, dir_fd=self.folder), name)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):  # another host that shares the file system was faster
                 os.mkdir(name, 0o755 if self.names else 0o700, dir_fd=self.folder)
@@ -86,7 +94,7 @@ class _Walk:
             raise refusal(os.path.join(self.where, name), found, self.host, "is a link that belongs to another user")
         target = os.fsencode(os.readlink(name, dir_fd=self.folder))
         if target.startswith(b"/"):
-            self._move(os.open(b"/", _WAY), b"/")
+            self._move(os.open(b"/", _PATH_FLAGS), b"/")
         self._add(target)
 
     def check(self) -> None:
