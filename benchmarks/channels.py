@@ -35,7 +35,7 @@ def measure(channel: Channel, megabytes: int) -> tuple[float, float, float]:
     received)."""
     received_frames = channels.frames(channel, SILENCE)
     mark = f"benchmark-{os.getpid()}"
-    channel.write(encode_command(commands.Job(mark, "here", grace=1, silence=SILENCE, key="00")))
+    channel.write(encode_command(commands.JobCommand(mark, "here", grace=1, silence=SILENCE, key="00")))
     _until(received_frames, Ready)
     argv = ["head", "-c", str(megabytes * MEGABYTE), "/dev/zero"]
     task = commands.Spawn(0, tuple(argv), {}, "/")

@@ -77,9 +77,9 @@ def test_a_replacement_that_fails_is_a_loss_and_shows_its_last_lines(code):
     job = Job3(replaced=1)
     job.exit(WORKER_1, 3)
     job.tick()
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     assert job.exit(FIRST, code) == []
-    lines = report.notices(job.supervisor, lambda task: [f"last of {task}"], "logs")
+    lines = report.announcements(job.supervisor, lambda task: [f"last of {task}"], "logs")
     assert lines[0].startswith("worker 1 (on b) ") and lines[0].endswith("more than --restart-workers 1")
     assert lines[1:] == ["its last lines (logs/worker-1.log):", "    last of 5"]
     job.finish(WORKER_0, WORKER_2)
@@ -94,7 +94,7 @@ def test_a_replacement_that_its_host_cannot_start_is_a_loss():
     job = Job3(replaced=2)
     job.exit(WORKER_1, 3)
     job.tick()
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     assert job.say(Refused("b", "program train not found on b", 127)) == []
     (notice,) = job.notices
     assert notice.startswith("program train not found on b; 2 workers are left; ") and notice.endswith("2 s, 2 of 2")
@@ -225,7 +225,7 @@ def test_once_a_worker_is_done_nobody_is_replaced():
     job.exit(WORKER_1, 1)
     job.exit(WORKER_0, 0)
     assert job.supervisor.deadline == math.inf, "the one that waited is not needed"
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     job.exit(WORKER_2, 1)
     assert job.notices == ["worker 2 (pid 104 on c) exited with code 1; 1 worker is left"]
     assert job.tick() == STOP

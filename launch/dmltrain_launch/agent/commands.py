@@ -25,8 +25,8 @@ class Peer(NamedTuple):
     port: Port
 
 
-class Entry(NamedTuple):
-    """One file, folder or symbolic link of a copy; see `dmltrain_launch.sync.manifest.Entry`."""
+class AnnouncedEntry(NamedTuple):
+    """One file, folder or symbolic link of a copy; see `dmltrain_launch.sync.manifest.ManifestEntry`."""
 
     number: Count  # its index in the manifest (`index` is a method of tuples)
     kind: str
@@ -56,7 +56,7 @@ class Command(Value):
 
 
 @value(frozen=True)
-class Job(Command):
+class JobCommand(Command):
     """The job that the agent serves; answered by Ready. The agent ends it after `silence` s without a message.
 
     From the start of the processes on, the agent sends Used every `usage` s, and later less often; never with 0.
@@ -108,7 +108,7 @@ class Same(Command):
 class Entries(Command):
     """Announces what the folder must contain; the `last` of these messages is answered by Missing or Wanted."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[AnnouncedEntry, ...]
     last: bool
 
 
@@ -192,7 +192,7 @@ class Change(Command):
 
 
 @value(frozen=True)
-class Notice(Command):
+class NoticeCommand(Command):
     """Ask these tasks to leave the job, with SIGTERM; each is answered by its Exited."""
 
     tasks: tuple[Number, ...]
@@ -221,7 +221,7 @@ class Beat(Command):
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "job": Job,
+    "job": JobCommand,
     "attach": Attach,
     "kept": Kept,
     "sync": Sync,
@@ -236,7 +236,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "start": Start,
     "scheduler": Scheduler,
     "change": Change,
-    "notice": Notice,
+    "notice": NoticeCommand,
     "stop": Stop,
     "list": List,
     "beat": Beat,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.attach import Door, Lease, new_name
 from dmltrain_launch.agent.channel import Channel
-from dmltrain_launch.agent.commands import UNCOUNTED, Attach, Command, Job
+from dmltrain_launch.agent.commands import UNCOUNTED, Attach, Command, JobCommand
 from dmltrain_launch.agent.events import Refused, Resumed
 from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, encode_event
 from dmltrain_launch.agent.spawn import prefix
@@ -35,7 +35,7 @@ class Detached:
     """Made with the `job`: from then on what is sent is kept. Refusal if there is no place for it. `possible`: whether
     the agent goes on when its launcher is lost."""
 
-    def __init__(self, selector: selectors.BaseSelector, channel: Channel, children: Children, job: Job):
+    def __init__(self, selector: selectors.BaseSelector, channel: Channel, children: Children, job: JobCommand):
         self._selector, self._channel, self._children = selector, channel, children
         self._lease = Lease()
         self._door: Door | None = None

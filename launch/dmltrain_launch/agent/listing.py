@@ -13,7 +13,7 @@ ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so
 ALL_BYTES = 1 << 19  # of all commands together, so that they fit into a message
 
 
-class Row(TypedDict):
+class ProcessRow(TypedDict):
     """One process. Times in seconds, memory (resident) in MiB."""
 
     pid: int
@@ -34,7 +34,7 @@ class Identity(TypedDict, total=False):
     rank: int | None
 
 
-def rows(mark: str) -> list[Row]:
+def rows(mark: str) -> list[ProcessRow]:
     """A row for each process of job `mark` except this one.
 
     Role and rank come from the environment of the process or of its nearest ancestor. An agent's role is "agent".
@@ -47,7 +47,7 @@ def rows(mark: str) -> list[Row]:
     return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
 
 
-def _row(each: Process, identity: Identity, most: int) -> Row | None:
+def _row(each: Process, identity: Identity, most: int) -> ProcessRow | None:
     """None when the process has just exited. `most`: bytes of its command."""
     try:
         with open(f"/proc/{each.pid}/stat", "rb") as file:

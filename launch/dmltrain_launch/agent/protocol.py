@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar
 
-from dmltrain_launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
+from dmltrain_launch.agent.commands import COMMANDS, AnnouncedEntry, Command, Peer, Spawn
 from dmltrain_launch.agent.events import EVENTS, Event, Exited, Frozen, Noticed, Started, Stopped, StoppedProcess
 from dmltrain_launch.agent.text import one_line, one_line_each
 
@@ -281,10 +281,21 @@ READERS = {
 }
 for _name in ("str", "Port", "Number", "Share", "Amount"):
     READERS[f"{_name} | None"] = _optional(READERS[_name])
-for _kind in (Peer, Entry, StoppedProcess):
+for _kind in (Peer, AnnouncedEntry, StoppedProcess):
     READERS[_kind.__name__] = _row(_kind)
 READERS["Spawn"] = Reader("a process", lambda value: _object(Spawn, DICT(value), "a process to start", {}))
-for _name in ("str", "Text", "Count", "Number", "Peer", "Entry", "StoppedProcess", "Spawn", "dict[str, Any]", "Facts"):
+for _name in (
+    "str",
+    "Text",
+    "Count",
+    "Number",
+    "Peer",
+    "AnnouncedEntry",
+    "StoppedProcess",
+    "Spawn",
+    "dict[str, Any]",
+    "Facts",
+):
     READERS[f"tuple[{_name}, ...]"] = _many(READERS[_name])
 READERS["dict[str, str]"], READERS["dict[str, Port]"] = _by_name(READERS["str"]), _by_name(READERS["Port"])
 READERS["dict[str, dict[str, Any]]"] = _by_name(Reader('{"ms": number} or {"error": text}', _path))

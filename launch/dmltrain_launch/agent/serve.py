@@ -192,7 +192,7 @@ class Agent:
         if self.detached:
             self.detached.count(command)
         methods: dict[type[commands.Command], Callable[[Any], None]] = {
-            commands.Job: self._begin,
+            commands.JobCommand: self._begin,
             commands.Attach: self._attach,
             commands.Kept: self._kept,
             commands.Probe: self.preparation.examine,
@@ -202,7 +202,7 @@ class Agent:
             commands.Start: self._start,
             commands.Scheduler: self._follow,
             commands.Change: self._change,
-            commands.Notice: self._notice,
+            commands.NoticeCommand: self._notice,
             commands.Stop: self._end,
             commands.List: self._list,
             commands.Beat: self._answer_beat,
@@ -212,7 +212,7 @@ class Agent:
     def _refuse(self, refusal: Refusal) -> None:
         self.channel.send(Refused(self.channel.host, str(refusal), refusal.code))
 
-    def _begin(self, job: commands.Job) -> None:
+    def _begin(self, job: commands.JobCommand) -> None:
         """Make the job's private folder; answers Ready."""
         self.mark, self.grace, self.log_folder, self.usage_interval = job.mark, job.grace, job.log_folder, job.usage
         self.channel.host, self.channel.silence = job.host, job.silence
@@ -273,7 +273,7 @@ class Agent:
         if self.folder and self.folder.change_file and not self.ending:
             self.folder.change(command.number, vars(command))
 
-    def _notice(self, command: commands.Notice) -> None:
+    def _notice(self, command: commands.NoticeCommand) -> None:
         self.children.ask_to_leave(command.tasks)
 
     def _list(self, command: commands.List) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dmltrain_launch import LaunchError, channels
 from dmltrain_launch.agent import KILL_SECONDS
-from dmltrain_launch.agent.commands import Command, Job, List, Stop
+from dmltrain_launch.agent.commands import Command, JobCommand, List, Stop
 from dmltrain_launch.agent.events import Ended, Event, Listing
 from dmltrain_launch.agent.process import Process, boot_id, process, send_signal
 from dmltrain_launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
@@ -73,7 +73,7 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
     silence = AGENT_SILENCE_SECONDS + options.grace  # this program sends no heartbeats
 
     def commands(host: Host) -> list[Command]:
-        return [Job(job.mark, host.name, options.grace, silence), Stop(options.grace)]
+        return [JobCommand(job.mark, host.name, options.grace, silence), Stop(options.grace)]
 
     answers = _visited(job, commands, Ended, write_line)
     left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}

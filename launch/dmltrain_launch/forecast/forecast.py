@@ -34,7 +34,7 @@ FEW = 8  # up to so many workers, each number has a row
 
 
 @dataclass(frozen=True)
-class Step:
+class StepReport:
     """What a program reports about its training step; see docs/environment.md. `model_bytes` counts float32.
 
     `compression`: by --gc-type, the remaining share of the bytes of gradients, and of results. `local_steps`: of which
@@ -66,7 +66,7 @@ class Step:
         ]
 
 
-def step_of(line: str) -> Step | None:
+def step_of(line: str) -> StepReport | None:
     """The step that a line of a program's output reports; None for other or invalid lines."""
     word, _, text = line.partition(" ")
     if word != MARK:
@@ -94,7 +94,7 @@ def step_of(line: str) -> Step | None:
         return None
     given |= {"compression": compression, "summed_in_host": summed, "pieces": pieces, "spread": spread}
     given["local_steps"] = local_steps
-    return Step(seconds, samples, model_bytes, **given)
+    return StepReport(seconds, samples, model_bytes, **given)
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def loads(servers: int, model_bytes: float, pieces: Sequence[float] = ()) -> lis
     return found
 
 
-def gradients(placed: Sequence[Placement], step: Step) -> dict[tuple[str, str], float]:
+def gradients(placed: Sequence[Placement], step: StepReport) -> dict[tuple[str, str], float]:
     """Uncompressed bytes per step from workers' hosts to servers' hosts. Results take the opposite direction."""
     workers = [host.name for role, _, host in placed if role == WORKER]
     servers = [host.name for role, _, host in placed if role == SERVER]
@@ -226,7 +226,7 @@ def gradients(placed: Sequence[Placement], step: Step) -> dict[tuple[str, str], 
 
 
 def forecast(
-    placed: Sequence[Placement], step: Step, computing: Computing, links: Links, gc_type: str = "none"
+    placed: Sequence[Placement], step: StepReport, computing: Computing, links: Links, gc_type: str = "none"
 ) -> Forecast | None:
     """The forecast of dist_sync for these placements, or of the mean step of several local ones; None if the throughput
     of a link is unknown."""
@@ -245,7 +245,7 @@ def forecast(
     return Forecast(workers.total(), servers, step.samples, slowest, together, sum(known), computing.alone[0])
 
 
-def alone(step: Step, computing: Computing) -> Forecast:
+def alone(step: StepReport, computing: Computing) -> Forecast:
     """One worker on the fastest host, without servers."""
     seconds = computing.alone[0]
     return Forecast(1, 0, step.samples, seconds, 0.0, 0.0, seconds)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dmltrain_launch.clusters import Cluster
-from dmltrain_launch.forecast.forecast import MARK, Computing, Step, step_of
+from dmltrain_launch.forecast.forecast import MARK, Computing, StepReport, step_of
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job, Setting, placements
 from dmltrain_launch.job.options import Options
@@ -40,13 +40,13 @@ class Measured:
 
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     spreads: dict[tuple[str, int], float] = field(default_factory=dict)  # of these seconds; see docs/environment.md
-    step: Step | None = None
+    step: StepReport | None = None
     failure: str = ""
     interrupted: int = 0  # the exit code if a signal ended the measurement, else 0
 
-    def add(self, reports: Sequence[tuple[str, Step]], workers: Counter[str]) -> None:
+    def add(self, reports: Sequence[tuple[str, StepReport]], workers: Counter[str]) -> None:
         """Add the (host, step) reports of one run: the slowest worker of each host, and the best of several runs."""
-        slowest: dict[str, Step] = {}
+        slowest: dict[str, StepReport] = {}
         for host, step in reports:
             self.step = step
             if host not in slowest or step.seconds > slowest[host].seconds:

@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dmltrain_launch.forecast.forecast import PAYS, UNSTEADY, Computing, Forecast, Links, Step, alone, counts, forecast
+from dmltrain_launch.forecast.forecast import (
+    PAYS,
+    UNSTEADY,
+    Computing,
+    Forecast,
+    Links,
+    StepReport,
+    alone,
+    counts,
+    forecast,
+)
 from dmltrain_launch.job.placement import Placement
 
 LIMITS = (
@@ -34,7 +44,7 @@ class Outlook:
 
     workers: int
     placements: Callable[[int], Sequence[Placement]]
-    step: Step
+    step: StepReport
     computing: Computing
     links: Links
 
@@ -70,7 +80,7 @@ def tables(outlook: Outlook) -> list[Table]:
     return found
 
 
-def _exchange(step: Step) -> str:
+def _exchange(step: StepReport) -> str:
     return f"{step.kv_store}, {step.local_steps:g} local steps" if step.local_steps > 1 else "dist_sync"
 
 

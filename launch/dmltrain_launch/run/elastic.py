@@ -32,7 +32,7 @@ from dmltrain_launch.run.supervisor.event import (
     Viewed,
 )
 from dmltrain_launch.run.supervisor.limit import UNLIMITED, Limits, as_shell
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process
 from dmltrain_launch.run.supervisor.succession import Succession
 from dmltrain_launch.run.supervisor.supervise import Supervisor
@@ -87,7 +87,7 @@ class ElasticSupervisor(Supervisor):
                 changes.listing.wanted = hosts
                 return []
             case Unlisted(message):
-                self.losses.notices.append(Notice(f"{message}; the job goes on with the hosts that it has"))
+                self.losses.announcements.append(Announcement(f"{message}; the job goes on with the hosts that it has"))
                 return []
             case events.Noticed(host, tasks):
                 changes.leavers.noticed(host, tasks, now)
@@ -148,7 +148,7 @@ class ElasticSupervisor(Supervisor):
         if not self.losses.allow(others, self.tasks):
             return False
         if not (can := self.succession.can_lose(running)):
-            self.losses.notices.append(Notice(self.succession.refusal))
+            self.losses.announcements.append(Announcement(self.succession.refusal))
         return can
 
     def _stays_stopped(self, process: Process, cause: Cause, now: float) -> list[Action]:
@@ -173,5 +173,5 @@ class ElasticSupervisor(Supervisor):
         text, actions = self.succession.begin(process, self.tasks, self.usable)
         if not actions:
             return self._fail(replace(cause, text=f"{cause.text}; {text}"), now)
-        self.losses.notices.append(Notice(f"{loss}; {text}", process if process.replaces else None))
+        self.losses.announcements.append(Announcement(f"{loss}; {text}", process if process.replaces else None))
         return [*actions, *self.changes.settings.scheduler_lost(now)]

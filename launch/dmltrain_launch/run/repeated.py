@@ -34,7 +34,7 @@ class Repeated:
                 self.places[entry.event.host] = entry.event.door, entry.event.spool
             self._note(supervisor.handle(entry.event, entry.now))
         supervisor.take_warnings()
-        supervisor.take_notices()
+        supervisor.take_announcements()
 
     def _note(self, actions: list[Action]) -> None:
         for action in actions:

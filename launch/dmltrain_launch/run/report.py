@@ -65,12 +65,13 @@ def _gone(process: Process, after: float) -> str:
     return f"{process.task.role} {process.task.rank} after {after:.0f} s{replaced}"
 
 
-def notices(supervisor: Attempt, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
+def announcements(supervisor: Attempt, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
     """What an elastic job has to tell since the last call, as lines."""
     lines = []
-    for notice in supervisor.take_notices():
-        lines.append(notice.text)
-        lines += _last_output(supervisor, notice.process, last_lines, folder) if notice.process else []
+    for announcement in supervisor.take_announcements():
+        lines.append(announcement.text)
+        if announcement.process:
+            lines += _last_output(supervisor, announcement.process, last_lines, folder)
     return lines
 
 

@@ -53,8 +53,11 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Session:
-    """Runs one attempt. `on_news` is called when every process has a pid, and when the supervisor has notices; it may
-    raise LaunchError."""
+    """Runs one attempt.
+
+    `on_news` is called when every process has a pid, and when the supervisor has announcements; it may raise
+    LaunchError.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,9 @@ class Session:
                     self.output.hurry()
                     if self.copier:
                         self.copier.cancel()
-                if (isinstance(event, Started) and self.supervisor.tasks.started) or self.supervisor.losses.notices:
+                if (
+                    isinstance(event, Started) and self.supervisor.tasks.started
+                ) or self.supervisor.losses.announcements:
                     self._tell()
         finally:
             self._close()

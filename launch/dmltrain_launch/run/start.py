@@ -129,7 +129,7 @@ class Start:
         usage = UsageFile(self.folder, lambda problem: self.say(f"{NAME}: warning: {problem}"))
 
         def recorded() -> None:
-            self._say_lines(report.notices(supervisor, output.last_lines, str(self.path)))
+            self._say_lines(report.announcements(supervisor, output.last_lines, str(self.path)))
             self._record(supervisor)
             self.told()
 

@@ -28,7 +28,7 @@ CHECKPOINT = re.compile(
 )
 
 
-class Row(NamedTuple):
+class CopyRow(NamedTuple):
     """An announced entry; `content` is a file's SHA-256 in hexadecimal or a link's target."""
 
     kind: str
@@ -54,7 +54,7 @@ class Compared(NamedTuple):
     """`rows` are missing here or differ. Of the paths of files that changed here after an earlier copy, or that came
     from elsewhere, `kept` are checkpoints, which are not in `rows`, and `overwritten` the others."""
 
-    rows: dict[int, Row]
+    rows: dict[int, CopyRow]
     kept: list[bytes]
     overwritten: list[bytes]
 
@@ -73,7 +73,7 @@ class Compared(NamedTuple):
         return notes
 
 
-def differing(destination: Destination, copied: Copied, rows: dict[int, Row]) -> Generator[None, None, Compared]:
+def differing(destination: Destination, copied: Copied, rows: dict[int, CopyRow]) -> Generator[None, None, Compared]:
     """Compare the rows with what is here."""
     compared = Compared({}, [], [])
     for index, row in rows.items():
@@ -90,7 +90,7 @@ def differing(destination: Destination, copied: Copied, rows: dict[int, Row]) ->
 
 
 def _compare(
-    destination: Destination, copied: Copied, index: int, row: Row, found: os.stat_result, compared: Compared
+    destination: Destination, copied: Copied, index: int, row: CopyRow, found: os.stat_result, compared: Compared
 ) -> Iterator[None]:
     """Note what to do with a row whose path is taken. Corrects a mode or time that differs."""
     _check_kind(destination, row, found)
@@ -112,7 +112,7 @@ def _compare(
         compared.overwritten.append(row.path)
 
 
-def _check_kind(destination: Destination, row: Row, found: os.stat_result) -> None:
+def _check_kind(destination: Destination, row: CopyRow, found: os.stat_result) -> None:
     folder = stat.S_ISDIR(found.st_mode)
     if folder != (row.kind == FOLDER):
         kind = "a folder" if folder else "a link" if stat.S_ISLNK(found.st_mode) else "not a folder"
@@ -121,7 +121,7 @@ def _check_kind(destination: Destination, row: Row, found: os.stat_result) -> No
         raise Refusal(f"{where} is {kind} on {destination.host}, but a {row.kind} in the copied folder: {fix}", 2)
 
 
-def _state(destination: Destination, copied: Copied, row: Row, found: os.stat_result) -> Generator[None, None, str]:
+def _state(destination: Destination, copied: Copied, row: CopyRow, found: os.stat_result) -> Generator[None, None, str]:
     """The state of what is here; "" if it cannot be read or if its size already says that it differs."""
     known = row.path in copied.entries
     if stat.S_ISREG(found.st_mode) and found.st_size != row.size and not known:
@@ -132,7 +132,7 @@ def _state(destination: Destination, copied: Copied, row: Row, found: os.stat_re
         return NO_STATE
 
 
-def check_space(destination: Destination, copied: Copied, rows: list[Row]) -> Iterator[None]:
+def check_space(destination: Destination, copied: Copied, rows: list[CopyRow]) -> Iterator[None]:
     """Refuse a copy that does not fit, before anything is written. Old files stay until the new ones are complete."""
     file_system = os.fstatvfs(destination.root)
     block = file_system.f_frsize or 4096
@@ -154,7 +154,7 @@ def check_space(destination: Destination, copied: Copied, rows: list[Row]) -> It
         raise Refusal(f"{where}: {names} new files (inodes) needed, {file_system.f_favail} free; {fix}", 2)
 
 
-def make(destination: Destination, rows: list[Row]) -> Iterator[None]:
+def make(destination: Destination, rows: list[CopyRow]) -> Iterator[None]:
     """Make the folders and links of `rows`."""
     for row in rows:
         yield
@@ -167,7 +167,7 @@ def make(destination: Destination, rows: list[Row]) -> Iterator[None]:
             raise destination.refusal(error, row.path) from None
 
 
-def _adjusted(destination: Destination, row: Row, found: os.stat_result) -> bool:
+def _adjusted(destination: Destination, row: CopyRow, found: os.stat_result) -> bool:
     """Correct mode and time of what has the right content; False if only a new file is as good.
 
     Another user may still have the file open for writing if that user could open it before.

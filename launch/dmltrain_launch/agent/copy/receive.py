@@ -21,7 +21,7 @@ from typing import TypeVar
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.commands import Command, Entries, File, Remove, Sync
 from dmltrain_launch.agent.copy import compare, safe_folder
-from dmltrain_launch.agent.copy.compare import FILE, Row
+from dmltrain_launch.agent.copy.compare import FILE, CopyRow
 from dmltrain_launch.agent.copy.copied import Copied, notes_of_removal, remove_gone, unannounced
 from dmltrain_launch.agent.copy.destination import LIST, Destination, Temporary, checked
 from dmltrain_launch.agent.copy.safe_folder import shown
@@ -38,7 +38,7 @@ ENTRIES = 4_000_000  # of a copy; an entry takes about 500 bytes of the agent's 
 class IncomingFile:
     """A file that is being received."""
 
-    def __init__(self, index: int, row: Row, temporary: Temporary):
+    def __init__(self, index: int, row: CopyRow, temporary: Temporary):
         self.index, self.row, self.temporary = index, row, temporary
         self.digest, self.received = hashlib.sha256(), 0
 
@@ -64,13 +64,13 @@ class Receiver:
         self.destination: Destination | None = None
         self.read_only: OSError | None = None
         self.probe: Temporary | None = None
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, CopyRow] = {}
         self.copied = Copied()
         self.listed = self.compared = False  # whether `copied` is loaded, and the first comparison has begun
         self.missing: list[bytes] = []  # once copied and not announced: the launcher says what of it is gone
         self.gone: list[bytes] = []  # to be removed
         self.notes: list[str] = []
-        self.wanted: dict[int, Row] = {}
+        self.wanted: dict[int, CopyRow] = {}
         self.work: Iterator[None] = iter(())
         self.file: IncomingFile | None = None
         self.refused = False
@@ -139,7 +139,7 @@ class Receiver:
             fix = "exclude folders that the job does not need with --sync-exclude"
             raise Refusal(f"more than {self.most} files, folders and links to copy to {self.host}: {fix}", 2)
         for index, kind, path, mode, mtime, size, content in command.entries:
-            self.rows[index] = Row(kind, checked(path), mode, mtime, size, content)
+            self.rows[index] = CopyRow(kind, checked(path), mode, mtime, size, content)
         if command.last:
             self.changed, self.files, self.bytes = [], 0, 0
             self.work = self._compare() if self.listed else self._look_for_missing()

@@ -341,7 +341,7 @@ class Bridge:
             self.link.close()
 
 
-class Notice:
+class TerminationNotice:
     """What SIGTERM does to a bridge that stays."""
 
     def __init__(self) -> None:
@@ -374,7 +374,7 @@ def main() -> None:
     settings = json.loads(os.environ.pop(VARIABLE))
     if not settings.get("stays"):
         return serve_one(settings)
-    notice, served = Notice(), False
+    notice, served = TerminationNotice(), False
     while not notice.given:
         try:
             link = reach_launcher(settings)

@@ -44,7 +44,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownHost:
     """A line of a known_hosts file."""
 
     marker: str  # "@revoked", "@cert-authority" or ""
@@ -58,7 +58,7 @@ class Entry:
         return f"{self.path}:{self.number}"
 
 
-def entries(paths: Iterable[Path]) -> list[Entry]:
+def entries(paths: Iterable[Path]) -> list[KnownHost]:
     """The valid lines; like ssh, ignore the others."""
     found = []
     for path in paths:
@@ -68,7 +68,7 @@ def entries(paths: Iterable[Path]) -> list[Entry]:
     return found
 
 
-def _entry(line: str, path: Path, number: int) -> Entry | None:
+def _entry(line: str, path: Path, number: int) -> KnownHost | None:
     words = line.split()
     if not words or words[0].startswith("#"):
         return None
@@ -76,7 +76,7 @@ def _entry(line: str, path: Path, number: int) -> Entry | None:
     if len(words) < 3:
         return None
     try:
-        return Entry(marker, words[0], Key(words[1], base64.b64decode(words[2], validate=True)), path, number)
+        return KnownHost(marker, words[0], Key(words[1], base64.b64decode(words[2], validate=True)), path, number)
     except binascii.Error:
         return None
 
@@ -103,7 +103,7 @@ def listed_name(settings: Settings) -> str:
     return name if settings.known_as or settings.port == SSH_PORT else f"[{name}]:{settings.port}"
 
 
-def known(settings: Settings) -> list[Entry]:
+def known(settings: Settings) -> list[KnownHost]:
     """The entries of the host; like ssh, without entries for its port those of its name alone."""
     listed = entries([*settings.user_known_hosts, *settings.global_known_hosts])
     listed = [entry for entry in listed if entry.marker != "@cert-authority"]
@@ -128,7 +128,7 @@ def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
     _append(key, settings, host)
 
 
-def _changed(key: Key, found: list[Entry], settings: Settings, host: str) -> str:
+def _changed(key: Key, found: list[KnownHost], settings: Settings, host: str) -> str:
     old = next((entry for entry in found if entry.key.kind == key.kind), found[0])
     forget = shlex.join(["ssh-keygen", "-f", str(old.path), "-R", listed_name(settings)])
     return (

@@ -21,7 +21,7 @@ from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Lost, Unreached
 from dmltrain_launch.run.supervisor.late import LatePreparation, Meeting, bound
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 
 Key = tuple[str, str | int]
 
@@ -175,7 +175,7 @@ class Arrivals:
         attempt.ending.coming.discard(name)
         text = f"{name} was not added: {why}"
         self._waiters.settle(comes(name), text, code or FAULT_CODE)
-        attempt.losses.notices.append(Notice(text))
+        attempt.losses.announcements.append(Announcement(text))
         actions: list[Action] = []
         if arrival.connected:
             actions += attempt.ending.release(name)
@@ -254,5 +254,7 @@ class Arrivals:
             number = tasks.add(host)
             name = tasks.all[number].task.name
             found.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
-            self._attempt.losses.notices.append(Notice(f"starting worker {tasks.all[number].task.rank} on {host.name}"))
+            self._attempt.losses.announcements.append(
+                Announcement(f"starting worker {tasks.all[number].task.rank} on {host.name}")
+            )
         return found

@@ -25,7 +25,7 @@ from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.event import Asked, Viewed
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process
 
 MOST_AT_ONCE = 1000  # workers that one request may add
@@ -98,7 +98,7 @@ class Changes:
             if process.comes and process.runs and process.task.rank in event.workers:
                 process.joined_after = after
                 text = f"worker {process.task.rank} on {process.task.host.name} has joined the job in view {event.view}"
-                self._attempt.losses.notices.append(Notice(text))
+                self._attempt.losses.announcements.append(Announcement(text))
                 self._waiters.settle(("joins", number), text)
 
     def settle(self, now: float) -> list[Action]:
@@ -110,7 +110,9 @@ class Changes:
         actions = self.listing.follow(now) if self.listing.wanted and not attempt.unready else []
         actions += self.leavers.give_back()
         self.returning.settle(now)
-        attempt.losses.notices += map(Notice, attempt.replacer.place_servers(attempt.tasks, attempt.usable, now))
+        attempt.losses.announcements += map(
+            Announcement, attempt.replacer.place_servers(attempt.tasks, attempt.usable, now)
+        )
         if self._waiters:
             self._settle_newcomers()
             self.leavers.settle()

@@ -13,14 +13,14 @@ import re
 from collections.abc import Collection, Sequence
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.agent.commands import Notice as NoticeCommand
+from dmltrain_launch.agent.commands import NoticeCommand
 from dmltrain_launch.job.role import SCHEDULER, WORKER
 from dmltrain_launch.run.planned.arrivals import Key
 from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process
 
 ONE = re.compile(r"worker[:-](\d{1,6})")
@@ -188,7 +188,7 @@ class Leavers:
         return [Send(host, NoticeCommand(tuple(tasks))) for host, tasks in by_host.items()]
 
     def _say(self, text: str) -> None:
-        self._attempt.losses.notices.append(Notice(text))
+        self._attempt.losses.announcements.append(Announcement(text))
 
     def settle(self) -> None:
         """Tell those who wait what has become of workers and hosts."""

@@ -17,7 +17,7 @@ from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 
 
 class Listing:
@@ -80,4 +80,4 @@ class Listing:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        self._attempt.losses.notices.append(Notice(text))
+        self._attempt.losses.announcements.append(Announcement(text))

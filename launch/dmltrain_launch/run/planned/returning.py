@@ -18,7 +18,7 @@ from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.backoff import backoff
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 600.0
 LIVED_SECONDS = 600.0
@@ -92,7 +92,7 @@ class Returning:
             return []
 
     def _say(self, text: str) -> None:
-        self._attempt.losses.notices.append(Notice(text))
+        self._attempt.losses.announcements.append(Announcement(text))
 
 
 def _wait(tries: int) -> float:

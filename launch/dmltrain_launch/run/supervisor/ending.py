@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection
 
 from dmltrain_launch.agent import KILL_SECONDS
-from dmltrain_launch.agent.commands import Job as JobCommand
-from dmltrain_launch.agent.commands import Stop
+from dmltrain_launch.agent.commands import JobCommand, Stop
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.run.supervisor.action import Send
 from dmltrain_launch.run.supervisor.limit import ANSWER_SECONDS, Limits

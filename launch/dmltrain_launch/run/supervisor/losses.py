@@ -1,8 +1,8 @@
 """The workers and servers that an elastic job has lost. Pure.
 
-The scheduler decides who goes on, and ends with another code than 0 when too few workers are left, or no server. Here
-is only what the launcher has seen: it is told at once, kept for the record, and names the cause if the job fails after
-all.
+The scheduler decides who goes on. It ends with another code than 0 when too few workers are left, or no server. This
+module has only what the launcher has seen of a loss. The launcher announces it at once, keeps it for the record, and
+names it as the cause if the job fails later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STILL_SECONDS = 3.0  # since the last report of a stopped process, of which agen
 
 
 @dataclass(frozen=True)
-class Notice:
+class Announcement:
     """A text for the user. `process`: show its last lines, too."""
 
     text: str
@@ -30,14 +30,16 @@ class Notice:
 
 
 class Losses:
-    """`causes`: why each process was lost, in order. `notices`: those that nobody has taken yet. `may_replace`: whether
-    a lost server can be replaced."""
+    """`causes`: why each process was lost, in order. `announcements`: those that nobody has taken yet.
+
+    `may_replace`: whether a lost server can be replaced.
+    """
 
     def __init__(self, elastic: bool, may_replace: Callable[[Processes], bool] = lambda tasks: False):
         self.elastic = elastic
         self._may_replace = may_replace
         self.causes: list[Cause] = []
-        self.notices: list[Notice] = []
+        self.announcements: list[Announcement] = []
         self._own_at = -math.inf  # s: when the newest was lost that no other process explains
         self._stopped: dict[str, tuple[float, Cause]] = {}  # by name: when last found stopped
 
@@ -72,7 +74,7 @@ class Losses:
     def add_stopped(self, process: Process, cause: Cause, now: float) -> None:
         """A process is stopped: the scheduler may remove it, or it goes on. A notice says so once."""
         if process.task.name not in self._stopped_now(now):
-            self.notices.append(Notice(cause.text))
+            self.announcements.append(Announcement(cause.text))
         self._stopped[process.task.name] = now, cause
 
     def _stopped_now(self, now: float) -> dict[str, Cause]:
@@ -99,8 +101,8 @@ class Losses:
         of_lost = cause.process is not None and cause.process.task.role in MAY_BE_LOST
         return self.elastic and (of_lost or any(each is cause for each in self.causes))
 
-    def take_notices(self) -> list[Notice]:
-        taken, self.notices = self.notices, []
+    def take_announcements(self) -> list[Announcement]:
+        taken, self.announcements = self.announcements, []
         return taken
 
 

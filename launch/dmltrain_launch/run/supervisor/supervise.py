@@ -48,7 +48,7 @@ from dmltrain_launch.run.supervisor.limit import (
     Limits,
     as_shell,
 )
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process, Processes
 
 CANNOT_START = (126, 127)  # codes of an agent that could not start a process
@@ -201,7 +201,7 @@ class Supervisor(Attempt):
         loss = self.losses.add(lost, cause, now - self._began, now, self.tasks)
         replanned = [] if self.verdict.suspect else self.replacer.lost(lost, self.tasks, self.usable, now)
         failed = cause.process if cause.process and cause.process.replaces else None
-        self.losses.notices.append(Notice("; ".join([loss, *replanned]), failed))
+        self.losses.announcements.append(Announcement("; ".join([loss, *replanned]), failed))
         if not self.workers_left and cause.code == LOST_A_PEER:
             self.verdict.add_suspect(cause, now)
         elif not self.workers_left:
@@ -261,7 +261,7 @@ class Supervisor(Attempt):
         self.ending.given_up.add(host)
         self.verdict.silent.pop(host, None)
         moved = self.replacer.host_lost(host, self.tasks, self.usable, now)
-        self.losses.notices += map(Notice, moved)
+        self.losses.announcements += map(Announcement, moved)
         return self._lose([each for each in self.tasks.on(host) if each.code is None and not each.lost], cause, now)
 
     def _interrupted(self, number: int, now: float) -> list[Action]:
