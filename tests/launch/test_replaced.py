@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dmltrain_launch.agent.commands import Notice, Stop
+from dmltrain_launch.agent.commands import NoticeCommand, Stop
 from dmltrain_launch.agent.events import Ended, Refused, Started
 from dmltrain_launch.cli import launch
 from dmltrain_launch.commands.processes import lost
@@ -554,7 +554,7 @@ def test_a_host_that_was_removed_on_purpose_stays_away(job):
     come(job)
     job.say(Started("b", 5, 205))
     job.view(2, 0, 2, 3)
-    assert job.ask(1, "remove", "b") == [Send("b", Notice((5,)))], job.replies
+    assert job.ask(1, "remove", "b") == [Send("b", NoticeCommand((5,)))], job.replies
     assert job.exit(5, 0) == [Send("b", Stop(5.0))]
     job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
     assert job.supervisor.deadline == math.inf

@@ -48,7 +48,7 @@ def test_a_command_is_killed_with_what_it_has_started(tmp_path, killed):
         assert not psutil.pid_exists(pids[1]), "reaped"
         assert proxy.failure() == "was killed by SIGKILL"
         proxy.kill()
-    proxy.line.close()
+    proxy.stream.close()
     wait_for(lambda: not {*pids} & living().keys() and not psutil.pid_exists(pids[1]), "the end of both, and no zombie")
 
 
@@ -59,7 +59,7 @@ def test_several_threads_kill_a_command():
             proxy = ProxyCommand("sleep 300")
             for killed in [threads.submit(proxy.kill) for _ in range(8)]:
                 killed.result()
-            proxy.line.close()
+            proxy.stream.close()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_how_a_command_ended(command, words):
     proxy = ProxyCommand(command)
     assert proxy.failure() == words
     proxy.kill()
-    proxy.line.close()
+    proxy.stream.close()
 
 
 class Below:

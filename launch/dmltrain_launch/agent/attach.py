@@ -43,8 +43,8 @@ def new_name() -> str:
 
 def is_ours(connection: socket.socket) -> bool:
     """Whether a process of this user, or of root, is at the other end."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return CREDENTIALS.unpack(found)[1] in (os.geteuid(), 0)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return CREDENTIALS.unpack(credentials)[1] in (os.geteuid(), 0)
 
 
 def connect(name: str) -> socket.socket | None:

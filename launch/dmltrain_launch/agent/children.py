@@ -152,18 +152,18 @@ class Children:
         """Report tasks stopped for FROZEN_SECONDS. The scheduler only notices tasks that are registered with it."""
         self.look_at = now + FROZEN_LOOK_SECONDS
         for child in self.by_pid.values():
-            found = process(child.popen.pid) if child.popen.returncode is None else None
-            if found is None or found.state != "T":
+            current = process(child.popen.pid) if child.popen.returncode is None else None
+            if current is None or current.state != "T":
                 child.frozen_since = None
             elif child.frozen_since is None:
                 child.frozen_since = now
             elif now - child.frozen_since >= FROZEN_SECONDS:
                 self.channel.send(Frozen(self.channel.host, child.task, round(now - child.frozen_since)))
 
-    def task_of(self, pid: int, found: dict[int, Process]) -> int | None:
+    def task_of(self, pid: int, processes: dict[int, Process]) -> int | None:
         """The number of the task whose process is `pid` or an ancestor of it."""
-        while pid in found:
+        while pid in processes:
             if pid in self.by_pid:
                 return self.by_pid[pid].task
-            pid = found[pid].parent
+            pid = processes[pid].parent
         return None

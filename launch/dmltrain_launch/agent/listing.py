@@ -39,11 +39,11 @@ def rows(mark: str) -> list[ProcessRow]:
 
     Role and rank come from the environment of the process or of its nearest ancestor. An agent's role is "agent".
     """
-    found = members(mark, NO_ROOT)
-    found.pop(os.getpid(), None)
-    identities = {pid: _identity(_environment(pid), mark) for pid in found}
-    most = min(ARGUMENT_BYTES, ALL_BYTES // max(1, len(found)))
-    listed = (_row(each, _inherited(each, found, identities), most) for each in found.values())
+    processes = members(mark, NO_ROOT)
+    processes.pop(os.getpid(), None)
+    identities = {pid: _identity(_environment(pid), mark) for pid in processes}
+    most = min(ARGUMENT_BYTES, ALL_BYTES // max(1, len(processes)))
+    listed = (_row(each, _inherited(each, processes, identities), most) for each in processes.values())
     return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
 
 
@@ -109,12 +109,12 @@ def _identity(environment: dict[bytes, bytes], mark: str) -> Identity | None:
     return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == os.fsencode(mark) else None
 
 
-def _inherited(each: Process, found: dict[int, Process], identities: dict[int, Identity | None]) -> Identity:
+def _inherited(each: Process, processes: dict[int, Process], identities: dict[int, Identity | None]) -> Identity:
     """Its own identity or that of its nearest ancestor in the job; {} if only an agent is above it."""
     pid = each.pid
-    while pid in found:
+    while pid in processes:
         identity = identities[pid]
         if identity is not None:
             return {} if identity["role"] == "agent" and pid != each.pid else identity
-        pid = found[pid].parent
+        pid = processes[pid].parent
     return {}

@@ -92,11 +92,11 @@ class Preparation:
     def _listen(self, kind: type[Listener], address: str, poll: Callable[[], None]) -> Listener:
         """Accept connections of the other agents from now on."""
         try:
-            made = kind(address, self.key, self.channel.host)
+            listener = kind(address, self.key, self.channel.host)
         except OSError as error:
             raise Refusal(f"{address} on {self.channel.host} cannot be listened on: {error.strerror}", 2) from None
-        self.selector.register(made, selectors.EVENT_READ, poll)
-        return made
+        self.selector.register(listener, selectors.EVENT_READ, poll)
+        return listener
 
     def reach_peers(self, command: commands.Reach) -> None:
         """Connect to the other hosts; answers Reached."""
@@ -117,9 +117,9 @@ class Preparation:
             self._poll_throughput()
 
     def _poll_throughput(self) -> None:
-        found: dict[str, Any] | None = self.throughput.poll() if self.throughput else None
-        if found is not None:
-            self.channel.send(Measured(self.channel.host, **found))
+        result: dict[str, Any] | None = self.throughput.poll() if self.throughput else None
+        if result is not None:
+            self.channel.send(Measured(self.channel.host, **result))
 
     def _close_reach(self) -> None:
         for each in (self.reach, self.throughput):

@@ -152,11 +152,11 @@ def _shown(text: bytes | bytearray) -> str:
     return ascii(bytes(text[:100]).decode("utf-8", "replace")) + "..." * (len(text) > 100)
 
 
-def _object(kind: Callable[..., Any], found: Mapping[str, Any], what: str, known: Mapping[str, str]) -> Any:
+def _object(kind: Callable[..., Any], fields_given: Mapping[str, Any], what: str, known: Mapping[str, str]) -> Any:
     """A dataclass from a JSON object. `known`: fields that are not in the object."""
     expected = SHAPES[kind]
     values: dict[str, Any] = dict(known)
-    for name, value in found.items():
+    for name, value in fields_given.items():
         if name not in expected or name in known:
             names = ", ".join(each for each in expected if each not in known) or "none"
             raise ProtocolError(

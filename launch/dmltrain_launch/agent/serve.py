@@ -297,22 +297,24 @@ class Agent:
         if self.usage:
             self.usage.close(now)
         self.ending = Ending(self.mark, now, grace, self._members, self.children.leaving_pids)
-        found = self.ending.members()
+        processes = self.ending.members()
         if dump:
-            self.ending.dump(found)
+            self.ending.dump(processes)
         stopped = tuple(
-            StoppedProcess(each.pid, self.children.task_of(each.pid, found))
-            for each in found.values()
-            if each.state in "Tt"
+            StoppedProcess(process.pid, self.children.task_of(process.pid, processes))
+            for process in processes.values()
+            if process.state in "Tt"
         )
         if stopped:
             self.channel.send(Stopped(self.channel.host, stopped))
-        self.ending.terminate(found)
+        self.ending.terminate(processes)
 
     def _members(self, mark: str, root: int) -> dict[int, Process]:
         """The processes of the job: without nvidia-smi, which has been killed and cannot hold up the end."""
-        found = members(mark, root)
-        return {pid: each for pid, each in found.items() if not (self.usage and self.usage.gpus.is_mine(each))}
+        processes = members(mark, root)
+        return {
+            pid: process for pid, process in processes.items() if not (self.usage and self.usage.gpus.is_mine(process))
+        }
 
     def _finish(self, left: list[int]) -> None:
         self.preparation.close()

@@ -105,8 +105,8 @@ class Spool:
     @property
     def unread(self) -> int:
         """Bytes that `read` has not given yet."""
-        found = sum(segment.size for segment in self._segments if segment.first >= self._next)
-        return found - self._offset
+        size = sum(segment.size for segment in self._segments if segment.first >= self._next)
+        return size - self._offset
 
     @property
     def done(self) -> bool:
@@ -146,18 +146,18 @@ class Spool:
 
     def _add_vital(self, task: int, payload: bytes) -> None:
         """The same for a process whose lines of the job's state are kept in any case, and never in part."""
-        begun, there = self._begun.get(task, (b"", True))
-        if begun and there and _may_be_state(begun):
+        begun, spooled = self._begun.get(task, (b"", True))
+        if begun and spooled and _may_be_state(begun):
             end = payload.find(b"\n") + 1 or len(payload)
             self._keep(_output(task, payload[:end]))
             begun, payload = (begun + payload[:end]).rpartition(b"\n")[2], payload[end:]
         if payload:
             whole = begun + payload
-            there = self._add_output(task, payload, b"" if there else begun)
-            if not there:
+            spooled = self._add_output(task, payload, b"" if spooled else begun)
+            if not spooled:
                 self._keep_state(task, whole)
             begun = whole.rpartition(b"\n")[2]
-        self._begun[task] = begun[:STATE_BYTES], there
+        self._begun[task] = begun[:STATE_BYTES], spooled
 
     def _keep_state(self, task: int, data: bytes) -> None:
         """The lines of the job's state in it, after an end of the line that is there already."""
@@ -258,8 +258,8 @@ class Left(Spool):
     another user can have made it."""
 
     def __init__(self, folder: str):
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o77:
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o77:
             raise PermissionError(f"{folder} is no private folder of this user")
         self.folder, self._most, self._segment = folder, MOST_BYTES, SEGMENT_BYTES
         self._left_out, self._why, self._segments = {}, "", []

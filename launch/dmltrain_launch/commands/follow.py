@@ -69,15 +69,15 @@ def run(job: Inside, say: Say) -> int:
         submitted, folder = put(job)
         say(f"job {job.name} is {submitted.where}")
         say(f"dmltrain job ps {known_by(job)}, and the same with logs and kill, find it from elsewhere")
-        found = held(job.path)
-        assert isinstance(found, Followed)
+        followed = held(job.path)
+        assert isinstance(followed, Followed)
         with Copy(folder, lambda source: not (source and job.options.quiet)) as copy:
             try:
-                code = _follow(found, copy, say, job.options.queue_wait, signals)
+                code = _follow(followed, copy, say, job.options.queue_wait, signals)
             except LaunchError as error:
-                _cancel(found, job, error.code, say)
+                _cancel(followed, job, error.code, say)
                 raise
-        _cancel(found, job, code, say)
+        _cancel(followed, job, code, say)
         return code
 
 
@@ -107,10 +107,10 @@ def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: S
     return 128 + signals.arrived
 
 
-def _cancel(found: Followed, job: Inside, code: int, say: Say) -> None:
+def _cancel(followed: Followed, job: Inside, code: int, say: Say) -> None:
     """Leave nothing of it in the engine, and say in the log folder that it has ended."""
     try:
-        found.cancel()
+        followed.cancel()
         mark_ended(job.path, code)
     except LaunchError as error:
         say(f"warning: {error}")
@@ -119,8 +119,8 @@ def _cancel(found: Followed, job: Inside, code: int, say: Say) -> None:
 def logs(options: Options, folder: Path, say: Say) -> bool:
     """For `dmltrain job logs`: fetch the logs of a job that another command has submitted, if the folder has one. True
     if that has also shown them, which it does with --follow."""
-    found = held(folder)
-    if not isinstance(found, Followed):
+    followed = held(folder)
+    if not isinstance(followed, Followed):
         return False
     try:
         locked = LogFolder(folder, again=True)
@@ -128,7 +128,7 @@ def logs(options: Options, folder: Path, say: Say) -> bool:
         return False
     wanted = chosen(options.show)
     with Copy(locked, lambda source: options.follow and source is not None and wanted(source), safe=True) as copy:
-        copy.take(found.lines(options.follow, say))
+        copy.take(followed.lines(options.follow, say))
     return options.follow
 
 
@@ -155,8 +155,8 @@ class Copy:
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
-        if found := FILE_LINE.fullmatch(line):
-            return _keep(self._folder, found[1].decode(), found[2])
+        if match := FILE_LINE.fullmatch(line):
+            return _keep(self._folder, match[1].decode(), match[2])
         tag = TAGGED.match(line)
         source = Source(tag[1].decode(), int(tag[2])) if tag else None
         if tag and source:

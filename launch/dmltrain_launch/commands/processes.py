@@ -30,7 +30,7 @@ def table(hosts: Mapping[str, Sequence[Row]], secrets: Collection[str] = (), wid
 
     `secrets` are replaced by ***. Lines are cut to `width` characters; 0 means no limit.
     """
-    rows = [(host, row) for host, found in hosts.items() for row in sorted(found, key=_order)]
+    rows = [(host, row) for host, rows_of_host in hosts.items() for row in sorted(rows_of_host, key=_order)]
     cells = [COLUMNS, *(_cells(host, row, secrets) for host, row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     printed = [_line(cell, widths) for cell in cells] if rows else []

@@ -78,7 +78,7 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
     answers = _visited(job, commands, Ended, write_line)
     left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}
     unreached = _report_unreached(answers, write_line)
-    pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
+    pids = [f"pid {pid} on {host}" for host, pids_left in left.items() for pid in pids_left]
     write_line(
         f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
         + (f": {', '.join(pids)}" if pids else "")
@@ -112,11 +112,11 @@ def read(folder: Path, options: Options) -> Recorded:
 
 def end_launcher(job: Recorded, folder: Path) -> bool:
     """Ask the job's launcher to end it, and wait. True if it ran on this machine and has exited."""
-    found = None if job.ended or show.Record(folder).abandoned else running_launcher(job.launcher, folder)
-    if not found:
+    launcher = None if job.ended or show.Record(folder).abandoned else running_launcher(job.launcher, folder)
+    if not launcher:
         return False
     for number in (signal.SIGCONT, signal.SIGTERM):  # a stopped process handles TERM only after it continues
-        send_signal(found, number)
+        send_signal(launcher, number)
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while running_launcher(job.launcher, folder) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -125,11 +125,11 @@ def end_launcher(job: Recorded, folder: Path) -> bool:
 
 def running_launcher(launcher: Launcher, folder: Path) -> Process | None:
     """The launcher, if its pid still belongs to it: the process has its start time, and has the job's folder open."""
-    found = process(launcher.pid) if launcher.host == platform.node() else None
-    if not found or found.state in "ZX" or not _has_open(found.pid, folder):
+    running = process(launcher.pid) if launcher.host == platform.node() else None
+    if not running or running.state in "ZX" or not _has_open(running.pid, folder):
         return None
-    same = not launcher.start or (launcher.start, launcher.boot_id) == (found.start, boot_id())
-    return found if same else None
+    same = not launcher.start or (launcher.start, launcher.boot_id) == (running.start, boot_id())
+    return running if same else None
 
 
 def _has_open(pid: int, folder: Path) -> bool:
@@ -166,10 +166,10 @@ def visit(job: Recorded, commands: Commands, last: type[Event]) -> Answers:
     try:
         for host in job.hosts:
             threading.Thread(target=call, args=(host,), daemon=True).start()
-        found = dict(answers.get() for _ in job.hosts)
+        answered = dict(answers.get() for _ in job.hosts)
     finally:
         cluster.close()
-    return {host.name: found[host.name] for host in job.hosts}
+    return {host.name: answered[host.name] for host in job.hosts}
 
 
 def _visited(job: Recorded, commands: Commands, last: type[Event], write_line: Callable[[str], None]) -> Answers:
@@ -218,10 +218,10 @@ def write_end(folder: Path, launcher: Launcher) -> None:
         locked = LogFolder(folder, again=True)
     except LaunchError:  # a launcher has just attached
         return
-    found = read_own_record(folder / RECORD)
-    if not found.get("ended"):
-        now, began = time.time(), seconds_of(found.get("started"))
+    record = read_own_record(folder / RECORD)
+    if not record.get("ended"):
+        now, began = time.time(), seconds_of(record.get("started"))
         seconds = None if began is None else max(0.0, round(now - began, 3))
         end = {"ended": stamp(now), "seconds": seconds, "exit_code": ENDED_CODE, "cause": CAUSE}
-        locked.write_record({**found, **end})
+        locked.write_record({**record, **end})
         journal.remove(folder)

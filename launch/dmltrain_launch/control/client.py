@@ -47,8 +47,8 @@ def _answer(connection: socket.socket) -> bytes:
         return read_line(connection, time.monotonic() + SILENT_SECONDS)
     except TimeoutError:
         pid = peer(connection)[0]
-        found = process(pid)
-        stopped = " (it is stopped)" if found and found.state in "Tt" else ""
+        launcher = process(pid)
+        stopped = " (it is stopped)" if launcher and launcher.state in "Tt" else ""
         what = f"the job's launcher, process {pid} of this machine,"
         raise LaunchError(f"{_silent(what)}{stopped}; kill -CONT {pid} lets it go on", FAULT_CODE) from None
 

@@ -81,25 +81,25 @@ def _imports_fit(node: ast.AST) -> bool:
 
 def measure(job: Job, cluster: Cluster, options: Options) -> Measured:
     """Run the program on the hosts of the job's workers. `cluster.hosts` is changed meanwhile and restored."""
-    hosts, found = cluster.hosts, Measured()
+    hosts, measured = cluster.hosts, Measured()
     workers = Counter(host.name for role, _, host in placements(job, hosts) if role == WORKER)
     used = [host for host in hosts if host.name in workers]
     try:
-        _run(job, used, workers, cluster, options, found)
+        _run(job, used, workers, cluster, options, measured)
         crowded = [host for host in used if workers[host.name] > 1]
         for _ in range(1 + REPEATS):
-            if crowded and not found.failure:
-                _run(job, crowded, Counter(host.name for host in crowded), cluster, options, found)
-            crowded = [host for host in crowded if host.name in found.computing.doubts]
+            if crowded and not measured.failure:
+                _run(job, crowded, Counter(host.name for host in crowded), cluster, options, measured)
+            crowded = [host for host in crowded if host.name in measured.computing.doubts]
     finally:
         cluster.hosts = hosts
-    return found
+    return measured
 
 
 def _run(
-    job: Job, hosts: Sequence[Host], workers: Counter[str], cluster: Cluster, options: Options, found: Measured
+    job: Job, hosts: Sequence[Host], workers: Counter[str], cluster: Cluster, options: Options, measured: Measured
 ) -> None:
-    """Start `workers[name]` workers on each of these hosts, and add what they report to `found`."""
+    """Start `workers[name]` workers on each of these hosts, and add what they report to `measured`."""
     requested = [setting for setting in job.settings if setting.name == MARK]
     seconds = _seconds(requested[-1].value) if requested else SECONDS
     own = replace(
@@ -124,9 +124,9 @@ def _run(
         for process, lines in zip(supervisor.processes, output.lines, strict=True)
         for step in filter(None, map(step_of, lines))
     ]
-    found.add(reports, workers)
-    found.failure = redact(_failure(supervisor, output), job.secrets(cluster.hosts))
-    found.interrupted = supervisor.exit_code * supervisor.interrupted
+    measured.add(reports, workers)
+    measured.failure = redact(_failure(supervisor, output), job.secrets(cluster.hosts))
+    measured.interrupted = supervisor.exit_code * supervisor.interrupted
 
 
 def _seconds(text: str) -> float:

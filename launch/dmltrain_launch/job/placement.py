@@ -236,9 +236,9 @@ def _most_on_one(chosen: Hosts) -> int:
 
 
 def _listed(hosts: Hosts, value: Callable[[Host], str]) -> str:
-    found = [f"{host.name} {value(host)}" for host in hosts[:LISTED_HOSTS]]
+    texts = [f"{host.name} {value(host)}" for host in hosts[:LISTED_HOSTS]]
     rest = len(hosts) - LISTED_HOSTS
-    return ", ".join([*found, f"and {rest} more"] if rest > 0 else found)
+    return ", ".join([*texts, f"and {rest} more"] if rest > 0 else texts)
 
 
 def _counted(number: int, what: str) -> str:

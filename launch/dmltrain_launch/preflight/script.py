@@ -77,12 +77,12 @@ def needs(source: str) -> list[str]:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the host's Python will report it
         return []
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     for statement in body:
         if _changes_path(statement):
             break
-        found.update(dict.fromkeys(_imported(statement)))
-    return [name for name in found if name not in sys.stdlib_module_names and name != "__main__"]
+        modules.update(dict.fromkeys(_imported(statement)))
+    return [name for name in modules if name not in sys.stdlib_module_names and name != "__main__"]
 
 
 def _imported(statement: ast.stmt) -> list[str]:

@@ -20,17 +20,17 @@ def in_background(act: Callable[[Callable[[str], None]], int], say: Callable[[st
 
     Until then the child belongs to the terminal: it may ask for a passphrase, and gets Ctrl-C.
     """
-    there, here = os.pipe()
+    receiving, sending = os.pipe()
     child = os.fork()
     if not child:
-        os.close(there)
-        return act(lambda text: _tell(here, text))
-    os.close(here)
+        os.close(receiving)
+        return act(lambda text: _tell(sending, text))
+    os.close(sending)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: os.kill(child, number))
     text = b""
-    while more := os.read(there, 1 << 16):
+    while more := os.read(receiving, 1 << 16):
         text += more
     if text:
         say(text.decode(errors="replace"))

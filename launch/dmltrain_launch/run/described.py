@@ -72,8 +72,8 @@ def _torch_env(options: Options) -> bool:
 
 
 def _check_wire(options: Options) -> None:
-    found = script.read(options.program)
-    if options.wire != "plain" and found.uses_mxnet and not found.uses_dmltrain:
+    used = script.read(options.program)
+    if options.wire != "plain" and used.uses_mxnet and not used.uses_dmltrain:
         raise LaunchError(
             f"--wire {options.wire}: {script.script_of(options.program)} uses MXNet, whose parameter server can "
             "neither authenticate nor encrypt what it sends; start it without --wire"
@@ -144,10 +144,10 @@ def _advice_on_counts(job: Job, hosts: Sequence[Host], torch_env: str) -> list[s
 
 
 def _advice_on_script(job: Job) -> list[str]:
-    found, file = script.read(job.argv), script.script_of(job.argv)
-    if job.wire != "plain" and file and not found.uses_dmltrain:
+    used, file = script.read(job.argv), script.script_of(job.argv)
+    if job.wire != "plain" and file and not used.uses_dmltrain:
         return [f"{file} does not import dmltrain itself: --wire {job.wire} protects only what dmltrain sends"]
-    if job.num_servers and found.uses_torch_distributed and not found.uses_dmltrain:
+    if job.num_servers and used.uses_torch_distributed and not used.uses_dmltrain:
         message = f"{file} uses torch.distributed and not dmltrain"
         return [f"{message}: its servers have nothing to do; start it with -s 0, or move it to dmltrain"]
     return []

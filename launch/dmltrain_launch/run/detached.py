@@ -51,13 +51,13 @@ class DetachedSession(KeepingSession):
         self._lock = threading.Lock()
         self.foreground = False
 
-    def write_to(self, made: Journal, beginning: Beginning) -> None:
+    def write_to(self, new_journal: Journal, beginning: Beginning) -> None:
         """A new job, which begins with `run`."""
-        self._journal, self._beginning = made, beginning
+        self._journal, self._beginning = new_journal, beginning
 
-    def go_on(self, made: Journal, repeated: Repeated, lease: int) -> None:
+    def go_on(self, open_journal: Journal, repeated: Repeated, lease: int) -> None:
         """A job that another launcher has started. `lease`: the last one that was used."""
-        self._journal, self._lease = made, lease
+        self._journal, self._lease = open_journal, lease
         self._places = repeated.places
         self._sent, self._offset = repeated.sent, max(0.0, repeated.now - time.monotonic())
         self._streams = {host: Stream(number) for host, number in repeated.seen.items()}
@@ -77,9 +77,9 @@ class DetachedSession(KeepingSession):
         if self._beginning is None:
             return self._begin_again()
         key, pem = secret(self.supervisor.job)
-        made = replace(self._beginning, key=key, certificate=pem, log_folder=log_folder, now=self._now())
-        self._journal.begin(made)
-        self._do(self.supervisor.begin(key, log_folder, made.now, pem))
+        beginning = replace(self._beginning, key=key, certificate=pem, log_folder=log_folder, now=self._now())
+        self._journal.begin(beginning)
+        self._do(self.supervisor.begin(key, log_folder, beginning.now, pem))
 
     def _begin_again(self) -> None:
         ending = self.supervisor.ending

@@ -133,8 +133,8 @@ def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
     except OSError as error:
         raise LaunchError(f"cannot read {path}: {error.strerror}") from None
     with open(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if is_foreign(found) or others_can_write(found, file.fileno()):
+        status = os.fstat(file.fileno())
+        if is_foreign(status) or others_can_write(status, file.fileno()):
             raise LaunchError(f"{path} may have been written by another user: it is not read")
         _check(path, file.readline(1 << 16), dmltrain)
         story, size = None, file.tell()
@@ -158,8 +158,8 @@ def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
 
 def _check(path: Path, line: bytes, dmltrain: str) -> None:
     try:
-        found = json.loads(line)
-        version, theirs = found["format"], found["dmltrain"]
+        head = json.loads(line)
+        version, theirs = head["format"], head["dmltrain"]
     except (ValueError, TypeError, KeyError):
         raise LaunchError(f"{path} is not the journal of a launcher") from None
     if version != FORMAT or theirs != dmltrain:
@@ -200,9 +200,9 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("dmltrain_launch.") and "." not in name:
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                return found
+            named = super().find_class(module, name)
+            if isinstance(named, type):
+                return named
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 

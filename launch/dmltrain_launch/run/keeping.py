@@ -122,15 +122,15 @@ class KeepingSession(Session):
         if host not in self._away:
             self._gone.discard(host)
             self._streams[host] = Stream()
-        stream, told = self._streams.setdefault(host, Stream()), 0
+        stream, confirmed = self._streams.setdefault(host, Stream()), 0
 
         def kept() -> Command | None:
-            nonlocal told
-            found = 0 if host in self._away else stream.kept
-            if found <= told:
+            nonlocal confirmed
+            newest = 0 if host in self._away else stream.kept
+            if newest <= confirmed:
                 return None
-            told = found
-            return Kept(found)
+            confirmed = newest
+            return Kept(newest)
 
         silence = self.supervisor.limits.silence
         return Connection(host, channel, silence, self._take, self._report, kept)

@@ -99,7 +99,7 @@ def start_line(supervisor: Attempt, folder: str) -> str:
 def last_line(supervisor: Attempt) -> str:
     """The last message: how many processes are left on how many hosts, as the agents reported, and which were lost."""
     known = {host: pids for host, pids in supervisor.ending.left.items() if pids is not None}
-    pids = [f"pid {pid} on {host}" for host, found in known.items() for pid in found]
+    pids = [f"pid {pid} on {host}" for host, pids_left in known.items() for pid in pids_left]
     unknown = [host for host in supervisor.hosts if supervisor.ending.left.get(host, ()) is None]
     unreached = [host for host in supervisor.hosts if host in supervisor.ending.unreached]
     line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(known), 'host')}"
@@ -118,8 +118,8 @@ def last_line(supervisor: Attempt) -> str:
 
 def _changed(supervisor: Attempt, which: int) -> list[tuple[Process, float]]:
     """The processes with this attribute of CHANGED, and its value."""
-    found = [(process, getattr(process, CHANGED[which])) for process in supervisor.processes]
-    return sorted(((each, at) for each, at in found if at is not None), key=lambda pair: pair[1])
+    changes = [(process, getattr(process, CHANGED[which])) for process in supervisor.processes]
+    return sorted(((each, at) for each, at in changes if at is not None), key=lambda pair: pair[1])
 
 
 def record(

@@ -142,8 +142,8 @@ def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterat
 def _listed(folder: bytes) -> list[os.DirEntry[bytes]] | None:
     """The contents of the folder, sorted by name; None if it has vanished."""
     try:
-        with os.scandir(folder) as found:
-            each = [entry for entry in found if entry.name not in NEVER and not entry.name.startswith(PREFIX)]
+        with os.scandir(folder) as entries:
+            each = [entry for entry in entries if entry.name not in NEVER and not entry.name.startswith(PREFIX)]
             return sorted(each, key=lambda entry: entry.name)
     except FileNotFoundError:
         return None
@@ -166,13 +166,13 @@ def _file(where: bytes, path: str, cancelled: Callable[[], bool] = lambda: False
     if descriptor is None:
         return None
     try:
-        found = os.fstat(descriptor)
-        size, digest = _digest(descriptor, found.st_size, cancelled)
+        status = os.fstat(descriptor)
+        size, digest = _digest(descriptor, status.st_size, cancelled)
     except OSError as error:
         raise unreadable(where, error) from None
     finally:
         os.close(descriptor)
-    return ManifestEntry(path, FILE, stat.S_IMODE(found.st_mode) & 0o777, found.st_mtime_ns, size, digest)
+    return ManifestEntry(path, FILE, stat.S_IMODE(status.st_mode) & 0o777, status.st_mtime_ns, size, digest)
 
 
 def _digest(descriptor: int, size: int, cancelled: Callable[[], bool]) -> tuple[int, str]:

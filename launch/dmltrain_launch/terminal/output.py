@@ -121,9 +121,9 @@ class Output:
         if descriptor is None or descriptor not in self._again:
             return 0
         at = self._again[descriptor]
-        found = os.pread(descriptor, len(data), at)
+        logged = os.pread(descriptor, len(data), at)
         same = next(
-            (index for index, pair in enumerate(zip(found, data, strict=False)) if pair[0] != pair[1]), len(found)
+            (index for index, pair in enumerate(zip(logged, data, strict=False)) if pair[0] != pair[1]), len(logged)
         )
         if same == len(data):
             self._again[descriptor] = at + same

@@ -46,8 +46,8 @@ class Copied:
         """Write the list if it has changed, with what agents of other hosts that share the folder have added."""
         if self.entries == self._stored:
             return
-        there = yield from _read(destination)
-        for path, states in there.items():
+        on_disk = yield from _read(destination)
+        for path, states in on_disk.items():
             if path in self.entries or path not in self._stored:
                 self.add(path, *states)
         self._stored = dict(self.entries)
@@ -71,8 +71,8 @@ def _read(destination: Destination) -> Generator[None, None, dict[bytes, tuple[s
     except OSError:
         return {}
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or is_foreign(found) or found.st_size > LIST_BYTES:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or is_foreign(status) or status.st_size > LIST_BYTES:
             return {}
         try:
             return (yield from _parsed(file))
@@ -108,13 +108,13 @@ def _write(descriptor: int, entries: Mapping[bytes, tuple[str, ...]]) -> Iterato
         file.write(b"%d\n" % len(entries))
 
 
-def state(destination: Destination, path: bytes, found: os.stat_result) -> Generator[None, None, str]:
+def state(destination: Destination, path: bytes, status: os.stat_result) -> Generator[None, None, str]:
     """The state of what is at `path`; OSError if it cannot be read. Yields after READ_BYTES of hashing."""
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return FOLDER
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return LINK + destination.read_link(path).decode("utf-8", "surrogateescape")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return NO_STATE
     descriptor = destination.read(path)
     try:
@@ -125,12 +125,12 @@ def state(destination: Destination, path: bytes, found: os.stat_result) -> Gener
 
 def digest(descriptor: int) -> Generator[None, None, str]:
     """The SHA-256 of the file, in hexadecimal."""
-    found, buffer = hashlib.sha256(), bytearray(READ_BYTES)
+    sha256, buffer = hashlib.sha256(), bytearray(READ_BYTES)
     while True:
         count = os.readv(descriptor, [buffer])
         if not count:
-            return found.hexdigest()
-        found.update(memoryview(buffer)[:count])
+            return sha256.hexdigest()
+        sha256.update(memoryview(buffer)[:count])
         yield
 
 

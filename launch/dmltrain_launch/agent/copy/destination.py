@@ -78,9 +78,9 @@ class Destination:
     def __init__(self, path: bytes, host: str):
         self.path, self.host = path, host
         self.root = safe_folder.opened(path, host)
-        found = os.fstat(self.root)
-        self.device, self.is_own = found.st_dev, found.st_uid == os.geteuid()
-        self.mode = stat.S_IMODE(found.st_mode)
+        status = os.fstat(self.root)
+        self.device, self.is_own = status.st_dev, status.st_uid == os.geteuid()
+        self.mode = stat.S_IMODE(status.st_mode)
         self.last = b"", self.root  # path and descriptor of the folder used last
 
     @property
@@ -120,14 +120,14 @@ class Destination:
 
     def _check_inner(self, folder: int, path: bytes) -> None:
         """Refuse a folder of another user. Of ours, take the rights of others who could enter the root before."""
-        found = os.fstat(folder)
-        if ownership.is_foreign(found):
+        status = os.fstat(folder)
+        if ownership.is_foreign(status):
             os.close(folder)
             where = os.path.join(self.path, path)
-            raise safe_folder.refusal(where, found, self.host, "or a folder above it belongs to another user")
-        if self.was_open and ownership.others_can_write(found, folder):
+            raise safe_folder.refusal(where, status, self.host, "or a folder above it belongs to another user")
+        if self.was_open and ownership.others_can_write(status, folder):
             with contextlib.suppress(OSError):  # a read-only file system, or one without modes
-                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~safe_folder.OTHERS)
+                os.fchmod(folder, stat.S_IMODE(status.st_mode) & ~safe_folder.OTHERS)
 
     def _keep(self, path: bytes, descriptor: int) -> None:
         if self.last[1] != self.root:
@@ -254,7 +254,7 @@ def _lock(descriptor: int) -> bool:
 def _names(folder: int, name: bytes, descriptor: int) -> bool:
     """Whether the name in the folder still belongs to this file."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(descriptor))
+    return stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(descriptor))

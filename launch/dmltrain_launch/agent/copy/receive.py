@@ -167,8 +167,8 @@ class Receiver:
             raise Refusal(f"{what}: {error.strerror}; choose another --sync-dst-dir", 2) from None
         self._make_probe(self.destination)
         if self.probe is not None and not self.destination.is_own:
-            found, what = os.fstat(self.destination.root), "belongs to root, not to you"
-            raise safe_folder.refusal(expanded, found, self.host, what)
+            status, what = os.fstat(self.destination.root), "belongs to root, not to you"
+            raise safe_folder.refusal(expanded, status, self.host, what)
         name = self.probe.name.decode() if self.probe else ""
         self.emit(Opened(self.host, expanded.decode("utf-8", "surrogateescape"), name))
 
@@ -206,16 +206,16 @@ class Receiver:
         destination, rows = self._opened(), self.rows
         self.rows, self.compared = {}, True
         yield from self._remove(destination)
-        found = yield from compare.differing(destination, self.copied, rows)
-        if found.rows and self.read_only:
+        compared = yield from compare.differing(destination, self.copied, rows)
+        if compared.rows and self.read_only:
             raise destination.refusal(self.read_only, b"")
-        for row in found.rows.values():
+        for row in compared.rows.values():
             self.copied.add(row.path, row.state)
-        yield from compare.check_space(destination, self.copied, list(found.rows.values()))
-        self.notes += found.notes()
+        yield from compare.check_space(destination, self.copied, list(compared.rows.values()))
+        self.notes += compared.notes()
         yield from self._store(destination)
-        yield from compare.make(destination, [row for row in found.rows.values() if row.kind != FILE])
-        self.wanted = {index: row for index, row in found.rows.items() if row.kind == FILE}
+        yield from compare.make(destination, [row for row in compared.rows.values() if row.kind != FILE])
+        self.wanted = {index: row for index, row in compared.rows.items() if row.kind == FILE}
         for entries, last in batches(list(self.wanted)):
             self.emit(Wanted(self.host, entries, sum(self.wanted[index].size for index in entries), last))
             yield

@@ -84,14 +84,14 @@ class _Walk:
 
     def _follow(self, name: bytes, error: OSError) -> None:
         """Go where the link `name` leads. Nobody else can exchange a link of ours in a folder that was checked."""
-        found = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
-        if not stat.S_ISLNK(found.st_mode):
+        status = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode):
             raise error
         self.links += 1
         if self.links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        if is_foreign(found):
-            raise refusal(os.path.join(self.where, name), found, self.host, "is a link that belongs to another user")
+        if is_foreign(status):
+            raise refusal(os.path.join(self.where, name), status, self.host, "is a link that belongs to another user")
         target = os.fsencode(os.readlink(name, dir_fd=self.folder))
         if target.startswith(b"/"):
             self._move(os.open(b"/", _PATH_FLAGS), b"/")
@@ -99,19 +99,19 @@ class _Walk:
 
     def check(self) -> None:
         """Refusal if another user could change the folder, or anything in it where it is the last one."""
-        found = os.fstat(self.folder)
-        if is_foreign(found):
-            raise refusal(self.where, found, self.host, "belongs to another user")
-        passed_through = self.names and found.st_mode & stat.S_ISVTX
-        if not passed_through and others_can_write(found, self.folder):
-            raise refusal(self.where, found, self.host, "can be written by other users")
+        status = os.fstat(self.folder)
+        if is_foreign(status):
+            raise refusal(self.where, status, self.host, "belongs to another user")
+        passed_through = self.names and status.st_mode & stat.S_ISVTX
+        if not passed_through and others_can_write(status, self.folder):
+            raise refusal(self.where, status, self.host, "can be written by other users")
 
 
-def refusal(path: bytes, found: os.stat_result, host: str, what: str) -> Refusal:
+def refusal(path: bytes, status: os.stat_result, host: str, what: str) -> Refusal:
     """Why nothing is copied to this place; `what` says what is wrong with it."""
-    facts = f"owner: {user_name(found.st_uid)}, group: {found.st_gid}, mode: {stat.S_IMODE(found.st_mode):04o}"
+    facts = f"owner: {user_name(status.st_uid)}, group: {status.st_gid}, mode: {stat.S_IMODE(status.st_mode):04o}"
     fix = "choose another --sync-dst-dir, for example '~/job'"
-    if not is_foreign(found):
+    if not is_foreign(status):
         fix += f", or look for files of others in {shown(path)} and run there: chmod go-w {shown(path)}"
     owners = f"{user_name(os.geteuid())} or root" if os.geteuid() else "root"
     return Refusal(

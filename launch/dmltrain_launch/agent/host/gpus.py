@@ -50,12 +50,12 @@ class Reports:
     def feed(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            found = LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
-            self._wrong = 0 if found else self._wrong + 1
+            match = LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
+            self._wrong = 0 if match else self._wrong + 1
             if not self.trusted:
                 return
-            if found:
-                self._add(int(found[1]), found[2], found[3])
+            if match:
+                self._add(int(match[1]), match[2], match[3])
 
     def _add(self, index: int, busy: bytes, memory: bytes) -> None:
         if not busy.startswith(b"[") and float(busy) <= 100 and len(self._busy) < 64 * MOST_GPUS:

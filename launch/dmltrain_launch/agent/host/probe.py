@@ -72,10 +72,10 @@ def free_space(path: str) -> int | None:
     while not os.path.isdir(path) and path not in ("", "/"):
         path = os.path.dirname(path)
     try:
-        found = os.statvfs(path or "/")
+        file_system = os.statvfs(path or "/")
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize // MIB
+    return file_system.f_bavail * file_system.f_frsize // MIB
 
 
 def state_of_folder(path: str) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def state_of_script(request: dict[str, Any]) -> dict[str, Any]:
 def state_of_program(request: dict[str, Any]) -> dict[str, Any]:
     """{"name", "path" ("": not found), "folder", "executable"} of the program that would be started."""
     name = python_of(request) if request.get("script") else request["argv"][0]
-    found = [path for path in candidates(name, request) if os.path.exists(path)]
-    executables = [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
-    path = (executables or found or [""])[0]
+    paths = [path for path in candidates(name, request) if os.path.exists(path)]
+    executables = [path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)]
+    path = (executables or paths or [""])[0]
     return {"name": name, "path": path, "folder": os.path.isdir(path), "executable": bool(executables)}
 
 

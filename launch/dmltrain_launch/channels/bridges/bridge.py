@@ -364,10 +364,10 @@ def descendants(pid: int) -> list[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
             parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
+    pids = [pid]
+    for ancestor in pids:
+        pids += [child for child, parent in parents.items() if parent == ancestor]
+    return pids
 
 
 def main() -> None:

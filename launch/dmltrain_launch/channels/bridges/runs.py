@@ -31,8 +31,8 @@ def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
         return [host_ip]
     own = [
         each.address
-        for found in psutil.net_if_addrs().values()
-        for each in found
+        for nic_addresses in psutil.net_if_addrs().values()
+        for each in nic_addresses
         if each.family in (socket.AF_INET, socket.AF_INET6)
     ]
     if all(_is_here(host.target, own) for host in hosts):
@@ -43,10 +43,10 @@ def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
 
 def _is_here(name: str, own: Sequence[str]) -> bool:
     try:
-        found = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        resolved = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False
-    return all(each in own or each.startswith("127.") for each in found)
+    return all(each in own or each.startswith("127.") for each in resolved)
 
 
 class BridgedCluster:

@@ -60,12 +60,12 @@ class KnownHost:
 
 def entries(paths: Iterable[Path]) -> list[KnownHost]:
     """The valid lines; like ssh, ignore the others."""
-    found = []
+    listed = []
     for path in paths:
         with contextlib.suppress(OSError):
             lines = path.read_text(errors="replace").splitlines()
-            found += [entry for number, line in enumerate(lines, 1) if (entry := _entry(line, path, number))]
-    return found
+            listed += [entry for number, line in enumerate(lines, 1) if (entry := _entry(line, path, number))]
+    return listed
 
 
 def _entry(line: str, path: Path, number: int) -> KnownHost | None:
@@ -114,13 +114,13 @@ def known(settings: Settings) -> list[KnownHost]:
 
 def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
     """LaunchError with fingerprint and fix unless `key` is trusted. `host` names the host in messages."""
-    found = known(settings)
-    same = [entry for entry in found if entry.key == key]
+    listed = known(settings)
+    same = [entry for entry in listed if entry.key == key]
     if revoked := [entry for entry in same if entry.marker == "@revoked"]:
         raise LaunchError(f"{host}: its host key {key.fingerprint} is marked as revoked in {revoked[0].where}")
     if same:
         return
-    exact = [entry for entry in found if not entry.marker and matches(entry.names, listed_name(settings))]
+    exact = [entry for entry in listed if not entry.marker and matches(entry.names, listed_name(settings))]
     if exact:
         raise LaunchError(_changed(key, exact, settings, host))
     if not accept_new:
@@ -128,8 +128,8 @@ def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
     _append(key, settings, host)
 
 
-def _changed(key: Key, found: list[KnownHost], settings: Settings, host: str) -> str:
-    old = next((entry for entry in found if entry.key.kind == key.kind), found[0])
+def _changed(key: Key, listed: list[KnownHost], settings: Settings, host: str) -> str:
+    old = next((entry for entry in listed if entry.key.kind == key.kind), listed[0])
     forget = shlex.join(["ssh-keygen", "-f", str(old.path), "-R", listed_name(settings)])
     return (
         f"{host}: its host key has changed: it sent {key.kind} {key.fingerprint}, but {old.where} has {old.key.kind} "

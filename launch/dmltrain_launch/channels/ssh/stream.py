@@ -96,11 +96,11 @@ class SshStream:
 def tcp(host: str, port: int, seconds: float, look_up: LookUp = socket.getaddrinfo) -> SshStream:
     """A TCP connection; OSError, in particular TimeoutError and socket.gaierror."""
     until, last = time.monotonic() + seconds, OSError(errno.EADDRNOTAVAIL, "no address")
-    found = addresses(host, port, seconds, look_up)
-    for number, (family, kind, protocol, _, address) in enumerate(found):
+    resolved = addresses(host, port, seconds, look_up)
+    for number, (family, kind, protocol, _, address) in enumerate(resolved):
         connection = socket.socket(family, kind, protocol)
         try:  # each address gets a share of the time: after a silent IPv6 address an IPv4 address may answer
-            connection.settimeout(max(0.01, (until - time.monotonic()) / (len(found) - number)))
+            connection.settimeout(max(0.01, (until - time.monotonic()) / (len(resolved) - number)))
             connection.connect(address)
         except OSError as error:
             connection.close()

@@ -207,9 +207,9 @@ def _login_error(output: str, host: Host, ssh: Ssh, seconds: float) -> LaunchErr
             "or add --accept-new-host-keys"
         )
     for pattern, fix, code in FAILURES:
-        if found := re.search(rf"^.*(?:{pattern}).*$", output, re.MULTILINE):
-            before = output[: found.start()].strip().splitlines()[-1:]  # may be the output of a ProxyCommand
-            what = ": ".join([*before, found[0].removeprefix("ssh: ").strip()])
+        if match := re.search(rf"^.*(?:{pattern}).*$", output, re.MULTILINE):
+            before = output[: match.start()].strip().splitlines()[-1:]  # may be the output of a ProxyCommand
+            what = ": ".join([*before, match[0].removeprefix("ssh: ").strip()])
             return LaunchError(f"{where}: {what}; {fix}", code)
     if re.search("timed out|Timeout", output):
         return _late(host, seconds, output)

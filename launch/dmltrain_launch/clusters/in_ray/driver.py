@@ -62,12 +62,12 @@ class Driver:
             self._places = self._group.places()
             if self.request.starts:
                 self._group.keep(list(self._places.values()))
-        told = [self._told(place) for place in self._places.values()]
+        places = [self._told(place) for place in self._places.values()]
         removed = ["PYTHONBREAKPOINT"]  # Ray sets them for its workers
         if "OMP_NUM_THREADS" not in (self._environment.get("env_vars") or {}):
             removed.append("OMP_NUM_THREADS")
         orders = Orders(self._places, self.request.bundle, removed)
-        self.say({"placed": told, "socket": orders.name})
+        self.say({"placed": places, "socket": orders.name})
         orders.take()
 
     def _connect(self) -> None:
@@ -113,9 +113,9 @@ class Driver:
 
 def unreached(error: Exception, address: str) -> str:
     """What is wrong if Ray cannot be reached, and the fix."""
-    found = VERSIONS.search(str(error))
-    if found:
-        there, python, here, own = found.groups()
+    match = VERSIONS.search(str(error))
+    if match:
+        there, python, here, own = match.groups()
         return (
             f"the Ray cluster at --address {address} has Ray {there} and Python {python}, and this environment has Ray "
             f"{here} and Python {own}: use an environment like the cluster's (pip install ray=={there})"

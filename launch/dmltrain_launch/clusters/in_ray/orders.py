@@ -30,9 +30,9 @@ SIGNALLED = 128  # from here on an exit code of a shell is a signal's
 class Order:
     """`ended` is set when the `relay` that has brought it is gone."""
 
-    def __init__(self, found: Mapping[str, Any], connection: socket.socket):
-        self.hosts: list[dict[str, str]] = found["hosts"]
-        self.settings: str = found["settings"]
+    def __init__(self, request: Mapping[str, Any], connection: socket.socket):
+        self.hosts: list[dict[str, str]] = request["hosts"]
+        self.settings: str = request["settings"]
         self.connection, self.ended = connection, threading.Event()
         self.calls: dict[Any, Place] = {}  # by Ray's reference to the bridge's result
 
@@ -123,14 +123,14 @@ class Orders:
         """Wait for the keeper of a place; False if that has failed, and it is said why, or if nobody waits any more."""
         if place.facts:
             return True
-        asked, told = place.keepers[0].facts.remote(), False
+        asked, warned = place.keepers[0].facts.remote(), False
         while not ray.wait([asked], timeout=SLOW_SECONDS)[0]:
             if order.ended.is_set():
                 place.kill()
                 return False
-            if not told:
+            if not warned:
                 order.say(f"{place.name}: Ray has not started an actor with {text_of(self._bundle)} there yet")
-                told = True
+                warned = True
         try:
             place.facts = ray.get(asked)
         except ray.exceptions.RayError as error:
@@ -143,7 +143,7 @@ class Orders:
 def _result(call: Any) -> tuple[int, str]:
     """How a bridge ended: 0 also by a signal, which the launcher notices itself; -1 if Ray has lost its keeper."""
     try:
-        code, said = ray.get(call)
-        return (code, said.strip()) if 0 < code < SIGNALLED else (0, "")
+        code, printed = ray.get(call)
+        return (code, printed.strip()) if 0 < code < SIGNALLED else (0, "")
     except ray.exceptions.RayError as error:
         return -1, explanation(error)

@@ -54,8 +54,8 @@ def why_waiting(pods: Sequence[Found], count: int, what: str) -> str:
     missing = count - sum(phase(pod) == RUNNING for pod in pods)
     if missing <= 0:
         return ""
-    said = {f"{reason}: {words}" if words else reason for reason, words in map(waiting, late)}
-    texts = sorted(each for each in said if each and each not in USUAL)
+    reasons = {f"{reason}: {words}" if words else reason for reason, words in map(waiting, late)}
+    texts = sorted(each for each in reasons if each and each not in USUAL)
     return f"waiting for {missing} of {count} {what}" + (f": {'; '.join(texts)}" if texts else "")
 
 

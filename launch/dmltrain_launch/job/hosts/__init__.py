@@ -59,11 +59,11 @@ def _slots_of_lines(hosts: Sequence[Host]) -> list[Host]:
     names = [host.name for host in hosts]
     if len(kinds) > 1 or not plain or len({host.where for host in hosts}) < len(hosts) or len(names) == len(set(names)):
         return list(hosts)
-    made: dict[str, Host] = {}
+    merged: dict[str, Host] = {}
     for host in hosts:
-        before = made.get(host.name, replace(host, slots=0))
-        made[host.name] = replace(before, slots=(before.slots or 0) + (1 if host.slots is None else host.slots))
-    return list(made.values())
+        before = merged.get(host.name, replace(host, slots=0))
+        merged[host.name] = replace(before, slots=(before.slots or 0) + (1 if host.slots is None else host.slots))
+    return list(merged.values())
 
 
 def from_list(text: str) -> list[Host]:
@@ -122,13 +122,13 @@ def by_roles(worker_hosts: Sequence[Host], server_hosts: Sequence[Host]) -> list
     _check(WORKER_OPTION, worker_hosts)
     _check(SERVER_OPTION, server_hosts)
     servers = {host.name.casefold(): host for host in server_hosts}
-    found = []
+    merged = []
     for host in worker_hosts:
         also = servers.pop(host.name.casefold(), None)
-        found.append(_merged(host, also, (SERVER, WORKER)) if also else replace(host, roles=(WORKER,)))
-    found += [replace(host, roles=(SERVER,)) for host in servers.values()]
+        merged.append(_merged(host, also, (SERVER, WORKER)) if also else replace(host, roles=(WORKER,)))
+    merged += [replace(host, roles=(SERVER,)) for host in servers.values()]
     first = server_hosts[0].name.casefold()
-    return [replace(each, roles=(SCHEDULER, *each.roles)) if each.name.casefold() == first else each for each in found]
+    return [replace(each, roles=(SCHEDULER, *each.roles)) if each.name.casefold() == first else each for each in merged]
 
 
 def _check(option: str, hosts: Sequence[Host]) -> None:

@@ -249,12 +249,12 @@ class Arrivals:
     def _start(self, host: Host, workers: int) -> list[tuple[int, list[Action]]]:
         """Start workers on a prepared host: the number of each, and what to do."""
         tasks = self._attempt.tasks
-        found: list[tuple[int, list[Action]]] = []
+        started: list[tuple[int, list[Action]]] = []
         for _ in range(workers):
             number = tasks.add(host)
             name = tasks.all[number].task.name
-            found.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
+            started.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
             self._attempt.losses.announcements.append(
                 Announcement(f"starting worker {tasks.all[number].task.rank} on {host.name}")
             )
-        return found
+        return started

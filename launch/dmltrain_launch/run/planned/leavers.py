@@ -119,9 +119,9 @@ class Leavers:
         workers: list[Process] = []
         for name in (word.strip() for word in what.split(",")):
             match = ONE.fullmatch(name)
-            found = self._on(name) if not match else self._with_rank(int(match[1]))
+            named = self._on(name) if not match else self._with_rank(int(match[1]))
             hosts += [] if match else [name]
-            workers += [each for each in found if each not in workers]
+            workers += [each for each in named if each not in workers]
         return hosts, workers
 
     def _on(self, host: str) -> list[Process]:
@@ -132,11 +132,11 @@ class Leavers:
 
     def _with_rank(self, rank: int) -> list[Process]:
         running = [worker for worker in self._attempt.tasks.workers if worker.runs]
-        found = [each for each in running if each.task.rank == rank]
-        if not found:
+        chosen = [each for each in running if each.task.rank == rank]
+        if not chosen:
             names = ", ".join(f"worker:{each}" for each in sorted(each.task.rank for each in running))
             raise LaunchError(f"worker {rank} does not run: expected one of {names}, or a host")
-        return found
+        return chosen
 
     def _check_hosts(self, hosts: Collection[str]) -> None:
         """Whether the job can go on without the servers and the scheduler on these hosts."""

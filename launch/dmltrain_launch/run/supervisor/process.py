@@ -155,13 +155,13 @@ class Processes:
     @property
     def lives(self) -> list[list[Process]]:
         """For each role and rank, in launch order: its first process, the one that replaced it, and so on."""
-        found = []
+        lives = []
         for first in self.all:
             if not first.replaces:
-                found.append([first])
-                while following := found[-1][-1].replaced_by:
-                    found[-1].append(following)
-        return found
+                lives.append([first])
+                while following := lives[-1][-1].replaced_by:
+                    lives[-1].append(following)
+        return lives
 
     def on(self, host: str) -> list[Process]:
         return [each for each in self.all if each.task.host.name == host]

@@ -70,9 +70,9 @@ class Replacements:
 
     def due(self, now: float) -> list[Replacement]:
         """Those whose time has come, in the order of their times. They no longer wait."""
-        found = sorted((each for each in self.waiting if each.at <= now), key=lambda each: each.at)
+        ready = sorted((each for each in self.waiting if each.at <= now), key=lambda each: each.at)
         self.waiting = [each for each in self.waiting if each.at > now]
-        return found
+        return ready
 
     def drop(self, host: str | None = None) -> list[Replacement]:
         """Take back those that wait for `host`, or all that wait: they do not count."""

@@ -262,7 +262,9 @@ class Supervisor(Attempt):
         self.verdict.silent.pop(host, None)
         moved = self.replacer.host_lost(host, self.tasks, self.usable, now)
         self.losses.announcements += map(Announcement, moved)
-        return self._lose([each for each in self.tasks.on(host) if each.code is None and not each.lost], cause, now)
+        return self._lose(
+            [process for process in self.tasks.on(host) if process.code is None and not process.lost], cause, now
+        )
 
     def _interrupted(self, number: int, now: float) -> list[Action]:
         self.interrupted = True
