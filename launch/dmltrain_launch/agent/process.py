@@ -44,11 +44,7 @@ def boot_id() -> str:
 def living() -> dict[int, Process]:
     """All processes of this host that are not zombies."""
     processes = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {
-        process_or_none.pid: process_or_none
-        for process_or_none in processes
-        if process_or_none is not None and process_or_none.state not in "ZX"
-    }
+    return {each.pid: each for each in processes if each is not None and each.state not in "ZX"}
 
 
 def has_mark(pid: int, marks: tuple[bytes, ...]) -> bool:
