@@ -32,7 +32,7 @@ MAY_READ = {  # file and function -> what for
     "launch/dmltrain_launch/commands/submit.py put": "a date in a record",
     "launch/dmltrain_launch/run/report.py end_of_attempt": "a date in a record",
     "launch/dmltrain_launch/run/report.py new_job_name": "the date in a new job's name",
-    "launch/dmltrain_launch/run/session.py _do": "how far the clocks of hosts differ, for a warning",
+    "launch/dmltrain_launch/run/session.py _perform": "how far the clocks of hosts differ, for a warning",
     "launch/dmltrain_launch/run/session.py _take_event": "how far the clocks of hosts differ, for a warning",
     "launch/dmltrain_launch/run/start.py __init__": "a date in a record",
     "launch/dmltrain_launch/run/start.py _attempt": "a date in a record",

@@ -33,7 +33,7 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.connection import Connection
-from dmltrain_launch.run.keeping import KeepingSession, Numbered
+from dmltrain_launch.run.keeping import KeepingSession, NumberedEvent
 from dmltrain_launch.run.session import EVENTS_AT_ONCE, Session
 from dmltrain_launch.run.stream import Stream
 from dmltrain_launch.run.supervisor.event import Lost
@@ -600,7 +600,7 @@ def test_an_event_that_is_written_at_once_is_confirmed(tmp_path):
     class Quick(KeepingSession):
         """Its main thread is quicker than the thread that reads."""
 
-        def _put_any(self, item: Numbered) -> None:
+        def _put_any(self, item: NumberedEvent) -> None:
             item.stream.wrote(item.number)
             confirmed.append(item.stream.kept)
 

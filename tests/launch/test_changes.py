@@ -735,7 +735,7 @@ def test_random_changes_and_losses():
                         job.say(Ended(host, ()), Lost(host, "exited", ended=True))
             running = [process for process in job.supervisor.processes if process.task.role == WORKER and process.runs]
             assert len({each.task.rank for each in running}) == len(running)
-            ranks = [life[0].task.rank for life in job.supervisor.tasks.lives if life[0].task.role == WORKER]
+            ranks = [life[0].task.rank for life in job.supervisor.tasks.lineages if life[0].task.role == WORKER]
             assert ranks == [*range(len(ranks))], "each number once"
             gone = job.supervisor.ending.given_up | job.supervisor.ending.left.keys()
             assert job.supervisor.ending.begun or not any(each.task.host.name in gone for each in running), seed

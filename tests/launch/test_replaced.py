@@ -20,7 +20,7 @@ from dmltrain_launch.run.supervisor.event import Interrupted, Listed, Lost, Tick
 from dmltrain_launch.run.supervisor.limit import FINISH_SECONDS, LATE_SECONDS
 from dmltrain_launch.run.supervisor.process import Processes
 from dmltrain_launch.run.supervisor.replace import Replacer
-from dmltrain_launch.run.supervisor.replacements import LIVED_SECONDS, Replacements, Seat
+from dmltrain_launch.run.supervisor.replacements import LIVED_SECONDS, HostSlots, Replacements
 from tests.launch.conftest import go, said
 from tests.launch.test_changes import LISTED, Changing, started
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3, two_servers
@@ -407,7 +407,7 @@ def test_the_records_of_replaced_workers_by_anybody():
 
 # -- how often, where and when: the rules alone ------------------------------------------------------------------------
 
-OWN = [Seat("a", 1, 0.0), Seat("b", 1, 0.0)]  # full hosts
+OWN = [HostSlots("a", 1, 0.0), HostSlots("b", 1, 0.0)]  # full hosts
 
 
 def lose(replacements: Replacements, task: int, host: str, now: float, seats=OWN) -> float | None:
@@ -447,10 +447,12 @@ def test_the_own_host_comes_first_then_the_one_with_the_fewest_workers_that_has_
         planned = Replacements(1).plan(7, own, seats, 0.0)
         return planned and planned.host
 
-    free = [Seat("b", 3, 1.0), Seat("c", 1, 2.0), Seat("d", 1, math.inf), Seat("e", 0, 0.0)]
-    assert host("a", *free, Seat("a", 9, -4.0)) == "a", "the lost worker's place is free, though it has more than fit"
+    free = [HostSlots("b", 3, 1.0), HostSlots("c", 1, 2.0), HostSlots("d", 1, math.inf), HostSlots("e", 0, 0.0)]
+    assert host("a", *free, HostSlots("a", 9, -4.0)) == "a", (
+        "the lost worker's place is free, though it has more than fit"
+    )
     assert host("a", *free) == "c"
-    assert host("a", Seat("e", 0, 0.0)) is None
+    assert host("a", HostSlots("e", 0, 0.0)) is None
     assert host("a") is None
 
 

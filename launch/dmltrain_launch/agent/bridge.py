@@ -17,7 +17,7 @@ from dmltrain_launch.agent.channel import READ_BYTES, Channel
 from dmltrain_launch.agent.commands import Attach, Kept
 from dmltrain_launch.agent.events import Refused, Resumed
 from dmltrain_launch.agent.protocol import encode_command
-from dmltrain_launch.agent.spool import Left
+from dmltrain_launch.agent.spool import LeftSpool
 
 BRIDGE_BYTES = 1 << 20  # that are read and not written yet
 LEFT_SECONDS = 20.0  # without a word of a launcher that gets what an agent has left
@@ -40,7 +40,7 @@ def serve_left(channel: Channel, command: Attach) -> str:
     channel.received_at = time.monotonic()
     channel.selector.modify(channel.stdin, selectors.EVENT_READ, lambda: _take_kept(channel))
     try:
-        left = Left(command.spool)
+        left = LeftSpool(command.spool)
     except (OSError, ValueError):
         channel.send(Refused(command.host, f"no agent of the job is left on {command.host}", 125))
         _send_all(channel, lambda: True)

@@ -253,7 +253,7 @@ class Spool:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Left(Spool):
+class LeftSpool(Spool):
     """What an agent that has ended has left in `folder`; FileNotFoundError if there is nothing, PermissionError if
     another user can have made it."""
 

@@ -205,8 +205,8 @@ class Cluster:
         path = Path(settings["folder"], SETTINGS)
         try:
             reached = addresses([Host("a container")], options.host_ip)
-            told_bridges = self._reception.told(self._token, reached, self._seconds, stays=True)
-            whole_file.write(path, told_bridges.encode(), PRIVATE)
+            bridge_settings = self._reception.settings_for(self._token, reached, self._seconds, stays=True)
+            whole_file.write(path, bridge_settings.encode(), PRIVATE)
             self._wait()
         except LaunchError:
             self.close()

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.placement import Placement, free, gpus_of, host_by_host, place, spare_gpus, threads, usual
+from dmltrain_launch.job.placement import (
+    Placement,
+    default_workers,
+    free_slots,
+    gpus_of,
+    host_by_host,
+    place,
+    spare_gpus,
+    threads,
+)
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 from dmltrain_launch.job.rule import Rule
 from dmltrain_launch.secret import secrets
@@ -130,7 +139,7 @@ def with_workers_for(job: Job, hosts: Sequence[Host]) -> Job:
 
     A host takes as many as its slots=, else one for each of gpus=; else one, or any number if it is this machine.
     """
-    rooms = [usual(host) if job.over_network else free(host, 0) for host in hosts]
+    rooms = [default_workers(host) if job.over_network else free_slots(host, 0) for host in hosts]
     for number in range(int(min(job.most_workers, sum(rooms))), job.num_workers, -1):
         with contextlib.suppress(LaunchError):  # for example, --placement dedicated may need a host for servers
             larger = replace(job, num_workers=number)

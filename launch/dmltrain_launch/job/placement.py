@@ -87,19 +87,19 @@ def spare_gpus(host: Host, taken: Sequence[Collection[str]]) -> tuple[str, ...]:
     return tuple(device for device in host.gpus if device in chosen)
 
 
-def free(host: Host, workers: int) -> float:
+def free_slots(host: Host, workers: int) -> float:
     """How many more workers fit on a host with `workers` of them: by its slots, else one per GPU, else any number."""
-    limit = room(host, WORKER)
+    limit = slots_for(host, WORKER)
     return (min(limit, len(host.gpus)) if host.gpus and host.slots is None else limit) - workers
 
 
-def usual(host: Host) -> int:
+def default_workers(host: Host) -> int:
     """How many workers a host gets that comes to a job: by its slots, else one per GPU, else one."""
-    limit = free(host, 0)
+    limit = free_slots(host, 0)
     return 1 if limit == math.inf else int(limit)
 
 
-def room(host: Host, role: str) -> float:
+def slots_for(host: Host, role: str) -> float:
     """How many processes of `role` the host takes; math.inf if there is no limit."""
     if host.roles and role not in host.roles:
         return 0
@@ -143,7 +143,7 @@ def _dedicated(num_workers: int, num_servers: int, hosts: Hosts) -> tuple[list[H
 
 def _divisions(num_servers: int, hosts: Hosts) -> Iterator[tuple[list[Host], list[Host]]]:
     """Ways to divide hosts: (the last one, the others), (the last two, the others), ..., in the order of `hosts`."""
-    able = sorted((host for host in hosts if room(host, SERVER)), key=lambda host: not room(host, WORKER))
+    able = sorted((host for host in hosts if slots_for(host, SERVER)), key=lambda host: not slots_for(host, WORKER))
     for count in range(1, min(num_servers, len(able)) + 1):
         last = {host.name for host in able[-count:]}
         yield [host for host in hosts if host.name in last], [host for host in hosts if host.name not in last]
@@ -167,7 +167,7 @@ def _round_robin(role: str, count: int, hosts: Hosts, start: int = 0) -> tuple[l
 
     The hosts must have slots for `count` processes.
     """
-    left = [room(host, role) for host in hosts]
+    left = [slots_for(host, role) for host in hosts]
     chosen: list[Host] = []
     index = start
     while len(chosen) < count:
@@ -182,7 +182,7 @@ def _round_robin(role: str, count: int, hosts: Hosts, start: int = 0) -> tuple[l
 def _fill(role: str, count: int, hosts: Hosts) -> list[Host]:
     """`count` hosts; each is repeated until it is full, before the next is used."""
     chosen: list[Host] = []
-    able = [host for host in hosts if room(host, role)]
+    able = [host for host in hosts if slots_for(host, role)]
     for host in able:
         if len(chosen) < count:
             most = _full(host, role) if len(able) > 1 else math.inf
@@ -216,9 +216,9 @@ def _scheduler_host(hosts: Hosts, servers: Hosts, policy: str) -> Host:
 def _check_room(role: str, count: int, hosts: Hosts) -> None:
     if _has_room(role, count, hosts):
         return
-    total = int(sum(room(host, role) for host in hosts))
+    total = int(sum(slots_for(host, role) for host in hosts))
     if total:
-        rooms = _listed(hosts, lambda host: f"{room(host, role):.0f}")
+        rooms = _listed(hosts, lambda host: f"{slots_for(host, role):.0f}")
         raise LaunchError(
             f"{OPTION[role]} {count}: the hosts have slots for {_counted(total, role)}: {rooms}; "
             f"increase slots= or reduce {OPTION[role]}"
@@ -228,7 +228,7 @@ def _check_room(role: str, count: int, hosts: Hosts) -> None:
 
 
 def _has_room(role: str, count: int, hosts: Hosts) -> bool:
-    return sum(room(host, role) for host in hosts) >= count
+    return sum(slots_for(host, role) for host in hosts) >= count
 
 
 def _most_on_one(chosen: Hosts) -> int:

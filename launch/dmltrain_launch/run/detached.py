@@ -20,7 +20,7 @@ from dmltrain_launch.agent.events import Ended, Ready, Resumed
 from dmltrain_launch.control.message import ATTACH
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.journal import Beginning, Entry, Journal
-from dmltrain_launch.run.keeping import Answered, CaughtUp, KeepingSession, Numbered
+from dmltrain_launch.run.keeping import Answered, CaughtUp, KeepingSession, NumberedEvent
 from dmltrain_launch.run.repeated import Repeated
 from dmltrain_launch.run.session import secret
 from dmltrain_launch.run.stream import Stream
@@ -45,7 +45,7 @@ class DetachedSession(KeepingSession):
         self._held: list[Any] = []  # events of agents that have ended alone: handled when all others are known
         self._waiting: set[str] = set()  # their hosts
         self._alone: set[str] = set()  # hosts whose agent has ended alone
-        self._current: Numbered | None = None
+        self._current: NumberedEvent | None = None
         self._offset = 0.0  # of the supervisor's time: this machine has been started again since
         self._lease = 0
         self._lock = threading.Lock()
@@ -79,15 +79,15 @@ class DetachedSession(KeepingSession):
         key, pem = secret(self.supervisor.job)
         beginning = replace(self._beginning, key=key, certificate=pem, log_folder=log_folder, now=self._now())
         self._journal.begin(beginning)
-        self._do(self.supervisor.begin(key, log_folder, beginning.now, pem))
+        self._perform(self.supervisor.begin(key, log_folder, beginning.now, pem))
 
     def _begin_again(self) -> None:
         ending = self.supervisor.ending
         for name, host in self.supervisor.hosts.items():
-            if ending.knows(name):
+            if ending.has_ended(name):
                 continue
             if ending.is_being_replaced(name):
-                self._do([Connect(name, RECONNECT_LOST_SECONDS)])
+                self._perform([Connect(name, RECONNECT_LOST_SECONDS)])
             elif name not in self._sent:
                 why = "the launcher before this one was lost before it had reached this host: start the job again"
                 self.events.put(Unreached(name, f"{name}: {why}", FAULT_CODE))
@@ -144,7 +144,7 @@ class DetachedSession(KeepingSession):
 
     def _unwrapped(self, item: Any) -> Event | None:
         """The event for the supervisor; None if there is none now."""
-        event: Event = item.event if isinstance(item, Numbered) else item
+        event: Event = item.event if isinstance(item, NumberedEvent) else item
         host = event.host if isinstance(event, (Ended, Lost)) else ""
         ending = self.supervisor.ending
         alone = isinstance(event, Ended) and not ending.begun and host not in ending.leaving
@@ -155,7 +155,7 @@ class DetachedSession(KeepingSession):
         if isinstance(event, Lost) and host in self._alone:
             self._alone.discard(host)
             return None
-        self._current = item if isinstance(item, Numbered) else None
+        self._current = item if isinstance(item, NumberedEvent) else None
         if not alone:
             return event
         self._alone.add(host)

@@ -17,7 +17,7 @@ from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import journal, report
 from dmltrain_launch.run.background import into_background
 from dmltrain_launch.run.detached import DetachedSession
-from dmltrain_launch.run.journal import Beginning, Journal, Story
+from dmltrain_launch.run.journal import Beginning, Journal, JournalContent
 from dmltrain_launch.run.repeated import Repeated
 from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.start import Start
@@ -76,7 +76,7 @@ class DetachedStart(Start):
         beginning = Beginning(options, self.job, hosts, listed, str(self.path), self.began)
         session.write_to(Journal(self.folder.path, version(), room=self.room), beginning)
 
-    def told(self) -> None:
+    def after_news(self) -> None:
         self.room.wait()
         if self.started:
             started, self.started = self.started, None
@@ -128,16 +128,18 @@ class AttachedStart(DetachedStart):
 
     foreground = True
 
-    def __init__(self, story: Story, size: int, cluster: Cluster, folder: LogFolder, say: Callable[[str], None]):
-        began = story.beginning
-        self._story, self._length = story, size
+    def __init__(
+        self, content: JournalContent, size: int, cluster: Cluster, folder: LogFolder, say: Callable[[str], None]
+    ):
+        began = content.beginning
+        self._content, self._length = content, size
         super().__init__(began.options, began.job, cluster, Path(folder.shown), say, began.listed, folder)
         self.began = began.began
-        self.first_request = (story.lease + 1) * REQUESTS
+        self.first_request = (content.lease + 1) * REQUESTS
         self.room.wait()
 
     def _supervisor(self) -> Supervisor:
-        self._repeated = Repeated(super()._supervisor(), self._story)
+        self._repeated = Repeated(super()._supervisor(), self._content)
         return self._repeated.supervisor
 
     def greet(self, supervisor: Supervisor) -> None:
@@ -162,7 +164,9 @@ class AttachedStart(DetachedStart):
         for tasks in names.values():
             for task in tasks:
                 output.expect_again(task, kept.size(tasks))
-        session.go_on(Journal(self.folder.path, version(), self._length, self.room), self._repeated, self._story.lease)
+        session.go_on(
+            Journal(self.folder.path, version(), self._length, self.room), self._repeated, self._content.lease
+        )
 
 
 class Room:

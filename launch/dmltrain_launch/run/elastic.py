@@ -116,7 +116,7 @@ class ElasticSupervisor(Supervisor):
                 self.changes.leavers.left(self.processes[task], now - self._began)
             case events.Exited(_, task) if self.processes[task].left_with_host:
                 self.processes[task].left_after = now - self._began
-            case Lost(host) | Unreached(host) if self.ending.knows(host):
+            case Lost(host) | Unreached(host) if self.ending.has_ended(host):
                 self.ending.closed.add(host)
             case Lost(host):
                 return self.changes.arrivals.peer_lost(host)
@@ -132,12 +132,12 @@ class ElasticSupervisor(Supervisor):
         leave = {
             process.task.host.name
             for process in self.processes
-            if process.runs and self.ending.hears(process.task.host.name)
+            if process.runs and self.ending.has_agent(process.task.host.name)
         }
-        return [host for name, host in self.hosts.items() if self.ending.serves(name) or name in leave]
+        return [host for name, host in self.hosts.items() if self.ending.is_usable(name) or name in leave]
 
     def _exited(self, process: Process, code: int, now: float) -> list[Action]:
-        if self.ending.begun or process.lost or not self.succession.wants(process, code, self.tasks):
+        if self.ending.begun or process.lost or not self.succession.is_needed_after(process, code, self.tasks):
             return super()._exited(process, code, now)
         process.code = code
         return self._lose([process], Cause(as_shell(code), process.fate, process), now)

@@ -68,7 +68,7 @@ class Entry:
 
 
 @dataclass
-class Story:
+class JournalContent:
     """All of a journal. `lease`: how many launchers have attached to the job."""
 
     beginning: Beginning
@@ -122,7 +122,7 @@ class Journal:
                     raise
 
 
-def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
+def read(folder: Path, dmltrain: str) -> tuple[JournalContent, int]:
     """The journal in `folder`, and its size in bytes without an entry that was not written whole. FileNotFoundError if
     there is none; LaunchError if it may be another user's, or of another version."""
     path = folder / JOURNAL
@@ -137,23 +137,23 @@ def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
         if is_foreign(status) or others_can_write(status, file.fileno()):
             raise LaunchError(f"{path} may have been written by another user: it is not read")
         _check(path, file.readline(1 << 16), dmltrain)
-        story, size = None, file.tell()
+        content, size = None, file.tell()
         try:
             for entry, end in _entries(file, size):
                 size = end
                 if isinstance(entry, Beginning):
-                    story = Story(entry)
-                elif story is None:
+                    content = JournalContent(entry)
+                elif content is None:
                     break
                 elif isinstance(entry, Entry):
-                    story.entries.append(entry)
+                    content.entries.append(entry)
                 else:
-                    story.lease = entry
+                    content.lease = entry
         except _Strange as error:
             raise LaunchError(f"{path} is not the journal of a launcher: {error}") from None
-    if story is None:
+    if content is None:
         raise LaunchError(f"{path} is not the journal of a launcher, or was not written whole")
-    return story, size
+    return content, size
 
 
 def _check(path: Path, line: bytes, dmltrain: str) -> None:

@@ -30,7 +30,7 @@ CUT_OFF = "no host of the job can be reached any more"
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedEvent:
     """An event that an agent's frame has brought."""
 
     event: Event
@@ -81,7 +81,7 @@ class KeepingSession(Session):
         """Reach the agent of a host again."""
         while not self.closing:
             try:
-                with self._turns:
+                with self._connect_slots:
                     channel = self.cluster.connect(host, self.supervisor.job.mark, None)
                 door, spool = self._places.get(host.name, ("", ""))
                 mark, lease = self.supervisor.job.mark, self._next_lease()
@@ -100,7 +100,7 @@ class KeepingSession(Session):
             return self.readers.append(connection.reader)
 
     def _unreachable(self, host: str, reason: str) -> None:
-        if self._away >= {name for name in self.supervisor.hosts if self.supervisor.ending.hears(name)}:
+        if self._away >= {name for name in self.supervisor.hosts if self.supervisor.ending.has_agent(name)}:
             return self._leave(f"{CUT_OFF}: {host} {reason}")
         self._give_up(Lost(host, reason))
 
@@ -133,14 +133,14 @@ class KeepingSession(Session):
             return Kept(newest)
 
         silence = self.supervisor.limits.silence
-        return Connection(host, channel, silence, self._take, self._report, kept)
+        return Connection(host, channel, silence, self._take_frame, self._report, kept)
 
     def _report(self, event: Event) -> None:
         """What a connection says about itself."""
         if not isinstance(event, Lost) or self.closing:
             return self.events.put(event)
         host, ending = event.host, self.supervisor.ending
-        lives_on = self.supervisor.tasks.started and not ending.begun and ending.serves(host)
+        lives_on = self.supervisor.tasks.started and not ending.begun and ending.is_usable(host)
         if host in self._silent or host in self._gone or not lives_on:
             return self._give_up(event)
         self._fates[host] = event
@@ -157,9 +157,9 @@ class KeepingSession(Session):
                 stream.stop()
                 self.events.put(OutputFailed(str(error)))
             self._unconfirmed[host] = self._unconfirmed.get(host, 0) + len(payload)
-        for place, event in enumerate(self._said(task, payload)):
+        for place, event in enumerate(self._scheduler_events(task, payload)):
             if stream.is_new((number, place)):
-                self._put_any(Numbered(event, host, (number, place), stream))
+                self._put_any(NumberedEvent(event, host, (number, place), stream))
         self._end_frame(host, stream)
         if self._unconfirmed.get(host, 0) >= CONFIRMED_BYTES and host not in self._away:
             self._unconfirmed[host] = 0
@@ -200,7 +200,7 @@ class KeepingSession(Session):
         stream = self._streams[event.host]
         if stream.is_new((stream.number, 0)):
             stream.end()  # before the main thread can confirm it: no heartbeat follows the last event
-            self._put_any(Numbered(event, event.host, (stream.number, 0), stream))
+            self._put_any(NumberedEvent(event, event.host, (stream.number, 0), stream))
 
     def _end_frame(self, host: str, stream: Stream) -> None:
         if stream.end():

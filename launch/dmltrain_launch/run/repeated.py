@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dmltrain_launch.agent.commands import Command
 from dmltrain_launch.agent.events import Ready
-from dmltrain_launch.run.journal import Story
+from dmltrain_launch.run.journal import JournalContent
 from dmltrain_launch.run.stream import Number
 from dmltrain_launch.run.supervisor.action import Action, Continue, Open, Send
 from dmltrain_launch.run.supervisor.event import Connected
@@ -14,16 +14,16 @@ from dmltrain_launch.run.supervisor.supervise import Supervisor
 class Repeated:
     """The supervisor after all events of a journal, and what is not in it. `opened`: Continue and Open actions."""
 
-    def __init__(self, supervisor: Supervisor, story: Story):
+    def __init__(self, supervisor: Supervisor, content: JournalContent):
         self.supervisor = supervisor
         self.sent: dict[str, list[Command]] = {}  # by host
         self.seen: dict[str, Number] = {}
         self.places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
         self.opened: list[Continue | Open] = []
-        began = story.beginning
+        began = content.beginning
         self.now = began.now
         self._note(supervisor.begin(began.key, began.log_folder, began.now, began.certificate))
-        for entry in story.entries:
+        for entry in content.entries:
             self.now = entry.now
             if entry.host:
                 self.seen[entry.host] = max(entry.number, self.seen.get(entry.host, (0, 0)))

@@ -152,7 +152,7 @@ def record(
         "seconds": None if ended is None else round(ended - began, 3),
         "exit_code": None if ended is None else supervisor.exit_code,
         "cause": supervisor.cause.text if supervisor.cause else None,
-        "processes": [_lives(live) for live in supervisor.tasks.lives],
+        "processes": [_lineage(lineage) for lineage in supervisor.tasks.lineages],
         "kvstore_changes": [
             {**vars(kvstore_change), "after": round(kvstore_change.after, 3)}
             for kvstore_change in supervisor.kvstore_changes
@@ -200,7 +200,7 @@ def end_of_attempt(supervisor: Attempt, folder: str) -> dict[str, Any]:
     return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
 
 
-def _lives(processes: Sequence[Process]) -> dict[str, Any]:
+def _lineage(processes: Sequence[Process]) -> dict[str, Any]:
     """The row of a role and rank: its newest process, and in `earlier` those that this one replaced, if any."""
     *earlier, newest = map(_row, processes)
     return newest if not earlier else {**newest, "earlier": earlier}

@@ -81,8 +81,8 @@ class Session:
         self.closing = False
         self.left = False  # the job goes on without this launcher
         self._asked_at: dict[str, float] = {}  # s, when the last message was sent
-        self._room: dict[str, threading.Semaphore] = {}
-        self._turns = threading.Semaphore(CONNECTING)
+        self._event_slots: dict[str, threading.Semaphore] = {}
+        self._connect_slots = threading.Semaphore(CONNECTING)
 
     def run(self, log_folder: Path | None) -> None:
         """Run until the job is over. `log_folder`: where agents write messages if the launcher dies."""
@@ -92,11 +92,11 @@ class Session:
                 event = self._next()
                 if self.left:
                     break
-                if isinstance(event, AgentEvent) and event.host in self._room:
-                    self._room[event.host].release()
+                if isinstance(event, AgentEvent) and event.host in self._event_slots:
+                    self._event_slots[event.host].release()
                 if self.trace:
                     self.trace(event)
-                self._do(self._handle(event))
+                self._perform(self._handle(event))
                 if self.supervisor.ending.begun:
                     self.output.hurry()
                     if self.copier:
@@ -104,13 +104,13 @@ class Session:
                 if (
                     isinstance(event, Started) and self.supervisor.tasks.started
                 ) or self.supervisor.losses.announcements:
-                    self._tell()
+                    self._report_news()
         finally:
             self._close()
 
     def _begin(self, log_folder: str | None) -> None:
         key, pem = secret(self.supervisor.job)
-        self._do(self.supervisor.begin(key, log_folder, self._now(), pem))
+        self._perform(self.supervisor.begin(key, log_folder, self._now(), pem))
 
     def _now(self) -> float:
         """The supervisor's time in s."""
@@ -138,13 +138,13 @@ class Session:
     def _deadline(self) -> float:
         return self.supervisor.deadline
 
-    def _tell(self) -> None:
+    def _report_news(self) -> None:
         try:
             self.on_news()
         except LaunchError as error:
             self.events.put(OutputFailed(str(error)))
 
-    def _do(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(host, command):
@@ -187,7 +187,7 @@ class Session:
         return thread
 
     def _connect(self, host: Host, action: Connect) -> None:
-        with self._turns:
+        with self._connect_slots:
             if self.closing:
                 return
             try:
@@ -217,7 +217,7 @@ class Session:
         return self.cluster.connect(host, self.supervisor.job.mark, left)
 
     def _connection(self, host: str, channel: Channel) -> Connection:
-        return Connection(host, channel, self.supervisor.limits.silence, self._take, self.events.put)
+        return Connection(host, channel, self.supervisor.limits.silence, self._take_frame, self.events.put)
 
     def _copy(self, copier: Sync, host: str, folder: str) -> None:
         try:
@@ -229,7 +229,7 @@ class Session:
         if summary is not None:
             self.events.put(Copied(host, summary, copier.hosts[host].notes))
 
-    def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
+    def _take_frame(self, host: str, kind: int, task: int, payload: bytes) -> None:
         if kind == OUTPUT:
             self._check_task(host, task)
             return self._take_output(host, task, payload)
@@ -239,8 +239,8 @@ class Session:
         self._take_event(host, event)
 
     def _take_output(self, host: str, task: int, payload: bytes) -> None:
-        self._keep(task, payload)
-        for event in self._said(task, payload):
+        self._write_output(task, payload)
+        for event in self._scheduler_events(task, payload):
             self.events.put(event)
 
     def _take_event(self, host: str, event: AgentEvent) -> None:
@@ -251,16 +251,16 @@ class Session:
         if isinstance(event, Probed):
             skew = clock_skew(event.facts, self._asked_at[host], time.time())
             event = replace(event, skew=skew)
-        self._await_room(host)
+        self._await_event_slot(host)
         self._put(event)
 
     def _put(self, event: AgentEvent) -> None:
         self.events.put(event)
 
-    def _await_room(self, host: str) -> None:
+    def _await_event_slot(self, host: str) -> None:
         """Stop reading from a host of which too many events wait."""
-        room = self._room.setdefault(host, threading.Semaphore(EVENTS_AT_ONCE))
-        while not room.acquire(timeout=SIGNAL_SECONDS) and not self.closing:
+        slots = self._event_slots.setdefault(host, threading.Semaphore(EVENTS_AT_ONCE))
+        while not slots.acquire(timeout=SIGNAL_SECONDS) and not self.closing:
             pass
 
     def _check_task(self, host: str, task: int) -> None:
@@ -269,13 +269,13 @@ class Session:
         if task >= len(processes) or processes[task].task.host.name != host:
             raise ProtocolError(f"a report about task {task}, which is not on {host}")
 
-    def _said(self, task: int, payload: bytes) -> Sequence[Event]:
+    def _scheduler_events(self, task: int, payload: bytes) -> Sequence[Event]:
         """What the scheduler says has changed in the running job."""
         if self.supervisor.processes[task].task.role != SCHEDULER:
             return []
         return self._schedulers.setdefault(task, SchedulerLog()).feed(payload)
 
-    def _keep(self, task: int, payload: bytes) -> None:
+    def _write_output(self, task: int, payload: bytes) -> None:
         try:
             self.output.write(task, payload)
         except LaunchError as error:

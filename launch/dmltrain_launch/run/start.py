@@ -131,7 +131,7 @@ class Start:
         def recorded() -> None:
             self._say_lines(report.announcements(supervisor, output.last_lines, str(self.path)))
             self._record(supervisor)
-            self.told()
+            self.after_news()
 
         def explained(notes: Sequence[tuple[str, int | None]]) -> list[str]:
             lines = report.explained(supervisor, notes, output.last_lines, str(self.path))
@@ -185,7 +185,7 @@ class Start:
     def prepare(self, session: Session, output: Output) -> None:
         """Before the session runs."""
 
-    def told(self) -> None:
+    def after_news(self) -> None:
         """All processes run, and job.json says so; or something has changed since."""
 
     def leave(self, supervisor: Supervisor, session: Session) -> int:

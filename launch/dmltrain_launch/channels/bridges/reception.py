@@ -64,7 +64,7 @@ class Reception:
         self._expected[token] = take
         return token
 
-    def told(self, token: str, addresses: Sequence[str], seconds: float, stays: bool = False) -> str:
+    def settings_for(self, token: str, addresses: Sequence[str], seconds: float, stays: bool = False) -> str:
         """The settings of a bridge that is to call with this token: see `bridge`. It gets its own program with them."""
         return json.dumps(
             {

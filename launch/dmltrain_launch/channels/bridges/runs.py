@@ -120,7 +120,7 @@ class Run:
         self._channels: dict[int, BridgeChannel] = {}
         self._over = False
         self._token = reception.expect(self._take)
-        self.started = Started(engine, argv, reception.told(self._token, addresses, seconds), self._ended)
+        self.started = Started(engine, argv, reception.settings_for(self._token, addresses, seconds), self._ended)
 
     def channel(self, index: int, mark: str, deadline: float, seconds: float) -> BridgeChannel:
         """A channel to a new agent on hosts[index], for the job `mark`; LaunchError if its bridge does not connect."""

@@ -63,7 +63,7 @@ class Cluster:
         )
         try:
             reached = addresses([Host("a pod")], options.host_ip)
-            self._make(job, self._reception.told(self._token, reached, self._seconds, stays=True))
+            self._make(job, self._reception.settings_for(self._token, reached, self._seconds, stays=True))
             self._wait()
             self.hosts = [replace(each, gpus=_gpus(job)) for each in self._ordered()]
         except BaseException:

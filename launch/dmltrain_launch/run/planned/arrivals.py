@@ -112,7 +112,7 @@ class Arrivals:
                 USAGE_CODE,
             )
             return []
-        if host.name in attempt.hosts and not attempt.ending.may_return(host.name):
+        if host.name in attempt.hosts and not attempt.ending.may_be_reused(host.name):
             waiter.note(f"{host.name} cannot be used now: the job still ends what ran there; try again", FAULT_CODE)
             return []
         return self._begin(host, workers, waiter, now)
@@ -134,7 +134,7 @@ class Arrivals:
 
     def _begin(self, host: Host, workers: int, waiter: Waiter, now: float) -> list[Action]:
         attempt = self._attempt
-        attempt.ending.returns(host.name)
+        attempt.ending.reuse(host.name)
         attempt.ending.coming.add(host.name)
         attempt.preparation.hosts[host.name] = host
         servers = {

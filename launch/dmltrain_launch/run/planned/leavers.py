@@ -196,7 +196,7 @@ class Leavers:
             match key:
                 case ("leaves", int(task)):
                     self._settle(task)
-                case ("released", str(host)) if self._attempt.ending.knows(host):
+                case ("released", str(host)) if self._attempt.ending.has_ended(host):
                     self._waiters.settle(key, f"{host} is not part of the job any more")
                 case _:
                     pass

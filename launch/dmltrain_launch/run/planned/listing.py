@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.placement import usual
+from dmltrain_launch.job.placement import default_workers
 from dmltrain_launch.run.planned.arrivals import Arrivals
 from dmltrain_launch.run.planned.leavers import Leavers
 from dmltrain_launch.run.planned.waiters import Waiter
@@ -45,9 +45,9 @@ class Listing:
         return [action for name in sorted(self._kept) for action in self._remove(name, now)]
 
     def _add(self, host: Host, now: float) -> list[Action]:
-        workers = int(min(usual(host), self._arrivals.room))
+        workers = int(min(default_workers(host), self._arrivals.room))
         if not workers:
-            why = "-n N:M allows no more" if usual(host) else "its line allows none"
+            why = "-n N:M allows no more" if default_workers(host) else "its line allows none"
             self._say(f"{host.name} is new in the hosts file and gets no worker: {why}")
             return []
         waiter = Waiter(-1)  # nobody waits for an answer

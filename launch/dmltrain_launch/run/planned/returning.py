@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.placement import usual
+from dmltrain_launch.job.placement import default_workers
 from dmltrain_launch.run.planned.arrivals import Arrivals
 from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
@@ -78,8 +78,8 @@ class Returning:
     def _try(self, name: str, now: float) -> list[Action]:
         lost, host = self._lost[name], self._listed()[name]
         lost.due = now + _wait(lost.tries)  # if it cannot be tried now
-        workers = min(usual(host), self._arrivals.missing)
-        ended = name not in self._attempt.hosts or self._attempt.ending.may_return(name)
+        workers = min(default_workers(host), self._arrivals.missing)
+        ended = name not in self._attempt.hosts or self._attempt.ending.may_be_reused(name)
         if not workers or not ended or self._arrivals.is_coming(name) or self._attempt.unready:
             return []
         lost.tries += 1

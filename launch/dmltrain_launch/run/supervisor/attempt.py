@@ -55,7 +55,7 @@ class Attempt:
     @property
     def usable(self) -> list[Host]:
         """The hosts on which processes can be started."""
-        return [host for name, host in self.hosts.items() if self.ending.serves(name)]
+        return [host for name, host in self.hosts.items() if self.ending.is_usable(name)]
 
     @property
     def processes(self) -> list[Process]:

@@ -24,7 +24,7 @@ from dmltrain_launch.run.supervisor.prepare import Preparation
 
 
 class Meeting:
-    """The ports on which the hosts of scheduler and servers can be reached, while hosts come."""
+    """While hosts come to the job: the ports on which they can reach the hosts of the scheduler and of the servers."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
@@ -43,13 +43,13 @@ class Meeting:
         return [Send(host.name, Bind(host.address, reach=True)) for host in new]
 
     def close(self) -> list[Action]:
-        """No host comes any more: they stop listening."""
+        """No host comes any more: the hosts of scheduler and servers stop listening."""
         asked, self._asked = self._asked, set()
         self.ports.clear()
-        return [Send(name, Start((), ())) for name in sorted(asked)]
+        return [Send(name, Start((), ())) for name in sorted(asked)]  # an agent stops listening at each Start
 
     def lost(self, name: str) -> None:
-        """This host is not reached any more, and nobody waits for it."""
+        """This host is lost: hosts that come need not reach it."""
         self.hosts.pop(name, None)
         self._asked.discard(name)
         self.ports.pop(name, None)
@@ -79,7 +79,7 @@ class LatePreparation(Preparation):
         return self.hosts[self.name]
 
     def answered(self, peer: str) -> list[Action]:
-        """A host that it must reach can be reached now, or is lost."""
+        """`peer`, which this host must reach, listens now or is lost: stop waiting for it."""
         return self._done_by(peer) if self.step == "bind" and peer in self._waiting else []
 
     def _next(self) -> list[Action]:
@@ -127,7 +127,7 @@ def _version(facts: Mapping[str, Any]) -> str:
 
 
 def bound(event: Bound, meeting: Meeting, preparations: Sequence[LatePreparation]) -> list[Action]:
-    """A host that newcomers must reach listens now."""
+    """A host that the coming hosts must reach listens now."""
     if event.host not in meeting.missing or "reach" not in event.ports:
         return []
     meeting.ports[event.host] = event.ports["reach"]

@@ -10,7 +10,7 @@ USAGE_CODE, TIMEOUT_CODE, FAULT_CODE = 2, 124, 125
 SUSPECT_SECONDS = 1.0
 TOGETHER_SECONDS = 1.0  # from the first host's failure in the preparation to the job's end
 FINISH_SECONDS = 0.5
-LATE_SECONDS = 10.0  # for replacements that still run when the scheduler has ended: nobody takes them any more
+LATE_SECONDS = 10.0  # for replacements to exit when the scheduler has ended: nobody admits them to the job any more
 ANSWER_SECONDS = 3.0  # for an agent's answer, after grace and KILL
 AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher: then an agent ends the job on its host
 # For starting another agent in the place of a lost one, to end the job there. A busy host needs seconds for that.

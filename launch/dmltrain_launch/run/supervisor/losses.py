@@ -40,7 +40,7 @@ class Losses:
         self._may_replace = may_replace
         self.causes: list[Cause] = []
         self.announcements: list[Announcement] = []
-        self._own_at = -math.inf  # s: when the newest was lost that no other process explains
+        self._own_at = -math.inf  # s: time of the newest loss that no other process explains
         self._stopped: dict[str, tuple[float, Cause]] = {}  # by name: when last found stopped
 
     def allow(self, processes: Sequence[Process], tasks: Processes) -> bool:
@@ -50,7 +50,10 @@ class Losses:
         return self.elastic and tasks.started and can_be_lost and keeps_a_server
 
     def allow_exit(self, process: Process, code: int, tasks: Processes) -> bool:
-        """The same for an exit. After wrong usage, others would end in the same way, unless it has joined later."""
+        """Whether the job may go on after this exit.
+
+        After wrong usage it may not, because the others will exit in the same way; it may if the process joined later.
+        """
         fatal = code == USAGE_CODE and not process.joins
         return code != 0 and not fatal and self.allow([process], tasks)
 
@@ -66,7 +69,10 @@ class Losses:
         return f"{text}; {_left(lost, tasks)} left"
 
     def _instead(self, cause: Cause, now: float) -> Cause:
-        """A process that was stopped for too long exits with LOST_A_PEER once it runs again."""
+        """The cause to note for a loss.
+
+        A process that was stopped for too long exits with LOST_A_PEER once it runs again: then the stop is the cause.
+        """
         if cause.process and cause.code == LOST_A_PEER:
             return self._stopped_now(now).get(cause.process.task.name, cause)
         return cause

@@ -17,9 +17,9 @@ from dmltrain_launch.run.supervisor.limit import LOST_A_PEER
 class Process:
     """A task and its state: `pid` is 0 before the start, `code` None before the end and -n after signal n.
 
-    `lost`: the job goes on without it, since `lost_after` s from its start. `replaces`: the lost process whose place it
-    takes; `replaced_by`: the one that takes its own. `newcomer`: it came to a running job, and is a member since
-    `joined_after` s. `leaving`: why it leaves on purpose, or ""; it has left since `left_after` s.
+    Times are in s from the start of the job. `lost`: the job goes on without it, since `lost_after`. `replaces`: the
+    lost process whose place it takes; `replaced_by`: the process that takes its place. `newcomer`: it came to a running
+    job, and is a member since `joined_after`. `leaving`: why it leaves on purpose, or ""; it left at `left_after`.
     """
 
     task: Task
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def may_fail(self) -> bool:
-        """Whether its end may show what others have lost."""
+        """Whether it may be the process that others have lost, so that its end explains their exits."""
         return self.runs and not self.comes and not self.leaving
 
     @property
@@ -133,7 +133,7 @@ class Processes:
         return sum(not server.lost for server in self.servers)
 
     def keeps_a_server(self, lost: Sequence[Process]) -> bool:
-        """Whether a server is left without these processes, or none of them is one."""
+        """Whether a server is left when these processes are lost, or none of them is a server."""
         left = [server for server in self.servers if not server.lost and server.code in (None, 0)]
         return bool(set(left).difference(lost)) or not set(self.servers).intersection(lost)
 
@@ -143,7 +143,7 @@ class Processes:
 
     @property
     def only_replacements_left(self) -> bool:
-        """Whether all workers that were started with the job are done or lost, and not all replacements are."""
+        """Whether only workers still run that were started later: replacements and newcomers."""
         left = [worker for worker in self.workers if worker.code is None and not worker.lost]
         return bool(left) and all(each.joins for each in left)
 
@@ -153,15 +153,15 @@ class Processes:
         return next(iter(starting), None)
 
     @property
-    def lives(self) -> list[list[Process]]:
-        """For each role and rank, in launch order: its first process, the one that replaced it, and so on."""
-        lives = []
+    def lineages(self) -> list[list[Process]]:
+        """For each role and rank, in launch order: its first process, the replacement of that one, and so on."""
+        lineages = []
         for first in self.all:
             if not first.replaces:
-                lives.append([first])
-                while following := lives[-1][-1].replaced_by:
-                    lives[-1].append(following)
-        return lives
+                lineages.append([first])
+                while following := lineages[-1][-1].replaced_by:
+                    lineages[-1].append(following)
+        return lineages
 
     def on(self, host: str) -> list[Process]:
         return [each for each in self.all if each.task.host.name == host]
@@ -183,9 +183,9 @@ class Processes:
         return label if self.all[task].pid == pid else f"a descendant (pid {pid}) of {label}"
 
     def replace(self, number: int, host: Host) -> int:
-        """Add the process that replaces the task `number`, to be started on `host`. Returns its own number."""
+        """Add the process that replaces the task `number`, to be started on `host`. Returns the new task's number."""
         lost = self.all[number]
-        current = [live[-1].task for live in self.lives]
+        current = [lineage[-1].task for lineage in self.lineages]
         running = [worker.task for worker in self.workers if worker.code is None and not worker.lost]
         task = replacement(self.job, lost.task, host, current, running, self.ports)
         lost.replaced_by = Process(task, replaces=lost)
@@ -193,29 +193,31 @@ class Processes:
         return len(self.all) - 1
 
     def succeed(self, number: int, host: Host) -> int:
-        """Add the scheduler that takes the place of the task `number`, to be started on `host` when `on_port` has been
-        called. Returns its own number."""
+        """Add the scheduler that takes the place of the task `number`. Returns the new task's number.
+
+        It is to be started on `host`, after `on_port`.
+        """
         lost = self.all[number]
         lost.replaced_by = Process(replace(lost.task, host=host), replaces=lost)
         self.all.append(lost.replaced_by)
         return len(self.all) - 1
 
     def on_port(self, number: int, port: int) -> None:
-        """The scheduler `number`, which is to be started, gets this port. Workers that are started later get it too."""
+        """Give this port to the scheduler `number`, which is to be started, and to workers that are started later."""
         self.ports = replace(self.ports, scheduler=port, incarnation=self.ports.incarnation + 1)
-        process, current = self.all[number], [live[-1] for live in self.lives]
+        process, current = self.all[number], [lineage[-1] for lineage in self.lineages]
         lost = [each.task for each in current if each.lost and each.task.role != SCHEDULER]
         tasks = [each.task for each in current]
         process.task = successor(self.job, process.task, process.task.host, tasks, lost, self.ports)
 
     @property
     def next_rank(self) -> int:
-        """The number of the next newcomer: those of workers that are gone are not used again."""
+        """The rank of the next newcomer. Ranks of workers that are gone are not used again."""
         return 1 + max(worker.task.rank for worker in self.workers)
 
     def add(self, host: Host) -> int:
-        """Add one more worker, to be started on `host`. Returns its number."""
-        current = [live[-1].task for live in self.lives]
+        """Add one more worker, to be started on `host`. Returns the number of its task."""
+        current = [lineage[-1].task for lineage in self.lineages]
         running = [worker.task for worker in self.workers if worker.runs]
         task = newcomer(self.job, self.next_rank, host, current, running, self.ports)
         self.all.append(Process(task, newcomer=True))
