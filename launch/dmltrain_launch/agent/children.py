@@ -17,8 +17,10 @@ FROZEN_LOOK_SECONDS = 1.0
 
 
 class Child:
-    """A process the agent started: its number in the job, its pipe (None once closed) and its pidfd. `leaves`: SIGTERM
-    asks it to leave the job."""
+    """A process that the agent started: its number in the job, its pipe (None once closed) and its pidfd.
+
+    `leaves`: SIGTERM asks it to leave the job.
+    """
 
     def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int, leaves: bool = False):
         self.task, self.popen, self.leaves = task, popen, leaves

@@ -70,13 +70,15 @@ class JobCommand(Command):
     certificate: str = ""  # PEM, with its private key; "": none is needed
     log_folder: str | None = None  # where the agent writes its last lines if the launcher is lost
     usage: Seconds = 0.0
-    detach: bool = False  # from Start on the agent goes on without a launcher, and the next one gets what it has kept
+    detach: bool = False  # from Start on, the agent goes on without a launcher and keeps what it sends for the next one
 
 
 @value(frozen=True)
 class Attach(Command):
-    """Go on as the launcher of the agent that serves `host` in the job `mark`; answered by Resumed. Each launcher of a
-    job has a higher `lease` than the one before it. `door` and `spool`: as that agent's Ready named them."""
+    """The sender becomes the launcher of the agent that serves `host` in the job `mark`; answered by Resumed.
+
+    Each launcher of a job has a higher `lease` than the one before it. `door` and `spool`: from that agent's Ready.
+    """
 
     mark: str
     host: str
@@ -87,7 +89,7 @@ class Attach(Command):
 
 @value(frozen=True)
 class Kept(Command):
-    """The launcher has kept the agent's frames up to the one with this number: they are not sent again."""
+    """Confirms the agent's frames up to the one with this number: the launcher has kept them for good."""
 
     frame: Count
 
@@ -164,7 +166,9 @@ class Measure(Command):
 @value(frozen=True)
 class Start(Command):
     """Start processes in order; each is answered by Started. `unset`: variables removed from the host's environment.
-    `follows`: they learn from the file of Scheduler when the job has another scheduler."""
+
+    `follows`: the processes get the path of the file that Scheduler writes, to find another scheduler of the job.
+    """
 
     unset: tuple[str, ...]
     tasks: tuple[Spawn, ...]
@@ -241,5 +245,5 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "list": List,
     "beat": Beat,
 }
-# All others are counted by launcher and agent, so that the next launcher knows what the agent has not got.
+# All other commands are counted by launcher and agent: the next launcher sends those again that the agent has not got.
 UNCOUNTED = (Attach, Kept, Sync, Same, Entries, Remove, File, Beat)

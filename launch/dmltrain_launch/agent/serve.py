@@ -48,7 +48,7 @@ class Agent:
         self.warned = False  # by SIGUSR1, which an engine sends before it ends the job
         self.noticed = False  # the tasks that can leave have been asked to, because of a signal
         self.detached: Detached | None = None  # the job lives on without its launcher
-        self.wanted: commands.Attach | None = None  # this agent connects a launcher with another agent
+        self.wanted: commands.Attach | None = None  # the launcher wants to be connected with another agent
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,10 @@ class Agent:
             self._stop(self.grace, now)
 
     def _ask_to_leave(self) -> bool:
-        """Pass the signal on as a notice to leave, such as before a spot machine is taken away. False: nobody can."""
+        """Pass a signal on as a notice to leave: an engine sends it before it takes a spot machine away, for example.
+
+        Returns whether any process of the job can leave.
+        """
         leaving = () if self.ending else self.children.leaving
         if leaving:
             self.noticed = True
@@ -282,7 +285,7 @@ class Agent:
         self.channel.send(Listing(self.channel.host, tuple(dict(row) for row in rows(command.mark))))
 
     def _answer_beat(self, command: commands.Beat) -> None:
-        if not self.channel.backlog:  # unsent data is as good as a heartbeat
+        if not self.channel.backlog:  # any data shows the launcher that the agent lives
             self.channel.send(Alive(self.channel.host, filler()))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -310,7 +313,8 @@ class Agent:
         self.ending.terminate(processes)
 
     def _members(self, mark: str, root: int) -> dict[int, Process]:
-        """The processes of the job: without nvidia-smi, which has been killed and cannot hold up the end."""
+        """The processes of the job, without nvidia-smi: it is killed, but may hang in its driver, which nobody
+        awaits."""
         processes = members(mark, root)
         return {
             pid: process for pid, process in processes.items() if not (self.usage and self.usage.gpus.is_mine(process))

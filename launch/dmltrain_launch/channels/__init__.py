@@ -76,7 +76,7 @@ def agent_command(python: str) -> tuple[list[str], bytes]:
     """The command that becomes the agent, and the agent's text, which it first reads from standard input.
 
     It prints READY before it reads, and ends when nothing comes for TEXT_SECONDS: the launcher may be cut off by then.
-    The text begins with an empty line, which is nothing to another program, either.
+    The text begins with an empty line, which does nothing if another program, such as a shell, reads it.
     """
     text = b"\n" + agent_text()
     load = f"import os,select,sys;sys.version_info<(3,8)and sys.exit('{TOO_OLD} %d.%d'%sys.version_info[:2]);s=b'';"

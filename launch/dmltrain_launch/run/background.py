@@ -18,7 +18,7 @@ def in_background(act: Callable[[Callable[[str], None]], int], say: Callable[[st
     returns 0, and the child goes on alone. If the child ends before that, the parent returns the child's exit code.
     In the child, this function returns what `act` returns.
 
-    Until then the child belongs to the terminal: it may ask for a passphrase, and gets Ctrl-C.
+    Until it calls `started`, the child belongs to the terminal: it may ask for a passphrase, and gets Ctrl-C.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -44,7 +44,7 @@ def _tell(descriptor: int, text: str) -> None:
 
 
 def into_background(folder: Path) -> None:
-    """Leave the terminal: what is said goes to a file in `folder`, if it can."""
+    """Leave the terminal. From now on messages go to the file LOG in `folder`, or nowhere if it cannot be opened."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)

@@ -1,8 +1,11 @@
-"""A `Session` of a job with --detach, which lives on when its launcher dies: what is told to the supervisor is in the
-journal first, and what an agent has sent is confirmed when it is kept (journal.py, stream.py).
+"""A `Session` of a job with --detach, which lives on when its launcher dies (docs/decisions/0016).
 
-A launcher that attaches repeats the journal. Then it reaches the agents again. Until it has all that they have sent
-meanwhile, no deadline counts: else the supervisor could act on a deadline before it knows of an earlier event.
+Each event is written into the journal before the supervisor handles it (journal.py). A frame of an agent is confirmed
+to the agent when its content is kept (stream.py).
+
+A launcher that attaches repeats the journal. Then it reaches the agents again. No deadline counts until it has received
+all frames that the agents kept meanwhile: else the supervisor could act on a deadline before it knows of an earlier
+event.
 """
 
 from __future__ import annotations
@@ -33,30 +36,32 @@ ALONE = "has ended: no process of the job was left there, and no launcher came"
 
 
 class DetachedSession(KeepingSession):
-    """`foreground`: a user waits for it, so no other launcher may take the job. `left`: the job goes on without this
-    launcher, `why`. Before `run`, call `keep`, and `write_to` or `go_on`."""
+    """`foreground`: a user waits for this launcher, so no other launcher may take the job. `left`: this launcher has
+    left the job, which goes on; `why` says the reason. Before `run`, call `keep`, and `write_to` or `go_on`.
+    """
 
     def keep(self, kept: journal.Kept, size: Callable[[int], int]) -> None:
-        """`size(task)`: of the log of a process, in bytes."""
+        """`size(task)`: the length of the log of a process, in bytes."""
         super().keep(kept, size)
         self._beginning: Beginning | None = None
         self._sent: dict[str, list[Command]] = {}  # by host, to its present agent
-        self._catching: set[str] = set()  # hosts whose agent sends what it has kept
-        self._held: list[Any] = []  # events of agents that have ended alone: handled when all others are known
-        self._waiting: set[str] = set()  # their hosts
-        self._alone: set[str] = set()  # hosts whose agent has ended alone
+        self._catching: set[str] = set()  # hosts whose agent still sends frames of the time without a launcher
+        self._held: list[Any] = []  # ends of agents that ended without a launcher: handled after all other events
+        self._waiting: set[str] = set()  # the hosts of these
+        self._alone: set[str] = set()  # hosts whose agent's end without a launcher was handled, as a Lost
         self._current: NumberedEvent | None = None
-        self._offset = 0.0  # of the supervisor's time: this machine has been started again since
+        # of the supervisor's time, in s: time.monotonic() begins anew when this machine is started again
+        self._offset = 0.0
         self._lease = 0
         self._lock = threading.Lock()
         self.foreground = False
 
     def write_to(self, new_journal: Journal, beginning: Beginning) -> None:
-        """A new job, which begins with `run`."""
+        """Prepare for a new job, which begins with `run`."""
         self._journal, self._beginning = new_journal, beginning
 
     def go_on(self, open_journal: Journal, repeated: Repeated, lease: int) -> None:
-        """A job that another launcher has started. `lease`: the last one that was used."""
+        """Prepare to go on with a job that another launcher has started. `lease`: the number of its last launcher."""
         self._journal, self._lease = open_journal, lease
         self._places = repeated.places
         self._sent, self._offset = repeated.sent, max(0.0, repeated.now - time.monotonic())

@@ -41,8 +41,11 @@ PREPARED = (Copied, events.Ready, events.Probed, events.Bound, events.Reached)
 
 
 class ElasticSupervisor(Supervisor):
-    """See `Supervisor`. `changes` has the planned changes. `listed`: hosts that the user has described, also those
-    without a process. `watched`: the file with these is followed."""
+    """See `Supervisor`. `changes` has the planned changes.
+
+    `listed`: hosts that the user has described, also those without a process. `watched`: whether the job follows
+    changes of the file that lists them.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class ElasticSupervisor(Supervisor):
         return [*actions, *self._after(event, now), *self.changes.settle(now)]
 
     def _change(self, event: Event, now: float) -> list[Action] | None:
-        """The actions of an event of a planned change; None if it is another one."""
+        """The actions for an event of a planned change; None if the event is not about one."""
         changes, arrivals = self.changes, self.changes.arrivals
         match event:
             case Asked():
@@ -110,7 +113,7 @@ class ElasticSupervisor(Supervisor):
         return None
 
     def _after(self, event: Event, now: float) -> list[Action]:
-        """What an event means for planned changes, besides what it means for any job."""
+        """What an event means for planned changes, in addition to what it means for any job."""
         match event:
             case events.Exited(_, task) if self.processes[task].left:
                 self.changes.leavers.left(self.processes[task], now - self._began)
@@ -128,7 +131,7 @@ class ElasticSupervisor(Supervisor):
 
     @property
     def _followers(self) -> list[Host]:
-        """The hosts whose processes are told where the scheduler is: also those of workers that leave."""
+        """The hosts whose processes must know where the scheduler is: also hosts whose workers are leaving."""
         leave = {
             process.task.host.name
             for process in self.processes
@@ -152,7 +155,7 @@ class ElasticSupervisor(Supervisor):
         return can
 
     def _stays_stopped(self, process: Process, cause: Cause, now: float) -> list[Action]:
-        """A scheduler that is stopped is lost: when it goes on, it finds that it has a successor."""
+        """A stopped scheduler counts as lost. When it runs again, it finds that another one has taken its place."""
         if process.task.role != SCHEDULER or not self.tasks.started:
             return super()._stays_stopped(process, cause, now)
         return self._lose([process], cause, now)
@@ -166,7 +169,7 @@ class ElasticSupervisor(Supervisor):
         return [*actions, *super()._lose(others, cause, now)]
 
     def _lose_scheduler(self, process: Process, cause: Cause, now: float) -> list[Action]:
-        """Go on with the next one, if there can be one."""
+        """Go on with another scheduler; end the job if there cannot be one."""
         if self.succession.used_up:
             return self._fail(replace(cause, text=f"{cause.text}; {self.succession.refusal}"), now)
         loss = self.losses.add([process], cause, now - self._began, now, self.tasks)

@@ -1,5 +1,7 @@
-"""The connections of a job with --detach: what an agent has sent is confirmed when it is kept (stream.py), and an agent
-whose connection is lost is reached again. What is in the queue for the main thread is in detached.py.
+"""The connections of a job with --detach, in their reading threads.
+
+A frame of an agent is confirmed to the agent when its content is kept (stream.py). When the connection to an agent is
+lost, the launcher reaches the agent again. detached.py handles in the main thread what this module puts into the queue.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from dmltrain_launch.run.supervisor.event import Event, Lost, OutputFailed
 
 AGAIN_SECONDS = 60.0  # to reach an agent again whose connection was lost
 PAUSE_SECONDS = 1.0
-CONFIRMED_BYTES = 2 << 20  # of output, after which the agent is told at once what is kept: it waits with the next
+# of output: then it is confirmed at once and not with the next heartbeat, because the agent stops reading from its
+# processes while too much is unconfirmed (`UNCONFIRMED_BYTES` in dmltrain_launch.agent.channel)
+CONFIRMED_BYTES = 2 << 20
 CUT_OFF = "no host of the job can be reached any more"
 
 
@@ -41,31 +45,33 @@ class NumberedEvent:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """All that the agent had sent before this launcher attached is in the queue."""
+    """All frames that the agent had sent before this launcher attached are in the queue before this item."""
 
     host: str
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The agent answers a launcher that has attached."""
+    """The agent has answered this launcher's Attach."""
 
     event: Resumed
 
 
 class KeepingSession(Session):
-    """`left`: the job goes on without this launcher, `why`. Call `keep` before `run`."""
+    """`left`: this launcher has left the job, which goes on; `why` says the reason. Call `keep` before `run`."""
 
     def keep(self, kept: journal.Kept, size: Callable[[int], int]) -> None:
-        """`size(task)`: of the log of a process, in bytes."""
+        """`size(task)`: the length of the log of a process, in bytes."""
         self.kept, self._size = kept, size
         self._streams: dict[str, Stream] = {}
-        self._away: set[str] = set()  # hosts whose agent is being reached again: it gets commands when it is
-        self._silent: set[str] = set()  # those of them that have not answered
-        self._gone: set[str] = set()  # hosts whose agent has ended, and left something
-        self._fates: dict[str, Lost] = {}  # how the connections of hosts ended that are made again
+        self._away: set[str] = set()  # hosts whose agent is being reached again: commands for it wait until then
+        self._silent: set[str] = set()  # those of `_away` whose agent has not answered the Attach
+        self._gone: set[str] = (
+            set()
+        )  # hosts whose agent has ended, and whose spool another agent gives to this launcher
+        self._fates: dict[str, Lost] = {}  # by host: how the connection ended that is being made again
         self._places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
-        self._unconfirmed: dict[str, int] = {}  # by host: bytes of output since it was told
+        self._unconfirmed: dict[str, int] = {}  # by host: bytes of output since the last confirmation
         self.why = ""
 
     def _next_lease(self) -> int:
@@ -136,7 +142,7 @@ class KeepingSession(Session):
         return Connection(host, channel, silence, self._take_frame, self._report, kept)
 
     def _report(self, event: Event) -> None:
-        """What a connection says about itself."""
+        """Take an event about the connection itself: Quiet or Lost."""
         if not isinstance(event, Lost) or self.closing:
             return self.events.put(event)
         host, ending = event.host, self.supervisor.ending

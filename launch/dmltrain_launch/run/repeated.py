@@ -1,4 +1,4 @@
-"""The supervisor of a job that another launcher has started: its journal, repeated. Pure."""
+"""The supervisor of a job that another launcher has started, rebuilt from the journal of that launcher. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from dmltrain_launch.run.supervisor.supervise import Supervisor
 
 
 class Repeated:
-    """The supervisor after all events of a journal, and what is not in it. `opened`: Continue and Open actions."""
+    """The supervisor after all events of a journal, and what else a launcher needs to go on.
+
+    `sent`: the commands that each agent was sent. `seen`: the newest event of each agent. `opened`: all Continue and
+    Open actions.
+    """
 
     def __init__(self, supervisor: Supervisor, content: JournalContent):
         self.supervisor = supervisor

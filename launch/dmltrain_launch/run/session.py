@@ -73,14 +73,14 @@ class Session:
         self.supervisor, self.cluster, self.output, self.on_news = supervisor, cluster, output, on_news
         self.copier, self.trace, self.keep_usage, self.requests = copier, trace, keep_usage, requests
         self._schedulers: dict[int, SchedulerLog] = {}  # by task
-        # a queue whose put is reentrant: signal handlers call it
+        # SimpleQueue, because signal handlers call its put, which must be reentrant
         self.events: queue.SimpleQueue[Event] = requests.events if requests else queue.SimpleQueue()
         self.connections: dict[str, Connection] = {}
         self.readers: list[threading.Thread] = []
         self._connecting: list[threading.Thread] = []
         self.closing = False
         self.left = False  # the job goes on without this launcher
-        self._asked_at: dict[str, float] = {}  # s, when the last message was sent
+        self._asked_at: dict[str, float] = {}  # by host: when the last message was sent, in s since 1970
         self._event_slots: dict[str, threading.Semaphore] = {}
         self._connect_slots = threading.Semaphore(CONNECTING)
 
@@ -166,7 +166,7 @@ class Session:
             self.connections[host].send(command)
 
     def _open(self, action: Continue | Open) -> None:
-        """One more process will print."""
+        """Make the output expect one more process."""
         try:
             if isinstance(action, Continue):
                 self.output.add(action.task)
@@ -258,19 +258,19 @@ class Session:
         self.events.put(event)
 
     def _await_event_slot(self, host: str) -> None:
-        """Stop reading from a host of which too many events wait."""
+        """Wait, and so stop reading from this host, while EVENTS_AT_ONCE of its events wait for the supervisor."""
         slots = self._event_slots.setdefault(host, threading.Semaphore(EVENTS_AT_ONCE))
         while not slots.acquire(timeout=SIGNAL_SECONDS) and not self.closing:
             pass
 
     def _check_task(self, host: str, task: int) -> None:
-        """ProtocolError unless it is a task of that host: an agent reports about nobody else's."""
+        """ProtocolError unless the task is on this host: an agent may only report about its own tasks."""
         processes = self.supervisor.processes
         if task >= len(processes) or processes[task].task.host.name != host:
             raise ProtocolError(f"a report about task {task}, which is not on {host}")
 
     def _scheduler_events(self, task: int, payload: bytes) -> Sequence[Event]:
-        """What the scheduler says has changed in the running job."""
+        """The events in the output of a process, if it is a scheduler: what has changed in the running job."""
         if self.supervisor.processes[task].task.role != SCHEDULER:
             return []
         return self._schedulers.setdefault(task, SchedulerLog()).feed(payload)

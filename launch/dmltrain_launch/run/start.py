@@ -51,8 +51,10 @@ Say = Callable[[str], None]
 
 
 class Start:
-    """A job and its attempts. `run` returns the exit code of the last one. `listed`: all hosts that the user has
-    described, also those that the job does not use."""
+    """A job and its attempts. `run` returns the exit code of the last one.
+
+    `listed`: all hosts that the user has described, also those that the job does not use.
+    """
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Start:
             self._session.interrupt(number)
 
     def _restarts(self, supervisor: Supervisor) -> bool:
-        """Whether another attempt follows. It also does if a restart did not reach a host, which may be rebooting."""
+        """Whether another attempt follows. After a restart, a host that was not reached may be rebooting: try again."""
         lost = supervisor.restartable or (self.ends and supervisor.ending.unreached and not supervisor.interrupted)
         return bool(lost) and len(self.ends) < self.options.max_restarts and not self.first.killed
 
@@ -186,7 +188,7 @@ class Start:
         """Before the session runs."""
 
     def after_news(self) -> None:
-        """All processes run, and job.json says so; or something has changed since."""
+        """Called when all processes run, and after each change since then; job.json is up to date."""
 
     def leave(self, supervisor: Supervisor, session: Session) -> int:
         """The job goes on without this launcher."""
@@ -226,7 +228,7 @@ class Start:
         self.first.write_record({**redact_all(facts, self.hidden), "restarts": self.ends})
 
     def _record_failure(self, supervisor: Supervisor, error: LaunchError | OSError) -> None:
-        """An attempt that this machine had no room for, or no descriptors, has ended, too."""
+        """Record the end of an attempt that failed on this machine, such as for lack of disk space or descriptors."""
         facts = report.record(supervisor, version(), self.options, self.began, time.time())
         end = {"exit_code": error.code if isinstance(error, LaunchError) else FAULT_CODE, "cause": str(error)}
         with contextlib.suppress(LaunchError):

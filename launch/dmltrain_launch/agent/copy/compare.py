@@ -51,8 +51,11 @@ class CopyRow(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """`rows` are missing here or differ. Of the paths of files that changed here after an earlier copy, or that came
-    from elsewhere, `kept` are checkpoints, which are not in `rows`, and `overwritten` the others."""
+    """`rows` are missing here or differ, so they are copied.
+
+    `kept` and `overwritten` are paths of files that changed here after an earlier copy, or that were not copied here.
+    `kept` are checkpoints, which stay as they are and are not in `rows`; `overwritten` are all others.
+    """
 
     rows: dict[int, CopyRow]
     kept: list[bytes]
@@ -92,7 +95,7 @@ def differing(destination: Destination, copied: Copied, rows: dict[int, CopyRow]
 def _compare(
     destination: Destination, copied: Copied, index: int, row: CopyRow, status: os.stat_result, compared: Compared
 ) -> Iterator[None]:
-    """Note what to do with a row whose path is taken. Corrects a mode or time that differs."""
+    """Note what to do with a row whose path exists here. Corrects a mode or time that differs."""
     _check_kind(destination, row, status)
     if row.kind == FOLDER:
         destination.folder(row.path)  # Refusal if it belongs to another user
@@ -124,7 +127,7 @@ def _check_kind(destination: Destination, row: CopyRow, status: os.stat_result) 
 def _state(
     destination: Destination, copied: Copied, row: CopyRow, status: os.stat_result
 ) -> Generator[None, None, str]:
-    """The state of what is here; "" if it cannot be read or if its size already says that it differs."""
+    """The state of what is here; NO_STATE if it cannot be read, or if its size shows that it differs."""
     known = row.path in copied.entries
     if stat.S_ISREG(status.st_mode) and status.st_size != row.size and not known:
         return NO_STATE
@@ -170,9 +173,9 @@ def make(destination: Destination, rows: list[CopyRow]) -> Iterator[None]:
 
 
 def _adjusted(destination: Destination, row: CopyRow, status: os.stat_result) -> bool:
-    """Correct mode and time of what has the right content; False if only a new file is as good.
+    """Correct mode and time of what has the right content. Returns False if the file must be copied anew.
 
-    Another user may still have the file open for writing if that user could open it before.
+    That is so if another user could open the file before: the user may still have it open for writing.
     """
     if row.kind == LINK and status.st_mtime_ns != row.mtime:
         destination.set_link_time(row.path, row.mtime)

@@ -1,4 +1,4 @@
-"""The list of what was copied to a folder; it lies in that folder. With it the next copy knows what it may remove.
+"""The list of what was copied to a folder, a file in that folder. It says what the next copy may remove.
 
 The list has a line of JSON for each entry: [path, state, ...]. The first line is FORMAT, the last one the number of
 entries. A list that is damaged or belongs to another user counts as none: then nothing is removed. From the time that a
@@ -60,7 +60,7 @@ class Copied:
         temporary.install(destination.root, LIST, 0o600, time.time_ns())
 
     def add(self, path: bytes, *states: str) -> None:
-        """It is in one of these states, or in one of those before."""
+        """Note that `path` is in one of `states`, or in a state that was noted before."""
         before = self.entries.get(path, ())
         self.entries[path] = (*before, *(state for state in dict.fromkeys(states) if state not in before))
 
@@ -135,8 +135,11 @@ def digest(descriptor: int) -> Generator[None, None, str]:
 
 
 def unannounced(copied: Copied, announced: Mapping[bytes, str]) -> tuple[list[bytes], list[bytes]]:
-    """Of the listed paths, those that are not `announced` (path -> kind): they may be left out or gone from the source.
-    And those that are announced as something else, a folder in place of a file for example: they are gone."""
+    """Two lists of paths that were copied earlier.
+
+    First those that are not `announced` (path -> kind): they may be excluded now, or gone from the source. Then those
+    that are announced as another kind, such as a folder in place of a file: what was copied is gone from the source.
+    """
     missing = [path for path in copied.entries if path not in announced]
     folders = {path for path, states in copied.entries.items() if states[-1:] == (FOLDER,)}
     other = [path for path in copied.entries if path in announced and (path in folders) != (announced[path] == FOLDER)]
@@ -146,8 +149,11 @@ def unannounced(copied: Copied, announced: Mapping[bytes, str]) -> tuple[list[by
 def remove_gone(
     destination: Destination, copied: Copied, gone: Collection[bytes]
 ) -> Generator[None, None, tuple[list[bytes], list[bytes]]]:
-    """Remove these paths, and forget them. Returns the files and links that were removed, and what has changed since
-    the copy, which stays. Folders go if they are empty. Yields after at most one file system call or READ_BYTES."""
+    """Remove the paths `gone` here and from the list, unless they have changed since the copy.
+
+    Returns the files and links that were removed, and the paths that have changed and stay. A folder is removed if it
+    is empty. Yields after at most one file system call or READ_BYTES of hashing.
+    """
     removed, changed = [], []
     for path in sorted(gone, reverse=True):  # a folder after its contents
         yield

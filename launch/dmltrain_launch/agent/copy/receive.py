@@ -67,7 +67,7 @@ class Receiver:
         self.rows: dict[int, CopyRow] = {}
         self.copied = Copied()
         self.listed = self.compared = False  # whether `copied` is loaded, and the first comparison has begun
-        self.missing: list[bytes] = []  # once copied and not announced: the launcher says what of it is gone
+        self.missing: list[bytes] = []  # copied earlier and not announced: the launcher says which of them are gone
         self.gone: list[bytes] = []  # to be removed
         self.notes: list[str] = []
         self.wanted: dict[int, CopyRow] = {}

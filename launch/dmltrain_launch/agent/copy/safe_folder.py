@@ -1,9 +1,9 @@
 """Open the folder that a copy goes to, if no other user can change it or put another one in its place.
 
-The way there is walked from / by descriptors: each folder is opened below the one before it and checked after it is
-open, so that nothing can be exchanged in between. Allowed on the way are folders of this user and of root that others
-cannot write, and sticky folders such as /tmp, where others cannot rename what is not theirs. Links are followed if they
-belong to this user or root, and the way that they name is checked as well.
+The path is walked from / with descriptors: each folder is opened relative to the one before it (openat(2)) and checked
+after it is open, so that nobody can exchange a folder between the check and its use. Allowed on the path are folders of
+this user and of root that others cannot write, and sticky folders such as /tmp, where others cannot rename what is not
+theirs. A link is followed if it belongs to this user or root, and the path that it names is checked in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write, user_name
 
-# O_PATH needs no right to read: many a /home can only be passed through. 0o755 is the most that umask leaves.
+# O_PATH needs no right to read: users may pass through many a /home, but not list it.
 _PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_LINKS = 40  # as in the kernel
 SHOWN = 5  # paths in a message
@@ -70,6 +70,7 @@ class _Walk:
             self._move(os.open(name, _PATH_FLAGS, dir_fd=self.folder), name)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):  # another host that shares the file system was faster
+                # 0o755: the umask can only remove rights, so others can never write the folders above the last one
                 os.mkdir(name, 0o755 if self.names else 0o700, dir_fd=self.folder)
             self.names.append(name)
         except OSError as error:
@@ -83,7 +84,7 @@ class _Walk:
         self.check()
 
     def _follow(self, name: bytes, error: OSError) -> None:
-        """Go where the link `name` leads. Nobody else can exchange a link of ours in a folder that was checked."""
+        """Go where the link `name` leads. Nobody else can exchange a link in a folder that `check` has accepted."""
         status = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
         if not stat.S_ISLNK(status.st_mode):
             raise error
@@ -98,7 +99,10 @@ class _Walk:
         self._add(target)
 
     def check(self) -> None:
-        """Refusal if another user could change the folder, or anything in it where it is the last one."""
+        """Refusal if the folder belongs to another user, or if others can write in it.
+
+        Others may write in a sticky folder on the path, but not in the last folder.
+        """
         status = os.fstat(self.folder)
         if is_foreign(status):
             raise refusal(self.where, status, self.host, "belongs to another user")

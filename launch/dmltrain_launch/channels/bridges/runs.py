@@ -59,7 +59,8 @@ class BridgedCluster:
         self._lock = threading.Lock()
         self._reception: Reception | None = None
         self._runs: list[Run] = []
-        self._unused: dict[str, tuple[Run, int]] = {}  # by host: its run and index there, until connect() takes them
+        # by host: its run and its index there, until connect() takes them
+        self._unused: dict[str, tuple[Run, int]] = {}
         self._addresses: list[str] = []
 
     def connect(self, host: Host, mark: str, timeout: float | None = None) -> BridgeChannel:
@@ -76,8 +77,8 @@ class BridgedCluster:
             self._addresses = addresses(self.hosts, self._host_ip)
             local = self._addresses == [LOOPBACK]
             self._reception = Reception(self._host_ip or (LOOPBACK if local else ""))
-        late = all(host.name != each.name for each in self.hosts)  # it has come to a running job
-        if not (alone or late) and host.name not in self._unused:  # a new attempt of the job
+        late = all(host.name != each.name for each in self.hosts)  # the host has come to the running job
+        if not (alone or late) and host.name not in self._unused:  # the first attempt of the job, or another one
             run = self._start(self.hosts, seconds)
             self._unused = {host.name: (run, index) for index, host in enumerate(self.hosts)}
         return self._unused.pop(host.name, None) or (self._start([host], seconds), 0)

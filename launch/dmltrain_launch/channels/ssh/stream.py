@@ -34,7 +34,7 @@ LookUp = Callable[..., Sequence[Found]]
 
 
 class Below(Protocol):
-    """What a SshStream needs from a socket or from a channel of paramiko."""
+    """What an SshStream needs from a socket or from a channel of paramiko."""
 
     def settimeout(self, timeout: float | None, /) -> None: ...
 

@@ -27,12 +27,12 @@ Key = tuple[str, str | int]
 
 
 def comes(host: str) -> Key:
-    """The key of a host that is being prepared."""
+    """The key of a request that waits for a host that is being prepared."""
     return "comes", host
 
 
 def joins(task: int) -> Key:
-    """The key of a worker that is to join."""
+    """The key of a request that waits for a worker to join."""
     return "joins", task
 
 
@@ -45,12 +45,14 @@ class _Arrival:
 
 
 class Arrivals:
-    """`waiters` are told what becomes of each host and worker."""
+    """Hosts that are being prepared, and workers that are started on them. `waiters`: the requests that wait for
+    them."""
 
     def __init__(self, attempt: Attempt, waiters: Waiters):
         self._attempt, self._waiters = attempt, waiters
         self._coming: dict[str, _Arrival] = {}
-        self._unwanted: set[str] = set()  # hosts given up while they are being connected, until that has ended
+        # hosts that were given up while the launcher connects to them: an agent may still come, and must be ended
+        self._unwanted: set[str] = set()
         self._meeting = Meeting()
 
     @property
@@ -68,7 +70,7 @@ class Arrivals:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, more: int) -> None:
-        """LaunchError if the job cannot have so many more workers."""
+        """LaunchError if the job cannot have `more` workers in addition."""
         job, tasks = self._attempt.job, self._attempt.tasks
         if tasks.next_rank + self.expected + more > job.num_workers + MORE_WORKERS:
             raise LaunchError(f"a job can get at most {MORE_WORKERS} workers more than it had at its start")
@@ -96,7 +98,7 @@ class Arrivals:
         return max(0, (self._attempt.job.most_workers or self._attempt.job.num_workers) - self._now)
 
     def add(self, host: Host, workers: int, waiter: Waiter, now: float) -> list[Action]:
-        """So many workers more on this host."""
+        """Start `workers` more workers on this host, which is prepared first if the job does not use it yet."""
         attempt = self._attempt
         if host.name in self._coming:
             waiter.note(f"{host.name} is being added already: add more workers when it is there", USAGE_CODE)
@@ -118,7 +120,8 @@ class Arrivals:
         return self._begin(host, workers, waiter, now)
 
     def place(self, workers: int, waiter: Waiter) -> list[Action]:
-        """So many workers more on the hosts of the job, on each time the one with the fewest that has room."""
+        """Start `workers` more workers on hosts of the job: each on the host with the fewest workers of those with
+        room."""
         actions: list[Action] = []
         for _ in range(workers):
             attempt = self._attempt
@@ -153,7 +156,7 @@ class Arrivals:
             self._coming[host].connected = True
 
     def prepared(self, event: events.Event | Copied) -> list[Action]:
-        """A host has finished a step, or one that it must reach can be reached."""
+        """A coming host has finished a step, or a host of the job that it must reach listens now."""
         arrival = self._coming.get(event.host)
         if arrival is None:
             if not isinstance(event, events.Bound):
@@ -167,7 +170,7 @@ class Arrivals:
         return [*actions, *self._proceed()]
 
     def failed(self, name: str, why: str, code: int) -> list[Action]:
-        """A host that was to come does not."""
+        """Give up a coming host: tell the user and the requests that wait for it, and end its agent."""
         arrival = self._coming.pop(name, None)
         if arrival is None:
             return []
@@ -184,17 +187,17 @@ class Arrivals:
         return [*actions, *self._close()]
 
     def give_up(self, name: str, why: str, code: int) -> list[Action]:
-        """Do not wait for this host any more. While it is being connected, an agent may still come."""
+        """Do not wait for this host any more. If the launcher still connects to it, an agent may come later."""
         if not self._coming[name].connected:
             self._unwanted.add(name)
         return self.failed(name, why, code)
 
     def is_unwanted(self, event: Event) -> bool:
-        """Whether an event is about the agent of a host that was given up before it was connected."""
+        """Whether an event is about a host that was given up before its agent was connected."""
         return getattr(event, "host", None) in self._unwanted
 
     def unwanted(self, event: Event) -> list[Action]:
-        """End such an agent. If its host has been added again, connect to it then."""
+        """Handle an event of such a host: end its agent. If the host was added again meanwhile, connect to it anew."""
         match event:
             case Connected(host):
                 return [Send(host, Stop(self._attempt.ending.grace))]
@@ -205,13 +208,13 @@ class Arrivals:
         return []
 
     def lost(self, name: str, why: str) -> list[Action]:
-        """The agent of a host that was to come is lost: nothing ran there."""
+        """The agent of a coming host is lost. No process of the job ran there, so none is left."""
         self._attempt.ending.left[name] = ()
         self._attempt.ending.closed.add(name)
         return self.failed(name, why, FAULT_CODE)
 
     def peer_lost(self, name: str) -> list[Action]:
-        """A host of the job is lost, which those that come need not reach any more."""
+        """A host of the job is lost: coming hosts need not reach it any more."""
         self._meeting.lost(name)
         actions = [action for each in self._coming.values() for action in each.preparation.answered(name)]
         return [*actions, *self._proceed()]
@@ -247,7 +250,7 @@ class Arrivals:
         return [] if self._coming else self._meeting.close()
 
     def _start(self, host: Host, workers: int) -> list[tuple[int, list[Action]]]:
-        """Start workers on a prepared host: the number of each, and what to do."""
+        """Start workers on a prepared host. Returns the number of each and the actions that start it."""
         tasks = self._attempt.tasks
         started: list[tuple[int, list[Action]]] = []
         for _ in range(workers):

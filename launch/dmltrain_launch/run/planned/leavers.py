@@ -27,17 +27,17 @@ ONE = re.compile(r"worker[:-](\d{1,6})")
 
 
 def leaves(task: int) -> Key:
-    """The key of a worker that is to leave."""
+    """The key of a request that waits for a worker to leave."""
     return "leaves", task
 
 
 def released(host: str) -> Key:
-    """The key of a host that is to be given back."""
+    """The key of a request that waits for a host to be given back."""
     return "released", host
 
 
 class Leavers:
-    """`waiters` are told what becomes of each worker and host."""
+    """Workers that leave and hosts that are given back. `waiters`: the requests that wait for them."""
 
     def __init__(self, attempt: Attempt, waiters: Waiters):
         self._attempt, self._waiters = attempt, waiters
@@ -66,16 +66,17 @@ class Leavers:
                 self._say(text)
 
     def viewed(self, ranks: Collection[int]) -> None:
-        """The scheduler says that these workers are the members."""
+        """A view has begun with these workers as its members."""
         self._members = [worker for worker in self._attempt.tasks.workers if worker.runs and worker.task.rank in ranks]
 
     def noticed(self, host: str, tasks: Sequence[int], now: float) -> None:
-        """The agent got a signal, and has given notice to these workers."""
+        """The agent of a host got a signal and has asked these workers to leave."""
         for each in (self._attempt.processes[task] for task in tasks):
             each.leaving = each.leaving or f"the agent on {host} got a notice"
         names = ", ".join(self._attempt.processes[task].label for task in tasks)
         self._say(f"the agent on {host} got a notice: asked to leave: {names}")
-        with contextlib.suppress(LaunchError):  # then the host stays until it is lost
+        # if the job needs the host for a server or the scheduler, the host stays in use until it is lost
+        with contextlib.suppress(LaunchError):
             self._check_hosts([host])
             self.release([host], now)
 
@@ -139,7 +140,7 @@ class Leavers:
         return chosen
 
     def _check_hosts(self, hosts: Collection[str]) -> None:
-        """Whether the job can go on without the servers and the scheduler on these hosts."""
+        """LaunchError if the job cannot go on without the servers and the scheduler on these hosts."""
         attempt = self._attempt
         ending = [each for host in hosts for each in attempt.tasks.on(host) if each.runs]
         if not attempt.tasks.keeps_a_server(ending):

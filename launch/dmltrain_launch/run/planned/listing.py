@@ -1,7 +1,8 @@
 """What a changed hosts file means for a running elastic job. Pure.
 
-Hosts that are new in the file get workers: by slots=, else one for each of gpus=, else one. Hosts that are gone from it
-leave, unless the job needs them. Hosts that the user added by `dmltrain job add` are none of the file's.
+Hosts that are new in the file get workers: by slots=, else one for each of gpus=, else one. Hosts that are gone from
+the file leave, unless the job needs them. Hosts that the user added with `dmltrain job add` do not belong to the file,
+so they stay.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dmltrain_launch.run.supervisor.losses import Announcement
 
 
 class Listing:
-    """`known`: the hosts of the file by name. `wanted`: those of the changed file, which has not been followed yet."""
+    """`known`: the hosts of the file by name. `wanted`: those of a changed file that `follow` has not handled yet."""
 
     def __init__(self, attempt: Attempt, arrivals: Arrivals, leavers: Leavers, listed: Sequence[Host]):
         self._attempt, self._arrivals, self._leavers = attempt, arrivals, leavers
@@ -41,7 +42,8 @@ class Listing:
         return [*actions, *(action for name in gone for action in self._remove(name, now))]
 
     def retry(self, now: float) -> list[Action]:
-        """The job has other members: perhaps those can leave now that could not before."""
+        """Try again to remove hosts that could not leave before. The members have changed, so it may be possible
+        now."""
         return [action for name in sorted(self._kept) for action in self._remove(name, now)]
 
     def _add(self, host: Host, now: float) -> list[Action]:

@@ -34,7 +34,7 @@ class _Lost:
 
 @dataclass(frozen=True)
 class _Back:
-    """A host that has come back after so many tries, at the time `since`, in s."""
+    """A host that has come back after `tries` tries, at the time `since`, in s."""
 
     tries: int
     since: float
@@ -77,7 +77,7 @@ class Returning:
 
     def _try(self, name: str, now: float) -> list[Action]:
         lost, host = self._lost[name], self._listed()[name]
-        lost.due = now + _wait(lost.tries)  # if it cannot be tried now
+        lost.due = now + _wait(lost.tries)  # when to look again if it cannot be tried now; that does not count as a try
         workers = min(default_workers(host), self._arrivals.missing)
         ended = name not in self._attempt.hosts or self._attempt.ending.may_be_reused(name)
         if not workers or not ended or self._arrivals.is_coming(name) or self._attempt.unready:

@@ -57,7 +57,7 @@ class SettingsChanges:
         return self._add(settings, by, False, now)
 
     def slowest(self, event: Slowest, now: float) -> list[Action]:
-        """Apply the job's rules: the first one that holds, unless it was the last that did."""
+        """Apply the first rule of the job that holds, unless it was also the last one that was applied."""
         if self._attempt.unready:
             return []
         rule = next((rule for rule in self._attempt.job.rules if rule.holds(event.percent)), None)
@@ -73,7 +73,7 @@ class SettingsChanges:
         return self._begin(now) if len(self._queue) == 1 else []
 
     def told(self, event: Told, after: float, now: float) -> list[Action]:
-        """The scheduler says something, `after` s from the job's start."""
+        """The scheduler says what becomes of a change, `after` s from the job's start."""
         if not self._queue or self._queue[0].number != event.number:
             return []
         self.deadline = math.inf
@@ -90,7 +90,7 @@ class SettingsChanges:
         return self._refused(SILENT, FAULT_CODE, now) if now >= self.deadline else []
 
     def scheduler_lost(self, now: float) -> list[Action]:
-        """The next one does not know what was asked for."""
+        """The scheduler is lost, and the next one does not know the change that was asked for: refuse it."""
         return self._refused(LOST, FAULT_CODE, now) if self._queue else []
 
     def _refused(self, text: str, code: int, now: float) -> list[Action]:
