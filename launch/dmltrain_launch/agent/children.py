@@ -99,11 +99,11 @@ class Children:
     @property
     def leaving(self) -> tuple[int, ...]:
         """The running tasks that leave the job when they get SIGTERM."""
-        return tuple(each.task for each in self.by_pid.values() if each.leaves and each.popen.returncode is None)
+        return tuple(child.task for child in self.by_pid.values() if child.leaves and child.popen.returncode is None)
 
     @property
     def leaving_pids(self) -> set[int]:
-        return {each.popen.pid for each in self.by_pid.values() if each.leaves and each.popen.returncode is None}
+        return {child.popen.pid for child in self.by_pid.values() if child.leaves and child.popen.returncode is None}
 
     def ask_to_leave(self, tasks: Collection[int]) -> None:
         """Send SIGTERM to these tasks, and let one that is stopped run: it leaves only then."""

@@ -104,7 +104,7 @@ class Detached:
 
     def idle(self, now: float) -> bool:
         """Whether there has been neither a launcher nor a process for IDLE_SECONDS."""
-        runs = any(each.popen.returncode is None for each in self._children.by_pid.values())
+        runs = any(child.popen.returncode is None for child in self._children.by_pid.values())
         self._idle_since = math.inf if self._channel.attached or runs else min(self._idle_since, now)
         return now >= self._idle_since + IDLE_SECONDS
 

@@ -43,7 +43,7 @@ def rows(mark: str) -> list[ProcessRow]:
     processes.pop(os.getpid(), None)
     identities = {pid: _identity(_environment(pid), mark) for pid in processes}
     most = min(ARGUMENT_BYTES, ALL_BYTES // max(1, len(processes)))
-    listed = (_row(each, _inherited(each, processes, identities), most) for each in processes.values())
+    listed = (_row(process, _inherited(process, processes, identities), most) for process in processes.values())
     return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
 
 

@@ -38,7 +38,7 @@ class Preparation:
     @property
     def deadline(self) -> float:
         """When, in seconds of time.monotonic(), to call `poll` without an event."""
-        return min((each.deadline for each in (self.probe, self.reach, self.throughput) if each), default=float("inf"))
+        return min((part.deadline for part in (self.probe, self.reach, self.throughput) if part), default=float("inf"))
 
     def poll(self) -> None:
         self._poll_probe()
@@ -122,10 +122,10 @@ class Preparation:
             self.channel.send(Measured(self.channel.host, **result))
 
     def _close_reach(self) -> None:
-        for each in (self.reach, self.throughput):
-            if each:
-                self.selector.unregister(each)
-                each.close()
+        for part in (self.reach, self.throughput):
+            if part:
+                self.selector.unregister(part)
+                part.close()
         self.reach = self.throughput = None
 
     # -- files ---------------------------------------------------------------------------------------------------

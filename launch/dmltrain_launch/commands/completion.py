@@ -68,7 +68,7 @@ def commands(folder: Path) -> list[Command]:
     """Every verb in `folder`. A verb whose --help fails has no options."""
     programs = sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_file() and os.access(path, os.X_OK))
     with ThreadPoolExecutor() as pool:
-        return [each for of_program in pool.map(_commands_of, programs) for each in of_program]
+        return [command for of_program in pool.map(_commands_of, programs) for command in of_program]
 
 
 def _commands_of(program: Path) -> list[Command]:
@@ -176,14 +176,16 @@ complete -o default -F _dmltrain @PROGRAMS@
 
 def bash(commands_found: Sequence[Command]) -> str:
     """The script for bash 4 or later. Where the script offers no words, bash offers files."""
-    top = [each.words for each in commands_found if " " not in each.words]
+    top = [command.words for command in commands_found if " " not in command.words]
     parts = {
         "VERBS": " ".join(top),
-        "BELOW": "\n".join(_below(each) for each in commands_found if each.verbs),
+        "BELOW": "\n".join(_below(command) for command in commands_found if command.verbs),
         "VALUES": "\n".join(_values(commands_found)),
-        "OPTIONS": "\n".join(_case([each.words], f'options="{" ".join(each.options)}"') for each in commands_found),
+        "OPTIONS": "\n".join(
+            _case([command.words], f'options="{" ".join(command.options)}"') for command in commands_found
+        ),
         "TARGETS": "\n".join(
-            _case([each.words], _offer(each.target)) for each in commands_found if _offer(each.target)
+            _case([command.words], _offer(command.target)) for command in commands_found if _offer(command.target)
         ),
         "PROGRAMS": " ".join(shlex.quote(each) for each in ["dmltrain", *(PREFIX + verb for verb in top)]),
     }

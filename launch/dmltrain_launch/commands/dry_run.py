@@ -72,7 +72,7 @@ def _environment(job: Job, task: Task, every: Sequence[Task], cores_known: bool)
     for name in PORTS:
         if values.get(name) == "0":
             values[name] = BY_AGENT
-    master = next((each.host.name for each in every if each.role == WORKER), "")
+    master = next((other.host.name for other in every if other.role == WORKER), "")
     addresses = {"DMLC_NODE_HOST": task.host.name, "DMLC_PS_ROOT_URI": every[0].host.name, "MASTER_ADDR": master}
     for name, host in addresses.items():
         if values.get(name) == "":
@@ -81,7 +81,7 @@ def _environment(job: Job, task: Task, every: Sequence[Task], cores_known: bool)
     given = {name for name, _ in task.host.environment}
     given |= {setting.name for setting in job.settings if setting.role in ("", task.role)}
     if not cores_known and task.role == WORKER and "OMP_NUM_THREADS" not in given:
-        workers = sum(each.role == WORKER and each.host == task.host for each in every)
+        workers = sum(other.role == WORKER and other.host == task.host for other in every)
         values["OMP_NUM_THREADS"] = f"<cores of {task.host.name} / {workers}>"
     return values
 

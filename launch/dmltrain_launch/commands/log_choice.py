@@ -110,7 +110,7 @@ def _listing(sources: set[Source]) -> str:
     """The sources as text: scheduler:0, worker:0-4, agent:h1."""
     words = []
     for role in ORDER:
-        ranks = sorted(each.which for each in sources if each.role == role and isinstance(each.which, int))
+        ranks = sorted(source.which for source in sources if source.role == role and isinstance(source.which, int))
         runs: list[list[int]] = []
         for rank in ranks:
             if runs and rank == runs[-1][1] + 1:
@@ -118,5 +118,7 @@ def _listing(sources: set[Source]) -> str:
             else:
                 runs.append([rank, rank])
         words += [f"{role}:{first}" if first == last else f"{role}:{first}-{last}" for first, last in runs]
-        words += sorted(f"{role}:{each.which}" for each in sources if each.role == role and isinstance(each.which, str))
+        words += sorted(
+            f"{role}:{source.which}" for source in sources if source.role == role and isinstance(source.which, str)
+        )
     return ", ".join(words)

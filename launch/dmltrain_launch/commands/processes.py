@@ -45,7 +45,7 @@ def lost(record: Mapping[str, Any]) -> list[str]:
     change of the kvstore, as its record says; other values count as missing."""
     rows = _dicts(record.get("processes"))
     changes = [_when(row, what, f"{what}_after") for what in ("joined", "left") for row in rows]
-    kvstores = [_kvstore(each) for each in _dicts(record.get("kvstore_changes"))]
+    kvstores = [_kvstore(change) for change in _dicts(record.get("kvstore_changes"))]
     return [*(line for row in rows for line in _losses(row)), *filter(None, changes), *filter(None, kvstores)]
 
 

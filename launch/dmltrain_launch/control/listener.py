@@ -54,8 +54,8 @@ class Listener:
         with self._lock:
             self._closed = True
             waiting, threads = list(self._waiting), list(self._threads)
-        for each in waiting:
-            each.put(ENDED)
+        for connection in waiting:
+            connection.put(ENDED)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # which ends accept
         self._socket.close()

@@ -134,7 +134,7 @@ class Computing:
     def seconds(self, host: str, workers: int) -> float:
         """Interpolates between measured numbers of workers. A host without measurements counts as the slowest."""
         if not self.measured.get(host):
-            return max(self.seconds(each, workers) for each in self.measured)
+            return max(self.seconds(other, workers) for other in self.measured)
         measured = self.measured[host]
         known = {number: min(seconds for more, seconds in measured.items() if more >= number) for number in measured}
         if workers in known:

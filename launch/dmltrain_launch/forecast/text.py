@@ -100,7 +100,7 @@ def _row(row: Forecast) -> list[str]:
 
 def _speedups(outlook: Outlook, workers: int, types: Sequence[str]) -> list[str]:
     forecasts = (outlook.of(workers, type_) for type_ in types)
-    return [_times(each) for each in forecasts if each]
+    return [_times(prediction) for prediction in forecasts if prediction]
 
 
 def sentences(outlook: Outlook) -> list[str]:

@@ -54,7 +54,7 @@ def host_by_host(placed: Sequence[Placement]) -> list[Placement]:
     workers = [host for role, _, host in placed if role == WORKER]
     names = list(dict.fromkeys(host.name for host in workers))
     workers.sort(key=lambda host: names.index(host.name))
-    others = [each for each in placed if each[0] != WORKER]
+    others = [placement for placement in placed if placement[0] != WORKER]
     return [*others, *((WORKER, rank, host) for rank, host in enumerate(workers))]
 
 
@@ -70,7 +70,7 @@ def gpus_of(placed: Sequence[Placement], rank: int, host: Host) -> tuple[str, ..
     in gpus= are neighbours on the bus. If there are more workers than devices, workers share devices round robin: slow,
     but a way to try several workers on one device.
     """
-    ranks = [each for role, each, its_host in placed if role == WORKER and its_host == host]
+    ranks = [number for role, number, its_host in placed if role == WORKER and its_host == host]
     local, workers, devices = ranks.index(rank), len(ranks), len(host.gpus)
     if workers > devices:
         return (host.gpus[local % devices],) if devices else ()
@@ -82,7 +82,7 @@ def spare_gpus(host: Host, taken: Sequence[Collection[str]]) -> tuple[str, ...]:
 
     It gets its equal share, of the devices that the fewest workers have.
     """
-    users = {device: sum(device in each for each in taken) for device in host.gpus}
+    users = {device: sum(device in devices for devices in taken) for device in host.gpus}
     chosen = sorted(users, key=lambda device: users[device])[: max(1, len(users) // (len(taken) + 1))]
     return tuple(device for device in host.gpus if device in chosen)
 
@@ -254,8 +254,8 @@ def threads(workers: Sequence[Host]) -> dict[str, int]:
     hosts = {host.name: host for host in workers}
     users: Counter[Resource] = Counter()  # how many workers share a CPU or a limit
     for name, host in hosts.items():
-        for each in [*_cpus(host), *_limits(host)]:
-            users[each] += counts[name]
+        for resource in [*_cpus(host), *_limits(host)]:
+            users[resource] += counts[name]
     return {name: max(1, int(_share(host, users) + ROUNDING)) for name, host in hosts.items()}
 
 

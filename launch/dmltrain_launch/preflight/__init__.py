@@ -82,7 +82,7 @@ def clock_skew(facts: Facts, sent: float, received: float) -> float:
 def problems(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
     """The problems of one host. facts["skew"], if present, is its clock skew in seconds. Unknown facts are ignored."""
     host_problems = _of_program(host, facts, request)
-    if not any(each.code in (NOT_FOUND, NOT_EXECUTABLE) for each in host_problems):
+    if not any(problem.code in (NOT_FOUND, NOT_EXECUTABLE) for problem in host_problems):
         host_problems += _of_python(host, facts, request)
     return host_problems + _of_gpus(host, facts) + _of_machine(host, facts, request)
 
@@ -173,11 +173,11 @@ def _of_gpus(host: Host, facts: Facts) -> list[Problem]:
     have = facts["gpus"]
     known = {str(gpu["index"]) for gpu in have}
     absent = [
-        each
-        for each in host.gpus
-        if each not in known
-        and not (each.startswith("GPU-") and any(gpu["uuid"].startswith(each) for gpu in have))
-        and not (each.startswith("MIG-") and have)  # not listed by the probe
+        gpu_name
+        for gpu_name in host.gpus
+        if gpu_name not in known
+        and not (gpu_name.startswith("GPU-") and any(gpu["uuid"].startswith(gpu_name) for gpu in have))
+        and not (gpu_name.startswith("MIG-") and have)  # not listed by the probe
     ]
     if not absent:
         return []

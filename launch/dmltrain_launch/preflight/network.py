@@ -105,14 +105,14 @@ def _given(host: Host, have: Sequence[Address]) -> Address:
     given = _with_ip(have, str(ip))
     if given or not have:
         return given or _unchecked(str(ip))
-    loopback = next((each for each in have if each.loopback and ip in each.network), None)
+    loopback = next((address for address in have if address.loopback and ip in address.network), None)
     if loopback:  # all of 127.0.0.0/8 belongs to this host
         return Address(str(ip), loopback.nic, loopback.network, loopback=True)
     raise LaunchError(f"{where}no interface of {host.name} has addr={host.address}: the host has {_listing(have)}")
 
 
 def _on_interface(hosts: Sequence[Host], have: Addresses, nic: str, what: str) -> dict[str, Address]:
-    on_nic = {host.name: _first(each for each in have[host.name] if each.nic == nic) for host in hosts}
+    on_nic = {host.name: _first(address for address in have[host.name] if address.nic == nic) for host in hosts}
     return _complete(on_nic, have, f"{what} {nic}: no address of that interface", "--subnet 10.0.0.0/24 or addr=")
 
 
@@ -122,7 +122,7 @@ def _in_subnet(hosts: Sequence[Host], have: Addresses, subnet: str) -> dict[str,
     except ValueError as error:
         raise LaunchError(f"--subnet {subnet}: expected a network such as 10.0.0.0/24 ({error})") from None
     inside = {
-        host.name: _first(each for each in have[host.name] if ipaddress.ip_address(each.ip) in network)
+        host.name: _first(address for address in have[host.name] if ipaddress.ip_address(address.ip) in network)
         for host in hosts
     }
     return _complete(inside, have, f"--subnet {subnet}: no address in it", "another --subnet, --interface or addr=")
@@ -179,7 +179,7 @@ def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, s
 def _routed(name: str, have: Addresses, reached: str) -> Address:
     if not have[name] and reached and not ipaddress.ip_address(reached).is_loopback:
         return _unchecked(reached)
-    usable = [each for each in have[name] if each.shareable]
+    usable = [address for address in have[name] if address.shareable]
     address = _with_ip(usable, reached)
     if address:
         return address
@@ -209,7 +209,7 @@ def _refuse_duplicates(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> 
 
 
 def _with_ip(have: Sequence[Address], ip: str) -> Address | None:
-    return next((each for each in have if each.ip == ip), None)
+    return next((address for address in have if address.ip == ip), None)
 
 
 def _first(addresses: Iterable[Address]) -> Address | None:
@@ -225,4 +225,7 @@ def _unchecked(ip: str) -> Address:
 def _listing(have: Sequence[Address]) -> str:
     if not have:
         return "reported no addresses (its Python lacks ctypes)"
-    return ", ".join(str(each) for each in have if each.shareable or not each.running) or "no address but loopback"
+    return (
+        ", ".join(str(address) for address in have if address.shareable or not address.running)
+        or "no address but loopback"
+    )

@@ -146,8 +146,8 @@ class ElasticSupervisor(Supervisor):
         return self._lose([process], Cause(as_shell(code), process.fate, process), now)
 
     def _can_lose(self, host: str) -> bool:
-        running = [each for each in self.tasks.on(host) if each.runs]
-        others = [each for each in self.tasks.on(host) if each.task.role != SCHEDULER]
+        running = [process for process in self.tasks.on(host) if process.runs]
+        others = [process for process in self.tasks.on(host) if process.task.role != SCHEDULER]
         if not self.losses.allow(others, self.tasks):
             return False
         if not (can := self.succession.can_lose(running)):
@@ -161,8 +161,8 @@ class ElasticSupervisor(Supervisor):
         return self._lose([process], cause, now)
 
     def _lose(self, lost: Sequence[Process], cause: Cause, now: float) -> list[Action]:
-        schedulers = [each for each in lost if each.task.role == SCHEDULER]
-        others = [each for each in lost if each not in schedulers]
+        schedulers = [process for process in lost if process.task.role == SCHEDULER]
+        others = [process for process in lost if process not in schedulers]
         actions = [action for scheduler in schedulers for action in self._lose_scheduler(scheduler, cause, now)]
         if self.ending.begun or (schedulers and not others):
             return actions

@@ -42,7 +42,7 @@ def failure(supervisor: Attempt, last_lines: Callable[[int], list[str]], folder:
 
 def losses(supervisor: Attempt) -> list[str]:
     """A line for each process without which the job went on."""
-    return [f"lost {each.lost_after:.0f} s after the start: {each.fate}" for each in _lost(supervisor)]
+    return [f"lost {process.lost_after:.0f} s after the start: {process.fate}" for process in _lost(supervisor)]
 
 
 def _last_output(
@@ -106,11 +106,12 @@ def last_line(supervisor: Attempt) -> str:
     details = ([", ".join(pids)] if pids else []) + ([f"unknown for {', '.join(unknown)}"] if unknown else [])
     details += [f"never reached: {', '.join(unreached)}"] if unreached else []
     line = f"{line}: {'; '.join(details)}" if details else line
-    lost = [_gone(each, each.lost_after) for each in _lost(supervisor)]
+    lost = [_gone(process, process.lost_after) for process in _lost(supervisor)]
     joined = [
-        f"worker {each.task.rank} on {each.task.host.name} after {at:.0f} s" for each, at in _changed(supervisor, 0)
+        f"worker {process.task.rank} on {process.task.host.name} after {at:.0f} s"
+        for process, at in _changed(supervisor, 0)
     ]
-    left = [_gone(each, at) for each, at in _changed(supervisor, 1)]
+    left = [_gone(process, at) for process, at in _changed(supervisor, 1)]
     kvstores = [f"{kvstore_change.now} {kvstore_change.where}" for kvstore_change in supervisor.kvstore_changes]
     changes = {"lost": lost, "joined": joined, "left": left, "changed": kvstores}
     return "; ".join([line, *(f"{name}: {', '.join(some)}" for name, some in changes.items() if some)])
@@ -119,7 +120,7 @@ def last_line(supervisor: Attempt) -> str:
 def _changed(supervisor: Attempt, which: int) -> list[tuple[Process, float]]:
     """The processes with this attribute of CHANGED, and its value."""
     changes = [(process, getattr(process, CHANGED[which])) for process in supervisor.processes]
-    return sorted(((each, at) for each, at in changes if at is not None), key=lambda pair: pair[1])
+    return sorted(((process, at) for process, at in changes if at is not None), key=lambda pair: pair[1])
 
 
 def record(

@@ -234,8 +234,8 @@ class Session:
             self._check_task(host, task)
             return self._take_output(host, task, payload)
         event = decode_event(payload, host)
-        for each in tasks_of(event):
-            self._check_task(host, each)
+        for number in tasks_of(event):
+            self._check_task(host, number)
         self._take_event(host, event)
 
     def _take_output(self, host: str, task: int, payload: bytes) -> None:

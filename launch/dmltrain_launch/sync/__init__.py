@@ -219,7 +219,7 @@ class Sync:
         if event is None or self._cancelled:
             raise Over
         if not isinstance(event, expected):
-            names = " or ".join(each.__name__ for each in expected)
+            names = " or ".join(kind.__name__ for kind in expected)
             message = f"the agent on {host} sent {type(event).__name__}; expected {names}"
             raise LaunchError(message, 125)
         return event

@@ -123,16 +123,16 @@ def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterat
         if text is not None:  # those of --sync-exclude stay last
             chain = (*chain[:-1], sync_ignore.below(text, base), chain[-1])
         folders = []
-        for each in listed:
-            path = base + decoded(each.name)
-            folder = each.is_dir(follow_symlinks=False)
-            if each.path in out or sync_ignore.ignored(chain, path + "/" * folder):
+        for entry in listed:
+            path = base + decoded(entry.name)
+            folder = entry.is_dir(follow_symlinks=False)
+            if entry.path in out or sync_ignore.ignored(chain, path + "/" * folder):
                 continue
             if folder:
                 folders.append((path + "/", chain))
-            elif each.is_symlink():
-                yield from _link(each.path, path)
-            elif each.is_file(follow_symlinks=False):
+            elif entry.is_symlink():
+                yield from _link(entry.path, path)
+            elif entry.is_file(follow_symlinks=False):
                 yield ManifestEntry(path, FILE)
             else:
                 notes.append(f"{shown(encoded(path))} is not copied: it is a socket, a pipe or a device")

@@ -87,7 +87,7 @@ def _parsed(file: IO[bytes]) -> Generator[None, None, dict[bytes, tuple[str, ...
         raise ValueError
     while isinstance(row := json.loads(file.readline(LINE_BYTES)), list):
         path, *states = row
-        if not all(isinstance(each, str) for each in row):
+        if not all(isinstance(field, str) for field in row):
             raise TypeError
         entries[checked(path)] = tuple(states)
         if len(entries) % LINES == 0:

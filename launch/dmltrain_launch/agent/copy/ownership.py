@@ -41,7 +41,7 @@ def is_private(group: int) -> bool:
         return False
     if own.pw_gid != group or owning_group.gr_name != own.pw_name or set(owning_group.gr_mem) - {own.pw_name}:
         return False
-    return all(each.pw_uid == own.pw_uid for each in pwd.getpwall() if each.pw_gid == group)
+    return all(account.pw_uid == own.pw_uid for account in pwd.getpwall() if account.pw_gid == group)
 
 
 def user_name(number: int) -> str:

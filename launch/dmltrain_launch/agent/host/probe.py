@@ -226,15 +226,15 @@ class Probe:
     @property
     def deadline(self) -> float:
         """When, in seconds of time.monotonic(), to call `poll` without an event."""
-        return min([each.deadline for each in (self.listing, self.inspection) if not each.over] or [self.began])
+        return min([output.deadline for output in (self.listing, self.inspection) if not output.over] or [self.began])
 
     def poll(self) -> dict[str, Any] | None:
         """The answer; None if it is not complete yet."""
         for key, _ in self.selector.select(0):
             key.data.read()
-        for each in (self.listing, self.inspection):
-            if time.monotonic() >= each.deadline:
-                each.give_up("no answer in time")
+        for output in (self.listing, self.inspection):
+            if time.monotonic() >= output.deadline:
+                output.give_up("no answer in time")
         if not (self.listing.over and self.inspection.over):
             return None
         gpus = gpus_of_listing(bytes(self.listing.printed).decode(errors="replace")) or gpus_of_driver()
@@ -249,6 +249,6 @@ class Probe:
 
     def close(self) -> None:
         """End the probe, also before the answer."""
-        for each in (self.listing, self.inspection):
-            each.give_up("cancelled")
+        for output in (self.listing, self.inspection):
+            output.give_up("cancelled")
         self.selector.close()

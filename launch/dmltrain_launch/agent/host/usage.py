@@ -136,8 +136,8 @@ class JobProcesses:
         self._others |= {pid for pid in stats.keys() - mine - {self._root} if stats[pid].parent in known}
         own = stats.get(self._root)
         counted = [stats[pid] for pid in mine if pid != left_out]
-        ticks = sum(each.ticks for each in counted) + (own.children_ticks if own else 0)
-        return ticks / TICKS, PAGE * sum(each.pages for each in counted)
+        ticks = sum(stat.ticks for stat in counted) + (own.children_ticks if own else 0)
+        return ticks / TICKS, PAGE * sum(stat.pages for stat in counted)
 
     def _look(self) -> dict[int, _Stat]:
         stats = {}

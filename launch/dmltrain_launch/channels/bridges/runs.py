@@ -30,15 +30,15 @@ def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
     if host_ip:
         return [host_ip]
     own = [
-        each.address
+        address.address
         for nic_addresses in psutil.net_if_addrs().values()
-        for each in nic_addresses
-        if each.family in (socket.AF_INET, socket.AF_INET6)
+        for address in nic_addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
     ]
     if all(_is_here(host.target, own) for host in hosts):
         return [LOOPBACK]
     # a link-local address needs an interface name, which differs between machines
-    return [each for each in own if not each.startswith("127.") and each != "::1" and "%" not in each]
+    return [address for address in own if not address.startswith("127.") and address != "::1" and "%" not in address]
 
 
 def _is_here(name: str, own: Sequence[str]) -> bool:
@@ -46,7 +46,7 @@ def _is_here(name: str, own: Sequence[str]) -> bool:
         resolved = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False
-    return all(each in own or each.startswith("127.") for each in resolved)
+    return all(address in own or address.startswith("127.") for address in resolved)
 
 
 class BridgedCluster:
@@ -77,7 +77,7 @@ class BridgedCluster:
             self._addresses = addresses(self.hosts, self._host_ip)
             local = self._addresses == [LOOPBACK]
             self._reception = Reception(self._host_ip or (LOOPBACK if local else ""))
-        late = all(host.name != each.name for each in self.hosts)  # the host has come to the running job
+        late = all(host.name != known.name for known in self.hosts)  # the host has come to the running job
         if not (alone or late) and host.name not in self._unused:  # the first attempt of the job, or another one
             run = self._start(self.hosts, seconds)
             self._unused = {host.name: (run, index) for index, host in enumerate(self.hosts)}

@@ -131,11 +131,11 @@ ENDED = ("STOPPED", "FAILED", "SUCCEEDED")
 
 def running(service: Mapping[str, Any]) -> int:
     """How many of its containers run."""
-    return sum(len(each.get("containers") or ()) for each in service.get("components") or ())
+    return sum(len(component.get("containers") or ()) for component in service.get("components") or ())
 
 
 def wanted(service: Mapping[str, Any]) -> int:
-    return sum(int(each.get("number_of_containers") or 0) for each in service.get("components") or ())
+    return sum(int(component.get("number_of_containers") or 0) for component in service.get("components") or ())
 
 
 def state(found: Mapping[str, Any]) -> str:

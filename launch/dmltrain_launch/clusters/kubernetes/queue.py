@@ -103,8 +103,8 @@ def _make_job(api: Api, spec: manifest.Described) -> None:
     except There:
         raise _there_is(api, spec) from None
     try:
-        for each in (*others, *manifest.environment_secret(spec)):
-            api.create(manifest.owned(each, owner))
+        for kube_object in (*others, *manifest.environment_secret(spec)):
+            api.create(manifest.owned(kube_object, owner))
         api.patch("Job", spec.name, {"spec": {"parallelism": 1}})
     except BaseException:
         api.delete("Job", spec.name)
@@ -120,15 +120,15 @@ def _make_set(api: Api, spec: manifest.Described) -> None:
         raise _there_is(api, spec)
     done: list[manifest.Object] = []
     try:
-        for each in (*others, first):
-            owner = api.create(each)["metadata"]
-            done.append(each)
-        for each in others:
-            metadata = manifest.owned(each, owner, "JobSet")["metadata"]
-            api.patch(each["kind"], each["metadata"]["name"], {"metadata": metadata})
+        for kube_object in (*others, first):
+            owner = api.create(kube_object)["metadata"]
+            done.append(kube_object)
+        for kube_object in others:
+            metadata = manifest.owned(kube_object, owner, "JobSet")["metadata"]
+            api.patch(kube_object["kind"], kube_object["metadata"]["name"], {"metadata": metadata})
     except BaseException:
-        for each in reversed(done):
-            api.delete(each["kind"], each["metadata"]["name"])
+        for kube_object in reversed(done):
+            api.delete(kube_object["kind"], kube_object["metadata"]["name"])
         raise
 
 

@@ -128,7 +128,7 @@ def by_roles(worker_hosts: Sequence[Host], server_hosts: Sequence[Host]) -> list
         merged.append(_merged(host, also, (SERVER, WORKER)) if also else replace(host, roles=(WORKER,)))
     merged += [replace(host, roles=(SERVER,)) for host in servers.values()]
     first = server_hosts[0].name.casefold()
-    return [replace(each, roles=(SCHEDULER, *each.roles)) if each.name.casefold() == first else each for each in merged]
+    return [replace(host, roles=(SCHEDULER, *host.roles)) if host.name.casefold() == first else host for host in merged]
 
 
 def _check(option: str, hosts: Sequence[Host]) -> None:

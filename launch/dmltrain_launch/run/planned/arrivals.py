@@ -57,7 +57,7 @@ class Arrivals:
 
     @property
     def deadline(self) -> float:
-        return min((each.until for each in self._coming.values()), default=math.inf)
+        return min((arrival.until for arrival in self._coming.values()), default=math.inf)
 
     def is_coming(self, host: str) -> bool:
         return host in self._coming
@@ -65,7 +65,7 @@ class Arrivals:
     @property
     def expected(self) -> int:
         """How many workers will be started on hosts that are being prepared."""
-        return sum(each.workers for each in self._coming.values())
+        return sum(arrival.workers for arrival in self._coming.values())
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Arrivals:
         if host.name in self._coming:
             waiter.note(f"{host.name} is being added already: add more workers when it is there", USAGE_CODE)
             return []
-        if any(each.name == host.name for each in attempt.usable):
+        if any(used_host.name == host.name for used_host in attempt.usable):
             tasks = self._start(attempt.hosts[host.name], workers)
             waiter.keys.update(joins(number) for number, _ in tasks)
             return [action for _, actions in tasks for action in actions]
@@ -143,7 +143,7 @@ class Arrivals:
         servers = {
             process.task.host.name for process in attempt.processes if process.task.role != WORKER and process.runs
         }
-        self._meeting.hosts = {each.name: each for each in attempt.usable if each.name in servers}
+        self._meeting.hosts = {used_host.name: used_host for used_host in attempt.usable if used_host.name in servers}
         late = LatePreparation(attempt.job, host, attempt.preparation, self._meeting)
         self._coming[host.name] = _Arrival(late, workers, now + attempt.limits.start)
         waiter.keys.add(comes(host.name))
@@ -161,7 +161,7 @@ class Arrivals:
         if arrival is None:
             if not isinstance(event, events.Bound):
                 return []
-            actions = bound(event, self._meeting, [each.preparation for each in self._coming.values()])
+            actions = bound(event, self._meeting, [arrival.preparation for arrival in self._coming.values()])
             return [*actions, *self._proceed()]
         try:
             actions = arrival.preparation.handle(event)
@@ -216,12 +216,12 @@ class Arrivals:
     def peer_lost(self, name: str) -> list[Action]:
         """A host of the job is lost: coming hosts need not reach it any more."""
         self._meeting.lost(name)
-        actions = [action for each in self._coming.values() for action in each.preparation.answered(name)]
+        actions = [action for arrival in self._coming.values() for action in arrival.preparation.answered(name)]
         return [*actions, *self._proceed()]
 
     def tick(self, now: float) -> list[Action]:
         """Give up hosts that take too long."""
-        late = [name for name, each in self._coming.items() if now >= each.until]
+        late = [name for name, arrival in self._coming.items() if now >= arrival.until]
         seconds = self._attempt.limits.start
         return [
             action
@@ -243,7 +243,7 @@ class Arrivals:
                 main.problems += late.problems
                 started = self._start(late.host, arrival.workers)
                 self._waiters.swap(comes(name), [joins(number) for number, _ in started])
-                actions += [action for _, each in started for action in each]
+                actions += [action for _, start_actions in started for action in start_actions]
         return [*actions, *self._close()]
 
     def _close(self) -> list[Action]:

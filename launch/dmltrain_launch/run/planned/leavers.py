@@ -71,8 +71,8 @@ class Leavers:
 
     def noticed(self, host: str, tasks: Sequence[int], now: float) -> None:
         """The agent of a host got a signal and has asked these workers to leave."""
-        for each in (self._attempt.processes[task] for task in tasks):
-            each.leaving = each.leaving or f"the agent on {host} got a notice"
+        for process in (self._attempt.processes[task] for task in tasks):
+            process.leaving = process.leaving or f"the agent on {host} got a notice"
         names = ", ".join(self._attempt.processes[task].label for task in tasks)
         self._say(f"the agent on {host} got a notice: asked to leave: {names}")
         # if the job needs the host for a server or the scheduler, the host stays in use until it is lost
@@ -98,12 +98,12 @@ class Leavers:
         """End servers and scheduler of the hosts whose workers have ended, then the agents."""
         actions = list[Action]()
         for host in sorted(self._hosts):
-            running = [each for each in self._attempt.tasks.on(host) if each.runs]
+            running = [process for process in self._attempt.tasks.on(host) if process.runs]
             if not running:
                 self._hosts.discard(host)
                 actions += self._attempt.ending.release(host)
-            elif all(each.task.role != WORKER for each in running):
-                actions += self._end(host, [each for each in running if not each.leaving])
+            elif all(process.task.role != WORKER for process in running):
+                actions += self._end(host, [process for process in running if not process.leaving])
         return actions
 
     def _end(self, host: str, processes: Sequence[Process]) -> list[Action]:
@@ -122,30 +122,30 @@ class Leavers:
             match = ONE.fullmatch(name)
             named = self._on(name) if not match else self._with_rank(int(match[1]))
             hosts += [] if match else [name]
-            workers += [each for each in named if each not in workers]
+            workers += [process for process in named if process not in workers]
         return hosts, workers
 
     def _on(self, host: str) -> list[Process]:
-        known = [each.name for each in self._attempt.usable]
+        known = [used_host.name for used_host in self._attempt.usable]
         if host not in known:
             raise LaunchError(f"{host!r} is not a host that the job uses: expected {', '.join(known)}, or worker:N")
-        return [each for each in self._attempt.tasks.on(host) if each.task.role == WORKER and each.runs]
+        return [process for process in self._attempt.tasks.on(host) if process.task.role == WORKER and process.runs]
 
     def _with_rank(self, rank: int) -> list[Process]:
         running = [worker for worker in self._attempt.tasks.workers if worker.runs]
-        chosen = [each for each in running if each.task.rank == rank]
+        chosen = [process for process in running if process.task.rank == rank]
         if not chosen:
-            names = ", ".join(f"worker:{each}" for each in sorted(each.task.rank for each in running))
+            names = ", ".join(f"worker:{each}" for each in sorted(process.task.rank for process in running))
             raise LaunchError(f"worker {rank} does not run: expected one of {names}, or a host")
         return chosen
 
     def _check_hosts(self, hosts: Collection[str]) -> None:
         """LaunchError if the job cannot go on without the servers and the scheduler on these hosts."""
         attempt = self._attempt
-        ending = [each for host in hosts for each in attempt.tasks.on(host) if each.runs]
+        ending = [process for host in hosts for process in attempt.tasks.on(host) if process.runs]
         if not attempt.tasks.keeps_a_server(ending):
             raise LaunchError(f"no server would be left without {' and '.join(sorted(hosts))}: {self._alone(hosts)}")
-        if not any(each.task.role == SCHEDULER for each in ending):
+        if not any(process.task.role == SCHEDULER for process in ending):
             return
         if all(host.name in hosts for host in attempt.usable):
             raise LaunchError(f"no host would be left for the scheduler: {self._alone(hosts)}")
@@ -161,13 +161,13 @@ class Leavers:
 
     def _alone(self, hosts: Collection[str]) -> str:
         """What to do instead of removing these hosts."""
-        workers = ",".join(f"worker:{each.task.rank}" for host in sorted(hosts) for each in self._on(host))
+        workers = ",".join(f"worker:{process.task.rank}" for host in sorted(hosts) for process in self._on(host))
         return f"remove their workers alone ({workers}), or name other hosts" if workers else "name other hosts"
 
     def _check_number(self, workers: Sequence[Process]) -> None:
         members = self._attempt.tasks.workers if self._members is None else self._members
         running = [member for member in members if member.runs and not member.comes]
-        stay = [each for each in running if each not in workers and not each.leaving]
+        stay = [process for process in running if process not in workers and not process.leaving]
         least = self._attempt.job.elastic
         if len(stay) < max(1, least):
             raise LaunchError(

@@ -52,7 +52,7 @@ class Returning:
     def deadline(self) -> float:
         if self._attempt.ending.begun:
             return math.inf
-        return min((each.due for each in self._lost.values()), default=math.inf)
+        return min((lost.due for lost in self._lost.values()), default=math.inf)
 
     def settle(self, now: float) -> None:
         """Note which hosts are lost, and which have come back. Call it after each event."""
@@ -72,7 +72,7 @@ class Returning:
         """Try the hosts whose time has come."""
         if self._attempt.ending.begun:
             return []
-        due = [name for name, each in self._lost.items() if each.due <= now]
+        due = [name for name, lost in self._lost.items() if lost.due <= now]
         return [action for name in due for action in self._try(name, now)]
 
     def _try(self, name: str, now: float) -> list[Action]:

@@ -42,35 +42,35 @@ class Waiters:
     @property
     def keys(self) -> set[Hashable]:
         """The keys of everything that a request waits for."""
-        return {key for each in self._all for key in each.keys}
+        return {key for waiter in self._all for key in waiter.keys}
 
     def add(self, waiter: Waiter) -> None:
         self._all.append(waiter)
 
     def settle(self, key: Hashable, text: str, code: int = 0, process: int | None = None) -> None:
         """`key` has happened, or will never happen: no request waits for it any more. `text` "": nothing to say."""
-        for each in self._all:
-            if key in each.keys:
-                each.keys.discard(key)
+        for waiter in self._all:
+            if key in waiter.keys:
+                waiter.keys.discard(key)
                 if text:
-                    each.note(text, code, process)
+                    waiter.note(text, code, process)
 
     def swap(self, key: Hashable, keys: Collection[Hashable]) -> None:
         """Requests that wait for `key` wait for all of `keys` instead."""
-        for each in self._all:
-            if key in each.keys:
-                each.keys.discard(key)
-                each.keys.update(keys)
+        for waiter in self._all:
+            if key in waiter.keys:
+                waiter.keys.discard(key)
+                waiter.keys.update(keys)
 
     def settle_all(self, text: str, code: int) -> None:
         """Answer all requests, because nothing will happen any more."""
-        for each in self._all:
-            if each.keys:
-                each.keys.clear()
-                each.note(text, code)
+        for waiter in self._all:
+            if waiter.keys:
+                waiter.keys.clear()
+                waiter.note(text, code)
 
     def replies(self) -> list[Reply]:
         """The answers to requests that do not wait for anything any more. Each is returned once."""
-        done = [each for each in self._all if not each.keys]
-        self._all = [each for each in self._all if each.keys]
-        return [Reply(each.number, each.code, tuple(each.notes)) for each in done]
+        done = [waiter for waiter in self._all if not waiter.keys]
+        self._all = [waiter for waiter in self._all if waiter.keys]
+        return [Reply(waiter.number, waiter.code, tuple(waiter.notes)) for waiter in done]

@@ -59,9 +59,9 @@ class Losses:
 
     def add(self, lost: Sequence[Process], cause: Cause, after: float, now: float, tasks: Processes) -> str:
         """The job goes on without `lost`, `after` s from its start. Returns what to tell the user."""
-        for each in lost:
-            each.lost, each.lost_after = True, after
-        names = ", ".join(each.label for each in lost if each is not cause.process)
+        for process in lost:
+            process.lost, process.lost_after = True, after
+        names = ", ".join(process.label for process in lost if process is not cause.process)
         text = f"{cause.text}; lost: {names}" if names else cause.text
         if lost and not (cause.process and cause.process.left_with_host):
             self.causes.append(self._instead(cause, now))
@@ -105,7 +105,7 @@ class Losses:
     def explain(self, cause: Cause) -> bool:
         """Whether the cause of the job's end is a loss, and what other processes did came after it."""
         of_lost = cause.process is not None and cause.process.task.role in MAY_BE_LOST
-        return self.elastic and (of_lost or any(each is cause for each in self.causes))
+        return self.elastic and (of_lost or any(known is cause for known in self.causes))
 
     def take_announcements(self) -> list[Announcement]:
         taken, self.announcements = self.announcements, []
@@ -115,7 +115,7 @@ class Losses:
 def _left(lost: Sequence[Process], tasks: Processes) -> str:
     """How many are left, of servers only if some were lost: with the verb."""
     counts = [(tasks.workers_left, WORKER)]
-    if any(each.task.role == SERVER for each in lost):
+    if any(process.task.role == SERVER for process in lost):
         counts.append((tasks.servers_left, SERVER))
     names = " and ".join(f"{number} {role}{'' if number == 1 else 's'}" for number, role in counts)
     return f"{names} {'is' if [number for number, _ in counts] == [1] else 'are'}"

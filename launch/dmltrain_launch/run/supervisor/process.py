@@ -95,11 +95,11 @@ class Processes:
 
     @property
     def started(self) -> bool:
-        return all(each.pid or each.lost or each.joins for each in self.all)
+        return all(process.pid or process.lost or process.joins for process in self.all)
 
     @property
     def ended(self) -> bool:
-        return all(each.code is not None or each.lost for each in self.all)
+        return all(process.code is not None or process.lost for process in self.all)
 
     @property
     def workers_done(self) -> bool:
@@ -113,12 +113,12 @@ class Processes:
 
     @property
     def workers(self) -> list[Process]:
-        return [each for each in self.all if each.task.role == WORKER]
+        return [process for process in self.all if process.task.role == WORKER]
 
     @property
     def scheduler_done(self) -> bool:
         """Whether the scheduler has exited with 0: all workers that it has not removed have left."""
-        return any(each.code == 0 for each in self.all if each.task.role == SCHEDULER)
+        return any(process.code == 0 for process in self.all if process.task.role == SCHEDULER)
 
     @property
     def workers_left(self) -> int:
@@ -126,7 +126,7 @@ class Processes:
 
     @property
     def servers(self) -> list[Process]:
-        return [each for each in self.all if each.task.role == SERVER]
+        return [process for process in self.all if process.task.role == SERVER]
 
     @property
     def servers_left(self) -> int:
@@ -139,17 +139,17 @@ class Processes:
 
     @property
     def scheduler_lives(self) -> bool:
-        return any(each.runs for each in self.all if each.task.role == SCHEDULER)
+        return any(process.runs for process in self.all if process.task.role == SCHEDULER)
 
     @property
     def only_replacements_left(self) -> bool:
         """Whether only workers still run that were started later: replacements and newcomers."""
         left = [worker for worker in self.workers if worker.code is None and not worker.lost]
-        return bool(left) and all(each.joins for each in left)
+        return bool(left) and all(process.joins for process in left)
 
     def starting_on(self, host: str) -> Process | None:
         """The replacement or newcomer that is to start on `host` next, in the order in which its agent was asked."""
-        starting = [each for each in self.on(host) if each.joins and not each.pid and not each.lost]
+        starting = [process for process in self.on(host) if process.joins and not process.pid and not process.lost]
         return next(iter(starting), None)
 
     @property
@@ -164,16 +164,16 @@ class Processes:
         return lineages
 
     def on(self, host: str) -> list[Process]:
-        return [each for each in self.all if each.task.host.name == host]
+        return [process for process in self.all if process.task.host.name == host]
 
     @property
     def running(self) -> str:
         """The processes that have not ended, as text."""
-        return ", ".join(each.label for each in self.all if each.code is None and not each.lost)
+        return ", ".join(process.label for process in self.all if process.code is None and not process.lost)
 
     @property
     def not_started(self) -> str:
-        return ", ".join(each.label for each in self.all if not each.pid)
+        return ", ".join(process.label for process in self.all if not process.pid)
 
     def label_of(self, pid: int, task: int | None, host: str) -> str:
         """The label of the process `pid`, which is `task` or its descendant, for messages."""
@@ -206,8 +206,8 @@ class Processes:
         """Give this port to the scheduler `number`, which is to be started, and to workers that are started later."""
         self.ports = replace(self.ports, scheduler=port, incarnation=self.ports.incarnation + 1)
         process, current = self.all[number], [lineage[-1] for lineage in self.lineages]
-        lost = [each.task for each in current if each.lost and each.task.role != SCHEDULER]
-        tasks = [each.task for each in current]
+        lost = [process.task for process in current if process.lost and process.task.role != SCHEDULER]
+        tasks = [process.task for process in current]
         process.task = successor(self.job, process.task, process.task.host, tasks, lost, self.ports)
 
     @property
@@ -225,7 +225,7 @@ class Processes:
 
     def start_command(self, host: Host) -> Start:
         """The command that starts the processes of `host`."""
-        numbers = (number for number, each in enumerate(self.all) if each.task.host.name == host.name)
+        numbers = (number for number, process in enumerate(self.all) if process.task.host.name == host.name)
         return self._start(tuple(map(self._spawn, numbers)))
 
     def start_one(self, number: int) -> Start:

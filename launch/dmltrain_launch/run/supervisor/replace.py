@@ -44,9 +44,9 @@ class Replacer:
 
     def lost(self, lost: Sequence[Process], tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
         """These processes were lost. `usable`: the hosts on which processes can be started, in the job's order."""
-        losses = [each for each in lost if each.task.role in (SERVER, WORKER)]
-        for each in losses:
-            self._of(each).lost(tasks.all.index(each), each.task.host.name, now)
+        losses = [process for process in lost if process.task.role in (SERVER, WORKER)]
+        for process in losses:
+            self._of(process).lost(tasks.all.index(process), process.task.host.name, now)
         if tasks.a_worker_done or not tasks.scheduler_lives:
             return []  # at the end of the job nobody is needed
         return [self._plan(loss, tasks, usable, now) for loss in losses if loss.needed and self._of(loss).most]
@@ -54,7 +54,7 @@ class Replacer:
     def host_lost(self, name: str, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
         """A host is lost: plan the replacements that waited for it again, on other hosts."""
         dropped = [*self.replacements.drop(name), *self.of_servers.drop(name)]
-        return [self._plan(tasks.all[each.task], tasks, usable, now) for each in dropped]
+        return [self._plan(tasks.all[replacement.task], tasks, usable, now) for replacement in dropped]
 
     def place_servers(self, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
         """Plan the replacements of servers that fitted on no host before and fit now."""
@@ -74,10 +74,10 @@ class Replacer:
         """Start what is due."""
         actions: list[Action] = []
         for replacements in (self.of_servers, self.replacements):
-            for each in replacements.due(now):
-                number = tasks.replace(each.task, hosts[each.host])
-                replacements.started(number, each.host, now)
-                actions += [Continue(each.task), Send(each.host, tasks.start_one(number))]
+            for replacement in replacements.due(now):
+                number = tasks.replace(replacement.task, hosts[replacement.host])
+                replacements.started(number, replacement.host, now)
+                actions += [Continue(replacement.task), Send(replacement.host, tasks.start_one(number))]
         return actions
 
     def _of(self, process: Process) -> Replacements:
@@ -105,21 +105,21 @@ class Replacer:
         running = sum(
             worker.code is None and not worker.lost for worker in tasks.workers if worker.task.host.name == host.name
         )
-        workers = running + sum(each.host == host.name for each in self.replacements.waiting)
+        workers = running + sum(replacement.host == host.name for replacement in self.replacements.waiting)
         return HostSlots(host.name, workers, free_slots(host, workers))
 
     def _takes_workers(self, host: Host, tasks: Processes) -> bool:
         """--placement dedicated keeps workers off the hosts of servers."""
-        return self.job.placement != "dedicated" or all(each.task.role != SERVER for each in tasks.on(host.name))
+        return self.job.placement != "dedicated" or all(process.task.role != SERVER for process in tasks.on(host.name))
 
     def _seats_of_servers(self, usable: Sequence[Host], tasks: Processes) -> list[HostSlots]:
         """The hosts that take servers, with their room for more."""
         seats = []
         for host in usable:
-            here = [each for each in tasks.on(host.name) if each.runs]
-            servers = sum(each.task.role == SERVER for each in here)
-            servers += sum(each.host == host.name for each in self.of_servers.waiting)
-            dedicated = self.job.placement == "dedicated" and any(each.task.role == WORKER for each in here)
+            here = [process for process in tasks.on(host.name) if process.runs]
+            servers = sum(process.task.role == SERVER for process in here)
+            servers += sum(replacement.host == host.name for replacement in self.of_servers.waiting)
+            dedicated = self.job.placement == "dedicated" and any(process.task.role == WORKER for process in here)
             if not dedicated:
                 seats.append(HostSlots(host.name, servers, slots_for(host, SERVER) - servers))
         return seats

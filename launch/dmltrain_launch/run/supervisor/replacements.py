@@ -56,7 +56,7 @@ class Replacements:
     @property
     def next_at(self) -> float:
         """When the next one is due; math.inf if none waits."""
-        return min((each.at for each in self.waiting), default=math.inf)
+        return min((replacement.at for replacement in self.waiting), default=math.inf)
 
     def plan(self, task: int, own: str, seats: Sequence[HostSlots], now: float) -> Replacement | None:
         """The replacement of `task`, which was on the host `own`; None if no host can take it, or all are used up."""
@@ -70,14 +70,14 @@ class Replacements:
 
     def due(self, now: float) -> list[Replacement]:
         """Those whose time has come, in the order of their times. They no longer wait."""
-        ready = sorted((each for each in self.waiting if each.at <= now), key=lambda each: each.at)
-        self.waiting = [each for each in self.waiting if each.at > now]
+        ready = sorted((replacement for replacement in self.waiting if replacement.at <= now), key=lambda each: each.at)
+        self.waiting = [replacement for replacement in self.waiting if replacement.at > now]
         return ready
 
     def drop(self, host: str | None = None) -> list[Replacement]:
         """Take back those that wait for `host`, or all that wait. They do not count towards the limit."""
-        dropped = [each for each in self.waiting if host in (None, each.host)]
-        self.waiting = [each for each in self.waiting if each not in dropped]
+        dropped = [replacement for replacement in self.waiting if host in (None, replacement.host)]
+        self.waiting = [replacement for replacement in self.waiting if replacement not in dropped]
         self._count -= len(dropped)
         return dropped
 

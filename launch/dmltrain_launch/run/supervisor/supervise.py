@@ -278,7 +278,7 @@ class Supervisor(Attempt):
     def _tick(self, now: float) -> list[Action]:
         if now >= self.ending.give_up_at:
             lost = [Lost(name, "did not end the job in time") for name in self.ending.unanswered(self.hosts)]
-            return [action for each in lost for action in self._lost(each, now)]
+            return [action for lost_agent in lost for action in self._lost(lost_agent, now)]
         if now >= self._timeout_at:
             text = f"the job took more than {self.limits.timeout:g} s; not ended: {self.tasks.running}"
             return self._fail(Cause(TIMEOUT_CODE, text), now, dump=True)
