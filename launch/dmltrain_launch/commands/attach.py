@@ -1,4 +1,5 @@
-"""`dmltrain job attach`: take up a job that was started with --detach, from the launcher that has it, or after one."""
+"""`dmltrain job attach`: take up a job that was started with --detach, from a launcher that still has it or that is
+lost."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def ask(name: str, request: Request) -> Answer:
             connection.connect(f"\0{name}")
             if not is_ours(connection):
                 raise LaunchError("another user listens at the control socket of the job's launcher", FAULT_CODE)
-            with contextlib.suppress(BrokenPipeError):  # it may have answered already, that it cannot
+            with contextlib.suppress(BrokenPipeError):  # the launcher may have refused already, and closed its end
                 connection.sendall(line)
             return decode_answer(_answer(connection))
     except ControlError as error:

@@ -187,8 +187,10 @@ def replacement(
 
 
 def successor(job: Job, task: Task, host: Host, current: Sequence[Task], lost: Sequence[Task], ports: Ports) -> Task:
-    """The task of the scheduler that takes the place of the lost one, `task`; `current` as above. It does not wait for
-    the workers and servers that are `lost`."""
+    """The task of the scheduler that takes the place of the lost scheduler `task`; `current` as for `replacement`.
+
+    The new scheduler does not wait for the workers and servers that are `lost`.
+    """
     placed = [(task.role, task.rank, host if task.role == SCHEDULER else task.host) for task in current]
     environment = _environment(job, placed, SCHEDULER, task.rank, host, ports, {}, ())
     if lost:
@@ -197,7 +199,7 @@ def successor(job: Job, task: Task, host: Host, current: Sequence[Task], lost: S
 
 
 def newcomer(job: Job, rank: int, host: Host, current: Sequence[Task], running: Sequence[Task], ports: Ports) -> Task:
-    """The task of one more worker of a running elastic job; `current` and `running` as above."""
+    """The task of one more worker of a running elastic job; `current` and `running` as for `replacement`."""
     placed = [*((task.role, task.rank, task.host) for task in current), (WORKER, rank, host)]
     other = next(task for task in current if task.role == WORKER)
     return _joining(job, placed, rank, host, other, running, ports)

@@ -63,8 +63,11 @@ def make_job(options: Options, name: str) -> Job:
 
 
 def _torch_env(options: Options) -> bool:
-    """Whether workers get RANK and so on. With auto, scripts that use dmltrain do not: they may check for RANK; and
-    MXNet's do not if they do not use torch.distributed: their ranks are those of dmlc's tracker."""
+    """Whether workers get the variables of torch.distributed, such as RANK.
+
+    With auto they do not if the script uses dmltrain, because it may check for RANK, or if it uses MXNet and not
+    torch.distributed, because its ranks are those of dmlc's tracker.
+    """
     if options.torch_env != "auto":
         return options.torch_env == "on"
     used = script.read(options.program)
@@ -95,7 +98,7 @@ def _elastic(options: Options, num_workers: int, num_servers: int) -> int:
 
 
 def _detach(options: Options, num_servers: int) -> bool:
-    """LaunchError if the job could not live on."""
+    """Whether the job goes on without its launcher. LaunchError if the options do not allow that."""
     if not options.detach:
         return False
     if reason := LAUNCHERS[options.launcher_name].undetached:
@@ -113,7 +116,7 @@ def _detach(options: Options, num_servers: int) -> bool:
 
 
 def _rules(options: Options, num_servers: int) -> tuple[Rule, ...]:
-    """LaunchError if the kvstore of the job cannot change."""
+    """The rules of the job. LaunchError if there are rules and the job's kvstore cannot change."""
     if options.rules and not num_servers:
         raise LaunchError("--rule needs servers: give -s 1 or more")
     return options.rules

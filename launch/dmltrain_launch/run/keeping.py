@@ -157,6 +157,8 @@ class KeepingSession(Session):
         number = stream.begin()
         if number > self.kept.frame(task):
             try:
+                # the output before its mark: if this launcher is killed in between, the agent sends the frame again,
+                # and the next launcher finds that the log has it already (`Output.expect_again`)
                 self.output.write(task, payload)
                 self.kept.put(task, number, self._size(task))
             except LaunchError as error:

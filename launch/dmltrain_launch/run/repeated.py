@@ -37,7 +37,7 @@ class Repeated:
             if isinstance(entry.event, Ready):
                 self.places[entry.event.host] = entry.event.door, entry.event.spool
             self._note(supervisor.handle(entry.event, entry.now))
-        supervisor.take_warnings()
+        supervisor.take_warnings()  # the earlier launcher has told the user these, and the announcements
         supervisor.take_announcements()
 
     def _note(self, actions: list[Action]) -> None:

@@ -111,8 +111,7 @@ class LogFolder:
                     raise unwritable(path, error) from None
 
     def create(self, name: str) -> int:
-        """Create a file that is only appended to. With `again` it may exist already. Returns its descriptor;
-        OSError."""
+        """Create a file for appending, which may exist with `again`. Returns its descriptor; OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_NOFOLLOW if self._again else os.O_EXCL)
         return os.open(self.path / name, flags, 0o666)
 

@@ -2,7 +2,7 @@
 
 Folders are opened one below the other by descriptor, never through a symbolic link. A file is written under a temporary
 name and then renamed, so no incomplete file has its final name. A temporary file is locked while its writer lives:
-those of a killed agent are removed, those of another job that copies to the same folder are not.
+so those of a killed agent can be removed, and those of another job that copies to the same folder stay.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Destination:
 
     @property
     def was_open(self) -> bool:
-        """Whether other users could enter it, so that they may still have open what is in it."""
+        """Whether other users could enter the folder before: they may still have files in it open."""
         return bool(self.mode & safe_folder.OTHERS)
 
     def make_private(self) -> bool:
@@ -119,7 +119,8 @@ class Destination:
         return current
 
     def _check_inner(self, folder: int, path: bytes) -> None:
-        """Refuse a folder of another user. Of ours, take the rights of others who could enter the root before."""
+        """Refusal if the folder belongs to another user. If others could enter the root before, and could write here,
+        take their rights away."""
         status = os.fstat(folder)
         if ownership.is_foreign(status):
             os.close(folder)

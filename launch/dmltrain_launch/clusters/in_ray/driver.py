@@ -2,8 +2,9 @@
 
     dmltrain_launch.clusters.in_ray.driver
 
-It is a process of its own because Ray ends a driver that loses its cluster, and prints what it likes. As Ray's driver
-it owns the placement group and the actors: Ray removes them when it ends, however it ends.
+It is a process of its own because Ray ends a driver that loses its cluster, and because Ray prints to the driver's
+standard output. As Ray's driver it owns the placement group and the actors: Ray removes them when this program ends,
+even if it is killed.
 
 Standard input: one line of JSON, a `Request`. When it ends, the launcher has ended, and so does this program.
 SIGTERM is ignored: `ray job stop` sends it to all processes below the launcher.
@@ -55,7 +56,8 @@ class Driver:
         os.write(self._output, json.dumps(message).encode() + b"\n")
 
     def run(self) -> None:
-        """Take orders for ever; LaunchError if there is no suitable cluster, or no room."""
+        """Connect to Ray, get the placement, and take orders for ever. LaunchError if there is no suitable cluster, or
+        no room in time."""
         self._connect()
         if self.request.bundles:
             self._group = Group(self.request, lambda text: self.say({"waiting": text}))

@@ -100,7 +100,8 @@ class Orders:
         return int(failed)
 
     def _place(self, name: str, order: Order) -> Place | None:
-        """The place on that node, where a keeper lives or is being started; None if there is none, and it is said why.
+        """The place on that node, where a keeper lives or is being started. None, after a message to the user, if there
+        is no such node.
 
         A node of the placement group keeps its resources there when its keeper is lost.
         """
@@ -120,7 +121,8 @@ class Orders:
         return place
 
     def _ready(self, place: Place, order: Order) -> bool:
-        """Wait for the keeper of a place; False if that has failed, and it is said why, or if nobody waits any more."""
+        """Wait for the keeper of a place. False if it failed, after a message to the user, or if the order has
+        ended."""
         if place.facts:
             return True
         asked, warned = place.keepers[0].facts.remote(), False

@@ -28,9 +28,10 @@ from dmltrain_launch.terminal.log_folder import LOGS
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 LOOK_SECONDS = 0.3  # between looks at a job that has not started, or is about to end
 AWAY_SECONDS = 1.0  # between tries while the dashboard does not answer
-# Ray looks at a job once a second, and would call one that was deleted before that look a failed one.
+# Ray looks at a job once a second. If the job is deleted before that look, Ray records it again, as a failed job. So it
+# is deleted this many seconds after its end, and again, up to DELETIONS times, if Ray still has a record.
 MONITOR_SECONDS = 2.5
-DELETIONS = 3  # in case it does
+DELETIONS = 3
 STOP_SECONDS = 60.0  # for the end of a job that was stopped
 LAUNCHER_SECONDS = 10.0  # for the launcher's end, beside --grace
 PATIENCE_SECONDS = 30.0  # for a dashboard that does not answer for a moment
@@ -157,8 +158,10 @@ class Held:
         return inside.output_of(self._lines(wait, say, limit))
 
     def _lines(self, wait: bool, say: Say, limit: float | None) -> Iterator[bytes]:
-        """All that Ray has of its output. A connection may be lost or end early, so that Ray is asked whether the job
-        has ended; then the rest is fetched at once."""
+        """All lines that Ray has of the job's output.
+
+        A connection may be lost or end early. So Ray is asked whether the job has ended; only then the rest is fetched.
+        """
         given, last_text = 0, ""
         if wait:
             self._wait_started(say, limit)

@@ -52,8 +52,11 @@ def parse(data: bytes, name: str) -> list[Host]:
 
 
 def _slots_of_lines(hosts: Sequence[Host]) -> list[Host]:
-    """The hosts, each once. In some files a host has a line for each slot, as in PBS_NODEFILE, or lines whose slots are
-    added, as for Open MPI: so if all lines are of this kind, without anything else."""
+    """The hosts, each once, with the sum of the slots of its lines.
+
+    In some files a host has a line for each slot, as in PBS_NODEFILE, or several lines with slots, as for Open MPI.
+    Lines are added only if all lines of the file are of one of these kinds and have no other attributes.
+    """
     kinds = {host.slots is None for host in hosts}
     plain = all(replace(host, slots=None) == Host(host.name, where=host.where) for host in hosts)
     names = [host.name for host in hosts]

@@ -18,7 +18,9 @@ AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher: then an age
 # taken SILENCE_SECONDS already.
 RECONNECT_SECONDS, RECONNECT_LOST_SECONDS = 10.0, 3.5
 RECONNECT_ATTEMPTS = 3  # on a host that has reported the agent's end: it runs, and may be too busy for one moment
-SILENCE_SECONDS = 9.5  # without a message from an agent: then it counts as lost
+# Without a message from an agent: then it counts as lost. This is longer than a network outage of 5 s and TCP's
+# retransmission pause after it, whose length varies.
+SILENCE_SECONDS = 9.5
 
 
 @dataclass(frozen=True)
