@@ -577,7 +577,7 @@ def waiting_session(tmp_path: Path, kind: type[Session] = Session) -> tuple[Sess
     supervisor = Supervisor(Job("waits", "waits", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
     session = kind(supervisor, OneHost(), None, lambda: None)
     payload = protocol.encode_event(Measured("", "h2", 5, 5))
-    return session, lambda: session._take("here", protocol.EVENT, protocol.NO_TASK, payload)
+    return session, lambda: session._take_frame("here", protocol.EVENT, protocol.NO_TASK, payload)
 
 
 def test_events_that_nobody_takes_are_few(tmp_path):
