@@ -109,7 +109,9 @@ class Children:
         """Send SIGTERM to these tasks, and let one that is stopped run: it leaves only then."""
         for pid, child in self.by_pid.items():
             if child.task in tasks and child.popen.returncode is None:
-                os.kill(pid, signal.SIGTERM)  # Popen's method may reap the process: `collect` would not report its exit
+                # not Popen.send_signal: it polls first, and so may reap a process that has just ended. Then `collect`
+                # would not report the exit, for which the launcher waits.
+                os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)
 
     # -- exits --------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ def in_background(act: Callable[[Callable[[str], None]], int], say: Callable[[st
     returns 0, and the child goes on alone. If the child ends before that, the parent returns the child's exit code.
     In the child, this function returns what `act` returns.
 
-    Until it calls `started`, the child belongs to the terminal: it may ask for a passphrase, and gets Ctrl-C.
+    Call it before a thread is started: fork(2) copies only the calling thread. Until the child calls `started`, it
+    belongs to the terminal: it may ask for a passphrase, and gets Ctrl-C.
     """
     receiving, sending = os.pipe()
     child = os.fork()

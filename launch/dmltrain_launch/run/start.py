@@ -148,7 +148,7 @@ class Start:
         self.prepare(session, output)
         self._session = session
         watch = self._watch(session) if self.options.watch_hosts else None
-        if self._interrupted.is_set():
+        if self._interrupted.is_set():  # by a signal that came before `_session` was set
             session.interrupt(self._signal)
         try:
             session.run(folder)

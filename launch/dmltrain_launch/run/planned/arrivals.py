@@ -19,7 +19,7 @@ from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action, Connect, Open, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Lost, Unreached
-from dmltrain_launch.run.supervisor.late import LatePreparation, Meeting, bound
+from dmltrain_launch.run.supervisor.late import LatePreparation, PeerPorts, bound
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, USAGE_CODE
 from dmltrain_launch.run.supervisor.losses import Announcement
 
@@ -53,7 +53,7 @@ class Arrivals:
         self._coming: dict[str, _Arrival] = {}
         # hosts that were given up while the launcher connects to them: an agent may still come, and must be ended
         self._unwanted: set[str] = set()
-        self._meeting = Meeting()
+        self._peer_ports = PeerPorts()
 
     @property
     def deadline(self) -> float:
@@ -143,8 +143,10 @@ class Arrivals:
         servers = {
             process.task.host.name for process in attempt.processes if process.task.role != WORKER and process.runs
         }
-        self._meeting.hosts = {used_host.name: used_host for used_host in attempt.usable if used_host.name in servers}
-        late = LatePreparation(attempt.job, host, attempt.preparation, self._meeting)
+        self._peer_ports.hosts = {
+            used_host.name: used_host for used_host in attempt.usable if used_host.name in servers
+        }
+        late = LatePreparation(attempt.job, host, attempt.preparation, self._peer_ports)
         self._coming[host.name] = _Arrival(late, workers, now + attempt.limits.start)
         waiter.keys.add(comes(host.name))
         return [] if host.name in self._unwanted else [Connect(host.name)]
@@ -161,7 +163,7 @@ class Arrivals:
         if arrival is None:
             if not isinstance(event, events.Bound):
                 return []
-            actions = bound(event, self._meeting, [arrival.preparation for arrival in self._coming.values()])
+            actions = bound(event, self._peer_ports, [arrival.preparation for arrival in self._coming.values()])
             return [*actions, *self._proceed()]
         try:
             actions = arrival.preparation.handle(event)
@@ -215,7 +217,7 @@ class Arrivals:
 
     def peer_lost(self, name: str) -> list[Action]:
         """A host of the job is lost: coming hosts need not reach it any more."""
-        self._meeting.lost(name)
+        self._peer_ports.lost(name)
         actions = [action for arrival in self._coming.values() for action in arrival.preparation.answered(name)]
         return [*actions, *self._proceed()]
 
@@ -247,7 +249,7 @@ class Arrivals:
         return [*actions, *self._close()]
 
     def _close(self) -> list[Action]:
-        return [] if self._coming else self._meeting.close()
+        return [] if self._coming else self._peer_ports.close()
 
     def _start(self, host: Host, workers: int) -> list[tuple[int, list[Action]]]:
         """Start workers on a prepared host. Returns the number of each and the actions that start it."""
