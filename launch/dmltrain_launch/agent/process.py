@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-ENVIRONMENT_BYTES = 8 << 20  # the kernel starts a process with less; what it makes of them later has no limit
+# read of an environment or of arguments: the kernel limits both at the start of a process to less, but a process can
+# make them longer later (prctl(2), PR_SET_MM)
+ENVIRONMENT_BYTES = 8 << 20
 
 
 class Process(NamedTuple):

@@ -1,7 +1,7 @@
 """Follow a job whose launcher runs inside of a cluster: its output is shown here, and becomes the logs of the job.
 
-That launcher prints the lines of its processes with tags, and at its end each of FILES as one line of base64. Of the
-record only what cannot lead this machine elsewhere is kept: see `_own`.
+That launcher prints the lines of its processes with tags, and at its end each of FILES as one line of base64. The
+record comes from the cluster, so this machine keeps only fields that cannot make it reach other hosts: see `_own`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run(job: Inside, say: Say) -> int:
 
 
 def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: Signals) -> int:
-    """To its end, or to a signal. Returns the exit code."""
+    """Follow the job to its end, or end it after a signal. Returns the exit code."""
     try:
         signals.arm()
         if signals.arrived:
@@ -95,7 +95,7 @@ def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: S
         signals.disarm()
         say("ending the job")
     try:
-        signals.arm()  # a second one ends the wait for the launcher's last words
+        signals.arm()  # a second signal ends the wait for the launcher's last output
         if job.stop():
             copy.take(job.lines(True, say))
         signals.disarm()
@@ -108,7 +108,7 @@ def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: S
 
 
 def _cancel(followed: Followed, job: Inside, code: int, say: Say) -> None:
-    """Leave nothing of it in the engine, and say in the log folder that it has ended."""
+    """Remove the job from the engine, and note in the log folder that it has ended."""
     try:
         followed.cancel()
         mark_ended(job.path, code)
@@ -117,8 +117,10 @@ def _cancel(followed: Followed, job: Inside, code: int, say: Say) -> None:
 
 
 def logs(options: Options, folder: Path, say: Say) -> bool:
-    """For `dmltrain job logs`: fetch the logs of a job that another command has submitted, if the folder has one. True
-    if that has also shown them, which it does with --follow."""
+    """For `dmltrain job logs`: fetch the logs of the job in `folder`, if another command has submitted it.
+
+    Returns whether the logs were also shown, which is so with --follow.
+    """
     followed = held(folder)
     if not isinstance(followed, Followed):
         return False
@@ -133,8 +135,11 @@ def logs(options: Options, folder: Path, say: Say) -> bool:
 
 
 class Copy:
-    """Writes the output of the job's processes to its logs. `shown`: whether to print lines of this source, or of the
-    launcher (None). safe: also what processes print is made safe; the launcher's own lines always are."""
+    """Writes the output of the job's processes to its logs.
+
+    `shown`: whether to print the lines of a source, or of the launcher (None). `safe`: escape control characters in the
+    output of processes, too; in the launcher's own lines they are always escaped.
+    """
 
     def __init__(self, folder: LogFolder, shown: Callable[[Source | None], bool], safe: bool = False):
         self._folder, self._shown, self._safe, self._taken = folder, shown, safe, 0

@@ -1,8 +1,8 @@
 """In the launcher: the pods that are the job's hosts, and their bridges.
 
 `Cluster` makes the pods and waits until all of them run and their bridges have called: that is the time in the queue,
-which no limit of the launcher counts. A bridge serves one agent after another. A pod whose agent is lost may call
-again; for one that is lost altogether, Kubernetes starts another one, which takes its place.
+which no limit of the launcher counts. A bridge serves one agent after another, so a pod whose agent is lost calls
+again. In the place of a pod that is lost, Kubernetes starts another one.
 """
 
 from __future__ import annotations

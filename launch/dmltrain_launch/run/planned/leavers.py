@@ -1,9 +1,9 @@
 """Workers that leave an elastic job on purpose, and hosts that it gives back. Pure.
 
 A worker that got its notice ends its step, hands back its samples and exits with 0: it is neither lost nor replaced.
-When the last worker of a host has ended, a server or the scheduler there ends as well: the job goes on as after their
-loss, with the other servers, and with the next scheduler on another host. Then the host is given back: its agent ends,
-and no process is started there any more.
+When the last worker of a leaving host has ended, a server or the scheduler on it is ended as well. The job goes on as
+after their loss: with the other servers, and with another scheduler on another host. Then the host is given back: its
+agent ends, and no process is started there any more.
 """
 
 from __future__ import annotations
