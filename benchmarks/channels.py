@@ -21,7 +21,7 @@ from dmltrain_launch.agent import commands
 from dmltrain_launch.agent.events import Alive, Ended, Event, Exited, Ready
 from dmltrain_launch.agent.protocol import OUTPUT, decode_event, encode_command
 from dmltrain_launch.channels import Channel
-from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 from tests.launch.ssh_connect import connector
 from tests.launch.sshd import Home, Sshd
@@ -35,7 +35,7 @@ def measure(channel: Channel, megabytes: int) -> tuple[float, float, float]:
     received)."""
     received_frames = channels.frames(channel, SILENCE)
     mark = f"benchmark-{os.getpid()}"
-    channel.write(encode_command(commands.Job(mark, "here", grace=1, silence=SILENCE, key="00")))
+    channel.write(encode_command(commands.JobCommand(mark, "here", grace=1, silence=SILENCE, key="00")))
     _until(received_frames, Ready)
     argv = ["head", "-c", str(megabytes * MEGABYTE), "/dev/zero"]
     task = commands.Spawn(0, tuple(argv), {}, "/")

@@ -222,7 +222,7 @@ def test_the_kvstore_knows_no_backend_and_frameworks_are_imported_in_backends_on
 
 
 def test_the_agent_needs_the_standard_library_only():
-    used = {full for path in sources("launch/dmltrain_launch/agent") if path.stem != "bundle" for full in imports(path)}
+    used = {full for path in sources("launch/dmltrain_launch/agent") for full in imports(path)}
     outside = {full for full in used if full.partition(".")[0] not in sys.stdlib_module_names}
     assert all(full.startswith(("dmltrain_launch.agent.", "dmltrain.base.capacity.")) for full in outside), outside
 

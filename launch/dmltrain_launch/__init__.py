@@ -1,4 +1,4 @@
-"""Start jobs: run any program as a set of processes on hosts. Imports nothing of `dmltrain`."""
+"""Start jobs: run any program as a set of processes on hosts. Imports three modules of `dmltrain.base` only."""
 
 import os
 

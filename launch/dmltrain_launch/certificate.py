@@ -16,7 +16,7 @@ def new(now: datetime.datetime | None = None) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dmltrain-launch")])
     now, day = now or datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -30,4 +30,4 @@ def new(now: datetime.datetime | None = None) -> tuple[bytes, bytes]:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     pem, der = serialization.Encoding.PEM, serialization.Encoding.DER
-    return secret + made.public_bytes(pem), made.public_bytes(der)
+    return secret + signed.public_bytes(pem), signed.public_bytes(der)

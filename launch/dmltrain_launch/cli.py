@@ -44,7 +44,8 @@ def launch(argv: Sequence[str]) -> int:
     if goes_inside(options):
         from dmltrain_launch.clusters.queue import FOLLOWED, SUBMITTED
 
-        how = os.environ.pop(SUBMITTED, "")  # what this launcher starts may submit jobs of its own
+        # removed from the environment, because a program that this launcher starts may submit jobs of its own
+        how = os.environ.pop(SUBMITTED, "")
         if not how:
             return submit(options, argv)
         if how == FOLLOWED:
@@ -175,7 +176,8 @@ def submit(options: Options, argv: Sequence[str]) -> int:
 
 
 def followed(options: Options) -> int:
-    """As the launcher inside of a cluster, which another command follows: its output is all that that one gets."""
+    """Run the launcher inside of a cluster. The command that follows it gets nothing but its output, so all logs and
+    files go there."""
     from dmltrain_launch.commands.follow import print_files
     from dmltrain_launch.run.described import name_and_path
 
@@ -187,12 +189,12 @@ def followed(options: Options) -> int:
 
 def plan(options: Options) -> int:
     """Print which process runs on which host."""
-    from dmltrain_launch.commands import plan
+    from dmltrain_launch.commands import dry_run
     from dmltrain_launch.run.described import fitted, make_job, name_and_path
 
     job = make_job(options, name_and_path(options, time.time())[0])
     with opened(options) as cluster:
-        show(plan.text(*fitted(job, cluster.hosts)))
+        show(dry_run.plan(*fitted(job, cluster.hosts)))
     return 0
 
 

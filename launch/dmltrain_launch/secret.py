@@ -23,12 +23,12 @@ def is_secret(name: str, named: Collection[str] = ()) -> bool:
 
 def secrets(variables: Iterable[tuple[str, str]], named: Collection[str] = ()) -> tuple[str, ...]:
     """The values of these (name, value) pairs that must be hidden wherever they occur."""
-    found = {
+    values = {
         value
         for name, value in variables
         if value and (name in named or (is_secret(name) and not COMMON.fullmatch(value)))
     }
-    return tuple(sorted(found))
+    return tuple(sorted(values))
 
 
 def redact(text: str, secrets: Collection[str]) -> str:

@@ -28,12 +28,12 @@ from dmltrain_launch.agent.ending import Ending
 from dmltrain_launch.agent.events import Listing, Measured
 from dmltrain_launch.agent.process import Process, living, members, process, send_signal
 from dmltrain_launch.channels import frames
-from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.connection import Connection
-from dmltrain_launch.run.keeping import KeepingSession, Numbered
+from dmltrain_launch.run.keeping import KeepingSession, NumberedEvent
 from dmltrain_launch.run.session import EVENTS_AT_ONCE, Session
 from dmltrain_launch.run.stream import Stream
 from dmltrain_launch.run.supervisor.event import Lost
@@ -577,7 +577,7 @@ def waiting_session(tmp_path: Path, kind: type[Session] = Session) -> tuple[Sess
     supervisor = Supervisor(Job("waits", "waits", ("true",), 1, 0, str(tmp_path)), [host], Limits(0.5))
     session = kind(supervisor, OneHost(), None, lambda: None)
     payload = protocol.encode_event(Measured("", "h2", 5, 5))
-    return session, lambda: session._take("here", protocol.EVENT, protocol.NO_TASK, payload)
+    return session, lambda: session._take_frame("here", protocol.EVENT, protocol.NO_TASK, payload)
 
 
 def test_events_that_nobody_takes_are_few(tmp_path):
@@ -600,7 +600,7 @@ def test_an_event_that_is_written_at_once_is_confirmed(tmp_path):
     class Quick(KeepingSession):
         """Its main thread is quicker than the thread that reads."""
 
-        def _put_any(self, item: Numbered) -> None:
+        def _put_any(self, item: NumberedEvent) -> None:
             item.stream.wrote(item.number)
             confirmed.append(item.stream.kept)
 

@@ -24,7 +24,7 @@ from dmltrain_launch.agent.events import Alive
 from dmltrain_launch.agent.process import Process, members, process, send_signal
 from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
 from dmltrain_launch.agent.spawn import spawn
-from dmltrain_launch.agent.spool import MOST_BYTES, Left, Spool
+from dmltrain_launch.agent.spool import MOST_BYTES, LeftSpool, Spool
 from dmltrain_launch.run.journal import Kept
 from dmltrain_launch.run.scheduler_log import SchedulerLog
 from dmltrain_launch.run.stream import Stream
@@ -427,7 +427,7 @@ def test_nothing_is_lost_or_doubled_whenever_launchers_are_killed(tmp_path, seed
             launcher.stream.resume(spool.first, spool.last)
     if chance.random() < 0.5:  # the agent ends before the last launcher comes
         spool.close()
-        spool = Left(spool.folder)
+        spool = LeftSpool(spool.folder)
     launcher = attach(deadly=False)
     while data := spool.read(100):
         launcher.feed(data)
@@ -580,5 +580,5 @@ def test_a_part_of_a_frame_that_a_killed_agent_wrote_is_left_out(tmp_path):
     (file,) = (tmp_path / "spool").iterdir()
     with file.open("ab") as more:
         more.write(HEADER.pack(OUTPUT, 0, 100) + b"part")
-    left = Left(str(tmp_path / "spool"))
+    left = LeftSpool(str(tmp_path / "spool"))
     assert (left.first, left.last, frames(left)) == (1, 1, [(OUTPUT, 0, b"whole")])

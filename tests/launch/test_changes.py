@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from dmltrain_launch.agent.commands import Bind, Notice, Probe, Reach, Start, Stop
-from dmltrain_launch.agent.commands import Job as JobCommand
+from dmltrain_launch.agent.commands import Bind, JobCommand, NoticeCommand, Probe, Reach, Start, Stop
 from dmltrain_launch.agent.events import Bound, Ended, Noticed, Probed, Reached, Ready, Refused, Started
 from dmltrain_launch.commands.processes import lost
 from dmltrain_launch.job.host import Host
@@ -314,7 +313,7 @@ def test_a_member_that_came_later_is_replaced_like_others():
     job = Changing(replaced=1)
     job.add_to_b()
     job.view(2, 0, 1, 2, 3)
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     job.exit(5, -9)
     (notice,) = job.notices
     assert notice.startswith("worker 3 (pid 205 on b) was killed by SIGKILL; 3 workers are left; ")
@@ -342,7 +341,7 @@ def test_the_end_of_the_job_answers_all(job):
 
 def test_a_host_leaves_when_its_worker_has_left():
     job = Changing(replaced=3)
-    assert job.ask(1, "remove", "b") == [Send("b", Notice((WORKER_1,)))]
+    assert job.ask(1, "remove", "b") == [Send("b", NoticeCommand((WORKER_1,)))]
     assert job.notices == ["asked to leave the job: worker 1 (pid 103 on b)"]
     job.say(Leaves(1, "SIGTERM"))
     job.view(2, 0, 2)
@@ -360,7 +359,7 @@ def test_a_host_leaves_when_its_worker_has_left():
 
 
 def test_a_worker_leaves_and_its_host_stays_and_all_who_asked_for_it_get_an_answer(job):
-    asked = [Send("b", Notice((WORKER_1,))), Send("c", Notice((WORKER_2,)))]
+    asked = [Send("b", NoticeCommand((WORKER_1,))), Send("c", NoticeCommand((WORKER_2,)))]
     assert job.ask(1, "remove", "worker:1, worker-2") == asked and job.ask(2, "remove", "worker:1") == []
     assert job.exit(WORKER_1, 0) == job.exit(WORKER_2, 0) == []
     assert job.texts(1) == ["worker 1 has left the job", "worker 2 has left the job"]
@@ -372,9 +371,9 @@ def test_a_host_leaves_with_its_server_and_the_scheduler():
     job = Changing(servers=2, replaced=2, more={"restart_scheduler": 3, "restart_servers": 3})
     server, worker = 1, 3
     assert [job.host(number) for number in (SCHEDULER, server, worker)] == ["a", "a", "a"] and job.host(2) == "b"
-    assert job.ask(1, "remove", "a") == [Send("a", Notice((worker,)))]
-    assert job.exit(worker, 0) == [Send("a", Notice((SCHEDULER, server)))], "they end when its workers have"
-    job.supervisor.take_notices()
+    assert job.ask(1, "remove", "a") == [Send("a", NoticeCommand((worker,)))]
+    assert job.exit(worker, 0) == [Send("a", NoticeCommand((SCHEDULER, server)))], "they end when its workers have"
+    job.supervisor.take_announcements()
     job.now += 9
     assert job.exit(server, -15) == [], "it is not replaced"
     ended = "(pid {} on a) has ended, because its host leaves the job; 2 workers"
@@ -464,7 +463,7 @@ def test_a_newcomer_counts_as_staying_and_can_leave_when_it_has_joined():
     assert job.refuses("remove", "c").startswith("2 workers would be left, and --min-workers is 3")
     assert job.refuses("remove", "worker:3").startswith("worker 3 (pid 205 on b) has not joined the job yet")
     job.view(2, 0, 1, 2, 3)
-    assert job.ask(2, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
+    assert job.ask(2, "remove", "c") == [Send("c", NoticeCommand((WORKER_2,)))]
 
 
 def test_a_replacement_counts_as_staying_when_it_has_joined():
@@ -478,7 +477,7 @@ def test_a_replacement_counts_as_staying_when_it_has_joined():
     job.view(3, 0, 1, 2)
     ranks = "worker:0, worker:1, worker:2"  # in order, although worker 1 has started last
     assert job.refuses("remove", "worker:7") == f"worker 7 does not run: expected one of {ranks}, or a host"
-    assert job.ask(1, "remove", "c") == [Send("c", Notice((WORKER_2,)))]
+    assert job.ask(1, "remove", "c") == [Send("c", NoticeCommand((WORKER_2,)))]
 
 
 def test_a_worker_that_is_lost_while_it_leaves_is_a_loss_and_not_replaced():
@@ -513,7 +512,7 @@ def test_a_worker_that_leaves_by_itself_is_known_from_the_scheduler():
 def test_what_waits_for_a_host_that_leaves_goes_elsewhere():
     job = Changing(replaced=2)
     job.exit(WORKER_1, -9)
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     job.ask(1, "remove", "b")
     assert "worker 1 is not replaced: no host that is left has room for it" in job.notices
 
@@ -554,7 +553,7 @@ def follow(job: Changing, *hosts: Host) -> list:
 def test_hosts_that_are_new_in_the_file_come_and_those_that_are_gone_leave(job):
     a, b, c, e = LISTED
     new = Host("d", slots=2)
-    assert follow(job, new, a, c, e) == [Connect("d"), Send("b", Notice((WORKER_1,)))]
+    assert follow(job, new, a, c, e) == [Connect("d"), Send("b", NoticeCommand((WORKER_1,)))]
     assert "d is new in the hosts file" in job.notices
     *begun, _ = job.come("d")
     assert started(begun) == [("worker-3", "d", 5), ("worker-4", "d", 6)]
@@ -570,7 +569,7 @@ def test_a_host_of_the_file_is_exchanged_for_another_one():
     assert job.notices[-1].startswith("b is not in the hosts file any more, but stays: 2 workers would be left, and ")
     job.come("d")
     job.say(Started("d", 5, 205))
-    assert job.say(Viewed(2, (0, 1, 2, 3))) == [Send("b", Notice((WORKER_1,)))]
+    assert job.say(Viewed(2, (0, 1, 2, 3))) == [Send("b", NoticeCommand((WORKER_1,)))]
     assert not any("but stays" in notice for notice in job.notices)
     assert job.say(Viewed(3, (0, 2, 3))) == []
 
@@ -736,7 +735,7 @@ def test_random_changes_and_losses():
                         job.say(Ended(host, ()), Lost(host, "exited", ended=True))
             running = [process for process in job.supervisor.processes if process.task.role == WORKER and process.runs]
             assert len({each.task.rank for each in running}) == len(running)
-            ranks = [life[0].task.rank for life in job.supervisor.tasks.lives if life[0].task.role == WORKER]
+            ranks = [life[0].task.rank for life in job.supervisor.tasks.lineages if life[0].task.role == WORKER]
             assert ranks == [*range(len(ranks))], "each number once"
             gone = job.supervisor.ending.given_up | job.supervisor.ending.left.keys()
             assert job.supervisor.ending.begun or not any(each.task.host.name in gone for each in running), seed
@@ -809,7 +808,7 @@ def test_a_server_without_a_host_starts_on_one_that_comes():
     (row,) = start.command.tasks
     assert (start.host, row.environment["DMLC_ROLE"]) == ("e", "server")
     assert job.supervisor.tasks.all[row.task].task.rank == server.task.rank
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     job.view(2, 0, 1)
     assert job.notices == [] and job.supervisor.replacer.next_at == math.inf, "it was placed once"
 

@@ -17,9 +17,9 @@ import pytest
 from dmltrain_launch import LaunchError, cli
 from dmltrain_launch.cli import launch
 from dmltrain_launch.command_line.job_options import VERBS, parse_job
-from dmltrain_launch.commands import killed
 from dmltrain_launch.commands.jobs import COLUMNS, find_jobs, table
 from dmltrain_launch.commands.recorded import Launcher
+from dmltrain_launch.commands.visit import write_end
 from dmltrain_launch.terminal.log_folder import LogFolder
 from tests.launch.conftest import DEADLINE, ROOT, begin, run, wait_for
 from tests.launch.refusal import refusal
@@ -455,13 +455,13 @@ def test_states_of_jobs(tmp_path):
 
 def test_a_killed_job_has_ended_unless_a_launcher_may_say_so(tmp_path):
     here = Launcher(platform.node())
-    killed.write_end(job(tmp_path, "alone"), here)
-    killed.write_end(job(tmp_path, "undated", started="then"), here)
-    killed.write_end(job(tmp_path, "elsewhere"), Launcher("another machine"))
-    killed.write_end(job(tmp_path, "over", ended="2027-01-15T08:01:00+0000", seconds=63, exit_code=0), here)
+    write_end(job(tmp_path, "alone"), here)
+    write_end(job(tmp_path, "undated", started="then"), here)
+    write_end(job(tmp_path, "elsewhere"), Launcher("another machine"))
+    write_end(job(tmp_path, "over", ended="2027-01-15T08:01:00+0000", seconds=63, exit_code=0), here)
     folder = job(tmp_path, "live")
     holder = LogFolder(folder, again=True)
-    killed.write_end(folder, here)
+    write_end(folder, here)
     found = listed(tmp_path)
     assert (found["alone"]["STATE"], found["alone"]["EXIT CODE"]) == ("ended", "143")
     assert found["alone"]["SECONDS"].isdigit() and found["undated"]["SECONDS"] == "-"

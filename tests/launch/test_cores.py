@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dmltrain_launch.agent.host.cores import limits, report, usable
-from dmltrain_launch.job.cores import threads
 from dmltrain_launch.job.host import Host, Machine
+from dmltrain_launch.job.placement import threads
 from tests.launch.conftest import wait_for
 
 TWO = (0, 1)

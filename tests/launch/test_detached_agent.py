@@ -10,7 +10,7 @@ import pytest
 
 from dmltrain_launch.agent.detached import TAKEN_CODE
 from dmltrain_launch.agent.protocol import HEADER, OUTPUT
-from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 from tests.launch.conftest import carriers, wait_for
 from tests.launch.test_agent import SILENCE, Conversation

@@ -9,7 +9,7 @@ from dmltrain_launch.forecast.forecast import (
     Computing,
     Forecast,
     Links,
-    Step,
+    StepReport,
     counts,
     forecast,
     gradients,
@@ -23,7 +23,7 @@ from dmltrain_launch.job.placement import place
 V, B = 25e6, 1.25e8  # bytes; bytes/s: 1 Gbit/s
 COMPRESSION = {"none": (1.0, 1.0), "bf16": (0.5, 0.5), "fp16": (0.5, 0.5), "int8": (0.252, 0.252)}
 COMPRESSION["2bit"] = (17 / 256, 17 / 256)
-STEP = Step(0.2, 64, V, "resnet-50", compression=COMPRESSION)
+STEP = StepReport(0.2, 64, V, "resnet-50", compression=COMPRESSION)
 
 
 def hosts(count: int, **more: object) -> list[Host]:
@@ -40,7 +40,7 @@ ONE = Computing({"h1": {1: 0.2}})
 
 
 def expected(
-    workers: int, servers: int, machines: int, policy: str = "dmlc", gc_type: str = "none", step: Step = STEP
+    workers: int, servers: int, machines: int, policy: str = "dmlc", gc_type: str = "none", step: StepReport = STEP
 ) -> Forecast:
     placed = place(workers, servers, hosts(machines), policy)
     found = forecast(placed, step, ONE, links(machines), gc_type)
@@ -69,7 +69,7 @@ def test_what_stays_in_a_host_is_free_and_workers_of_a_host_share_its_card_unles
     assert gradients(place(2, 1, hosts(2)), STEP) == {("h2", "h1"): V}  # the other worker is beside the server
     two_each = place(4, 1, hosts(3), "dedicated")  # two workers on h1, two on h2, the server on h3
     assert gradients(two_each, STEP) == {("h1", "h3"): 2 * V, ("h2", "h3"): 2 * V}
-    assert gradients(two_each, Step(0.2, 64, V, summed_in_host=True)) == {("h1", "h3"): V, ("h2", "h3"): V}
+    assert gradients(two_each, StepReport(0.2, 64, V, summed_in_host=True)) == {("h1", "h3"): V, ("h2", "h3"): V}
 
 
 def test_the_slowest_card_or_path_counts_and_one_noisy_figure_does_not():
@@ -93,16 +93,16 @@ def test_a_card_carries_what_the_better_half_of_its_links_do():
 @pytest.mark.parametrize(("gc_type", "factor"), [("bf16", 2), ("int8", 4), ("2bit", 15)])
 def test_fewer_bytes(gc_type, factor):
     assert expected(5, 5, 5).apart / expected(5, 5, 5, gc_type=gc_type).apart == pytest.approx(factor, rel=0.02)
-    whole = Step(0.2, 64, V, compression={"none": (1.0, 1.0), gc_type: (1 / factor, 1.0)})
+    whole = StepReport(0.2, 64, V, compression={"none": (1.0, 1.0), gc_type: (1 / factor, 1.0)})
     alone = expected(2, 1, 3, "dedicated", gc_type, whole)
     assert alone.apart == pytest.approx((1 + 1 / factor) * 2 * V / B), "results may travel whole"
 
 
 def test_parts_that_stay_whole_make_servers_uneven():
-    step = Step(0.2, 64, 10e6, pieces=(1e6, 8e6, 1e6))
+    step = StepReport(0.2, 64, 10e6, pieces=(1e6, 8e6, 1e6))
     found = expected(2, 2, 4, "dedicated", step=step)
     assert found.communicating == pytest.approx(2 * 8e6 / B)
-    assert expected(2, 2, 4, "dedicated", step=Step(0.2, 64, 10e6)).communicating == pytest.approx(2 * 5e6 / B)
+    assert expected(2, 2, 4, "dedicated", step=StepReport(0.2, 64, 10e6)).communicating == pytest.approx(2 * 5e6 / B)
     assert loads(2, 4e6, (1e6, 1e6, 2e6)) == [2e6, 2e6], "the biggest first, wherever it is in the model"
     assert sorted(loads(3, 9e6, (1e6, 4e6, 2e6, 2e6))) == [2e6, 3e6, 4e6]
 
@@ -149,11 +149,11 @@ def test_uneven_measurements_are_reported():
 def test_the_batch_that_gives_a_speedup(speedup):
     """A step of that batch, computing as much longer, has that speed-up with nothing hidden."""
 
-    def five(step: Step, compute: float) -> Forecast:
+    def five(step: StepReport, compute: float) -> Forecast:
         return forecast(place(5, 5, hosts(5)), step, Computing({"h1": {1: compute}}), links(5))
 
     batch = five(STEP, 0.01).batch(speedup)
-    assert five(Step(0.2, batch, V), 0.01 * batch / 64).speedups[0] == pytest.approx(speedup)
+    assert five(StepReport(0.2, batch, V), 0.01 * batch / 64).speedups[0] == pytest.approx(speedup)
     assert Forecast(2, 2, 64, 0.9, 0.1, 0.1, 0.4).batch(1.0) == math.inf, "a slow worker is no help at any batch"
 
 
@@ -167,18 +167,18 @@ def test_which_numbers_of_workers_have_a_row():
 LEAST = {"seconds_per_step": 0.25, "samples_per_step": 64, "model_bytes": 1000}
 
 
-def parsed(**more: object) -> Step | None:
+def parsed(**more: object) -> StepReport | None:
     """What is made of a program's line with these and the least facts."""
     return step_of(f"DMLTRAIN_MEASURE {json.dumps({**LEAST, **more})}")
 
 
 def test_the_line_of_a_program_is_parsed():
-    assert parsed() == Step(0.25, 64, 1000) and parsed(spread=0.3).spread == 0.3
+    assert parsed() == StepReport(0.25, 64, 1000) and parsed(spread=0.3).spread == 0.3
     same = {"kv_store": "dist_async", "gc_type": "int8", "network": "mlp", "backend": "torch", "summed_in_host": True}
     same |= {"distributed": True, "synchronous": False}
     found = parsed(devices=2, pieces=[600, 400], compression={"none": [1, 1], "int8": [0.25, 1]}, **same)
     compression = {"none": (1.0, 1.0), "int8": (0.25, 1.0)}
-    assert found == Step(0.25, 64, 1000, pieces=(600, 400), compression=compression, **same)
+    assert found == StepReport(0.25, 64, 1000, pieces=(600, 400), compression=compression, **same)
 
 
 NONSENSE = ("{}", "[]", "7", "null", "{", "", '{"seconds_per_step": 1, "samples_per_step": 1}')
@@ -205,7 +205,7 @@ def test_a_wrong_value_is_no_step(wrong):
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
-def outlook(workers: int, compute: float, step: Step = STEP, **slow: float) -> Outlook:
+def outlook(workers: int, compute: float, step: StepReport = STEP, **slow: float) -> Outlook:
     computing = Computing({host.name: {1: slow.get(host.name, compute)} for host in hosts(workers)})
     return Outlook(workers, lambda count: place(count, count, hosts(workers)), step, computing, links(workers))
 
@@ -243,15 +243,18 @@ def test_a_slow_host_limits_the_speed_up_and_fewer_workers_may_be_better():
 
 
 def test_asynchronous_and_local_kvstores_get_a_remark():
-    step = Step(0.2, 64, V, kv_store="dist_async", synchronous=False)
+    step = StepReport(0.2, 64, V, kv_store="dist_async", synchronous=False)
     assert "--kv-store dist_async does not wait for all workers at each step" in said(outlook(2, 1.0, step))
-    assert "shares nothing" in said(outlook(2, 1.0, Step(0.2, 64, V, kv_store="local", distributed=False)))
-    assert "the savings of topk are unknown" in said(outlook(2, 1.0, Step(0.2, 64, V, gc_type="topk")))
+    assert "shares nothing" in said(outlook(2, 1.0, StepReport(0.2, 64, V, kv_store="local", distributed=False)))
+    assert "the savings of topk are unknown" in said(outlook(2, 1.0, StepReport(0.2, 64, V, gc_type="topk")))
 
 
 def test_local_steps_share_the_bytes_of_an_exchange():
     """With compression, too."""
-    often, seldom = Step(0.2, 64, V, compression=COMPRESSION), Step(0.2, 64, V, compression=COMPRESSION, local_steps=50)
+    often, seldom = (
+        StepReport(0.2, 64, V, compression=COMPRESSION),
+        StepReport(0.2, 64, V, compression=COMPRESSION, local_steps=50),
+    )
     for gc_type in ("none", "2bit"):
         each, shared = (outlook(2, 1.0, step).of(2, gc_type) for step in (often, seldom))
         assert shared.communicating == pytest.approx(each.communicating / 50)

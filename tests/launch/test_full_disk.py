@@ -11,7 +11,7 @@ import pytest
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.run import journal
-from dmltrain_launch.run.room import Room
+from dmltrain_launch.run.detached_start import FullDiskRetry
 from dmltrain_launch.run.stream import Stream
 from dmltrain_launch.terminal.log_folder import LogFolder
 from dmltrain_launch.terminal.output import Output, Silent
@@ -39,7 +39,7 @@ def test_output_waits_for_room(tmp_path):
     folder = LogFolder(tmp_path / "job")
     output = Output(folder, ["worker-0"], Silent())
     output.write(0, b"before\n")
-    folder.room = room = Full(output._files[0])
+    folder.retry = room = Full(output._files[0])
     output.write(0, b"after\n")
     assert (tmp_path / "job/worker-0.log").read_bytes() == b"before\nafter\n" and len(room.asked) == 2
     output.close()
@@ -47,7 +47,7 @@ def test_output_waits_for_room(tmp_path):
 
 def test_the_journal_waits_for_room(tmp_path):
     room = None
-    made = journal.Journal(tmp_path, "1.0", room=lambda error: room(error))
+    made = journal.Journal(tmp_path, "1.0", retry=lambda error: room(error))
     room = Full(made._descriptor)
     made.attach(7)
     assert len(room.asked) == 2 and (tmp_path / journal.JOURNAL).stat().st_size
@@ -56,7 +56,7 @@ def test_the_journal_waits_for_room(tmp_path):
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_it_waits_for_a_full_disk_only_and_no_longer_once_it_is_given_up(is_waiting):
     said: list[str] = []
-    room = Room(said.append)
+    room = FullDiskRetry(said.append)
     full, broken = OSError(28, "No space left on device"), OSError(5, "Input/output error")
     if not is_waiting:
         assert not room(full) and not said

@@ -8,7 +8,7 @@ import pytest
 from dmltrain_launch import LaunchError, channels
 from dmltrain_launch.agent import commands, events, protocol
 from dmltrain_launch.agent.channel import Incoming
-from dmltrain_launch.agent.commands import Entry, Peer, Spawn
+from dmltrain_launch.agent.commands import AnnouncedEntry, Peer, Spawn
 from dmltrain_launch.agent.events import StoppedProcess
 from dmltrain_launch.agent.host.gpus import Reports
 from dmltrain_launch.agent.protocol import EVENT, HEADER, HELLO, NO_TASK, OUTPUT, ProtocolError
@@ -37,9 +37,12 @@ EVENTS = [
     events.Listing("", ({"pid": 1, "command": ["python", "train.py"]},)),
 ]
 COMMANDS = [
-    commands.Job("mark", "h1", 5.0, 10.0, "00ff", "logs", usage=2.0),
+    commands.JobCommand("mark", "h1", 5.0, 10.0, "00ff", "logs", usage=2.0),
     commands.Sync("~/job"),
-    commands.Entries((Entry(0, "file", "train.py", 0o644, 1, 5, "0" * 64), Entry(1, "link", "l", 0, 1, 0, "x")), True),
+    commands.Entries(
+        (AnnouncedEntry(0, "file", "train.py", 0o644, 1, 5, "0" * 64), AnnouncedEntry(1, "link", "l", 0, 1, 0, "x")),
+        True,
+    ),
     commands.Remove(("old.py",), True),
     commands.File(0, 5),
     commands.Bind("10.0.0.1", True, False, 9000, None),

@@ -16,7 +16,6 @@ from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.hosts import MOST_BYTES, from_list, parse, read
 from dmltrain_launch.job.hosts.attribute import ATTRIBUTES
 from dmltrain_launch.job.hosts.range import MOST, expand, split_list
-from dmltrain_launch.job.hosts.roles import by_roles
 from dmltrain_launch.job.hosts.selection import select
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 from dmltrain_launch.run import watch
@@ -427,7 +426,7 @@ def test_unknown_hosts_in_a_selection_are_refused(include, exclude, message):
 
 def test_worker_and_server_hosts_from_two_files():
     workers, servers = parse(b"a\nb slots=2\nc", "workers"), parse(b"d\nc addr=10.0.0.3", "servers")
-    assert by_roles(workers, servers) == [
+    assert hosts.by_roles(workers, servers) == [
         Host("a", roles=(WORKER,), where="workers:1"),
         Host("b", slots=2, roles=(WORKER,), where="workers:2"),
         Host("c", "10.0.0.3", roles=(SERVER, WORKER), where="workers:3, servers:2"),
@@ -445,7 +444,7 @@ def test_worker_and_server_hosts_from_two_files():
 )
 def test_two_files_that_disagree_about_a_host(workers, servers, message):
     servers_hosts = parse(servers, "servers") if servers else []
-    assert refusal(by_roles, parse(workers, "workers"), servers_hosts).startswith(message)
+    assert refusal(hosts.by_roles, parse(workers, "workers"), servers_hosts).startswith(message)
 
 
 # -- whatever comes

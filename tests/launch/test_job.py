@@ -25,7 +25,7 @@ from dmltrain_launch.job.job import (
     with_workers_for,
     workdir_of,
 )
-from dmltrain_launch.job.placement import POLICIES, free, gpus_of, listing, place, spare_gpus
+from dmltrain_launch.job.placement import POLICIES, free_slots, gpus_of, listing, place, spare_gpus
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 from tests.launch.refusal import refusal
 
@@ -446,11 +446,11 @@ def test_shares_of_gpus():
 
 
 def test_how_many_more_workers_fit_on_a_host():
-    assert free(Host("a"), 7) == math.inf
-    assert free(Host("a", slots=2), 1) == 1
-    assert free(Host("a", gpus=("0", "1")), 1) == 1 and free(Host("a", gpus=("0", "1")), 3) == -1
-    assert free(Host("a", slots=4, gpus=("0", "1")), 1) == 3, "slots say that devices are shared"
-    assert free(Host("a", roles=("server",)), 0) == 0
+    assert free_slots(Host("a"), 7) == math.inf
+    assert free_slots(Host("a", slots=2), 1) == 1
+    assert free_slots(Host("a", gpus=("0", "1")), 1) == 1 and free_slots(Host("a", gpus=("0", "1")), 3) == -1
+    assert free_slots(Host("a", slots=4, gpus=("0", "1")), 1) == 3, "slots say that devices are shared"
+    assert free_slots(Host("a", roles=("server",)), 0) == 0
 
 
 def test_a_worker_more_gets_the_devices_that_the_fewest_have():

@@ -12,7 +12,7 @@ import pytest
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.ssh.config import Settings
-from dmltrain_launch.channels.ssh.known_hosts import Entry, Key, entries, known, listed_name, matches, verify
+from dmltrain_launch.channels.ssh.known_hosts import Key, KnownHost, entries, known, listed_name, matches, verify
 from tests.waiting import SECONDS, wait_for
 
 ED, OTHER, RSA = Key("ssh-ed25519", b"one"), Key("ssh-ed25519", b"two"), Key("ssh-rsa", b"three")
@@ -76,7 +76,7 @@ def test_lines_that_cannot_be_understood_are_passed_over(tmp_path):
     lines = ["# words", "", "h1", "h1 ssh-rsa", "h1 ssh-rsa not=base64", f"  h1 {ED.line} a comment", "@revoked"]
     list_in(path, *lines, f"@revoked * {OTHER.line}", f"@revoked {OTHER.line}")
     path.write_bytes(path.read_bytes().replace(b"words", b"caf\xe9"))  # which is not UTF-8
-    expected = [Entry("", "h1", ED, path, 6), Entry("@revoked", "*", OTHER, path, 8)]
+    expected = [KnownHost("", "h1", ED, path, 6), KnownHost("@revoked", "*", OTHER, path, 8)]
     assert entries([tmp_path / "none", path]) == expected
 
 

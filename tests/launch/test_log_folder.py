@@ -223,9 +223,7 @@ def test_what_somebody_has_put_in_the_place_of_a_log_is_not_written(tmp_path, wr
     if write == "agent":
         write_last_line(str(tmp_path), "h1", "lost", [])
     else:
-        leave = (
-            "import os, sys; from pathlib import Path; from dmltrain_launch.run.detached_start import into_background"
-        )
+        leave = "import os, sys; from pathlib import Path; from dmltrain_launch.run.background import into_background"
         run = f"{leave}; into_background(Path(sys.argv[1])); os.write(2, b'said')"
         done = subprocess.run([sys.executable, "-c", run, tmp_path], cwd=ROOT, capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -111,7 +111,7 @@ class Job3:
 
     @property
     def notices(self) -> list[str]:
-        return [take_notice.text for take_notice in self.supervisor.take_notices()]
+        return [take_notice.text for take_notice in self.supervisor.take_announcements()]
 
     @property
     def failure(self) -> list[str]:
@@ -255,7 +255,7 @@ def test_the_job_goes_on_without_a_host_of_workers_and_cleans_it_up(job, ended, 
     told = "the agent on b (pid 20) was killed by SIGKILL; lost: worker 1 (pid 103 on b); 2 workers are left"
     assert job.notices == [told]
     given, stop = job.say(Connected("b"))
-    assert isinstance(given.command, commands.Job) and stop == STOP[1]
+    assert isinstance(given.command, commands.JobCommand) and stop == STOP[1]
     assert job.say(Ready("b", 21, 4), Stopped("b", ((103, None),)), Ended("b", ()), Lost("b", "exited with 0")) == []
     assert job.supervisor.deadline == math.inf and job.notices == [], "the job has all the time in the world"
     job.now += 3600

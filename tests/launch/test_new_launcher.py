@@ -14,7 +14,7 @@ FILE = '''"""Processes beside the launcher, on a host that is called next."""
 
 import sys
 
-from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 
 

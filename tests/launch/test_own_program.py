@@ -20,7 +20,7 @@ STARTS = {  # file -> options of Python or of a shell in it: all that could impo
     "launch/dmltrain_launch/channels/__init__.py": ["-c", "-c"],  # -I, and of a shell
     "launch/dmltrain_launch/channels/bridges/bridge.py": ["-c"],  # of a shell
     "launch/dmltrain_launch/channels/bridges/engine.py": ["-c", "-c"],  # of a shell, and -I
-    "launch/dmltrain_launch/channels/ssh/line.py": ["-c"],  # of a shell
+    "launch/dmltrain_launch/channels/ssh/stream.py": ["-c"],  # of a shell
     "launch/dmltrain_launch/clusters/in_ray/keeper.py": ["-c"],  # -I
     "launch/dmltrain_launch/clusters/in_yarn/container.py": ["-c"],  # -I
     "launch/dmltrain_launch/clusters/in_yarn/service.py": ["-m"],  # in a folder that YARN makes for the container alone

@@ -12,7 +12,7 @@ from dmltrain_launch.agent.network.outcome import REFUSED, TIMED_OUT, UNAUTHENTI
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job, Setting
 from dmltrain_launch.preflight import OLDEST_PYTHON, Problem, clock_skew, differences, paths, problems, request
-from dmltrain_launch.preflight.needs import needs
+from dmltrain_launch.preflight.script import needs
 from dmltrain_launch.preflight.table import Check, lines
 from tests.launch.conftest import ROOT
 from tests.launch.test_probe import empty_python, executable, look  # noqa: F401  a fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dmltrain.base.safe_text import safe_lines
 from dmltrain_launch.agent import commands, events
 from dmltrain_launch.agent.channel import Incoming
-from dmltrain_launch.agent.commands import COMMANDS, Beat, Entry, Peer, Spawn
+from dmltrain_launch.agent.commands import COMMANDS, AnnouncedEntry, Beat, Peer, Spawn
 from dmltrain_launch.agent.events import EVENTS, StoppedProcess
 from dmltrain_launch.agent.protocol import (
     EVENT,
@@ -65,7 +65,9 @@ VALUES = {  # of the fields, by their types
     "tuple[Count, ...]": st.lists(WHOLE).map(tuple),
     "tuple[Number, ...]": st.lists(WHOLE).map(tuple),
     "tuple[Peer, ...]": st.lists(PEER).map(tuple),
-    "tuple[Entry, ...]": st.lists(st.builds(Entry, WHOLE, TEXT, TEXT, WHOLE, BIG, WHOLE, TEXT)).map(tuple),
+    "tuple[AnnouncedEntry, ...]": st.lists(st.builds(AnnouncedEntry, WHOLE, TEXT, TEXT, WHOLE, BIG, WHOLE, TEXT)).map(
+        tuple
+    ),
     "tuple[StoppedProcess, ...]": st.lists(st.builds(StoppedProcess, WHOLE, st.none() | WHOLE)).map(tuple),
     "tuple[Spawn, ...]": st.lists(SPAWN).map(tuple),
     "dict[str, str]": STRINGS,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dmltrain_launch.agent.commands import Notice, Stop
+from dmltrain_launch.agent.commands import NoticeCommand, Stop
 from dmltrain_launch.agent.events import Ended, Refused, Started
 from dmltrain_launch.cli import launch
 from dmltrain_launch.commands.processes import lost
@@ -20,7 +20,7 @@ from dmltrain_launch.run.supervisor.event import Interrupted, Listed, Lost, Tick
 from dmltrain_launch.run.supervisor.limit import FINISH_SECONDS, LATE_SECONDS
 from dmltrain_launch.run.supervisor.process import Processes
 from dmltrain_launch.run.supervisor.replace import Replacer
-from dmltrain_launch.run.supervisor.replacements import LIVED_SECONDS, Replacements, Seat
+from dmltrain_launch.run.supervisor.replacements import LIVED_SECONDS, HostSlots, Replacements
 from tests.launch.conftest import go, said
 from tests.launch.test_changes import LISTED, Changing, started
 from tests.launch.test_losses import HOSTS, SCHEDULER, SERVER, STOP, WORKER_0, WORKER_1, WORKER_2, Job3, two_servers
@@ -77,9 +77,9 @@ def test_a_replacement_that_fails_is_a_loss_and_shows_its_last_lines(code):
     job = Job3(replaced=1)
     job.exit(WORKER_1, 3)
     job.tick()
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     assert job.exit(FIRST, code) == []
-    lines = report.notices(job.supervisor, lambda task: [f"last of {task}"], "logs")
+    lines = report.announcements(job.supervisor, lambda task: [f"last of {task}"], "logs")
     assert lines[0].startswith("worker 1 (on b) ") and lines[0].endswith("more than --restart-workers 1")
     assert lines[1:] == ["its last lines (logs/worker-1.log):", "    last of 5"]
     job.finish(WORKER_0, WORKER_2)
@@ -94,7 +94,7 @@ def test_a_replacement_that_its_host_cannot_start_is_a_loss():
     job = Job3(replaced=2)
     job.exit(WORKER_1, 3)
     job.tick()
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     assert job.say(Refused("b", "program train not found on b", 127)) == []
     (notice,) = job.notices
     assert notice.startswith("program train not found on b; 2 workers are left; ") and notice.endswith("2 s, 2 of 2")
@@ -225,7 +225,7 @@ def test_once_a_worker_is_done_nobody_is_replaced():
     job.exit(WORKER_1, 1)
     job.exit(WORKER_0, 0)
     assert job.supervisor.deadline == math.inf, "the one that waited is not needed"
-    job.supervisor.take_notices()
+    job.supervisor.take_announcements()
     job.exit(WORKER_2, 1)
     assert job.notices == ["worker 2 (pid 104 on c) exited with code 1; 1 worker is left"]
     assert job.tick() == STOP
@@ -407,7 +407,7 @@ def test_the_records_of_replaced_workers_by_anybody():
 
 # -- how often, where and when: the rules alone ------------------------------------------------------------------------
 
-OWN = [Seat("a", 1, 0.0), Seat("b", 1, 0.0)]  # full hosts
+OWN = [HostSlots("a", 1, 0.0), HostSlots("b", 1, 0.0)]  # full hosts
 
 
 def lose(replacements: Replacements, task: int, host: str, now: float, seats=OWN) -> float | None:
@@ -447,10 +447,12 @@ def test_the_own_host_comes_first_then_the_one_with_the_fewest_workers_that_has_
         planned = Replacements(1).plan(7, own, seats, 0.0)
         return planned and planned.host
 
-    free = [Seat("b", 3, 1.0), Seat("c", 1, 2.0), Seat("d", 1, math.inf), Seat("e", 0, 0.0)]
-    assert host("a", *free, Seat("a", 9, -4.0)) == "a", "the lost worker's place is free, though it has more than fit"
+    free = [HostSlots("b", 3, 1.0), HostSlots("c", 1, 2.0), HostSlots("d", 1, math.inf), HostSlots("e", 0, 0.0)]
+    assert host("a", *free, HostSlots("a", 9, -4.0)) == "a", (
+        "the lost worker's place is free, though it has more than fit"
+    )
     assert host("a", *free) == "c"
-    assert host("a", Seat("e", 0, 0.0)) is None
+    assert host("a", HostSlots("e", 0, 0.0)) is None
     assert host("a") is None
 
 
@@ -554,7 +556,7 @@ def test_a_host_that_was_removed_on_purpose_stays_away(job):
     come(job)
     job.say(Started("b", 5, 205))
     job.view(2, 0, 2, 3)
-    assert job.ask(1, "remove", "b") == [Send("b", Notice((5,)))], job.replies
+    assert job.ask(1, "remove", "b") == [Send("b", NoticeCommand((5,)))], job.replies
     assert job.exit(5, 0) == [Send("b", Stop(5.0))]
     job.say(Ended("b", ()), Lost("b", "exited with 0", ended=True))
     assert job.supervisor.deadline == math.inf

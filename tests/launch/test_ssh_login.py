@@ -22,9 +22,9 @@ import pytest
 from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.ssh.config import Config, Settings, Target
 from dmltrain_launch.channels.ssh.key import Keys
-from dmltrain_launch.channels.ssh.line import ProxyCommand, tcp
 from dmltrain_launch.channels.ssh.login import Access, Deadline
 from dmltrain_launch.channels.ssh.prompt import TerminalPrompt
+from dmltrain_launch.channels.ssh.stream import ProxyCommand, tcp
 from tests.descriptors import descriptors
 from tests.launch.conftest import ROOT
 from tests.launch.ssh_connect import PASSPHRASE, SECONDS, access, block, nobody, refusal, silent_port, target

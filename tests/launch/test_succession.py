@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dmltrain_launch.agent.commands import Bind, Notice, Scheduler, Stop
+from dmltrain_launch.agent.commands import Bind, NoticeCommand, Scheduler, Stop
 from dmltrain_launch.agent.events import Bound, Refused, Started
 from dmltrain_launch.run.elastic import ElasticSupervisor
 from dmltrain_launch.run.supervisor.action import Connect, Continue, Send
@@ -71,7 +71,7 @@ def test_it_is_started_again_on_its_host_and_all_are_told_where(job):
 
 
 def test_hosts_that_are_given_back_are_told_while_their_workers_run(job):
-    assert job.say(Asked(1, "remove", "b")) == [Send("b", Notice((WORKER_1,)))]
+    assert job.say(Asked(1, "remove", "b")) == [Send("b", NoticeCommand((WORKER_1,)))]
     _, *told = job.succeed()
     assert [each.host for each in told] == ["a", "b", "c"], "the worker on b leaves through the next scheduler"
     assert job.exit(WORKER_1, 0)[0] == Send("b", Stop(5.0))

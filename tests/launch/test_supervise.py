@@ -86,7 +86,7 @@ STOP = [Send("a", Stop(5.0)), Send("b", Stop(5.0))]
 
 def test_the_ports_are_known_before_anything_starts(clock):
     assert clock.connect == [Connect("a"), Connect("b")]
-    assert [type(each.command) for each in clock.first] == [commands.Job, commands.Job]
+    assert [type(each.command) for each in clock.first] == [commands.JobCommand, commands.JobCommand]
     binds = [Bind("10.0.0.1", reach=True, scheduler=0, master=0), Bind("10.0.0.2", reach=True)]
     assert [each.command for each in clock.bind] == binds
     assert clock.reach[0].command == Reach((Peer("b", "10.0.0.2", 9003),))
@@ -183,7 +183,7 @@ def test_a_lost_agent_is_replaced_once(clock):
     assert clock.supervisor.cause.text == "the agent on b (pid 20) was killed by SIGKILL"
     job, stop = clock.say(Connected("b"))
     assert stop == STOP[1]
-    given = commands.Job("mark", "b", 5.0, Limits().agent_silence, "the key", "the certificate", "/logs")
+    given = commands.JobCommand("mark", "b", 5.0, Limits().agent_silence, "the key", "the certificate", "/logs")
     assert clock.first[1] == Send("b", given)
     assert job == Send("b", replace(given, key="", certificate="", log_folder=None)), "it starts nothing"
     clock.say(Ready("b", 21, 2), Ended("b", ()))
@@ -436,7 +436,7 @@ def test_the_host_that_has_been_quiet_for_longest_is_to_blame(quiet, cause, cloc
 def test_a_check_continues_without_unreachable_hosts_and_ends_when_it_is_interrupted():
     supervisor = begun(Unreached("b", "b: no route to host", 2), check=True)
     (first,) = supervisor.handle(Connected("a"), 0.0)
-    assert isinstance(first.command, commands.Job)
+    assert isinstance(first.command, commands.JobCommand)
     (probe,) = supervisor.handle(Ready("a", 10, 4), 0.0)
     assert isinstance(probe.command, commands.Probe)
     assert [(problem.host, problem.code) for problem in supervisor.preparation.problems] == [("b", 2)]

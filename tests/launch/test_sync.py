@@ -25,7 +25,7 @@ from dmltrain_launch.agent import commands, events
 from dmltrain_launch.agent.channel import Incoming
 from dmltrain_launch.agent.copy.destination import LIST, PREFIX, Destination
 from dmltrain_launch.agent.copy.receive import Receiver
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.agent.events import Event, Refused, Wanted
 from dmltrain_launch.agent.protocol import ProtocolError, decode_command, decode_event, encode_event
 from dmltrain_launch.sync import Sync

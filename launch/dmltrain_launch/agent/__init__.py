@@ -1,8 +1,8 @@
 """The agent: the program that runs on each host of a job and starts, watches and ends the job's processes there.
 
 Contract: standard library only, Python 3.8 or later, because its sources are sent as one text to its standard input
-(`dmltrain_launch.agent.bundle`), to hosts that have nothing installed. It knows nothing about roles or training: it
-starts the requested processes, forwards their output, reports exits in order, and leaves no process behind.
+(`dmltrain_launch.channels.agent_text`), to hosts that have nothing installed. It knows nothing about roles or training:
+it starts the requested processes, forwards their output, reports exits in order, and leaves no process behind.
 
 The protocol is in `dmltrain_launch.agent.protocol`, its messages in `dmltrain_launch.agent.commands` and
 `dmltrain_launch.agent.events`. When too much output is unsent, the agent stops reading from the processes. A process

@@ -19,17 +19,17 @@ from dmltrain_launch.agent.commands import Attach
 from dmltrain_launch.agent.protocol import ProtocolError
 
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process at the other end
-CALLERS = 8  # at the same time, of whom nothing is known yet
+CALLERS = 8  # connections at the same time that have not sent their Attach
 
 
 class Lease:
-    """Which launcher has the agent: the last one that was accepted. Its number is higher than any before."""
+    """Which launcher has the agent: the last one that was accepted. Each has a higher number than the one before it."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def take(self, number: int) -> bool:
-        """Whether the launcher with this number has the agent from now on."""
+        """Accept the launcher with this number if it is higher than all before. Returns whether it is accepted."""
         if number <= self.number:
             return False
         self.number = number
@@ -43,8 +43,8 @@ def new_name() -> str:
 
 def is_ours(connection: socket.socket) -> bool:
     """Whether a process of this user, or of root, is at the other end."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return CREDENTIALS.unpack(found)[1] in (os.geteuid(), 0)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return CREDENTIALS.unpack(credentials)[1] in (os.geteuid(), 0)
 
 
 def connect(name: str) -> socket.socket | None:
@@ -61,8 +61,10 @@ def connect(name: str) -> socket.socket | None:
 
 
 class Door:
-    """Listens for the next launcher. `take(command, connection, rest)` gets one that has sent its Attach, and what it
-    has sent after that. OSError if the name is taken."""
+    """Listens for the next launcher. OSError if the socket's name is taken.
+
+    `take(command, connection, rest)` is called for a launcher that has sent its Attach; `rest`: bytes that followed.
+    """
 
     def __init__(
         self,

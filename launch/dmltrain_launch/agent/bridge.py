@@ -1,6 +1,7 @@
-"""An agent that connects a launcher with another agent on its host, whose launcher is lost; or with what that one left.
+"""An agent that connects its launcher with an older agent of the job on the same host, whose launcher is lost.
 
-It copies bytes between its own channel and the other one's socket (attach.py).
+It copies bytes between its own channel and the socket of the older agent (attach.py). If the older agent has ended, it
+sends the spool that this one left.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from dmltrain_launch.agent.channel import READ_BYTES, Channel
 from dmltrain_launch.agent.commands import Attach, Kept
 from dmltrain_launch.agent.events import Refused, Resumed
 from dmltrain_launch.agent.protocol import encode_command
-from dmltrain_launch.agent.spool import Left
+from dmltrain_launch.agent.spool import LeftSpool
 
 BRIDGE_BYTES = 1 << 20  # that are read and not written yet
-LEFT_SECONDS = 20.0  # without a word of a launcher that gets what an agent has left
+LEFT_SECONDS = 20.0  # without a message of a launcher that gets the spool of an agent that has ended
 
 
 def connect(channel: Channel, command: Attach) -> str:
-    """Connect the launcher with the agent that it asks for, or with what that one has left, until one of them ends.
-    Returns what is said at the exit."""
+    """Connect the launcher with the agent that it asks for, or send it the spool of that agent, until one side ends.
+
+    Returns the text to print at the exit.
+    """
     if connection := attach.connect(command.door):
         rest = encode_command(command) + bytes(channel.incoming.data)
         bridge(channel.stdin, channel.stdout, connection, rest, bytes(channel.backlog))
@@ -34,13 +37,15 @@ def connect(channel: Channel, command: Attach) -> str:
 
 
 def serve_left(channel: Channel, command: Attach) -> str:
-    """Give the launcher what an agent that has ended has left, until the launcher has kept it all; then remove it.
-    Returns what is said at the exit."""
+    """Send the launcher the spool of an agent that has ended. Remove it when the launcher has confirmed all of it.
+
+    Returns the text to print at the exit.
+    """
     channel.host, channel.silence = command.host, LEFT_SECONDS
     channel.received_at = time.monotonic()
     channel.selector.modify(channel.stdin, selectors.EVENT_READ, lambda: _take_kept(channel))
     try:
-        left = Left(command.spool)
+        left = LeftSpool(command.spool)
     except (OSError, ValueError):
         channel.send(Refused(command.host, f"no agent of the job is left on {command.host}", 125))
         _send_all(channel, lambda: True)

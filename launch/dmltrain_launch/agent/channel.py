@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from dmltrain_launch.agent.spool import Spool  # few jobs need one
 
 READ_BYTES = OUTPUT_BYTES
-BACKLOG_BYTES = 1 << 20  # unsent output above which the processes are no longer read
-UNCONFIRMED_BYTES = 16 << 20  # the same of output that an attached launcher has not kept
-SILENCE_SECONDS = 10.0  # until a job says otherwise
+BACKLOG_BYTES = 1 << 20  # of unsent output: above it the agent stops reading from the processes
+UNCONFIRMED_BYTES = 16 << 20  # of output that the attached launcher has not confirmed: above it the agent stops, too
+SILENCE_SECONDS = 10.0  # until the job gives its own limit
 
 
 class Incoming:
@@ -67,7 +67,7 @@ class Incoming:
         return command
 
     def _check_beginning(self) -> None:
-        """Of a line without its end yet: ProtocolError, once, if it is too long."""
+        """Check a line whose end has not arrived: ProtocolError, once for each line, if it is too long."""
         if not self.skipping and len(self.data) <= MESSAGE_BYTES:
             return
         size, before = len(self.data), self.skipping
@@ -85,8 +85,8 @@ class Incoming:
 class Channel:
     """`host` is this host's name in the job, for events. `lost`: why the launcher counts as lost, or "".
 
-    With a `spool` all that is sent but heartbeats goes through it, so that the next launcher can get what this one has
-    not kept. `attached` is false between two launchers.
+    With a `spool` everything but heartbeats goes through it, so that the next launcher can get what this one has not
+    confirmed. `attached` is false between two launchers.
     """
 
     def __init__(self, selector: selectors.BaseSelector, stdin: int, stdout: int):
@@ -107,22 +107,22 @@ class Channel:
 
     @property
     def unsent(self) -> int:
-        """Bytes that the launcher has not been sent."""
+        """Bytes that wait to be sent to the launcher."""
         return len(self.backlog) + (self.spool.unread if self.spool and self.attached else 0)
 
     @property
     def unconfirmed(self) -> int:
-        """Bytes that the launcher has not kept."""
+        """Bytes that the attached launcher has not confirmed."""
         return self.spool.bytes if self.spool and self.attached else 0
 
     @property
     def full(self) -> bool:
-        """Whether so much is unsent, or not kept, that the agent should stop reading from the processes."""
+        """Whether so much is unsent or unconfirmed that the agent should stop reading from the processes."""
         return self.unsent > BACKLOG_BYTES or self.unconfirmed > UNCONFIRMED_BYTES
 
     @property
     def has_room(self) -> bool:
-        """Whether the agent may read from them again."""
+        """Whether the agent may read from the processes again."""
         return self.unsent < BACKLOG_BYTES // 2 and self.unconfirmed < UNCONFIRMED_BYTES // 2
 
     def read(self) -> None:
@@ -153,19 +153,23 @@ class Channel:
                 self.selector.unregister(descriptor)
 
     def detach(self) -> None:
-        """The launcher that was lost may have a successor: keep what is sent from now on."""
+        """The launcher is lost, and another one may come: keep in the spool what is sent from now on."""
         self.lost, self.attached = "", False
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (self.stdin, self.stdout, 2):
             if descriptor > 2:
                 os.close(descriptor)
-            else:  # its number stays taken; and sshd ends the session, if it still has it
+            # the number stays in use, so that no other file gets it; and sshd, if the agent was started by it, ends the
+            # session when these descriptors are closed
+            else:
                 os.dup2(nothing, descriptor)
         os.close(nothing)
 
     def attach(self, descriptor: int, rest: bytes, resumed: Event) -> None:
-        """Go on with the next launcher, at the other end of this socket, which has sent `rest` already. It gets the
-        event `resumed` first."""
+        """Go on with the next launcher, at the other end of the socket `descriptor`.
+
+        `rest`: bytes that it has already sent. The event `resumed` is sent to it before everything else.
+        """
         self.stdin, self.stdout = descriptor, os.dup(descriptor)
         os.set_blocking(descriptor, False)
         self.incoming, self.backlog = Incoming(), bytearray()

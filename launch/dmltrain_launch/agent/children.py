@@ -17,8 +17,10 @@ FROZEN_LOOK_SECONDS = 1.0
 
 
 class Child:
-    """A process the agent started: its number in the job, its pipe (None once closed) and its pidfd. `leaves`: SIGTERM
-    asks it to leave the job."""
+    """A process that the agent started: its number in the job, its pipe (None once closed) and its pidfd.
+
+    `leaves`: SIGTERM asks it to leave the job.
+    """
 
     def __init__(self, task: int, popen: subprocess.Popen[bytes], pipe: int, leaves: bool = False):
         self.task, self.popen, self.leaves = task, popen, leaves
@@ -97,17 +99,19 @@ class Children:
     @property
     def leaving(self) -> tuple[int, ...]:
         """The running tasks that leave the job when they get SIGTERM."""
-        return tuple(each.task for each in self.by_pid.values() if each.leaves and each.popen.returncode is None)
+        return tuple(child.task for child in self.by_pid.values() if child.leaves and child.popen.returncode is None)
 
     @property
     def leaving_pids(self) -> set[int]:
-        return {each.popen.pid for each in self.by_pid.values() if each.leaves and each.popen.returncode is None}
+        return {child.popen.pid for child in self.by_pid.values() if child.leaves and child.popen.returncode is None}
 
     def ask_to_leave(self, tasks: Collection[int]) -> None:
         """Send SIGTERM to these tasks, and let one that is stopped run: it leaves only then."""
         for pid, child in self.by_pid.items():
             if child.task in tasks and child.popen.returncode is None:
-                os.kill(pid, signal.SIGTERM)  # Popen's method may reap the process: `collect` would not report its exit
+                # not Popen.send_signal: it polls first, and so may reap a process that has just ended. Then `collect`
+                # would not report the exit, for which the launcher waits.
+                os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)
 
     # -- exits --------------------------------------------------------------------------------------------------
@@ -152,18 +156,18 @@ class Children:
         """Report tasks stopped for FROZEN_SECONDS. The scheduler only notices tasks that are registered with it."""
         self.look_at = now + FROZEN_LOOK_SECONDS
         for child in self.by_pid.values():
-            found = process(child.popen.pid) if child.popen.returncode is None else None
-            if found is None or found.state != "T":
+            current = process(child.popen.pid) if child.popen.returncode is None else None
+            if current is None or current.state != "T":
                 child.frozen_since = None
             elif child.frozen_since is None:
                 child.frozen_since = now
             elif now - child.frozen_since >= FROZEN_SECONDS:
                 self.channel.send(Frozen(self.channel.host, child.task, round(now - child.frozen_since)))
 
-    def task_of(self, pid: int, found: dict[int, Process]) -> int | None:
+    def task_of(self, pid: int, processes: dict[int, Process]) -> int | None:
         """The number of the task whose process is `pid` or an ancestor of it."""
-        while pid in found:
+        while pid in processes:
             if pid in self.by_pid:
                 return self.by_pid[pid].task
-            pid = found[pid].parent
+            pid = processes[pid].parent
         return None

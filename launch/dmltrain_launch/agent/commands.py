@@ -25,8 +25,8 @@ class Peer(NamedTuple):
     port: Port
 
 
-class Entry(NamedTuple):
-    """One file, folder or symbolic link of a copy; see `dmltrain_launch.sync.manifest.Entry`."""
+class AnnouncedEntry(NamedTuple):
+    """One file, folder or symbolic link of a copy; see `dmltrain_launch.sync.manifest.ManifestEntry`."""
 
     number: Count  # its index in the manifest (`index` is a method of tuples)
     kind: str
@@ -56,7 +56,7 @@ class Command(Value):
 
 
 @value(frozen=True)
-class Job(Command):
+class JobCommand(Command):
     """The job that the agent serves; answered by Ready. The agent ends it after `silence` s without a message.
 
     From the start of the processes on, the agent sends Used every `usage` s, and later less often; never with 0.
@@ -70,13 +70,15 @@ class Job(Command):
     certificate: str = ""  # PEM, with its private key; "": none is needed
     log_folder: str | None = None  # where the agent writes its last lines if the launcher is lost
     usage: Seconds = 0.0
-    detach: bool = False  # from Start on the agent goes on without a launcher, and the next one gets what it has kept
+    detach: bool = False  # from Start on, the agent goes on without a launcher and keeps what it sends for the next one
 
 
 @value(frozen=True)
 class Attach(Command):
-    """Go on as the launcher of the agent that serves `host` in the job `mark`; answered by Resumed. Each launcher of a
-    job has a higher `lease` than the one before it. `door` and `spool`: as that agent's Ready named them."""
+    """The sender becomes the launcher of the agent that serves `host` in the job `mark`; answered by Resumed.
+
+    Each launcher of a job has a higher `lease` than the one before it. `door` and `spool`: from that agent's Ready.
+    """
 
     mark: str
     host: str
@@ -87,7 +89,7 @@ class Attach(Command):
 
 @value(frozen=True)
 class Kept(Command):
-    """The launcher has kept the agent's frames up to the one with this number: they are not sent again."""
+    """Confirms the agent's frames up to the one with this number: the launcher has kept them for good."""
 
     frame: Count
 
@@ -108,7 +110,7 @@ class Same(Command):
 class Entries(Command):
     """Announces what the folder must contain; the `last` of these messages is answered by Missing or Wanted."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[AnnouncedEntry, ...]
     last: bool
 
 
@@ -164,7 +166,9 @@ class Measure(Command):
 @value(frozen=True)
 class Start(Command):
     """Start processes in order; each is answered by Started. `unset`: variables removed from the host's environment.
-    `follows`: they learn from the file of Scheduler when the job has another scheduler."""
+
+    `follows`: the processes get the path of the file that Scheduler writes, to find another scheduler of the job.
+    """
 
     unset: tuple[str, ...]
     tasks: tuple[Spawn, ...]
@@ -192,7 +196,7 @@ class Change(Command):
 
 
 @value(frozen=True)
-class Notice(Command):
+class NoticeCommand(Command):
     """Ask these tasks to leave the job, with SIGTERM; each is answered by its Exited."""
 
     tasks: tuple[Number, ...]
@@ -221,7 +225,7 @@ class Beat(Command):
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "job": Job,
+    "job": JobCommand,
     "attach": Attach,
     "kept": Kept,
     "sync": Sync,
@@ -236,10 +240,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "start": Start,
     "scheduler": Scheduler,
     "change": Change,
-    "notice": Notice,
+    "notice": NoticeCommand,
     "stop": Stop,
     "list": List,
     "beat": Beat,
 }
-# All others are counted by launcher and agent, so that the next launcher knows what the agent has not got.
+# All other commands are counted by launcher and agent: the next launcher sends those again that the agent has not got.
 UNCOUNTED = (Attach, Kept, Sync, Same, Entries, Remove, File, Beat)

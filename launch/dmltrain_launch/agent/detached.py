@@ -1,7 +1,8 @@
-"""An agent whose job lives on without its launcher: from its first process on it waits for the next launcher.
+"""An agent whose job lives on without its launcher (docs/decisions/0016).
 
-Nobody numbers the scheduler's incarnations then, and nothing is started: what has happened waits in the spool. When no
-process of the job is left on the host for IDLE_SECONDS, the agent ends, and its spool stays.
+From the start of its first process on, the next launcher can attach to it. While there is no launcher, events and
+output wait in the spool, no process is started, and the scheduler is not replaced, because only a launcher may number
+its incarnations. When no process of the job has run on the host for IDLE_SECONDS, the agent ends, and its spool stays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.attach import Door, Lease, new_name
 from dmltrain_launch.agent.channel import Channel
-from dmltrain_launch.agent.commands import UNCOUNTED, Attach, Command, Job
+from dmltrain_launch.agent.commands import UNCOUNTED, Attach, Command, JobCommand
 from dmltrain_launch.agent.events import Refused, Resumed
 from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, encode_event
 from dmltrain_launch.agent.spawn import prefix
@@ -27,20 +28,22 @@ if TYPE_CHECKING:
     from dmltrain_launch.agent.children import Children
 
 IDLE_SECONDS = 10.0
-KEPT_SECONDS = 10.0  # at the end: for a launcher to say that it has kept all; a silent one is lost after as long
-TAKEN_CODE = 75
+KEPT_SECONDS = 10.0  # at the end: for the launcher to confirm everything; a silent launcher is lost after the same time
+TAKEN_CODE = 75  # for a launcher whose job another launcher has taken
 
 
 class Detached:
-    """Made with the `job`: from then on what is sent is kept. Refusal if there is no place for it. `possible`: whether
-    the agent goes on when its launcher is lost."""
+    """The part of an agent that outlives its launcher. From its creation on, everything that is sent goes to a spool.
 
-    def __init__(self, selector: selectors.BaseSelector, channel: Channel, children: Children, job: Job):
+    Refusal if the spool's folder cannot be created. `possible`: whether the agent goes on when its launcher is lost.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, channel: Channel, children: Children, job: JobCommand):
         self._selector, self._channel, self._children = selector, channel, children
         self._lease = Lease()
         self._door: Door | None = None
         self.door = new_name()
-        self._commands = 1  # this one
+        self._commands = 1  # that were received: the JobCommand that has made this
         self._idle_since = math.inf
         self._over_since = math.inf
         self._read: Callable[[], None] = lambda: None
@@ -63,7 +66,8 @@ class Detached:
     # -- with a launcher -----------------------------------------------------------------------------------------
 
     def open(self, read: Callable[[], None], take_all: Callable[[], None]) -> None:
-        """Let the next launcher come. `read` reads from a launcher, and `take_all` does the commands that have come."""
+        """Listen for the next launcher. `read` reads from a launcher; `take_all` executes the commands that have
+        come."""
         self._read, self._take_all = read, take_all
         if self._channel.spool and not self._door:
             try:
@@ -73,7 +77,7 @@ class Detached:
                 raise Refusal(f"{what}: {error.strerror}", 125) from None
 
     def over(self, now: float) -> bool:
-        """After the end of the job here: whether the agent can exit."""
+        """Whether the agent can exit, after the end of the job on this host."""
         channel = self._channel
         if not channel.spool:
             return not channel.backlog
@@ -99,8 +103,8 @@ class Detached:
         self._idle_since = math.inf
 
     def idle(self, now: float) -> bool:
-        """Whether there has been neither a launcher nor a process for long."""
-        runs = any(each.popen.returncode is None for each in self._children.by_pid.values())
+        """Whether there has been neither a launcher nor a process for IDLE_SECONDS."""
+        runs = any(child.popen.returncode is None for child in self._children.by_pid.values())
         self._idle_since = math.inf if self._channel.attached or runs else min(self._idle_since, now)
         return now >= self._idle_since + IDLE_SECONDS
 

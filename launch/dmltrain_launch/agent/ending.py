@@ -75,51 +75,51 @@ class Ending:
 
     def look(self, now: float) -> None:
         """Find the processes that are left; send SIGTERM, or SIGKILL when due."""
-        found = self.members()
-        self.empty_looks = 0 if found else self.empty_looks + 1
+        processes = self.members()
+        self.empty_looks = 0 if processes else self.empty_looks + 1
         if (
             self.empty_looks >= 2 or now >= self.kill_at + KILL_SECONDS
         ):  # twice, because one look can miss a process that forks
-            self.left = sorted(found)
+            self.left = sorted(processes)
         elif now >= self.kill_at:
-            for each in found.values():
-                send_signal(each, signal.SIGKILL)
+            for process in processes.values():
+                send_signal(process, signal.SIGKILL)
         else:
-            self.terminate(found)
-            self._insist(now, found)
-        self.look_at = min(now + self.pause, max(now + LOOK_SECONDS[0], self.kill_at)) if found else now
+            self.terminate(processes)
+            self._insist(now, processes)
+        self.look_at = min(now + self.pause, max(now + LOOK_SECONDS[0], self.kill_at)) if processes else now
         self.pause = min(2 * self.pause, LOOK_SECONDS[1])
 
-    def _insist(self, now: float, found: dict[int, Process]) -> None:
+    def _insist(self, now: float, processes: dict[int, Process]) -> None:
         if now >= self.again_at:
             self.again_at = now + AGAIN_SECONDS
-            for each in found.values():
-                if each.pid in self.leaving:
-                    send_signal(each, signal.SIGTERM)
+            for process in processes.values():
+                if process.pid in self.leaving:
+                    send_signal(process, signal.SIGTERM)
 
-    def dump(self, found: dict[int, Process]) -> None:
+    def dump(self, processes: dict[int, Process]) -> None:
         """Make Python processes print their stacks. They get no SIGTERM, which would end them first."""
-        for each in found.values():
-            if runs_python(each.pid):
-                self.signalled.add((each.pid, each.start))
-                dump_stack(each)
+        for process in processes.values():
+            if runs_python(process.pid):
+                self.signalled.add((process.pid, process.start))
+                dump_stack(process)
 
-    def terminate(self, found: dict[int, Process]) -> None:
+    def terminate(self, processes: dict[int, Process]) -> None:
         """Send SIGTERM to the processes that have not had it."""
-        for each in found.values():
-            if (each.pid, each.start) not in self.signalled:
-                self.signalled.add((each.pid, each.start))
-                send_signal(each, signal.SIGTERM)
-            if each.state == "T":
-                send_signal(each, signal.SIGCONT)  # a stopped process handles SIGTERM only once it runs again
+        for process in processes.values():
+            if (process.pid, process.start) not in self.signalled:
+                self.signalled.add((process.pid, process.start))
+                send_signal(process, signal.SIGTERM)
+            if process.state == "T":
+                send_signal(process, signal.SIGCONT)  # a stopped process handles SIGTERM only once it runs again
 
 
 def open_log(path: str) -> IO[str]:
     """Open a file to append to it. OSError also if others could have put something else there, such as a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = open(os.open(path, flags, 0o666), "a")  # noqa: SIM115  the caller closes it
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
         file.close()
         raise PermissionError(errno.EPERM, "it is no file of this user alone", path)
     return file

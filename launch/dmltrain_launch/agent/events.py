@@ -38,8 +38,8 @@ class Event(Value):
 class Ready(Event):
     """The agent has created the job's private folder. `cores` are usable; `python` is the agent's interpreter.
 
-    In a job that lives on without its launcher, the next one comes by the socket `door`, and what the agent has not
-    been able to send is in the folder `spool`. Both names are random: nobody else can have taken them.
+    In a job that lives on without its launcher, the next launcher connects to the socket `door`, and the folder `spool`
+    has what no launcher has confirmed. Both names are random, so that nobody else can have taken them.
     """
 
     pid: Count
@@ -53,8 +53,11 @@ class Ready(Event):
 
 @value(frozen=True)
 class Resumed(Event):
-    """The agent's frames from number `first` on follow; up to `last` they are there already. It has done so many
-    `commands` of its launchers. Not `alive`: it has ended, and left this."""
+    """The answer to Attach. The agent's frames from number `first` on follow; it has those up to `last` already.
+
+    `commands`: how many commands of its launchers it has received. Not `alive`: the agent has ended, and these frames
+    are what it left.
+    """
 
     first: Count
     last: Count

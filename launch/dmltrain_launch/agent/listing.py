@@ -13,7 +13,7 @@ ARGUMENT_BYTES = 4096  # of a command; a longer one is cut between arguments, so
 ALL_BYTES = 1 << 19  # of all commands together, so that they fit into a message
 
 
-class Row(TypedDict):
+class ProcessRow(TypedDict):
     """One process. Times in seconds, memory (resident) in MiB."""
 
     pid: int
@@ -34,20 +34,20 @@ class Identity(TypedDict, total=False):
     rank: int | None
 
 
-def rows(mark: str) -> list[Row]:
+def rows(mark: str) -> list[ProcessRow]:
     """A row for each process of job `mark` except this one.
 
     Role and rank come from the environment of the process or of its nearest ancestor. An agent's role is "agent".
     """
-    found = members(mark, NO_ROOT)
-    found.pop(os.getpid(), None)
-    identities = {pid: _identity(_environment(pid), mark) for pid in found}
-    most = min(ARGUMENT_BYTES, ALL_BYTES // max(1, len(found)))
-    listed = (_row(each, _inherited(each, found, identities), most) for each in found.values())
+    processes = members(mark, NO_ROOT)
+    processes.pop(os.getpid(), None)
+    identities = {pid: _identity(_environment(pid), mark) for pid in processes}
+    most = min(ARGUMENT_BYTES, ALL_BYTES // max(1, len(processes)))
+    listed = (_row(process, _inherited(process, processes, identities), most) for process in processes.values())
     return sorted((row for row in listed if row is not None), key=lambda row: row["pid"])
 
 
-def _row(each: Process, identity: Identity, most: int) -> Row | None:
+def _row(each: Process, identity: Identity, most: int) -> ProcessRow | None:
     """None when the process has just exited. `most`: bytes of its command."""
     try:
         with open(f"/proc/{each.pid}/stat", "rb") as file:
@@ -109,12 +109,12 @@ def _identity(environment: dict[bytes, bytes], mark: str) -> Identity | None:
     return {"role": "agent"} if environment.get(b"DMLTRAIN_AGENT") == os.fsencode(mark) else None
 
 
-def _inherited(each: Process, found: dict[int, Process], identities: dict[int, Identity | None]) -> Identity:
+def _inherited(each: Process, processes: dict[int, Process], identities: dict[int, Identity | None]) -> Identity:
     """Its own identity or that of its nearest ancestor in the job; {} if only an agent is above it."""
     pid = each.pid
-    while pid in found:
+    while pid in processes:
         identity = identities[pid]
         if identity is not None:
             return {} if identity["role"] == "agent" and pid != each.pid else identity
-        pid = found[pid].parent
+        pid = processes[pid].parent
     return {}

@@ -38,7 +38,7 @@ class Preparation:
     @property
     def deadline(self) -> float:
         """When, in seconds of time.monotonic(), to call `poll` without an event."""
-        return min((each.deadline for each in (self.probe, self.reach, self.throughput) if each), default=float("inf"))
+        return min((part.deadline for part in (self.probe, self.reach, self.throughput) if part), default=float("inf"))
 
     def poll(self) -> None:
         self._poll_probe()
@@ -92,11 +92,11 @@ class Preparation:
     def _listen(self, kind: type[Listener], address: str, poll: Callable[[], None]) -> Listener:
         """Accept connections of the other agents from now on."""
         try:
-            made = kind(address, self.key, self.channel.host)
+            listener = kind(address, self.key, self.channel.host)
         except OSError as error:
             raise Refusal(f"{address} on {self.channel.host} cannot be listened on: {error.strerror}", 2) from None
-        self.selector.register(made, selectors.EVENT_READ, poll)
-        return made
+        self.selector.register(listener, selectors.EVENT_READ, poll)
+        return listener
 
     def reach_peers(self, command: commands.Reach) -> None:
         """Connect to the other hosts; answers Reached."""
@@ -117,15 +117,15 @@ class Preparation:
             self._poll_throughput()
 
     def _poll_throughput(self) -> None:
-        found: dict[str, Any] | None = self.throughput.poll() if self.throughput else None
-        if found is not None:
-            self.channel.send(Measured(self.channel.host, **found))
+        result: dict[str, Any] | None = self.throughput.poll() if self.throughput else None
+        if result is not None:
+            self.channel.send(Measured(self.channel.host, **result))
 
     def _close_reach(self) -> None:
-        for each in (self.reach, self.throughput):
-            if each:
-                self.selector.unregister(each)
-                each.close()
+        for part in (self.reach, self.throughput):
+            if part:
+                self.selector.unregister(part)
+                part.close()
         self.reach = self.throughput = None
 
     # -- files ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-ENVIRONMENT_BYTES = 8 << 20  # the kernel starts a process with less; what it makes of them later has no limit
+# read of an environment or of arguments: the kernel limits both at the start of a process to less, but a process can
+# make them longer later (prctl(2), PR_SET_MM)
+ENVIRONMENT_BYTES = 8 << 20
 
 
 class Process(NamedTuple):
@@ -43,8 +45,8 @@ def boot_id() -> str:
 
 def living() -> dict[int, Process]:
     """All processes of this host that are not zombies."""
-    found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {each.pid: each for each in found if each is not None and each.state not in "ZX"}
+    processes = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {each.pid: each for each in processes if each is not None and each.state not in "ZX"}
 
 
 def has_mark(pid: int, marks: tuple[bytes, ...]) -> bool:
@@ -78,13 +80,13 @@ def members(mark: str, root: int, look: Callable[[], dict[int, Process]] = livin
         older = own is None or (process.start, pid) < (own.start, root)
         if pid != root and has_mark(pid, (of_job, of_agent) if older else (of_job,)):
             pending.append(pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     while pending:
         pid = pending.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             pending.extend(children.get(pid, ()))
-    left = sorted(found & processes.keys() - {root}, key=lambda pid: generation(pid, processes))
+    left = sorted(pids & processes.keys() - {root}, key=lambda pid: generation(pid, processes))
     return {pid: processes[pid] for pid in left}
 
 

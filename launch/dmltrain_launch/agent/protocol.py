@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar
 
-from dmltrain_launch.agent.commands import COMMANDS, Command, Entry, Peer, Spawn
+from dmltrain_launch.agent.commands import COMMANDS, AnnouncedEntry, Command, Peer, Spawn
 from dmltrain_launch.agent.events import EVENTS, Event, Exited, Frozen, Noticed, Started, Stopped, StoppedProcess
 from dmltrain_launch.agent.text import one_line, one_line_each
 
@@ -152,11 +152,11 @@ def _shown(text: bytes | bytearray) -> str:
     return ascii(bytes(text[:100]).decode("utf-8", "replace")) + "..." * (len(text) > 100)
 
 
-def _object(kind: Callable[..., Any], found: Mapping[str, Any], what: str, known: Mapping[str, str]) -> Any:
+def _object(kind: Callable[..., Any], fields_given: Mapping[str, Any], what: str, known: Mapping[str, str]) -> Any:
     """A dataclass from a JSON object. `known`: fields that are not in the object."""
     expected = SHAPES[kind]
     values: dict[str, Any] = dict(known)
-    for name, value in found.items():
+    for name, value in fields_given.items():
         if name not in expected or name in known:
             names = ", ".join(each for each in expected if each not in known) or "none"
             raise ProtocolError(
@@ -281,10 +281,21 @@ READERS = {
 }
 for _name in ("str", "Port", "Number", "Share", "Amount"):
     READERS[f"{_name} | None"] = _optional(READERS[_name])
-for _kind in (Peer, Entry, StoppedProcess):
+for _kind in (Peer, AnnouncedEntry, StoppedProcess):
     READERS[_kind.__name__] = _row(_kind)
 READERS["Spawn"] = Reader("a process", lambda value: _object(Spawn, DICT(value), "a process to start", {}))
-for _name in ("str", "Text", "Count", "Number", "Peer", "Entry", "StoppedProcess", "Spawn", "dict[str, Any]", "Facts"):
+for _name in (
+    "str",
+    "Text",
+    "Count",
+    "Number",
+    "Peer",
+    "AnnouncedEntry",
+    "StoppedProcess",
+    "Spawn",
+    "dict[str, Any]",
+    "Facts",
+):
     READERS[f"tuple[{_name}, ...]"] = _many(READERS[_name])
 READERS["dict[str, str]"], READERS["dict[str, Port]"] = _by_name(READERS["str"]), _by_name(READERS["Port"])
 READERS["dict[str, dict[str, Any]]"] = _by_name(Reader('{"ms": number} or {"error": text}', _path))

@@ -48,7 +48,7 @@ class Agent:
         self.warned = False  # by SIGUSR1, which an engine sends before it ends the job
         self.noticed = False  # the tasks that can leave have been asked to, because of a signal
         self.detached: Detached | None = None  # the job lives on without its launcher
-        self.wanted: commands.Attach | None = None  # this agent connects a launcher with another agent
+        self.wanted: commands.Attach | None = None  # the launcher wants to be connected with another agent
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,10 @@ class Agent:
             self._stop(self.grace, now)
 
     def _ask_to_leave(self) -> bool:
-        """Pass the signal on as a notice to leave, such as before a spot machine is taken away. False: nobody can."""
+        """Pass a signal on as a notice to leave: an engine sends it before it takes a spot machine away, for example.
+
+        Returns whether any process of the job can leave.
+        """
         leaving = () if self.ending else self.children.leaving
         if leaving:
             self.noticed = True
@@ -192,7 +195,7 @@ class Agent:
         if self.detached:
             self.detached.count(command)
         methods: dict[type[commands.Command], Callable[[Any], None]] = {
-            commands.Job: self._begin,
+            commands.JobCommand: self._begin,
             commands.Attach: self._attach,
             commands.Kept: self._kept,
             commands.Probe: self.preparation.examine,
@@ -202,7 +205,7 @@ class Agent:
             commands.Start: self._start,
             commands.Scheduler: self._follow,
             commands.Change: self._change,
-            commands.Notice: self._notice,
+            commands.NoticeCommand: self._notice,
             commands.Stop: self._end,
             commands.List: self._list,
             commands.Beat: self._answer_beat,
@@ -212,7 +215,7 @@ class Agent:
     def _refuse(self, refusal: Refusal) -> None:
         self.channel.send(Refused(self.channel.host, str(refusal), refusal.code))
 
-    def _begin(self, job: commands.Job) -> None:
+    def _begin(self, job: commands.JobCommand) -> None:
         """Make the job's private folder; answers Ready."""
         self.mark, self.grace, self.log_folder, self.usage_interval = job.mark, job.grace, job.log_folder, job.usage
         self.channel.host, self.channel.silence = job.host, job.silence
@@ -273,7 +276,7 @@ class Agent:
         if self.folder and self.folder.change_file and not self.ending:
             self.folder.change(command.number, vars(command))
 
-    def _notice(self, command: commands.Notice) -> None:
+    def _notice(self, command: commands.NoticeCommand) -> None:
         self.children.ask_to_leave(command.tasks)
 
     def _list(self, command: commands.List) -> None:
@@ -282,7 +285,7 @@ class Agent:
         self.channel.send(Listing(self.channel.host, tuple(dict(row) for row in rows(command.mark))))
 
     def _answer_beat(self, command: commands.Beat) -> None:
-        if not self.channel.backlog:  # unsent data is as good as a heartbeat
+        if not self.channel.backlog:  # any data shows the launcher that the agent lives
             self.channel.send(Alive(self.channel.host, filler()))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -297,22 +300,25 @@ class Agent:
         if self.usage:
             self.usage.close(now)
         self.ending = Ending(self.mark, now, grace, self._members, self.children.leaving_pids)
-        found = self.ending.members()
+        processes = self.ending.members()
         if dump:
-            self.ending.dump(found)
+            self.ending.dump(processes)
         stopped = tuple(
-            StoppedProcess(each.pid, self.children.task_of(each.pid, found))
-            for each in found.values()
-            if each.state in "Tt"
+            StoppedProcess(process.pid, self.children.task_of(process.pid, processes))
+            for process in processes.values()
+            if process.state in "Tt"
         )
         if stopped:
             self.channel.send(Stopped(self.channel.host, stopped))
-        self.ending.terminate(found)
+        self.ending.terminate(processes)
 
     def _members(self, mark: str, root: int) -> dict[int, Process]:
-        """The processes of the job: without nvidia-smi, which has been killed and cannot hold up the end."""
-        found = members(mark, root)
-        return {pid: each for pid, each in found.items() if not (self.usage and self.usage.gpus.is_mine(each))}
+        """The processes of the job, without nvidia-smi: it is killed, but may hang in its driver, which nobody
+        awaits."""
+        processes = members(mark, root)
+        return {
+            pid: process for pid, process in processes.items() if not (self.usage and self.usage.gpus.is_mine(process))
+        }
 
     def _finish(self, left: list[int]) -> None:
         self.preparation.close()

@@ -216,10 +216,10 @@ class RunFolder:
 
 def _is_own_folder(path: str) -> bool:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _put(path: str, number: int, content: Mapping[str, object]) -> None:

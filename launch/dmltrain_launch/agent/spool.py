@@ -1,11 +1,13 @@
 """The frames of an agent that its launcher has not confirmed, on the agent's disk.
 
-Frames are numbered from 1. They are kept in files of SEGMENT_BYTES, each named by the number of its first frame, and a
-file goes when the launcher has confirmed all of it. So the next launcher gets all that the one before has not kept.
+Frames are numbered from 1. They are kept in files of SEGMENT_BYTES, each named by the number of its first frame. A file
+is removed when the launcher has confirmed all its frames. So the next launcher gets all that the one before has not
+confirmed.
 
-Above `most` bytes output of a process that has had its share is left out, and a line in its place says how many bytes.
-Events are few, and always kept: in memory if the disk is full. So are, of the processes in `vital`, their share and
-all lines from which the launcher learns who is in the job.
+When the spool has `most` bytes, further output of a process that has printed its share is left out, and a line in its
+place says how many bytes. Events are few and always kept: in memory if the disk is full. For the processes in `vital`
+(tasks that listen, such as the scheduler) the same holds for their share, and for all lines from which the launcher
+learns who is in the job.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dmltrain_launch.agent.protocol import EVENT, HEADER, NO_TASK, OUTPUT, OUTPU
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
-SHARE_BYTES = 1 << 20  # of each process, whatever others print
+SHARE_BYTES = 1 << 20  # of each process, which is kept however much the others print
 LEFT_OUT = "\n%d bytes of output are missing here: %s\n"
 NAME = "%020d"
 # A line of the job's state; see launch/dmltrain_launch/run/scheduler_log.py.
@@ -34,7 +36,7 @@ def _output(task: int, data: bytes) -> bytes:
 
 
 def _may_be_state(begun: bytes) -> bool:
-    """Whether a line that begins so may be one of the job's state."""
+    """Whether a line with this beginning may be one of the job's state."""
     known = len(begun) >= START_BYTES
     return len(begun) < STATE_BYTES and (not known or bool(re.match(STATE_START, begun)))
 
@@ -97,26 +99,27 @@ class Spool:
         self.first, self.last, self.confirmed = 1, 0, 0
         self._segments: list[Segment] = []
         self._left_out: dict[int, int] = {}  # bytes by task
-        self._begun: dict[int, tuple[bytes, bool]] = {}  # by vital task: its last line without end, if it is there
+        # by vital task: the beginning of its last, incomplete line, and whether the spool has it
+        self._begun: dict[int, tuple[bytes, bool]] = {}
         self._why = ""
-        self._next, self._offset = 1, 0  # the first frame of the segment that is read next, and where in it
-        self.bytes = 0  # that are not confirmed
+        self._next, self._offset = 1, 0  # first frame of the segment that is read next, and the position in its file
+        self.bytes = 0  # in segments that are not completely confirmed
 
     @property
     def unread(self) -> int:
         """Bytes that `read` has not given yet."""
-        found = sum(segment.size for segment in self._segments if segment.first >= self._next)
-        return found - self._offset
+        size = sum(segment.size for segment in self._segments if segment.first >= self._next)
+        return size - self._offset
 
     @property
     def done(self) -> bool:
-        """Whether the launcher has kept all."""
+        """Whether the launcher has confirmed all frames."""
         return self.confirmed >= self.last
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def append(self, kind: int, task: int, payload: bytes) -> None:
-        """Keep a frame; or, if it is output and there is no room, count what is left out."""
+        """Keep a frame. If it is output and there is no room, leave it out and count its bytes."""
         if kind == EVENT:
             self._keep(HEADER.pack(kind, task, len(payload)) + payload)
         elif task in self.vital:
@@ -125,7 +128,7 @@ class Spool:
             self._add_output(task, payload)
 
     def _add_output(self, task: int, payload: bytes, before: bytes = b"") -> bool:
-        """Whether there is room for it. `before`: what has been left out of its first line."""
+        """Returns whether there was room. `before`: the part of its first line that was left out before."""
         frame = _output(task, payload)
         shared = self._printed(task) + len(frame) <= self._share
         if self.bytes + len(frame) > self._most and not shared:
@@ -145,32 +148,32 @@ class Spool:
         return True
 
     def _add_vital(self, task: int, payload: bytes) -> None:
-        """The same for a process whose lines of the job's state are kept in any case, and never in part."""
-        begun, there = self._begun.get(task, (b"", True))
-        if begun and there and _may_be_state(begun):
+        """Add output of a vital process: its lines of the job's state are always kept, and always as whole lines."""
+        begun, spooled = self._begun.get(task, (b"", True))
+        if begun and spooled and _may_be_state(begun):
             end = payload.find(b"\n") + 1 or len(payload)
             self._keep(_output(task, payload[:end]))
             begun, payload = (begun + payload[:end]).rpartition(b"\n")[2], payload[end:]
         if payload:
             whole = begun + payload
-            there = self._add_output(task, payload, b"" if there else begun)
-            if not there:
+            spooled = self._add_output(task, payload, b"" if spooled else begun)
+            if not spooled:
                 self._keep_state(task, whole)
             begun = whole.rpartition(b"\n")[2]
-        self._begun[task] = begun[:STATE_BYTES], there
+        self._begun[task] = begun[:STATE_BYTES], spooled
 
     def _keep_state(self, task: int, data: bytes) -> None:
-        """The lines of the job's state in it, after an end of the line that is there already."""
+        """Keep only the lines of the job's state in `data`, after a newline that ends what the spool has."""
         lines = b"".join(STATE.findall(data))
         for start in range(0, len(lines), OUTPUT_BYTES - 1):
             self._keep(_output(task, (b"" if start else b"\n") + lines[start : start + OUTPUT_BYTES - 1]))
 
     def _printed(self, task: int) -> int:
-        """Bytes of this process that are there."""
+        """Bytes of the output of this process that the spool has."""
         return sum(segment.outputs.get(task, 0) for segment in self._segments)
 
     def explain_all(self) -> None:
-        """Say in the output where some of it is missing."""
+        """Add a line to the output of each process of which some output is missing."""
         for task in list(self._left_out):
             with contextlib.suppress(OSError):
                 self._explain(task)
@@ -209,7 +212,7 @@ class Spool:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def rewind(self) -> None:
-        """The next launcher gets all that is there."""
+        """Let `read` begin again with the oldest frame, for the next launcher."""
         self.explain_all()
         self._next, self._offset = self.first, 0
 
@@ -247,19 +250,21 @@ class Spool:
             self.first = gone.last + 1
 
     def close(self) -> None:
-        """At the agent's end: nothing is left of it if the launcher has kept all."""
+        """At the agent's end: remove the folder if the launcher has confirmed all frames."""
         self.explain_all()
         if self.done:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Left(Spool):
-    """What an agent that has ended has left in `folder`; FileNotFoundError if there is nothing, PermissionError if
-    another user can have made it."""
+class LeftSpool(Spool):
+    """The spool that an agent has left in `folder`.
+
+    FileNotFoundError if there is none; PermissionError if another user could have made it.
+    """
 
     def __init__(self, folder: str):
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o77:
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o77:
             raise PermissionError(f"{folder} is no private folder of this user")
         self.folder, self._most, self._segment = folder, MOST_BYTES, SEGMENT_BYTES
         self._left_out, self._why, self._segments = {}, "", []

@@ -39,10 +39,10 @@ def one_line_each(value: Any) -> Any:
     return value
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
-def _escaped_byte(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\x{code - 0xDC00:02x}" if code >= 0xDC80 else _escaped(found)
+def _escaped_byte(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code - 0xDC00:02x}" if code >= 0xDC80 else _escaped(match)

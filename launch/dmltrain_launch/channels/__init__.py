@@ -12,12 +12,28 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
-from dmltrain_launch.agent import bundle
+from dmltrain.base import capacity
+from dmltrain_launch import agent
 from dmltrain_launch.agent.protocol import GREETING, HEADER, HELLO, VERSION, check_frame
 from dmltrain_launch.job.host import Host
 
+# Part of the agent's text, so Python 3.8. A module is compiled when it is first imported: few jobs need all of them.
+LOAD = """
+import sys
+from importlib.machinery import ModuleSpec
+class Sources:
+    def __init__(self, texts, packages):
+        self.texts, self.packages = texts, packages
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package=name in self.packages) if name in self.texts else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        exec(compile(self.texts[module.__name__], module.__name__, "exec"), module.__dict__)
+"""
 TOO_OLD = "too old a Python:"  # printed by a Python before 3.8, with its version
 READY = b"\0dmltrain-python\n"  # printed by the Python that waits for the agent's text
 TEXT_SECONDS = 10  # without a byte of the agent's text, which the launcher sends when it reads READY
@@ -41,13 +57,28 @@ class ChannelError(Exception):
     """The data on a channel does not come from an agent."""
 
 
+def agent_text() -> bytes:
+    """Python source that, when executed, runs the agent: all modules of the agent, and LOAD, which imports them."""
+    folder = Path(agent.__file__).parent
+    packages = ["dmltrain_launch", "dmltrain", "dmltrain.base"]
+    sources = {**dict.fromkeys(packages, ""), capacity.__name__: Path(capacity.__file__).read_text()}
+    for path in sorted(folder.rglob("*.py")):
+        name = ".".join(("dmltrain_launch.agent", *path.relative_to(folder).with_suffix("").parts))
+        if path.stem == "__init__":
+            name = name.removesuffix(".__init__")
+            packages.append(name)
+        sources[name] = path.read_text()
+    find = f"sys.meta_path.insert(0, Sources({sources!r}, {packages!r}))"
+    return f"{LOAD}\n{find}\nfrom dmltrain_launch.agent.serve import main\nmain()\n".encode()
+
+
 def agent_command(python: str) -> tuple[list[str], bytes]:
     """The command that becomes the agent, and the agent's text, which it first reads from standard input.
 
     It prints READY before it reads, and ends when nothing comes for TEXT_SECONDS: the launcher may be cut off by then.
-    The text begins with an empty line, which is nothing to another program, either.
+    The text begins with an empty line, which does nothing if another program, such as a shell, reads it.
     """
-    text = b"\n" + bundle.text()
+    text = b"\n" + agent_text()
     load = f"import os,select,sys;sys.version_info<(3,8)and sys.exit('{TOO_OLD} %d.%d'%sys.version_info[:2]);s=b'';"
     load += f"os.write(1,{READY!r});"
     read = f"select.select([0],[],[],{TEXT_SECONDS})[0]and os.read(0,{len(text)}-len(s))or sys.exit(1)"

@@ -1,4 +1,7 @@
-"""A channel over the pipes of a child process, which has its own session so that Ctrl-C does not reach it."""
+"""A channel over the pipes of a child process, which has its own session so that Ctrl-C does not reach it.
+
+`LocalChannel` is one to an agent on this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import contextlib
 import os
 import select
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 
-from dmltrain_launch import LaunchError
+from dmltrain_launch import LaunchError, channels
 from dmltrain_launch.channels.exit_text import exit_text
+from dmltrain_launch.job.host import Host
 
 READ_BYTES = 1 << 18
 ENDED = -1  # no descriptor
@@ -83,3 +88,11 @@ class ProcessChannel:
         """The last lines of the child's standard error so far."""
         start = max(0, os.fstat(self._stderr.fileno()).st_size - READ_BYTES)
         return os.pread(self._stderr.fileno(), READ_BYTES, start).decode(errors="replace").strip().splitlines()
+
+
+class LocalChannel(ProcessChannel):
+    """See `dmltrain_launch.channels`."""
+
+    def __init__(self, host: Host, mark: str):
+        command, text = channels.agent_command(host.python or sys.executable)
+        super().__init__(command, text, dict(os.environ, DMLTRAIN_AGENT=mark))

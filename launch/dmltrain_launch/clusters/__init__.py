@@ -115,8 +115,8 @@ class Allocating(Protocol):
 
 def make_cluster(name: str, options: object, hosts: Sequence[Host] | None = None) -> Cluster:
     """The cluster of the launcher `name`."""
-    made: Cluster = importlib.import_module(f"dmltrain_launch.clusters.{name}").Cluster(options, hosts)
-    return made
+    cluster: Cluster = importlib.import_module(f"dmltrain_launch.clusters.{name}").Cluster(options, hosts)
+    return cluster
 
 
 def launchers_with(option: str) -> list[str]:

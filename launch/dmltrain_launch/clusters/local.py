@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.host.cores import report, usable
-from dmltrain_launch.channels.local import LocalChannel
+from dmltrain_launch.channels.process import LocalChannel
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.options import Options
 

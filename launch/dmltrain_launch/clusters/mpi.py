@@ -63,11 +63,11 @@ def kind(mpirun: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{mpirun} --version: {error}", 126) from None
     output = ran.stdout + ran.stderr
-    found = next((name for name, sign in KINDS.items() if sign.search(output)), None)
-    if not found:
+    kind_found = next((name for name, sign in KINDS.items() if sign.search(output)), None)
+    if not kind_found:
         first = next(iter(output.strip().splitlines()), "nothing")
         raise LaunchError(f"{mpirun} --version printed {first!r}: expected Open MPI or MPICH (--mpirun PATH)")
-    return found
+    return kind_found
 
 
 def check(hosts: Sequence[Host]) -> None:
@@ -105,10 +105,10 @@ def hosts_of(options: Options) -> list[Host]:
         from dmltrain_launch.clusters import ssh
 
         return ssh.hosts_of(options)
-    found = allocation(os.environ)
-    if not found and (options.include or options.exclude):
+    allocated = allocation(os.environ)
+    if not allocated and (options.include or options.exclude):
         raise LaunchError("--include and --exclude need hosts to choose from: use -H FILE or --hosts")
-    return select(found, options.include, options.exclude) if found else [Host("localhost", LOOPBACK)]
+    return select(allocated, options.include, options.exclude) if allocated else [Host("localhost", LOOPBACK)]
 
 
 def engine(mpirun: str, kind: str, arguments: Sequence[str] = ()) -> Engine:
@@ -130,5 +130,5 @@ class Cluster(BridgedCluster):
     def __init__(self, options: Options, hosts: Sequence[Host] | None = None):
         chosen = hosts_of(options) if hosts is None else list(hosts)
         check(chosen)
-        made = engine(options.mpirun, kind(options.mpirun), options.mpirun_args)
-        super().__init__(made, chosen, options.host_ip, options.connect_timeout)
+        mpirun = engine(options.mpirun, kind(options.mpirun), options.mpirun_args)
+        super().__init__(mpirun, chosen, options.host_ip, options.connect_timeout)

@@ -92,8 +92,8 @@ def queue_of(name: str, where: object = "--submit") -> Queue:
     if name not in LAUNCHERS or "--submit" not in LAUNCHERS[name].options:
         some = [each for each, row in LAUNCHERS.items() if "--submit" in row.options]
         raise LaunchError(f"{where}: launcher {name!r} has no queue: expected {' or '.join(some)}")
-    made: Queue = importlib.import_module(f"dmltrain_launch.clusters.{name}").Queue()
-    return made
+    queue: Queue = importlib.import_module(f"dmltrain_launch.clusters.{name}").Queue()
+    return queue
 
 
 def waited_too_long(why: str, began: float, limit: float | None) -> None:

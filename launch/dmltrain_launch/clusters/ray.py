@@ -114,8 +114,8 @@ class Driver:
     """The running `in_ray.driver`. LaunchError if Ray refuses. `close` releases all."""
 
     def __init__(self, request: Request, say: Callable[[str], None]):
-        found = [importlib.util.find_spec(name) for name in ("dmltrain_launch", "dmltrain")]
-        roots = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin)
+        specs = [importlib.util.find_spec(name) for name in ("dmltrain_launch", "dmltrain")]
+        roots = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin)
         path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH", "")])])
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the driver
         self._popen = subprocess.Popen(

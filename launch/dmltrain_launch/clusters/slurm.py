@@ -96,8 +96,8 @@ def hosts_of(options: Options, components: Sequence[str]) -> list[Host]:
         return select(every, options.include, options.exclude)
     from dmltrain_launch.clusters import ssh
 
-    found = ssh.hosts_of(options)
-    for host in found:
+    chosen = ssh.hosts_of(options)
+    for host in chosen:
         where = f"{host.where}: " if host.where else ""
         if host.target not in names:
             raise LaunchError(
@@ -105,16 +105,16 @@ def hosts_of(options: Options, components: Sequence[str]) -> list[Host]:
             )
         if host.user or host.port:
             raise LaunchError(f"{where}srun takes no user and no port for {host.target}: remove them there")
-    return found
+    return chosen
 
 
 def components_by_host(components: Sequence[str]) -> dict[str, int]:
     """The number of each host's component, the first one if it is in several."""
-    found: dict[str, int] = {}
+    components_of_hosts: dict[str, int] = {}
     for number, nodes in enumerate(components):
         for host in allocation({NODES: nodes}):
-            found.setdefault(host.name, number)
-    return found
+            components_of_hosts.setdefault(host.name, number)
+    return components_of_hosts
 
 
 def components_of(options: Options, environ: Mapping[str, str]) -> list[str]:
@@ -123,10 +123,10 @@ def components_of(options: Options, environ: Mapping[str, str]) -> list[str]:
     if not options.slurm_job:
         size = environ.get("SLURM_HET_SIZE", "")
         names = [f"{NODES}_HET_GROUP_{number}" for number in range(int(size) if size.isdecimal() else 0)]
-        found = [environ.get(name, "") for name in names or [NODES]]
-        if not all(found):
+        node_lists = [environ.get(name, "") for name in names or [NODES]]
+        if not all(node_lists):
             raise LaunchError(f"--launcher slurm needs an allocation of Slurm, and there is none here: {HOW}")
-        return found
+        return node_lists
     asks = ["squeue", "--noheader", f"--jobs={options.slurm_job}", "--states=RUNNING", "--format=%i %N"]
     try:
         ran = subprocess.run(asks, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS)
@@ -306,10 +306,10 @@ def sbatch(job: Inside) -> tuple[tuple[str, ...], str]:
     return (*first, *(second if options.slurm_server_args else ())), script
 
 
-def _answer(argv: Sequence[str], told: str = "", allowed: str = "") -> str:
+def _answer(argv: Sequence[str], stdin: str = "", allowed: str = "") -> str:
     """The standard output of a command of Slurm; LaunchError if it fails, other than with the words `allowed`."""
     try:
-        ran = subprocess.run(argv, input=told, capture_output=True, text=True, timeout=ASK_SECONDS)
+        ran = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=ASK_SECONDS)
     except FileNotFoundError:
         raise LaunchError(f"{argv[0]} is not installed here: use a machine of the Slurm cluster", 127) from None
     except (OSError, subprocess.TimeoutExpired) as error:

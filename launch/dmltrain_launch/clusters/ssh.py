@@ -11,7 +11,6 @@ from dmltrain_launch.channels import Channel
 from dmltrain_launch.channels.ssh.prompt import TerminalPrompt
 from dmltrain_launch.job import hosts
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.hosts.roles import by_roles
 from dmltrain_launch.job.hosts.selection import select
 from dmltrain_launch.job.options import Options
 
@@ -26,18 +25,18 @@ def hosts_of(options: Options) -> list[Host]:
             raise LaunchError("-WH and -SH need each other: one hosts file for workers, one for servers")
         if options.hostfile or options.hosts:
             raise LaunchError("-WH and -SH cannot be used with -H or --hosts: remove -H and --hosts")
-        found = by_roles(hosts.read(options.worker_hostfile), hosts.read(options.server_hostfile))
+        listed = hosts.by_roles(hosts.read(options.worker_hostfile), hosts.read(options.server_hostfile))
     elif options.hostfile and options.hosts:
         raise LaunchError("-H and --hosts cannot be used together: remove one of them")
     elif options.hostfile:
-        found = hosts.read(options.hostfile)
+        listed = hosts.read(options.hostfile)
     elif options.hosts:
-        found = hosts.from_list(options.hosts)
+        listed = hosts.from_list(options.hosts)
     else:
         raise LaunchError(
             "no hosts given: use -H FILE (one host per line), --hosts a,b, or --launcher local for this machine"
         )
-    return select(found, options.include, options.exclude)
+    return select(listed, options.include, options.exclude)
 
 
 class Cluster:

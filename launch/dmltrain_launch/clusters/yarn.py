@@ -72,20 +72,22 @@ class Queue:
     """See `dmltrain_launch.clusters.queue`."""
 
     def artefact(self, job: Inside) -> list[str]:
-        made = described(job)
-        text = json.dumps(service(made), indent=2)
-        return [f"mkdir -p '{made.folder}' && cat > '{made.name}.json' << 'END'", *text.splitlines(), "END"] + [
-            f"yarn app -launch {made.name} '{made.name}.json'"
-        ]
+        described_job = described(job)
+        text = json.dumps(service(described_job), indent=2)
+        return [
+            f"mkdir -p '{described_job.folder}' && cat > '{described_job.name}.json' << 'END'",
+            *text.splitlines(),
+            "END",
+        ] + [f"yarn app -launch {described_job.name} '{described_job.name}.json'"]
 
     def submit(self, job: Inside) -> Submitted:
-        made = described(job)
+        described_job = described(job)
         for name in (OUTPUT, SETTINGS):  # of an earlier job
             job.path.joinpath(name).unlink(missing_ok=True)
         api = Api(job.options.yarn_url.rstrip("/"), me())
-        api.create(service(made))
-        found = {"yarn_service": made.name, "yarn_url": api.url, "yarn_user": api.user}
-        return Submitted(found, f"the service {made.name} of YARN at {api.url}")
+        api.create(service(described_job))
+        record = {"yarn_service": described_job.name, "yarn_url": api.url, "yarn_user": api.user}
+        return Submitted(record, f"the service {described_job.name} of YARN at {api.url}")
 
     def held(self, record: Mapping[str, Any], where: Path) -> Held:
         name, url, user = (record.get(key) for key in ("yarn_service", "yarn_url", "yarn_user"))
@@ -110,8 +112,8 @@ class Held:
 
     @property
     def lives(self) -> bool:
-        found = self.api.get(self.name)
-        return found is not None and found.get("state") not in ENDED
+        service_status = self.api.get(self.name)
+        return service_status is not None and service_status.get("state") not in ENDED
 
     def state(self) -> list[str]:
         found = self.api.get(self.name)
@@ -124,7 +126,7 @@ class Held:
 
     def lines(self, wait: bool, say: Say, limit: float | None = None) -> Iterator[bytes]:
         rest, position, over = b"", 0, not wait
-        asked, said, began = 0.0, "", time.monotonic()
+        asked, last_text, began = 0.0, "", time.monotonic()
         while True:
             data = self._read(position)
             position += len(data)
@@ -137,11 +139,11 @@ class Held:
                 return
             if not data and time.monotonic() - asked >= ASK_SECONDS:
                 over, text = self._asked()
-                if text and text != said and not position:
+                if text and text != last_text and not position:
                     say(text)
                 if not position:
                     waited_too_long(text, began, limit)
-                asked, said = time.monotonic(), text
+                asked, last_text = time.monotonic(), text
             if not data:
                 time.sleep(LOOK_SECONDS)
 
@@ -193,18 +195,18 @@ class Cluster:
             raise Released("the containers of a job go with its launcher")
         if not os.environ.get(INSIDE):
             raise LaunchError("--launcher yarn runs its launcher in YARN only: leave --launcher-inside no out")
-        told = json.loads(os.environ[INSIDE])
-        self._seconds, self._count = options.connect_timeout, int(told["hosts"])
+        settings = json.loads(os.environ[INSIDE])
+        self._seconds, self._count = options.connect_timeout, int(settings["hosts"])
         self._queue_wait = options.queue_wait
         self._reception = Reception(options.host_ip)
         self._changed = threading.Condition()
         self._callers: dict[int, Caller] = {}  # by the number of the container
         self._token = self._reception.expect(self._take)
-        path = Path(told["folder"], SETTINGS)
+        path = Path(settings["folder"], SETTINGS)
         try:
             reached = addresses([Host("a container")], options.host_ip)
-            told_bridges = self._reception.told(self._token, reached, self._seconds, stays=True)
-            whole_file.write(path, told_bridges.encode(), PRIVATE)
+            bridge_settings = self._reception.settings_for(self._token, reached, self._seconds, stays=True)
+            whole_file.write(path, bridge_settings.encode(), PRIVATE)
             self._wait()
         except LaunchError:
             self.close()
@@ -218,17 +220,17 @@ class Cluster:
         if len(self._numbers) < self._count:
             self.close()
             raise LaunchError(f"two containers of the job are on one node: {TWICE}")
-        gpus = tuple(map(str, range(told["gpus"])))
+        gpus = tuple(map(str, range(settings["gpus"])))
         self.hosts = [Host(name, gpus=gpus) for name in sorted(self._numbers)]
 
     def _wait(self) -> None:
-        began, said = time.monotonic(), ""
+        began, last_text = time.monotonic(), ""
         with self._changed:
             while len(self._callers) < self._count:
                 why = f"waiting: {len(self._callers)} of {self._count} hosts have called"
-                if why != said:
+                if why != last_text:
                     print(why, file=sys.stderr)
-                    said = why
+                    last_text = why
                 waited_too_long(why, began, self._queue_wait)
                 self._changed.wait(LOOK_SECONDS)
 

@@ -34,20 +34,20 @@ def changed(options: Options, field: str, value: object) -> Options:
 def number(field: str, convert: Callable[[str], float], least: float, most: float = math.inf) -> Apply:
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         try:
-            found = convert(value)
+            converted = convert(value)
         except ValueError:
-            found = math.nan
-        if not (least <= found < math.inf) or found > most:
+            converted = math.nan
+        if not (least <= converted < math.inf) or converted > most:
             kind = "a whole number" if convert is int else "a number of seconds"
             limit = f"to {most}" if most < math.inf else "or more"
             raise LaunchError(f"{name} is {value}: expected {kind}, {least} {limit}")
-        return changed(options, field, found)
+        return changed(options, field, converted)
 
     return apply
 
 
-def constant(field: str, found: object) -> Apply:
-    return lambda options, value, name, environ: changed(options, field, found)
+def constant(field: str, fixed: object) -> Apply:
+    return lambda options, value, name, environ: changed(options, field, fixed)
 
 
 def text(field: str, what: str) -> Apply:
@@ -65,11 +65,11 @@ def append(field: str) -> Apply:
 
 def extend(field: str, what: str) -> Apply:
     """For a comma-separated list. A repeated option adds to the list."""
-    one = text(field, what)
+    set_text = text(field, what)
 
     def apply(options: Options, value: str, name: str, environ: Mapping[str, str]) -> Options:
         before = getattr(options, field)
-        return one(options, f"{before},{value}" if before and value else value, name, environ)
+        return set_text(options, f"{before},{value}" if before and value else value, name, environ)
 
     return apply
 

@@ -1,4 +1,5 @@
-"""`dmltrain job attach`: take up a job that was started with --detach, from the launcher that has it, or after one."""
+"""`dmltrain job attach`: take up a job that was started with --detach, from a launcher that still has it or that is
+lost."""
 
 from __future__ import annotations
 
@@ -56,10 +57,10 @@ def attach(options: Options, say: Callable[[str], None]) -> int:
 
 
 def _report(folder: Path, job: Recorded, say: Callable[[str], None]) -> int:
-    found = read_own_record(folder / RECORD)
-    code, cause = found.get("exit_code"), found.get("cause")
+    record = read_own_record(folder / RECORD)
+    code, cause = record.get("exit_code"), record.get("cause")
     why = f": {cause}" if cause else ""
-    say(f"job {job.job} has ended at {found.get('ended')} with exit code {code}{why}")
+    say(f"job {job.job} has ended at {record.get('ended')} with exit code {code}{why}")
     return code if isinstance(code, int) else FAULT_CODE
 
 

@@ -27,10 +27,10 @@ Print = Callable[[str], None]
 def check(options: Options, cluster: Cluster, result: Print, progress: Print) -> int:
     """Print results with `result` and messages with `progress`. Returns the exit code."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    supervisor, found = _check_hosts(options, cluster)
-    for line in lines(found, width):
+    supervisor, facts = _check_hosts(options, cluster)
+    for line in lines(facts, width):
         result(line)
-    code = supervisor.exit_code or found.exit_code
+    code = supervisor.exit_code or facts.exit_code
     if not options.program or code:
         return code
     obstacle, job = _job_to_forecast(options)
@@ -39,7 +39,7 @@ def check(options: Options, cluster: Cluster, result: Print, progress: Print) ->
         return code
     progress(start_line(job))
     measured = _measured(options, job, cluster)
-    for line in _forecast(options, job, cluster.hosts, found, measured, width):
+    for line in _forecast(options, job, cluster.hosts, facts, measured, width):
         result(line)
     return measured.interrupted
 
@@ -53,11 +53,11 @@ def _check_hosts(options: Options, cluster: Cluster) -> tuple[Supervisor, Check]
     session = Session(supervisor, cluster, KeptOutput(0), lambda: None)
     with catching(session.interrupt):
         session.run(None)
-    found = supervisor.preparation
-    hosts = [found.hosts.get(host.name, host) for host in cluster.hosts]
+    preparation = supervisor.preparation
+    hosts = [preparation.hosts.get(host.name, host) for host in cluster.hosts]
     cause = [Problem("", supervisor.cause.text, code=supervisor.cause.code)] if supervisor.cause else []
-    problems = [*found.problems, *cause]
-    return supervisor, Check(hosts, found.facts, found.reached, problems, found.throughput)
+    problems = [*preparation.problems, *cause]
+    return supervisor, Check(hosts, preparation.facts, preparation.reached, problems, preparation.throughput)
 
 
 def _job_to_forecast(options: Options) -> tuple[str, Job | None]:
@@ -83,13 +83,13 @@ def _measured(options: Options, job: Job, cluster: Cluster) -> Measured:
         cluster.hosts = all_hosts
 
 
-def _forecast(options: Options, job: Job, hosts: list[Host], found: Check, measured: Measured, width: int) -> list[str]:
+def _forecast(options: Options, job: Job, hosts: list[Host], facts: Check, measured: Measured, width: int) -> list[str]:
     """The forecast as lines, or why there is none."""
     if measured.step is None:
         why = measured.failure or "it exited without reporting one"
         return ["", f"No forecast: the program reported no step ({why})."]
     placed = _placements_by_workers(job, options, hosts)
-    outlook = Outlook(job.num_workers, placed, measured.step, measured.computing, _links(found))
+    outlook = Outlook(job.num_workers, placed, measured.step, measured.computing, _links(facts))
     text = [line for table in tables(outlook) for line in ["", *drawn(*table, width)]]
     failed = [f"Not all workers reported a step: {measured.failure}."] if measured.failure else []
     return [*text, "", *failed, *sentences(outlook)]
@@ -105,11 +105,11 @@ def _placements_by_workers(job: Job, options: Options, hosts: list[Host]) -> Cal
     return of
 
 
-def _links(found: Check) -> Links:
+def _links(facts: Check) -> Links:
     return Links(
         {
             (host, peer): path["speed"] / 8
-            for host, peers in found.throughput.items()
+            for host, peers in facts.throughput.items()
             for peer, path in peers.items()
             if path.get("speed")
         }

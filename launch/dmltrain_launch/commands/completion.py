@@ -68,7 +68,7 @@ def commands(folder: Path) -> list[Command]:
     """Every verb in `folder`. A verb whose --help fails has no options."""
     programs = sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_file() and os.access(path, os.X_OK))
     with ThreadPoolExecutor() as pool:
-        return [each for found in pool.map(_commands_of, programs) for each in found]
+        return [command for of_program in pool.map(_commands_of, programs) for command in of_program]
 
 
 def _commands_of(program: Path) -> list[Command]:
@@ -105,9 +105,9 @@ def _options(text: str) -> Iterator[tuple[str, str]]:
     """(name, placeholder of the value) for each name of each option."""
     for line in text.splitlines():
         row = ROW.fullmatch(line)
-        found = [NAME_AND_VALUE.fullmatch(word) for word in row[1].split(", ")] if row else []
-        value = next((match[2] for match in found if match and match[2]), "")  # beside each name, or the last one
-        yield from ((match[1], value) for match in found if match)
+        matches = [NAME_AND_VALUE.fullmatch(word) for word in row[1].split(", ")] if row else []
+        value = next((match[2] for match in matches if match and match[2]), "")  # beside each name, or the last one
+        yield from ((match[1], value) for match in matches if match)
 
 
 def _verbs(text: str) -> Iterator[str]:
@@ -174,15 +174,19 @@ complete -o default -F _dmltrain @PROGRAMS@
 """
 
 
-def bash(found: Sequence[Command]) -> str:
+def bash(commands_found: Sequence[Command]) -> str:
     """The script for bash 4 or later. Where the script offers no words, bash offers files."""
-    top = [each.words for each in found if " " not in each.words]
+    top = [command.words for command in commands_found if " " not in command.words]
     parts = {
         "VERBS": " ".join(top),
-        "BELOW": "\n".join(_below(each) for each in found if each.verbs),
-        "VALUES": "\n".join(_values(found)),
-        "OPTIONS": "\n".join(_case([each.words], f'options="{" ".join(each.options)}"') for each in found),
-        "TARGETS": "\n".join(_case([each.words], _offer(each.target)) for each in found if _offer(each.target)),
+        "BELOW": "\n".join(_below(command) for command in commands_found if command.verbs),
+        "VALUES": "\n".join(_values(commands_found)),
+        "OPTIONS": "\n".join(
+            _case([command.words], f'options="{" ".join(command.options)}"') for command in commands_found
+        ),
+        "TARGETS": "\n".join(
+            _case([command.words], _offer(command.target)) for command in commands_found if _offer(command.target)
+        ),
         "PROGRAMS": " ".join(shlex.quote(each) for each in ["dmltrain", *(PREFIX + verb for verb in top)]),
     }
     return re.sub("@([A-Z]+)@", lambda match: parts[match[1]], BASH)
@@ -199,10 +203,10 @@ def _below(command: Command) -> str:
             ;;"""
 
 
-def _values(found: Sequence[Command]) -> list[str]:
+def _values(commands_found: Sequence[Command]) -> list[str]:
     """Cases for options that take a value. Without an offer of the script, bash offers files."""
     by_offer: dict[str, list[str]] = {}
-    for command in found:
+    for command in commands_found:
         for name, value in command.options.items():
             if value:
                 by_offer.setdefault(_offer(value), []).append(f"{command.words} {name}")
@@ -222,9 +226,9 @@ def _case(patterns: Sequence[str], act: str) -> str:
     return f"        {' | '.join(map(shlex.quote, patterns))}) {act} ;;"
 
 
-def zsh(found: Sequence[Command]) -> str:
+def zsh(commands_found: Sequence[Command]) -> str:
     """The bash script, run by zsh's compatibility functions."""
-    return f"autoload -U +X bashcompinit && bashcompinit\n{bash(found)}"
+    return f"autoload -U +X bashcompinit && bashcompinit\n{bash(commands_found)}"
 
 
 SHELLS: dict[str, Callable[[Sequence[Command]], str]] = {"bash": bash, "zsh": zsh}

@@ -1,4 +1,7 @@
-"""`--dry-run`: the commands of all processes on each host, for a shell, with secrets hidden. Pure.
+"""What a job would start. Pure.
+
+`--dry-run` prints the commands of all processes on each host, for a shell, with secrets hidden. `--plan` prints which
+process runs on which host, as JSON, for other programs.
 
 Values that only agents can find are described between < and >. Each command changes to the process's working directory
 and sets the variables that the launcher adds to the host's environment, except DMLTRAIN_KEY_FILE and
@@ -7,6 +10,7 @@ DMLTRAIN_LISTEN_FD, which refer to what an agent creates.
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +28,10 @@ WIDTH = 110
 
 
 def lines(job: Job, hosts: Sequence[Host], options: Options, python: str = sys.executable) -> list[str]:
-    """The commands by host. `python` runs scripts without an interpreter on hosts without python= (else python3)."""
+    """`--dry-run`: the commands by host.
+
+    `python` runs scripts without an interpreter on hosts without python= (else python3).
+    """
     every = tasks(job, hosts, Ports(scheduler=job.port))
     used = list(dict.fromkeys(task.host for task in every))
     hidden = job.secrets(hosts)
@@ -65,7 +72,7 @@ def _environment(job: Job, task: Task, every: Sequence[Task], cores_known: bool)
     for name in PORTS:
         if values.get(name) == "0":
             values[name] = BY_AGENT
-    master = next((each.host.name for each in every if each.role == WORKER), "")
+    master = next((other.host.name for other in every if other.role == WORKER), "")
     addresses = {"DMLC_NODE_HOST": task.host.name, "DMLC_PS_ROOT_URI": every[0].host.name, "MASTER_ADDR": master}
     for name, host in addresses.items():
         if values.get(name) == "":
@@ -74,7 +81,7 @@ def _environment(job: Job, task: Task, every: Sequence[Task], cores_known: bool)
     given = {name for name, _ in task.host.environment}
     given |= {setting.name for setting in job.settings if setting.role in ("", task.role)}
     if not cores_known and task.role == WORKER and "OMP_NUM_THREADS" not in given:
-        workers = sum(each.role == WORKER and each.host == task.host for each in every)
+        workers = sum(other.role == WORKER and other.host == task.host for other in every)
         values["OMP_NUM_THREADS"] = f"<cores of {task.host.name} / {workers}>"
     return values
 
@@ -94,3 +101,24 @@ def _command(workdir: str, limit: int, environment: Mapping[str, str], argv: Seq
 
 def _count(number: int, what: str, plural: str) -> str:
     return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def plan(job: Job, hosts: Sequence[Host]) -> str:
+    """`--plan`: a list with an object for each process, in the order of their start.
+
+    role, rank; host: its name in the hosts file; hostname, user ("": the SSH configuration's) and port (0: the same):
+    how SSH reaches it.
+    """
+    every = tasks(job, hosts, Ports(scheduler=job.port))
+    rows = [
+        {
+            "role": task.role,
+            "rank": task.rank,
+            "host": task.host.name,
+            "hostname": task.host.target,
+            "user": task.host.user,
+            "port": task.host.port,
+        }
+        for task in every
+    ]
+    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"

@@ -1,7 +1,7 @@
 """Follow a job whose launcher runs inside of a cluster: its output is shown here, and becomes the logs of the job.
 
-That launcher prints the lines of its processes with tags, and at its end each of FILES as one line of base64. Of the
-record only what cannot lead this machine elsewhere is kept: see `_own`.
+That launcher prints the lines of its processes with tags, and at its end each of FILES as one line of base64. The
+record comes from the cluster, so this machine keeps only fields that cannot make it reach other hosts: see `_own`.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ def run(job: Inside, say: Say) -> int:
         submitted, folder = put(job)
         say(f"job {job.name} is {submitted.where}")
         say(f"dmltrain job ps {known_by(job)}, and the same with logs and kill, find it from elsewhere")
-        found = held(job.path)
-        assert isinstance(found, Followed)
+        followed = held(job.path)
+        assert isinstance(followed, Followed)
         with Copy(folder, lambda source: not (source and job.options.quiet)) as copy:
             try:
-                code = _follow(found, copy, say, job.options.queue_wait, signals)
+                code = _follow(followed, copy, say, job.options.queue_wait, signals)
             except LaunchError as error:
-                _cancel(found, job, error.code, say)
+                _cancel(followed, job, error.code, say)
                 raise
-        _cancel(found, job, code, say)
+        _cancel(followed, job, code, say)
         return code
 
 
 def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: Signals) -> int:
-    """To its end, or to a signal. Returns the exit code."""
+    """Follow the job to its end, or end it after a signal. Returns the exit code."""
     try:
         signals.arm()
         if signals.arrived:
@@ -95,7 +95,7 @@ def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: S
         signals.disarm()
         say("ending the job")
     try:
-        signals.arm()  # a second one ends the wait for the launcher's last words
+        signals.arm()  # a second signal ends the wait for the launcher's last output
         if job.stop():
             copy.take(job.lines(True, say))
         signals.disarm()
@@ -107,20 +107,22 @@ def _follow(job: Followed, copy: Copy, say: Say, limit: float | None, signals: S
     return 128 + signals.arrived
 
 
-def _cancel(found: Followed, job: Inside, code: int, say: Say) -> None:
-    """Leave nothing of it in the engine, and say in the log folder that it has ended."""
+def _cancel(followed: Followed, job: Inside, code: int, say: Say) -> None:
+    """Remove the job from the engine, and note in the log folder that it has ended."""
     try:
-        found.cancel()
+        followed.cancel()
         mark_ended(job.path, code)
     except LaunchError as error:
         say(f"warning: {error}")
 
 
 def logs(options: Options, folder: Path, say: Say) -> bool:
-    """For `dmltrain job logs`: fetch the logs of a job that another command has submitted, if the folder has one. True
-    if that has also shown them, which it does with --follow."""
-    found = held(folder)
-    if not isinstance(found, Followed):
+    """For `dmltrain job logs`: fetch the logs of the job in `folder`, if another command has submitted it.
+
+    Returns whether the logs were also shown, which is so with --follow.
+    """
+    followed = held(folder)
+    if not isinstance(followed, Followed):
         return False
     try:
         locked = LogFolder(folder, again=True)
@@ -128,13 +130,16 @@ def logs(options: Options, folder: Path, say: Say) -> bool:
         return False
     wanted = chosen(options.show)
     with Copy(locked, lambda source: options.follow and source is not None and wanted(source), safe=True) as copy:
-        copy.take(found.lines(options.follow, say))
+        copy.take(followed.lines(options.follow, say))
     return options.follow
 
 
 class Copy:
-    """Writes the output of the job's processes to its logs. `shown`: whether to print lines of this source, or of the
-    launcher (None). safe: also what processes print is made safe; the launcher's own lines always are."""
+    """Writes the output of the job's processes to its logs.
+
+    `shown`: whether to print the lines of a source, or of the launcher (None). `safe`: escape control characters in the
+    output of processes, too; in the launcher's own lines they are always escaped.
+    """
 
     def __init__(self, folder: LogFolder, shown: Callable[[Source | None], bool], safe: bool = False):
         self._folder, self._shown, self._safe, self._taken = folder, shown, safe, 0
@@ -155,8 +160,8 @@ class Copy:
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
-        if found := FILE_LINE.fullmatch(line):
-            return _keep(self._folder, found[1].decode(), found[2])
+        if match := FILE_LINE.fullmatch(line):
+            return _keep(self._folder, match[1].decode(), match[2])
         tag = TAGGED.match(line)
         source = Source(tag[1].decode(), int(tag[2])) if tag else None
         if tag and source:

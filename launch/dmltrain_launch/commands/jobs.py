@@ -22,7 +22,7 @@ ALONE = "no launcher"  # it was started with --detach, and another launcher can 
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """A job: the name of its folder, its state, and the content of its job.json."""
 
     name: str
@@ -30,7 +30,7 @@ class Row:
     record: dict[str, Any]
 
 
-def find_jobs(folder: Path) -> list[Row]:
+def find_jobs(folder: Path) -> list[JobRow]:
     """The jobs in `folder`, newest first; LaunchError if the folder does not exist."""
     if not folder.is_dir():
         raise LaunchError(f"no folder {folder}: expected the folder that contains the jobs' log folders")
@@ -38,30 +38,30 @@ def find_jobs(folder: Path) -> list[Row]:
     return sorted(map(_row, folders), key=lambda row: (str(row.record.get("started", "")), row.name), reverse=True)
 
 
-def _row(folder: Path) -> Row:
+def _row(folder: Path) -> JobRow:
     if not (folder / RECORD).exists():
         return _queued(folder)
     try:
         record = read_record(folder / RECORD)
     except (FileNotFoundError, LaunchError):
-        return Row(folder.name, UNREADABLE, {})
+        return JobRow(folder.name, UNREADABLE, {})
     if record.get("ended"):
-        return Row(folder.name, ENDED, record)
+        return JobRow(folder.name, ENDED, record)
     if not Record(folder).abandoned:
-        return Row(folder.name, RUNNING, record)
-    return Row(folder.name, ALONE if (folder / JOURNAL).exists() else LOST, record)
+        return JobRow(folder.name, RUNNING, record)
+    return JobRow(folder.name, ALONE if (folder / JOURNAL).exists() else LOST, record)
 
 
-def _queued(folder: Path) -> Row:
+def _queued(folder: Path) -> JobRow:
     try:
         record = read_record(folder / QUEUED)
     except (FileNotFoundError, LaunchError):
-        return Row(folder.name, UNREADABLE, {})
+        return JobRow(folder.name, UNREADABLE, {})
     shown = {"started": record.get("submitted"), "exit_code": record.get("exit_code")}
-    return Row(folder.name, ENDED if "ended" in record else IN_QUEUE, shown)
+    return JobRow(folder.name, ENDED if "ended" in record else IN_QUEUE, shown)
 
 
-def table(rows: Sequence[Row], now: float) -> list[str]:
+def table(rows: Sequence[JobRow], now: float) -> list[str]:
     """The lines of the table; `now` in seconds since 1970."""
     cells = [COLUMNS, *(_cells(row, now) for row in rows)]
     wide = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
@@ -76,7 +76,7 @@ def _line(cells: Sequence[str], wide: Sequence[int]) -> str:
     return "  ".join(aligned).rstrip()
 
 
-def _cells(row: Row, now: float) -> tuple[str, ...]:
+def _cells(row: JobRow, now: float) -> tuple[str, ...]:
     record = row.record
     hosts = record.get("hosts")
     return (
@@ -95,7 +95,7 @@ def _text(value: object) -> str:
     return "-" if value is None else printable(str(value))
 
 
-def _seconds(row: Row, now: float) -> str:
+def _seconds(row: JobRow, now: float) -> str:
     """How long the job took, or has been running."""
     if row.state != RUNNING:
         took = row.record.get("seconds")

@@ -76,12 +76,12 @@ def all_logs(folder: Path) -> Iterator[tuple[int, Source, Path]]:
             yield from ((int(match[1]), *each) for each in _logs_in(folder / name))
 
 
-def selected(text: str, there: Iterable[Source]) -> Callable[[Source], bool]:
-    """`chosen`; LaunchError lists `there` if a part of the text names none of them."""
-    there = set(there)
+def selected(text: str, sources: Iterable[Source]) -> Callable[[Source], bool]:
+    """`chosen`; LaunchError lists `sources` if a part of the text names none of them."""
+    sources = set(sources)
     for item in text.split(",") if text else ():
-        if not any(map(_test(item.strip()), there)):
-            logs = _listing(there) or "not written yet"
+        if not any(map(_test(item.strip()), sources)):
+            logs = _listing(sources) or "not written yet"
             raise LaunchError(f"--show {text}: no log of {item.strip()!r}; the logs are {logs}")
     return chosen(text)
 
@@ -106,11 +106,11 @@ def _test(item: str) -> Callable[[Source], bool]:
     return test
 
 
-def _listing(there: set[Source]) -> str:
+def _listing(sources: set[Source]) -> str:
     """The sources as text: scheduler:0, worker:0-4, agent:h1."""
     words = []
     for role in ORDER:
-        ranks = sorted(each.which for each in there if each.role == role and isinstance(each.which, int))
+        ranks = sorted(source.which for source in sources if source.role == role and isinstance(source.which, int))
         runs: list[list[int]] = []
         for rank in ranks:
             if runs and rank == runs[-1][1] + 1:
@@ -118,5 +118,7 @@ def _listing(there: set[Source]) -> str:
             else:
                 runs.append([rank, rank])
         words += [f"{role}:{first}" if first == last else f"{role}:{first}-{last}" for first, last in runs]
-        words += sorted(f"{role}:{each.which}" for each in there if each.role == role and isinstance(each.which, str))
+        words += sorted(
+            f"{role}:{source.which}" for source in sources if source.role == role and isinstance(source.which, str)
+        )
     return ", ".join(words)

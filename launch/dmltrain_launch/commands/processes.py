@@ -30,7 +30,7 @@ def table(hosts: Mapping[str, Sequence[Row]], secrets: Collection[str] = (), wid
 
     `secrets` are replaced by ***. Lines are cut to `width` characters; 0 means no limit.
     """
-    rows = [(host, row) for host, found in hosts.items() for row in sorted(found, key=_order)]
+    rows = [(host, row) for host, rows_of_host in hosts.items() for row in sorted(rows_of_host, key=_order)]
     cells = [COLUMNS, *(_cells(host, row, secrets) for host, row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     printed = [_line(cell, widths) for cell in cells] if rows else []
@@ -45,7 +45,7 @@ def lost(record: Mapping[str, Any]) -> list[str]:
     change of the kvstore, as its record says; other values count as missing."""
     rows = _dicts(record.get("processes"))
     changes = [_when(row, what, f"{what}_after") for what in ("joined", "left") for row in rows]
-    kvstores = [_kvstore(each) for each in _dicts(record.get("kvstore_changes"))]
+    kvstores = [_kvstore(change) for change in _dicts(record.get("kvstore_changes"))]
     return [*(line for row in rows for line in _losses(row)), *filter(None, changes), *filter(None, kvstores)]
 
 

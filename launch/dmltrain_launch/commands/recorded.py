@@ -148,12 +148,12 @@ def _host(found: object, where: str) -> Host:
 def _options(fields: _Fields, given: Options) -> Options:
     """`given`, completed by the recorded options that it leaves at their defaults."""
     fields.only(REACHED_BY)
-    found, default = Options(), Options()
+    options, default = Options(), Options()
     for name in REACHED_BY:
         if getattr(given, name) == getattr(default, name):
             for value in _values(fields, name):
-                found = BY_NAME["--" + name.replace("_", "-")].apply(found, value, f"{fields.where}: {name}", {})
-    changed = {name: getattr(found, name) for name in REACHED_BY if getattr(found, name) != getattr(default, name)}
+                options = BY_NAME["--" + name.replace("_", "-")].apply(options, value, f"{fields.where}: {name}", {})
+    changed = {name: getattr(options, name) for name in REACHED_BY if getattr(options, name) != getattr(default, name)}
     return replace(given, **changed)
 
 

@@ -65,9 +65,9 @@ class Log:
             self._lines = iter(lines)
             line = next(self._lines, None)
         self.line = line
-        found = STAMP.match(line)
-        if found and found[0] > self._stamp:  # a clock that was set back does not reorder a file's lines
-            self._stamp = found[0]
+        match = STAMP.match(line)
+        if match and match[0] > self._stamp:  # a clock that was set back does not reorder a file's lines
+            self._stamp = match[0]
         return True
 
     def close(self) -> None:
@@ -137,8 +137,8 @@ class Reader:
 
     def _discover(self, printer: Printer) -> None:
         known = {*self._logs, *self._left_out}
-        found = [log for log in all_logs(self._folder) if log[2] not in known and self._wanted(log[1])]
-        for restart, source, path in sorted(found, key=lambda each: (each[0], each[1].order)):
+        new_logs = [log for log in all_logs(self._folder) if log[2] not in known and self._wanted(log[1])]
+        for restart, source, path in sorted(new_logs, key=lambda each: (each[0], each[1].order)):
             colour = self._colours.setdefault(source, len(self._colours))
             name = f"restart-{restart}/{source}" if restart else str(source)
             prefix = tag(one_line(name), colour if self._coloured else None)
@@ -218,8 +218,8 @@ def show(
     """
     folder = find(job, root)
     record = Record(folder)
-    there = {source for _, source, _ in all_logs(folder)} | set(record.sources)
-    reader, printer = Reader(folder, selected(selection, there), coloured), Printer(descriptor)
+    sources = {source for _, source, _ in all_logs(folder)} | set(record.sources)
+    reader, printer = Reader(folder, selected(selection, sources), coloured), Printer(descriptor)
     quiet_since = time.monotonic()
     try:
         while True:

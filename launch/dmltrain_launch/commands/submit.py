@@ -1,6 +1,6 @@
 """`--submit`: give a job to the queue of a cluster, and return. Its launcher then runs inside of that cluster.
 
-Until that one has written job.json, QUEUED in the log folder says where the job is, or that it has ended.
+Until that launcher has written job.json, QUEUED in the log folder says where the job is, or that it has ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _is_marked(folder: Path) -> bool:
 
 
 def mark_ended(folder: Path, code: int) -> None:
-    """The job that was submitted from here is no more."""
+    """Note in the log folder that the submitted job has ended."""
     with contextlib.suppress(FileNotFoundError):
         _write(folder, {**read_own_record(folder / QUEUED), "ended": stamp(time.time()), "exit_code": code})
 

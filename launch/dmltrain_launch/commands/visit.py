@@ -16,21 +16,23 @@ from pathlib import Path
 
 from dmltrain_launch import LaunchError, channels
 from dmltrain_launch.agent import KILL_SECONDS
-from dmltrain_launch.agent.commands import Command, Job, List, Stop
+from dmltrain_launch.agent.commands import Command, JobCommand, List, Stop
 from dmltrain_launch.agent.events import Ended, Event, Listing
 from dmltrain_launch.agent.process import Process, boot_id, process, send_signal
 from dmltrain_launch.agent.protocol import EVENT, ProtocolError, decode_event, encode_command
 from dmltrain_launch.clusters import LAUNCHERS, Cluster, Released, make_cluster
-from dmltrain_launch.commands import killed, show, submit
+from dmltrain_launch.commands import show, submit
 from dmltrain_launch.commands.log_choice import find
 from dmltrain_launch.commands.recorded import Launcher, Recorded, recorded
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.options import Options
-from dmltrain_launch.run.supervisor.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS
-from dmltrain_launch.terminal.log_folder import KILLED, RECORD
+from dmltrain_launch.run import journal
+from dmltrain_launch.run.supervisor.limit import AGENT_SILENCE_SECONDS, FAULT_CODE, SILENCE_SECONDS, as_shell
+from dmltrain_launch.terminal.log_folder import KILLED, RECORD, LogFolder, seconds_of, stamp
 from dmltrain_launch.terminal.record import read_own_record
 
-ENDED_CODE = 143  # of a job that somebody has ended
+ENDED_CODE = as_shell(-signal.SIGTERM)  # of a job that somebody has ended
+CAUSE = "dmltrain job kill has ended the job, which had no launcher"
 LAUNCHER_SECONDS = 15.0  # for a launcher to end its job
 Answers = dict[str, Event | LaunchError]
 Commands = Callable[[Host], Sequence[Command]]
@@ -71,18 +73,18 @@ def kill(options: Options, write_line: Callable[[str], None]) -> int:
     silence = AGENT_SILENCE_SECONDS + options.grace  # this program sends no heartbeats
 
     def commands(host: Host) -> list[Command]:
-        return [Job(job.mark, host.name, options.grace, silence), Stop(options.grace)]
+        return [JobCommand(job.mark, host.name, options.grace, silence), Stop(options.grace)]
 
     answers = _visited(job, commands, Ended, write_line)
     left = {host: answer.left for host, answer in answers.items() if isinstance(answer, Ended)}
     unreached = _report_unreached(answers, write_line)
-    pids = [f"pid {pid} on {host}" for host, found in left.items() for pid in found]
+    pids = [f"pid {pid} on {host}" for host, pids_left in left.items() for pid in pids_left]
     write_line(
         f"{len(pids)} process{'' if len(pids) == 1 else 'es'} left on {len(left)} host{'' if len(left) == 1 else 's'}"
         + (f": {', '.join(pids)}" if pids else "")
     )
     if not unreached and not pids:
-        killed.write_end(folder, job.launcher)
+        write_end(folder, job.launcher)
     return unreached or (FAULT_CODE if pids else 0)
 
 
@@ -110,11 +112,11 @@ def read(folder: Path, options: Options) -> Recorded:
 
 def end_launcher(job: Recorded, folder: Path) -> bool:
     """Ask the job's launcher to end it, and wait. True if it ran on this machine and has exited."""
-    found = None if job.ended or show.Record(folder).abandoned else running_launcher(job.launcher, folder)
-    if not found:
+    launcher = None if job.ended or show.Record(folder).abandoned else running_launcher(job.launcher, folder)
+    if not launcher:
         return False
     for number in (signal.SIGCONT, signal.SIGTERM):  # a stopped process handles TERM only after it continues
-        send_signal(found, number)
+        send_signal(launcher, number)
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while running_launcher(job.launcher, folder) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -123,11 +125,11 @@ def end_launcher(job: Recorded, folder: Path) -> bool:
 
 def running_launcher(launcher: Launcher, folder: Path) -> Process | None:
     """The launcher, if its pid still belongs to it: the process has its start time, and has the job's folder open."""
-    found = process(launcher.pid) if launcher.host == platform.node() else None
-    if not found or found.state in "ZX" or not _has_open(found.pid, folder):
+    running = process(launcher.pid) if launcher.host == platform.node() else None
+    if not running or running.state in "ZX" or not _has_open(running.pid, folder):
         return None
-    same = not launcher.start or (launcher.start, launcher.boot_id) == (found.start, boot_id())
-    return found if same else None
+    same = not launcher.start or (launcher.start, launcher.boot_id) == (running.start, boot_id())
+    return running if same else None
 
 
 def _has_open(pid: int, folder: Path) -> bool:
@@ -164,10 +166,10 @@ def visit(job: Recorded, commands: Commands, last: type[Event]) -> Answers:
     try:
         for host in job.hosts:
             threading.Thread(target=call, args=(host,), daemon=True).start()
-        found = dict(answers.get() for _ in job.hosts)
+        answered = dict(answers.get() for _ in job.hosts)
     finally:
         cluster.close()
-    return {host.name: found[host.name] for host in job.hosts}
+    return {host.name: answered[host.name] for host in job.hosts}
 
 
 def _visited(job: Recorded, commands: Commands, last: type[Event], write_line: Callable[[str], None]) -> Answers:
@@ -202,3 +204,24 @@ def _report_unreached(answers: Answers, write_line: Callable[[str], None]) -> in
     for host, error in errors.items():
         write_line(f"unknown for {host}: {error}")
     return FAULT_CODE if errors else 0
+
+
+def write_end(folder: Path, launcher: Launcher) -> None:
+    """Write the end of a job of which nothing is left to its job.json, in the place of its launcher.
+
+    The record stays as it is if the launcher has written the end, or may still do so: whether a launcher on another
+    machine runs cannot be seen here.
+    """
+    if launcher.host != platform.node() or not show.Record(folder).abandoned:
+        return
+    try:
+        locked = LogFolder(folder, again=True)
+    except LaunchError:  # a launcher has just attached
+        return
+    record = read_own_record(folder / RECORD)
+    if not record.get("ended"):
+        now, began = time.time(), seconds_of(record.get("started"))
+        seconds = None if began is None else max(0.0, round(now - began, 3))
+        end = {"ended": stamp(now), "seconds": seconds, "exit_code": ENDED_CODE, "cause": CAUSE}
+        locked.write_record({**record, **end})
+        journal.remove(folder)

@@ -28,7 +28,7 @@ def ask(name: str, request: Request) -> Answer:
             connection.connect(f"\0{name}")
             if not is_ours(connection):
                 raise LaunchError("another user listens at the control socket of the job's launcher", FAULT_CODE)
-            with contextlib.suppress(BrokenPipeError):  # it may have answered already, that it cannot
+            with contextlib.suppress(BrokenPipeError):  # the launcher may have refused already, and closed its end
                 connection.sendall(line)
             return decode_answer(_answer(connection))
     except ControlError as error:
@@ -47,8 +47,8 @@ def _answer(connection: socket.socket) -> bytes:
         return read_line(connection, time.monotonic() + SILENT_SECONDS)
     except TimeoutError:
         pid = peer(connection)[0]
-        found = process(pid)
-        stopped = " (it is stopped)" if found and found.state in "Tt" else ""
+        launcher = process(pid)
+        stopped = " (it is stopped)" if launcher and launcher.state in "Tt" else ""
         what = f"the job's launcher, process {pid} of this machine,"
         raise LaunchError(f"{_silent(what)}{stopped}; kill -CONT {pid} lets it go on", FAULT_CODE) from None
 

@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0  # between two looks whether somebody still waits for an answ
 USAGE_CODE, FAULT_CODE = 2, 125
 ENDED = Answer(FAULT_CODE, ("the job has ended",))
 BUSY = Answer(FAULT_CODE, (f"the job's launcher works on {MOST_CONNECTIONS} requests: try again when one is done",))
-STILL_THERE = b" "  # sent after each look; before the answer it means nothing
+STILL_THERE = b" "  # sent once a second until the answer; readers skip spaces before the answer
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process at the other end
 Reply = Callable[[Answer], None]
 
@@ -54,8 +54,8 @@ class Listener:
         with self._lock:
             self._closed = True
             waiting, threads = list(self._waiting), list(self._threads)
-        for each in waiting:
-            each.put(ENDED)
+        for connection in waiting:
+            connection.put(ENDED)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # which ends accept
         self._socket.close()

@@ -46,18 +46,18 @@ def encode_request(request: Request) -> bytes:
 
 def decode_request(line: bytes) -> Request:
     """ControlError says what is wrong with it."""
-    found = _object(line)
-    version = found.get("version")
+    request = _object(line)
+    version = request.get("version")
     if type(version) is not int or version != VERSION:
         raise ControlError(f"version {_shown(version)} of the control protocol: expected {VERSION}")
-    if unknown := found.keys() - {"version", "do", "what"}:
+    if unknown := request.keys() - {"version", "do", "what"}:
         raise ControlError(f"unknown field {_shown(min(unknown))}: expected version, do and what")
-    if found.get("do") not in VERBS:
-        raise ControlError(f"do is {_shown(found.get('do'))}: expected one of {', '.join(VERBS)}")
-    what = found.get("what")
+    if request.get("do") not in VERBS:
+        raise ControlError(f"do is {_shown(request.get('do'))}: expected one of {', '.join(VERBS)}")
+    what = request.get("what")
     if not isinstance(what, str) or not what or not what.isprintable():
         raise ControlError(f"what is {_shown(what)}: expected text without control characters")
-    return Request(found["do"], what)
+    return Request(request["do"], what)
 
 
 def encode_answer(answer: Answer, dmltrain: str) -> bytes:
@@ -72,14 +72,14 @@ def encode_answer(answer: Answer, dmltrain: str) -> bytes:
 
 def decode_answer(line: bytes) -> Answer:
     """ControlError says what is wrong with it, and which dmltrain speaks another version."""
-    found = _object(line)
-    if found.get("version") != VERSION:
-        theirs = _shown(found.get("dmltrain"))
+    answer = _object(line)
+    if answer.get("version") != VERSION:
+        theirs = _shown(answer.get("dmltrain"))
         raise ControlError(
-            f"the job's launcher is of dmltrain {theirs} and speaks version {_shown(found.get('version'))} of the "
+            f"the job's launcher is of dmltrain {theirs} and speaks version {_shown(answer.get('version'))} of the "
             f"control protocol, not {VERSION}: use that dmltrain"
         )
-    code, lines = found.get("code"), found.get("lines")
+    code, lines = answer.get("code"), answer.get("lines")
     if type(code) is not int or not 0 <= code <= 255:
         raise ControlError(f"code is {_shown(code)}: expected 0 to 255")
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
@@ -98,12 +98,12 @@ def _object(line: bytes) -> dict[str, Any]:
     if len(line) > MOST_BYTES:
         raise ControlError(f"more than {MOST_BYTES} bytes in one line")
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise ControlError(f"{_shown(line[:100].decode(errors='replace'))} is not a JSON object in one line")
-    return found
+    return value
 
 
 def _shown(value: object) -> str:

@@ -34,7 +34,7 @@ FEW = 8  # up to so many workers, each number has a row
 
 
 @dataclass(frozen=True)
-class Step:
+class StepReport:
     """What a program reports about its training step; see docs/environment.md. `model_bytes` counts float32.
 
     `compression`: by --gc-type, the remaining share of the bytes of gradients, and of results. `local_steps`: of which
@@ -66,7 +66,7 @@ class Step:
         ]
 
 
-def step_of(line: str) -> Step | None:
+def step_of(line: str) -> StepReport | None:
     """The step that a line of a program's output reports; None for other or invalid lines."""
     word, _, text = line.partition(" ")
     if word != MARK:
@@ -84,8 +84,8 @@ def step_of(line: str) -> Step | None:
         spread, local_steps = float(report.get("spread", 0.0)), float(report.get("local_steps", 1.0))
         given |= {name: bool(report[name]) for name in ("distributed", "synchronous") if name in report}
         compression = {
-            str(name): (float(there), float(back))
-            for name, (there, back) in report.get("compression", UNCOMPRESSED).items()
+            str(name): (float(pushed), float(pulled))
+            for name, (pushed, pulled) in report.get("compression", UNCOMPRESSED).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -94,7 +94,7 @@ def step_of(line: str) -> Step | None:
         return None
     given |= {"compression": compression, "summed_in_host": summed, "pieces": pieces, "spread": spread}
     given["local_steps"] = local_steps
-    return Step(seconds, samples, model_bytes, **given)
+    return StepReport(seconds, samples, model_bytes, **given)
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class Links:
         links = [(load, self.speeds[link]) for link, load in traffic.items() if self.speeds.get(link)]
         return max((load / speed for load, speed in [*cards, *links]), default=0.0)
 
-    def _card(self, way: str, host: str) -> float:
-        end = 0 if way == "out" else 1
-        found = [speed for link, speed in self.speeds.items() if link[end] == host]
-        return median(speed for speed in found if speed >= max(found) / 2) if found else 0.0
+    def _card(self, direction: str, host: str) -> float:
+        end = 0 if direction == "out" else 1
+        speeds = [speed for link, speed in self.speeds.items() if link[end] == host]
+        return median(speed for speed in speeds if speed >= max(speeds) / 2) if speeds else 0.0
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Computing:
     def seconds(self, host: str, workers: int) -> float:
         """Interpolates between measured numbers of workers. A host without measurements counts as the slowest."""
         if not self.measured.get(host):
-            return max(self.seconds(each, workers) for each in self.measured)
-        found = self.measured[host]
-        known = {number: min(seconds for more, seconds in found.items() if more >= number) for number in found}
+            return max(self.seconds(other, workers) for other in self.measured)
+        measured = self.measured[host]
+        known = {number: min(seconds for more, seconds in measured.items() if more >= number) for number in measured}
         if workers in known:
             return known[workers]
         below = max((number for number in known if number < workers), default=0)
@@ -148,12 +148,12 @@ class Computing:
     @property
     def doubts(self) -> dict[str, tuple[float, int, float]]:
         """Hosts on which few workers were clearly slower than more: (seconds, the larger number, its seconds)."""
-        found = {}
+        doubtful = {}
         for host, known in self.measured.items():
             fewest, (less, number) = min(known), min((seconds, number) for number, seconds in known.items())
             if known[fewest] > DISTURBED * less:
-                found[host] = known[fewest], number, less
-        return found
+                doubtful[host] = known[fewest], number, less
+        return doubtful
 
     @property
     def alone(self) -> tuple[float, str]:
@@ -206,36 +206,36 @@ def loads(servers: int, model_bytes: float, pieces: Sequence[float] = ()) -> lis
     """Bytes of the model that each server holds."""
     if not pieces:
         return [model_bytes / servers] * servers
-    found = [0.0] * servers
+    bytes_held = [0.0] * servers
     for piece in sorted(pieces, reverse=True):
-        found[found.index(min(found))] += piece
-    return found
+        bytes_held[bytes_held.index(min(bytes_held))] += piece
+    return bytes_held
 
 
-def gradients(placed: Sequence[Placement], step: Step) -> dict[tuple[str, str], float]:
+def gradients(placed: Sequence[Placement], step: StepReport) -> dict[tuple[str, str], float]:
     """Uncompressed bytes per step from workers' hosts to servers' hosts. Results take the opposite direction."""
     workers = [host.name for role, _, host in placed if role == WORKER]
     servers = [host.name for role, _, host in placed if role == SERVER]
     held = loads(len(servers), step.model_bytes, step.pieces)
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    traffic: defaultdict[tuple[str, str], float] = defaultdict(float)
     for worker in dict.fromkeys(workers) if step.summed_in_host else workers:
         for server, count in zip(servers, held, strict=True):
             if worker != server:
-                found[worker, server] += count
-    return dict(found)
+                traffic[worker, server] += count
+    return dict(traffic)
 
 
 def forecast(
-    placed: Sequence[Placement], step: Step, computing: Computing, links: Links, gc_type: str = "none"
+    placed: Sequence[Placement], step: StepReport, computing: Computing, links: Links, gc_type: str = "none"
 ) -> Forecast | None:
     """The forecast of dist_sync for these placements, or of the mean step of several local ones; None if the throughput
     of a link is unknown."""
     workers = Counter(host.name for role, _, host in placed if role == WORKER)
     servers = sum(role == SERVER for role, _, _ in placed)
     sent = gradients(placed, step)
-    there, back = (share / step.local_steps for share in step.compression[gc_type])
-    pushed = {link: there * count for link, count in sent.items()}
-    pulled = {link[::-1]: back * count for link, count in sent.items()}
+    push_share, pull_share = (share / step.local_steps for share in step.compression[gc_type])
+    pushed = {link: push_share * count for link, count in sent.items()}
+    pulled = {link[::-1]: pull_share * count for link, count in sent.items()}
     both = {link: pushed.get(link, 0.0) + pulled.get(link, 0.0) for link in pushed | pulled}
     together, *apart = (links.seconds(each) for each in (both, pushed, pulled))
     known = [seconds for seconds in apart if seconds is not None]
@@ -245,7 +245,7 @@ def forecast(
     return Forecast(workers.total(), servers, step.samples, slowest, together, sum(known), computing.alone[0])
 
 
-def alone(step: Step, computing: Computing) -> Forecast:
+def alone(step: StepReport, computing: Computing) -> Forecast:
     """One worker on the fastest host, without servers."""
     seconds = computing.alone[0]
     return Forecast(1, 0, step.samples, seconds, 0.0, 0.0, seconds)

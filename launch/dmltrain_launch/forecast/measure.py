@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dmltrain_launch.clusters import Cluster
-from dmltrain_launch.forecast.forecast import MARK, Computing, Step, step_of
+from dmltrain_launch.forecast.forecast import MARK, Computing, StepReport, step_of
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job, Setting, placements
 from dmltrain_launch.job.options import Options
@@ -40,13 +40,13 @@ class Measured:
 
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     spreads: dict[tuple[str, int], float] = field(default_factory=dict)  # of these seconds; see docs/environment.md
-    step: Step | None = None
+    step: StepReport | None = None
     failure: str = ""
     interrupted: int = 0  # the exit code if a signal ended the measurement, else 0
 
-    def add(self, reports: Sequence[tuple[str, Step]], workers: Counter[str]) -> None:
+    def add(self, reports: Sequence[tuple[str, StepReport]], workers: Counter[str]) -> None:
         """Add the (host, step) reports of one run: the slowest worker of each host, and the best of several runs."""
-        slowest: dict[str, Step] = {}
+        slowest: dict[str, StepReport] = {}
         for host, step in reports:
             self.step = step
             if host not in slowest or step.seconds > slowest[host].seconds:
@@ -81,25 +81,25 @@ def _imports_fit(node: ast.AST) -> bool:
 
 def measure(job: Job, cluster: Cluster, options: Options) -> Measured:
     """Run the program on the hosts of the job's workers. `cluster.hosts` is changed meanwhile and restored."""
-    hosts, found = cluster.hosts, Measured()
+    hosts, measured = cluster.hosts, Measured()
     workers = Counter(host.name for role, _, host in placements(job, hosts) if role == WORKER)
     used = [host for host in hosts if host.name in workers]
     try:
-        _run(job, used, workers, cluster, options, found)
+        _run(job, used, workers, cluster, options, measured)
         crowded = [host for host in used if workers[host.name] > 1]
         for _ in range(1 + REPEATS):
-            if crowded and not found.failure:
-                _run(job, crowded, Counter(host.name for host in crowded), cluster, options, found)
-            crowded = [host for host in crowded if host.name in found.computing.doubts]
+            if crowded and not measured.failure:
+                _run(job, crowded, Counter(host.name for host in crowded), cluster, options, measured)
+            crowded = [host for host in crowded if host.name in measured.computing.doubts]
     finally:
         cluster.hosts = hosts
-    return found
+    return measured
 
 
 def _run(
-    job: Job, hosts: Sequence[Host], workers: Counter[str], cluster: Cluster, options: Options, found: Measured
+    job: Job, hosts: Sequence[Host], workers: Counter[str], cluster: Cluster, options: Options, measured: Measured
 ) -> None:
-    """Start `workers[name]` workers on each of these hosts, and add what they report to `found`."""
+    """Start `workers[name]` workers on each of these hosts, and add what they report to `measured`."""
     requested = [setting for setting in job.settings if setting.name == MARK]
     seconds = _seconds(requested[-1].value) if requested else SECONDS
     own = replace(
@@ -124,9 +124,9 @@ def _run(
         for process, lines in zip(supervisor.processes, output.lines, strict=True)
         for step in filter(None, map(step_of, lines))
     ]
-    found.add(reports, workers)
-    found.failure = redact(_failure(supervisor, output), job.secrets(cluster.hosts))
-    found.interrupted = supervisor.exit_code * supervisor.interrupted
+    measured.add(reports, workers)
+    measured.failure = redact(_failure(supervisor, output), job.secrets(cluster.hosts))
+    measured.interrupted = supervisor.exit_code * supervisor.interrupted
 
 
 def _seconds(text: str) -> float:

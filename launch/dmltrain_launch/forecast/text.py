@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dmltrain_launch.forecast.forecast import PAYS, UNSTEADY, Computing, Forecast, Links, Step, alone, counts, forecast
+from dmltrain_launch.forecast.forecast import (
+    PAYS,
+    UNSTEADY,
+    Computing,
+    Forecast,
+    Links,
+    StepReport,
+    alone,
+    counts,
+    forecast,
+)
 from dmltrain_launch.job.placement import Placement
 
 LIMITS = (
@@ -34,7 +44,7 @@ class Outlook:
 
     workers: int
     placements: Callable[[int], Sequence[Placement]]
-    step: Step
+    step: StepReport
     computing: Computing
     links: Links
 
@@ -62,15 +72,15 @@ def tables(outlook: Outlook) -> list[Table]:
         return []
     what = [outlook.step.network, f"batch {outlook.step.samples:g} per worker", f"--gc-type {outlook.gc_type}"]
     title = f"Forecast for {_exchange(outlook.step)}: {', '.join(filter(None, what))} ({OVERLAP})"
-    found = [(title, [list(HEADINGS), *map(_row, rows)])]
+    drawn = [(title, [list(HEADINGS), *map(_row, rows)])]
     types = outlook.step.compared
     if outlook.workers > 1 and rows[-1].communicating:
         compared = [["workers", *types], *([str(row.workers), *_speedups(outlook, row.workers, types)] for row in rows)]
-        found.append((f"Speed-up by --gc-type ({OVERLAP})", compared))
-    return found
+        drawn.append((f"Speed-up by --gc-type ({OVERLAP})", compared))
+    return drawn
 
 
-def _exchange(step: Step) -> str:
+def _exchange(step: StepReport) -> str:
     return f"{step.kv_store}, {step.local_steps:g} local steps" if step.local_steps > 1 else "dist_sync"
 
 
@@ -89,8 +99,8 @@ def _row(row: Forecast) -> list[str]:
 
 
 def _speedups(outlook: Outlook, workers: int, types: Sequence[str]) -> list[str]:
-    found = (outlook.of(workers, type_) for type_ in types)
-    return [_times(each) for each in found if each]
+    forecasts = (outlook.of(workers, type_) for type_ in types)
+    return [_times(prediction) for prediction in forecasts if prediction]
 
 
 def sentences(outlook: Outlook) -> list[str]:
@@ -118,42 +128,42 @@ def _remarks(outlook: Outlook) -> list[str]:
     seconds, host = outlook.computing.alone
     slowest = rows[-1].computing if rows else seconds
     placed = f"; {_ms(slowest)} ms on the slowest host, as placed" if slowest != seconds else ""
-    found = [
+    remarks = [
         f"A step of {step.samples:g} samples takes {_ms(seconds)} ms on {host} alone{placed}. One worker's "
         f"gradients are {step.model_bytes / 1e6:.3g} MB."
     ]
-    found += _doubts(outlook.computing)
+    remarks += _doubts(outlook.computing)
     if rows and outlook.workers > 1 and not rows[-1].communicating:
-        found.append("All traffic stays on one host: it needs no network, and the forecast ignores memory bandwidth.")
+        remarks.append("All traffic stays on one host: it needs no network, and the forecast ignores memory bandwidth.")
     if not step.synchronous:
-        found.append(
+        remarks.append(
             f"The forecast is for dist_sync. --kv-store {step.kv_store} does not wait for all workers at each step, "
             "so it is faster than this on heterogeneous machines."
         )
     elif not step.distributed:
-        found.append(
+        remarks.append(
             f"The forecast is for --kv-store dist_sync. The program uses {step.kv_store}, which shares nothing."
         )
     if step.gc_type != outlook.gc_type:
-        found.append(f"The forecast is for --gc-type none: the savings of {step.gc_type} are unknown.")
-    return found
+        remarks.append(f"The forecast is for --gc-type none: the savings of {step.gc_type} are unknown.")
+    return remarks
 
 
 def _doubts(computing: Computing) -> list[str]:
     """Why the measurements may be wrong."""
     fix = "measure again when nothing else runs there"
-    found = [
+    doubts = [
         f"Not reliable: a worker alone on {host} took {_ms(seconds)} ms per step, but only {_ms(less)} ms as one of "
         f"{number} there. Other work interfered, or it uses too many threads. The forecast uses {_ms(less)} ms for "
         f"both, so the real speed-up may be lower: {fix}."
         for host, (seconds, number, less) in computing.doubts.items()
     ]
-    if computing.spread > UNSTEADY and not found:
-        found.append(
+    if computing.spread > UNSTEADY and not doubts:
+        doubts.append(
             f"Not reliable: step times vary (interquartile range {100 * computing.spread:.0f} % of the median), "
             f"probably because of other work: {fix}."
         )
-    return found
+    return doubts
 
 
 def _fixes(outlook: Outlook, rows: Sequence[Forecast]) -> list[str]:

@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.job.cores import threads
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.placement import Placement, free, gpus_of, host_by_host, place, spare_gpus, usual
+from dmltrain_launch.job.placement import (
+    Placement,
+    default_workers,
+    free_slots,
+    gpus_of,
+    host_by_host,
+    place,
+    spare_gpus,
+    threads,
+)
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 from dmltrain_launch.job.rule import Rule
 from dmltrain_launch.secret import secrets
@@ -131,7 +139,7 @@ def with_workers_for(job: Job, hosts: Sequence[Host]) -> Job:
 
     A host takes as many as its slots=, else one for each of gpus=; else one, or any number if it is this machine.
     """
-    rooms = [usual(host) if job.over_network else free(host, 0) for host in hosts]
+    rooms = [default_workers(host) if job.over_network else free_slots(host, 0) for host in hosts]
     for number in range(int(min(job.most_workers, sum(rooms))), job.num_workers, -1):
         with contextlib.suppress(LaunchError):  # for example, --placement dedicated may need a host for servers
             larger = replace(job, num_workers=number)
@@ -179,19 +187,21 @@ def replacement(
 
 
 def successor(job: Job, task: Task, host: Host, current: Sequence[Task], lost: Sequence[Task], ports: Ports) -> Task:
-    """The task of the scheduler that takes the place of the lost one, `task`; `current` as above. It does not wait for
-    the workers and servers that are `lost`."""
-    placed = [(each.role, each.rank, host if each.role == SCHEDULER else each.host) for each in current]
+    """The task of the scheduler that takes the place of the lost scheduler `task`; `current` as for `replacement`.
+
+    The new scheduler does not wait for the workers and servers that are `lost`.
+    """
+    placed = [(task.role, task.rank, host if task.role == SCHEDULER else task.host) for task in current]
     environment = _environment(job, placed, SCHEDULER, task.rank, host, ports, {}, ())
     if lost:
-        environment["DMLTRAIN_LOST"] = ",".join(f"{each.role}:{each.rank}" for each in lost)
+        environment["DMLTRAIN_LOST"] = ",".join(f"{task.role}:{task.rank}" for task in lost)
     return Task(SCHEDULER, task.rank, host, _argv(job, host), environment)
 
 
 def newcomer(job: Job, rank: int, host: Host, current: Sequence[Task], running: Sequence[Task], ports: Ports) -> Task:
-    """The task of one more worker of a running elastic job; `current` and `running` as above."""
-    placed = [*((each.role, each.rank, each.host) for each in current), (WORKER, rank, host)]
-    other = next(each for each in current if each.role == WORKER)
+    """The task of one more worker of a running elastic job; `current` and `running` as for `replacement`."""
+    placed = [*((task.role, task.rank, task.host) for task in current), (WORKER, rank, host)]
+    other = next(task for task in current if task.role == WORKER)
     return _joining(job, placed, rank, host, other, running, ports)
 
 
@@ -199,8 +209,8 @@ def _joining(
     job: Job, placed: Sequence[Placement], rank: int, host: Host, other: Task, running: Sequence[Task], ports: Ports
 ) -> Task:
     """The task of a worker that joins. The variables of torch.distributed that name rank 0 are those of `other`."""
-    share = threads([each[2] for each in placed if each[0] == WORKER])
-    taken = [_devices(each) for each in running if each.role == WORKER and each.host.name == host.name]
+    share = threads([placement[2] for placement in placed if placement[0] == WORKER])
+    taken = [_devices(task) for task in running if task.role == WORKER and task.host.name == host.name]
     environment = _environment(job, placed, WORKER, rank, host, ports, share, spare_gpus(host, taken))
     master = {name: other.environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in other.environment}
     return Task(WORKER, rank, host, _argv(job, host), {**environment, **master, "DMLTRAIN_JOIN": "1"})
@@ -224,7 +234,7 @@ def _environment(
     share: Mapping[str, int],
     devices: Sequence[str],
 ) -> dict[str, str]:
-    local = [each for each in placed if each[0] == WORKER and each[2] == host]  # the workers of this host
+    local = [placement for placement in placed if placement[0] == WORKER and placement[2] == host]
     values = _defaults(role, host, share.get(host.name, 1))
     if devices:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
@@ -232,9 +242,9 @@ def _environment(
     values.update(host.environment)
     values.update(_contract(job, placed, role, rank, host, ports))
     if role == WORKER and job.torch_env:
-        groups = list(dict.fromkeys(each[2].name for each in placed if each[0] == WORKER))
+        groups = list(dict.fromkeys(placement[2].name for placement in placed if placement[0] == WORKER))
         values.update(
-            MASTER_ADDR=next(each[2].address for each in placed if each[:2] == (WORKER, 0)),
+            MASTER_ADDR=next(placement[2].address for placement in placed if placement[:2] == (WORKER, 0)),
             MASTER_PORT=str(ports.master),
             RANK=str(rank),
             WORLD_SIZE=str(job.num_workers),

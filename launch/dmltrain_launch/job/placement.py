@@ -1,4 +1,4 @@
-"""Which process of a job runs on which host. Pure: counts and hosts in, placements in launch order out.
+"""Which process of a job runs on which host, and its share of that host's GPUs and cores. Pure.
 
 A host with slots=N takes at most N workers and at most N servers. The roles are counted separately, because a server
 waits for the network while its host's workers compute. The scheduler needs few resources and takes no slot.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 
+Resource = tuple[str | int, ...]  # a CPU or a limit; the first item identifies the kernel
+ROUNDING = 1e-9  # sums of reciprocals: a third of six cores comes out a little below two
 OPTION = {SERVER: "-s", WORKER: "-n"}
 LISTED_HOSTS = 8  # hosts named in an error
 
@@ -52,7 +54,7 @@ def host_by_host(placed: Sequence[Placement]) -> list[Placement]:
     workers = [host for role, _, host in placed if role == WORKER]
     names = list(dict.fromkeys(host.name for host in workers))
     workers.sort(key=lambda host: names.index(host.name))
-    others = [each for each in placed if each[0] != WORKER]
+    others = [placement for placement in placed if placement[0] != WORKER]
     return [*others, *((WORKER, rank, host) for rank, host in enumerate(workers))]
 
 
@@ -68,7 +70,7 @@ def gpus_of(placed: Sequence[Placement], rank: int, host: Host) -> tuple[str, ..
     in gpus= are neighbours on the bus. If there are more workers than devices, workers share devices round robin: slow,
     but a way to try several workers on one device.
     """
-    ranks = [each for role, each, its_host in placed if role == WORKER and its_host == host]
+    ranks = [number for role, number, its_host in placed if role == WORKER and its_host == host]
     local, workers, devices = ranks.index(rank), len(ranks), len(host.gpus)
     if workers > devices:
         return (host.gpus[local % devices],) if devices else ()
@@ -80,24 +82,24 @@ def spare_gpus(host: Host, taken: Sequence[Collection[str]]) -> tuple[str, ...]:
 
     It gets its equal share, of the devices that the fewest workers have.
     """
-    users = {device: sum(device in each for each in taken) for device in host.gpus}
+    users = {device: sum(device in devices for devices in taken) for device in host.gpus}
     chosen = sorted(users, key=lambda device: users[device])[: max(1, len(users) // (len(taken) + 1))]
     return tuple(device for device in host.gpus if device in chosen)
 
 
-def free(host: Host, workers: int) -> float:
+def free_slots(host: Host, workers: int) -> float:
     """How many more workers fit on a host with `workers` of them: by its slots, else one per GPU, else any number."""
-    limit = room(host, WORKER)
+    limit = slots_for(host, WORKER)
     return (min(limit, len(host.gpus)) if host.gpus and host.slots is None else limit) - workers
 
 
-def usual(host: Host) -> int:
+def default_workers(host: Host) -> int:
     """How many workers a host gets that comes to a job: by its slots, else one per GPU, else one."""
-    limit = free(host, 0)
+    limit = free_slots(host, 0)
     return 1 if limit == math.inf else int(limit)
 
 
-def room(host: Host, role: str) -> float:
+def slots_for(host: Host, role: str) -> float:
     """How many processes of `role` the host takes; math.inf if there is no limit."""
     if host.roles and role not in host.roles:
         return 0
@@ -141,7 +143,7 @@ def _dedicated(num_workers: int, num_servers: int, hosts: Hosts) -> tuple[list[H
 
 def _divisions(num_servers: int, hosts: Hosts) -> Iterator[tuple[list[Host], list[Host]]]:
     """Ways to divide hosts: (the last one, the others), (the last two, the others), ..., in the order of `hosts`."""
-    able = sorted((host for host in hosts if room(host, SERVER)), key=lambda host: not room(host, WORKER))
+    able = sorted((host for host in hosts if slots_for(host, SERVER)), key=lambda host: not slots_for(host, WORKER))
     for count in range(1, min(num_servers, len(able)) + 1):
         last = {host.name for host in able[-count:]}
         yield [host for host in hosts if host.name in last], [host for host in hosts if host.name not in last]
@@ -165,7 +167,7 @@ def _round_robin(role: str, count: int, hosts: Hosts, start: int = 0) -> tuple[l
 
     The hosts must have slots for `count` processes.
     """
-    left = [room(host, role) for host in hosts]
+    left = [slots_for(host, role) for host in hosts]
     chosen: list[Host] = []
     index = start
     while len(chosen) < count:
@@ -180,7 +182,7 @@ def _round_robin(role: str, count: int, hosts: Hosts, start: int = 0) -> tuple[l
 def _fill(role: str, count: int, hosts: Hosts) -> list[Host]:
     """`count` hosts; each is repeated until it is full, before the next is used."""
     chosen: list[Host] = []
-    able = [host for host in hosts if room(host, role)]
+    able = [host for host in hosts if slots_for(host, role)]
     for host in able:
         if len(chosen) < count:
             most = _full(host, role) if len(able) > 1 else math.inf
@@ -214,9 +216,9 @@ def _scheduler_host(hosts: Hosts, servers: Hosts, policy: str) -> Host:
 def _check_room(role: str, count: int, hosts: Hosts) -> None:
     if _has_room(role, count, hosts):
         return
-    total = int(sum(room(host, role) for host in hosts))
+    total = int(sum(slots_for(host, role) for host in hosts))
     if total:
-        rooms = _listed(hosts, lambda host: f"{room(host, role):.0f}")
+        rooms = _listed(hosts, lambda host: f"{slots_for(host, role):.0f}")
         raise LaunchError(
             f"{OPTION[role]} {count}: the hosts have slots for {_counted(total, role)}: {rooms}; "
             f"increase slots= or reduce {OPTION[role]}"
@@ -226,7 +228,7 @@ def _check_room(role: str, count: int, hosts: Hosts) -> None:
 
 
 def _has_room(role: str, count: int, hosts: Hosts) -> bool:
-    return sum(room(host, role) for host in hosts) >= count
+    return sum(slots_for(host, role) for host in hosts) >= count
 
 
 def _most_on_one(chosen: Hosts) -> int:
@@ -234,10 +236,43 @@ def _most_on_one(chosen: Hosts) -> int:
 
 
 def _listed(hosts: Hosts, value: Callable[[Host], str]) -> str:
-    found = [f"{host.name} {value(host)}" for host in hosts[:LISTED_HOSTS]]
+    texts = [f"{host.name} {value(host)}" for host in hosts[:LISTED_HOSTS]]
     rest = len(hosts) - LISTED_HOSTS
-    return ", ".join([*found, f"and {rest} more"] if rest > 0 else found)
+    return ", ".join([*texts, f"and {rest} more"] if rest > 0 else texts)
 
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def threads(workers: Sequence[Host]) -> dict[str, int]:
+    """Threads per worker by host name; `workers` has the host of each worker.
+
+    Each CPU and each limit is divided equally among all workers that may use it, even if they are on different hosts.
+    """
+    counts = Counter(host.name for host in workers)
+    hosts = {host.name: host for host in workers}
+    users: Counter[Resource] = Counter()  # how many workers share a CPU or a limit
+    for name, host in hosts.items():
+        for resource in [*_cpus(host), *_limits(host)]:
+            users[resource] += counts[name]
+    return {name: max(1, int(_share(host, users) + ROUNDING)) for name, host in hosts.items()}
+
+
+def _share(host: Host, users: Mapping[Resource, int]) -> float:
+    cpus = sum(1 / users[cpu] for cpu in _cpus(host))
+    return min([cpus, *(cores / users[limit] for limit, cores in _limits(host).items())])
+
+
+def _cpus(host: Host) -> list[Resource]:
+    """Each CPU that the host may use, with its kernel."""
+    if host.machine is None:
+        return [(host.name, cpu) for cpu in range(host.cores)]
+    return [(host.machine.boot_id or host.name, cpu) for cpu in host.machine.cpus]
+
+
+def _limits(host: Host) -> dict[Resource, float]:
+    if host.machine is None:
+        return {}
+    kernel = host.machine.boot_id or host.name
+    return {(kernel, "limit", group): cores for group, cores in host.machine.limits}

@@ -81,10 +81,10 @@ def clock_skew(facts: Facts, sent: float, received: float) -> float:
 
 def problems(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
     """The problems of one host. facts["skew"], if present, is its clock skew in seconds. Unknown facts are ignored."""
-    found = _of_program(host, facts, request)
-    if not any(each.code in (NOT_FOUND, NOT_EXECUTABLE) for each in found):
-        found += _of_python(host, facts, request)
-    return found + _of_gpus(host, facts) + _of_machine(host, facts, request)
+    host_problems = _of_program(host, facts, request)
+    if not any(problem.code in (NOT_FOUND, NOT_EXECUTABLE) for problem in host_problems):
+        host_problems += _of_python(host, facts, request)
+    return host_problems + _of_gpus(host, facts) + _of_machine(host, facts, request)
 
 
 def _of_program(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
@@ -93,20 +93,20 @@ def _of_program(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Pr
     if workdir and not workdir["exists"]:
         fix = "copy it there with --sync-dst-dir DIR, or set another with workdir= in the hosts file"
         return [Problem(host.name, f"the working directory {workdir['path']} does not exist", fix, NOT_FOUND)]
-    found = []
+    problems = []
     if program and not program["executable"]:
-        found.append(_program(host, program, request))
+        problems.append(_program(host, program, request))
     elif script and not script["exists"]:
         message = f"script {script['path']} not found (working directory {request['workdir']})"
         fix = "copy it there with --sync-dst-dir DIR, or set the directory that has it with workdir="
-        found.append(Problem(host.name, message, fix, NOT_FOUND))
+        problems.append(Problem(host.name, message, fix, NOT_FOUND))
     elif script and not script["readable"]:
         message = f"script {script['path']} cannot be read by the user that runs it"
-        found.append(Problem(host.name, message, f"chmod +r {script['path']}", NOT_EXECUTABLE))
+        problems.append(Problem(host.name, message, f"chmod +r {script['path']}", NOT_EXECUTABLE))
     if workdir and not workdir["writable"]:
         message = f"the working directory {workdir['path']} is not writable: checkpoints cannot be saved in it"
-        found.append(Problem(host.name, message, "set another with workdir= in the hosts file"))
-    return found
+        problems.append(Problem(host.name, message, "set another with workdir= in the hosts file"))
+    return problems
 
 
 def _program(host: Host, program: Mapping[str, Any], request: Mapping[str, Any]) -> Problem:
@@ -144,17 +144,17 @@ def _of_python(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Pro
 def _of_modules(host: Host, inspection: Mapping[str, Any], python: str, needs: Sequence[str]) -> list[Problem]:
     missing, packages = inspection["missing"], inspection["packages"]
     first_local = min((needs.index(name) for name in inspection["local"]), default=len(needs))
-    found = []
+    problems = []
     # a module beside the script may change sys.path for later imports, as MXNet's find_mxnet.py does
     for sure in (True, False):
         names = [name for name in missing if (needs.index(name) < first_local) == sure]
         if names:
             message = f"{python} lacks {', '.join(names)}, which the script imports"
-            found.append(Problem(host.name, message, _install(inspection["executable"], names), USER if sure else 0))
+            problems.append(Problem(host.name, message, _install(inspection["executable"], names), USER if sure else 0))
     if "dmltrain" in needs and "dmltrain" not in missing and not (packages.get("torch") or packages.get("mxnet")):
         message = f"{python} has dmltrain, but neither torch nor mxnet"
-        found.append(Problem(host.name, message, _install(inspection["executable"], ["torch"])))
-    return found
+        problems.append(Problem(host.name, message, _install(inspection["executable"], ["torch"])))
+    return problems
 
 
 def _install(python: str, modules: Sequence[str]) -> str:
@@ -173,11 +173,11 @@ def _of_gpus(host: Host, facts: Facts) -> list[Problem]:
     have = facts["gpus"]
     known = {str(gpu["index"]) for gpu in have}
     absent = [
-        each
-        for each in host.gpus
-        if each not in known
-        and not (each.startswith("GPU-") and any(gpu["uuid"].startswith(each) for gpu in have))
-        and not (each.startswith("MIG-") and have)  # not listed by the probe
+        gpu_name
+        for gpu_name in host.gpus
+        if gpu_name not in known
+        and not (gpu_name.startswith("GPU-") and any(gpu["uuid"].startswith(gpu_name) for gpu in have))
+        and not (gpu_name.startswith("MIG-") and have)  # not listed by the probe
     ]
     if not absent:
         return []
@@ -188,31 +188,31 @@ def _of_gpus(host: Host, facts: Facts) -> list[Problem]:
 
 def _of_machine(host: Host, facts: Facts, request: Mapping[str, Any]) -> list[Problem]:
     """Warnings about clock, open files and disks."""
-    found = []
+    problems = []
     skew = facts.get("skew", 0.0)
     if abs(skew) > SKEW_SECONDS:
         way = "ahead of" if skew > 0 else "behind"
         message = (
             f"its clock is {abs(skew):.1f} s {way} this machine's: times in its logs cannot be compared with others"
         )
-        found.append(Problem(host.name, message, "run an NTP client there (chrony, systemd-timesyncd)"))
+        problems.append(Problem(host.name, message, "run an NTP client there (chrony, systemd-timesyncd)"))
     soft, hard = facts.get("open_files") or (-1, -1)
     needed = OPEN_FILES[0] + OPEN_FILES[1] * request.get("processes", 0)
     if 0 <= soft < needed:
         how = "with ulimit -n in the shell's start-up file" if hard < 0 or hard >= needed else "as root"
         message = f"a process may open {soft} files, but one of this job may need {needed}"
-        found.append(Problem(host.name, message, f"raise it: {how}, or nofile in /etc/security/limits.conf"))
+        problems.append(Problem(host.name, message, f"raise it: {how}, or nofile in /etc/security/limits.conf"))
     for path, free in (facts.get("disk") or {}).items():
         wanted = DISK_MIB.get(path, WORKDIR_MIB)
         if free is not None and free < wanted:
             message = f"{free} MiB are free at {path}, expected at least {wanted}"
-            found.append(Problem(host.name, message, "docker run --shm-size=8g" if path == "/dev/shm" else ""))
-    return found
+            problems.append(Problem(host.name, message, "docker run --shm-size=8g" if path == "/dev/shm" else ""))
+    return problems
 
 
 def differences(facts: Mapping[str, Facts]) -> list[Problem]:
     """Warnings about packages whose versions differ between hosts: results may depend on which host computes what."""
-    found = []
+    problems = []
     for package in COMPARED:
         hosts: dict[str, list[str]] = {}
         for name, fact in facts.items():
@@ -222,8 +222,8 @@ def differences(facts: Mapping[str, Facts]) -> list[Problem]:
         if len(hosts) > 1:
             listing = "; ".join(f"{version} on {', '.join(names)}" for version, names in hosts.items())
             message = f"hosts have different versions of {package}: {listing}"
-            found.append(Problem("", message, "install the same version on all hosts"))
-    return found
+            problems.append(Problem("", message, "install the same version on all hosts"))
+    return problems
 
 
 CHOICE = "choose another with --interface, --subnet or addr="

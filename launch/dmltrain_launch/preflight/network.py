@@ -87,12 +87,12 @@ def choose(
 
 
 def _addresses(rows: Iterable[Interface]) -> list[Address]:
-    found = []
+    addresses = []
     for row in rows:
         network = ipaddress.ip_interface(f"{row['address']}/{row['prefix']}").network
         more = {"loopback": row.get("loopback", False), "running": row.get("running", True)}
-        found.append(Address(row["address"], row["name"], network, speed=row.get("speed") or 0, **more))
-    return found
+        addresses.append(Address(row["address"], row["name"], network, speed=row.get("speed") or 0, **more))
+    return addresses
 
 
 def _given(host: Host, have: Sequence[Address]) -> Address:
@@ -102,18 +102,18 @@ def _given(host: Host, have: Sequence[Address]) -> Address:
     except ValueError:
         message = f"{where}addr={host.address} of {host.name} is not an IP address; {host.name} has {_listing(have)}"
         raise LaunchError(message) from None
-    found = _with_ip(have, str(ip))
-    if found or not have:
-        return found or _unchecked(str(ip))
-    loopback = next((each for each in have if each.loopback and ip in each.network), None)
+    given = _with_ip(have, str(ip))
+    if given or not have:
+        return given or _unchecked(str(ip))
+    loopback = next((address for address in have if address.loopback and ip in address.network), None)
     if loopback:  # all of 127.0.0.0/8 belongs to this host
         return Address(str(ip), loopback.nic, loopback.network, loopback=True)
     raise LaunchError(f"{where}no interface of {host.name} has addr={host.address}: the host has {_listing(have)}")
 
 
 def _on_interface(hosts: Sequence[Host], have: Addresses, nic: str, what: str) -> dict[str, Address]:
-    found = {host.name: _first(each for each in have[host.name] if each.nic == nic) for host in hosts}
-    return _complete(found, have, f"{what} {nic}: no address of that interface", "--subnet 10.0.0.0/24 or addr=")
+    on_nic = {host.name: _first(address for address in have[host.name] if address.nic == nic) for host in hosts}
+    return _complete(on_nic, have, f"{what} {nic}: no address of that interface", "--subnet 10.0.0.0/24 or addr=")
 
 
 def _in_subnet(hosts: Sequence[Host], have: Addresses, subnet: str) -> dict[str, Address]:
@@ -122,19 +122,19 @@ def _in_subnet(hosts: Sequence[Host], have: Addresses, subnet: str) -> dict[str,
     except ValueError as error:
         raise LaunchError(f"--subnet {subnet}: expected a network such as 10.0.0.0/24 ({error})") from None
     inside = {
-        host.name: _first(each for each in have[host.name] if ipaddress.ip_address(each.ip) in network)
+        host.name: _first(address for address in have[host.name] if ipaddress.ip_address(address.ip) in network)
         for host in hosts
     }
     return _complete(inside, have, f"--subnet {subnet}: no address in it", "another --subnet, --interface or addr=")
 
 
-def _complete(found: Mapping[str, Address | None], have: Addresses, what: str, fix: str) -> dict[str, Address]:
-    without = [name for name, address in found.items() if address is None]
+def _complete(addresses: Mapping[str, Address | None], have: Addresses, what: str, fix: str) -> dict[str, Address]:
+    without = [name for name, address in addresses.items() if address is None]
     if without:
         raise LaunchError(
             "\n".join([*(f"{what} on {name}, which has {_listing(have[name])}" for name in without), f"use {fix}"])
         )
-    return {name: address for name, address in found.items() if address}
+    return {name: address for name, address in addresses.items() if address}
 
 
 def _of_single_host(have: Sequence[Address], reached: str) -> Address:
@@ -152,14 +152,14 @@ def _shared(hosts: Sequence[Host], have: Addresses, peers: Mapping[str, str]) ->
 
 def _common(have: Addresses) -> dict[NETWORK, dict[str, Address]]:
     """The networks in which all hosts have different addresses, with each host's first address there."""
-    found: dict[NETWORK, dict[str, Address]] = {}
+    by_network: dict[NETWORK, dict[str, Address]] = {}
     for name, addresses in have.items():
         for address in addresses:
             if address.shareable:
-                found.setdefault(address.network, {}).setdefault(name, address)
+                by_network.setdefault(address.network, {}).setdefault(name, address)
     return {
         network: members
-        for network, members in found.items()
+        for network, members in by_network.items()
         if len(members) == len(have) == len({member.ip for member in members.values()})
     }
 
@@ -179,10 +179,10 @@ def _rank(members: Mapping[str, Address], have: Addresses, peers: Mapping[str, s
 def _routed(name: str, have: Addresses, reached: str) -> Address:
     if not have[name] and reached and not ipaddress.ip_address(reached).is_loopback:
         return _unchecked(reached)
-    usable = [each for each in have[name] if each.shareable]
-    found = _with_ip(usable, reached)
-    if found:
-        return found
+    usable = [address for address in have[name] if address.shareable]
+    address = _with_ip(usable, reached)
+    if address:
+        return address
     if len(usable) == 1:
         return usable[0]
     lines = [f"{host}: {_listing(addresses)}" for host, addresses in have.items()]
@@ -209,13 +209,13 @@ def _refuse_duplicates(hosts: Sequence[Host], chosen: Mapping[str, Address]) -> 
 
 
 def _with_ip(have: Sequence[Address], ip: str) -> Address | None:
-    return next((each for each in have if each.ip == ip), None)
+    return next((address for address in have if address.ip == ip), None)
 
 
 def _first(addresses: Iterable[Address]) -> Address | None:
     """The first address, IPv4 before IPv6. Not a link-local one, which needs the name of an interface."""
-    found = [address for address in addresses if not address.network.is_link_local]
-    return min(found, key=lambda each: each.network.version, default=None)
+    candidates = [address for address in addresses if not address.network.is_link_local]
+    return min(candidates, key=lambda each: each.network.version, default=None)
 
 
 def _unchecked(ip: str) -> Address:
@@ -225,4 +225,7 @@ def _unchecked(ip: str) -> Address:
 def _listing(have: Sequence[Address]) -> str:
     if not have:
         return "reported no addresses (its Python lacks ctypes)"
-    return ", ".join(str(each) for each in have if each.shareable or not each.running) or "no address but loopback"
+    return (
+        ", ".join(str(address) for address in have if address.shareable or not address.running)
+        or "no address but loopback"
+    )

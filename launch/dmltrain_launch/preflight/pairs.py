@@ -23,13 +23,13 @@ def rounds(names: Sequence[str], few: int = FEW) -> list[list[Pair]]:
 def _every_pair(names: Sequence[str]) -> list[list[Pair]]:
     """A round-robin by the circle method: the first stays, the others rotate; "" fills up an odd number."""
     circle = [*names, *[""] * (len(names) % 2)]
-    found = []
+    rounds = []
     for _ in circle[1:]:
         half = len(circle) // 2
         pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
-        found.append([pair for pair in pairs if all(pair)])
+        rounds.append([pair for pair in pairs if all(pair)])
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    return rounds
 
 
 def _ring(names: Sequence[str]) -> list[list[Pair]]:

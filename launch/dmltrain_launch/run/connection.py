@@ -24,8 +24,10 @@ Take = Callable[[str, int, int, bytes], None]
 
 
 class Connection:
-    """`start` starts both threads. `silence`: seconds without a message after which the agent counts as lost. `kept`:
-    what to tell the agent with each heartbeat, if anything."""
+    """`start` starts both threads. `silence`: seconds without a message after which the agent counts as lost.
+
+    `kept`: gives a command to send with each heartbeat, or None.
+    """
 
     def __init__(
         self,

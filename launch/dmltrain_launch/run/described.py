@@ -18,7 +18,6 @@ from dmltrain_launch.job.placement import LISTED_HOSTS, workers_by_host
 from dmltrain_launch.job.role import SERVER, WORKER
 from dmltrain_launch.job.rule import Rule
 from dmltrain_launch.preflight import script
-from dmltrain_launch.preflight.needs import needs
 from dmltrain_launch.run import report
 from dmltrain_launch.run.supervisor.limit import Limits
 from dmltrain_launch.terminal.log_folder import default_path
@@ -64,8 +63,11 @@ def make_job(options: Options, name: str) -> Job:
 
 
 def _torch_env(options: Options) -> bool:
-    """Whether workers get RANK and so on. With auto, scripts that use dmltrain do not: they may check for RANK; and
-    MXNet's do not if they do not use torch.distributed: their ranks are those of dmlc's tracker."""
+    """Whether workers get the variables of torch.distributed, such as RANK.
+
+    With auto they do not if the script uses dmltrain, because it may check for RANK, or if it uses MXNet and not
+    torch.distributed, because its ranks are those of dmlc's tracker.
+    """
     if options.torch_env != "auto":
         return options.torch_env == "on"
     used = script.read(options.program)
@@ -73,8 +75,8 @@ def _torch_env(options: Options) -> bool:
 
 
 def _check_wire(options: Options) -> None:
-    found = script.read(options.program)
-    if options.wire != "plain" and found.uses_mxnet and not found.uses_dmltrain:
+    used = script.read(options.program)
+    if options.wire != "plain" and used.uses_mxnet and not used.uses_dmltrain:
         raise LaunchError(
             f"--wire {options.wire}: {script.script_of(options.program)} uses MXNet, whose parameter server can "
             "neither authenticate nor encrypt what it sends; start it without --wire"
@@ -96,7 +98,7 @@ def _elastic(options: Options, num_workers: int, num_servers: int) -> int:
 
 
 def _detach(options: Options, num_servers: int) -> bool:
-    """LaunchError if the job could not live on."""
+    """Whether the job goes on without its launcher. LaunchError if the options do not allow that."""
     if not options.detach:
         return False
     if reason := LAUNCHERS[options.launcher_name].undetached:
@@ -114,7 +116,7 @@ def _detach(options: Options, num_servers: int) -> bool:
 
 
 def _rules(options: Options, num_servers: int) -> tuple[Rule, ...]:
-    """LaunchError if the kvstore of the job cannot change."""
+    """The rules of the job. LaunchError if there are rules and the job's kvstore cannot change."""
     if options.rules and not num_servers:
         raise LaunchError("--rule needs servers: give -s 1 or more")
     return options.rules
@@ -145,10 +147,10 @@ def _advice_on_counts(job: Job, hosts: Sequence[Host], torch_env: str) -> list[s
 
 
 def _advice_on_script(job: Job) -> list[str]:
-    found, file = script.read(job.argv), script.script_of(job.argv)
-    if job.wire != "plain" and file and not found.uses_dmltrain:
+    used, file = script.read(job.argv), script.script_of(job.argv)
+    if job.wire != "plain" and file and not used.uses_dmltrain:
         return [f"{file} does not import dmltrain itself: --wire {job.wire} protects only what dmltrain sends"]
-    if job.num_servers and found.uses_torch_distributed and not found.uses_dmltrain:
+    if job.num_servers and used.uses_torch_distributed and not used.uses_dmltrain:
         message = f"{file} uses torch.distributed and not dmltrain"
         return [f"{message}: its servers have nothing to do; start it with -s 0, or move it to dmltrain"]
     return []
@@ -166,10 +168,10 @@ def new_mark(name: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{secrets.token_hex(8)}"
 
 
-def _needs(script: str) -> tuple[str, ...]:
+def _needs(path: str) -> tuple[str, ...]:
     """The modules that the script imports, so that each host is checked for them; () if the script is not readable."""
     try:
-        return tuple(needs(Path(script).read_text())) if script else ()
+        return tuple(script.needs(Path(path).read_text())) if path else ()
     except (OSError, UnicodeDecodeError, SyntaxError):
         return ()
 

@@ -1,8 +1,11 @@
-"""A `Session` of a job with --detach, which lives on when its launcher dies: what is told to the supervisor is in the
-journal first, and what an agent has sent is confirmed when it is kept (journal.py, stream.py).
+"""A `Session` of a job with --detach, which lives on when its launcher dies (docs/decisions/0016).
 
-A launcher that attaches repeats the journal. Then it reaches the agents again. Until it has all that they have sent
-meanwhile, no deadline counts: else the supervisor could act on a deadline before it knows of an earlier event.
+Each event is written into the journal before the supervisor handles it (journal.py). A frame of an agent is confirmed
+to the agent when its content is kept (stream.py).
+
+A launcher that attaches repeats the journal. Then it reaches the agents again. No deadline counts until it has received
+all frames that the agents kept meanwhile: else the supervisor could act on a deadline before it knows of an earlier
+event.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dmltrain_launch.agent.events import Ended, Ready, Resumed
 from dmltrain_launch.control.message import ATTACH
 from dmltrain_launch.run import journal
 from dmltrain_launch.run.journal import Beginning, Entry, Journal
-from dmltrain_launch.run.keeping import Answered, CaughtUp, KeepingSession, Numbered
+from dmltrain_launch.run.keeping import Answered, CaughtUp, KeepingSession, NumberedEvent
 from dmltrain_launch.run.repeated import Repeated
 from dmltrain_launch.run.session import secret
 from dmltrain_launch.run.stream import Stream
@@ -33,31 +36,33 @@ ALONE = "has ended: no process of the job was left there, and no launcher came"
 
 
 class DetachedSession(KeepingSession):
-    """`foreground`: a user waits for it, so no other launcher may take the job. `left`: the job goes on without this
-    launcher, `why`. Before `run`, call `keep`, and `write_to` or `go_on`."""
+    """`foreground`: a user waits for this launcher, so no other launcher may take the job. `left`: this launcher has
+    left the job, which goes on; `why` says the reason. Before `run`, call `keep`, and `write_to` or `go_on`.
+    """
 
     def keep(self, kept: journal.Kept, size: Callable[[int], int]) -> None:
-        """`size(task)`: of the log of a process, in bytes."""
+        """`size(task)`: the length of the log of a process, in bytes."""
         super().keep(kept, size)
         self._beginning: Beginning | None = None
         self._sent: dict[str, list[Command]] = {}  # by host, to its present agent
-        self._catching: set[str] = set()  # hosts whose agent sends what it has kept
-        self._held: list[Any] = []  # events of agents that have ended alone: handled when all others are known
-        self._waiting: set[str] = set()  # their hosts
-        self._alone: set[str] = set()  # hosts whose agent has ended alone
-        self._current: Numbered | None = None
-        self._offset = 0.0  # of the supervisor's time: this machine has been started again since
+        self._catching: set[str] = set()  # hosts whose agent still sends frames of the time without a launcher
+        self._held: list[Any] = []  # ends of agents that ended without a launcher: handled after all other events
+        self._waiting: set[str] = set()  # the hosts of these
+        self._alone: set[str] = set()  # hosts whose agent's end without a launcher was handled, as a Lost
+        self._current: NumberedEvent | None = None
+        # of the supervisor's time, in s: time.monotonic() begins anew when this machine is started again
+        self._offset = 0.0
         self._lease = 0
         self._lock = threading.Lock()
         self.foreground = False
 
-    def write_to(self, made: Journal, beginning: Beginning) -> None:
-        """A new job, which begins with `run`."""
-        self._journal, self._beginning = made, beginning
+    def write_to(self, new_journal: Journal, beginning: Beginning) -> None:
+        """Prepare for a new job, which begins with `run`."""
+        self._journal, self._beginning = new_journal, beginning
 
-    def go_on(self, made: Journal, repeated: Repeated, lease: int) -> None:
-        """A job that another launcher has started. `lease`: the last one that was used."""
-        self._journal, self._lease = made, lease
+    def go_on(self, open_journal: Journal, repeated: Repeated, lease: int) -> None:
+        """Prepare to go on with a job that another launcher has started. `lease`: the number of its last launcher."""
+        self._journal, self._lease = open_journal, lease
         self._places = repeated.places
         self._sent, self._offset = repeated.sent, max(0.0, repeated.now - time.monotonic())
         self._streams = {host: Stream(number) for host, number in repeated.seen.items()}
@@ -77,17 +82,17 @@ class DetachedSession(KeepingSession):
         if self._beginning is None:
             return self._begin_again()
         key, pem = secret(self.supervisor.job)
-        made = replace(self._beginning, key=key, certificate=pem, log_folder=log_folder, now=self._now())
-        self._journal.begin(made)
-        self._do(self.supervisor.begin(key, log_folder, made.now, pem))
+        beginning = replace(self._beginning, key=key, certificate=pem, log_folder=log_folder, now=self._now())
+        self._journal.begin(beginning)
+        self._perform(self.supervisor.begin(key, log_folder, beginning.now, pem))
 
     def _begin_again(self) -> None:
         ending = self.supervisor.ending
         for name, host in self.supervisor.hosts.items():
-            if ending.knows(name):
+            if ending.has_ended(name):
                 continue
             if ending.is_being_replaced(name):
-                self._do([Connect(name, RECONNECT_LOST_SECONDS)])
+                self._perform([Connect(name, RECONNECT_LOST_SECONDS)])
             elif name not in self._sent:
                 why = "the launcher before this one was lost before it had reached this host: start the job again"
                 self.events.put(Unreached(name, f"{name}: {why}", FAULT_CODE))
@@ -144,7 +149,7 @@ class DetachedSession(KeepingSession):
 
     def _unwrapped(self, item: Any) -> Event | None:
         """The event for the supervisor; None if there is none now."""
-        event: Event = item.event if isinstance(item, Numbered) else item
+        event: Event = item.event if isinstance(item, NumberedEvent) else item
         host = event.host if isinstance(event, (Ended, Lost)) else ""
         ending = self.supervisor.ending
         alone = isinstance(event, Ended) and not ending.begun and host not in ending.leaving
@@ -155,7 +160,7 @@ class DetachedSession(KeepingSession):
         if isinstance(event, Lost) and host in self._alone:
             self._alone.discard(host)
             return None
-        self._current = item if isinstance(item, Numbered) else None
+        self._current = item if isinstance(item, NumberedEvent) else None
         if not alone:
             return event
         self._alone.add(host)

@@ -1,36 +1,35 @@
-"""Start a job with --detach, which lives on without its launcher, or take one up again (detached.py)."""
+"""Start a job with --detach, which lives on without its launcher, or take such a job up again (detached.py)."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dmltrain_launch import NAME, LaunchError, version
-from dmltrain_launch.agent.ending import open_log
 from dmltrain_launch.clusters import Cluster
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run import journal, report
+from dmltrain_launch.run.background import into_background
 from dmltrain_launch.run.detached import DetachedSession
-from dmltrain_launch.run.journal import Beginning, Journal, Story
+from dmltrain_launch.run.journal import Beginning, Journal, JournalContent
 from dmltrain_launch.run.repeated import Repeated
-from dmltrain_launch.run.room import Room
 from dmltrain_launch.run.session import Session
 from dmltrain_launch.run.start import Start
 from dmltrain_launch.run.supervisor.action import Continue
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
 from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.terminal.choice import make_display
-from dmltrain_launch.terminal.log_folder import JOURNAL, LogFolder
+from dmltrain_launch.terminal.log_folder import JOURNAL, LogFolder, is_full
 from dmltrain_launch.terminal.output import Output
 
-LOG = "launcher.log"  # what a launcher in the background says
-REQUESTS = 1 << 20  # of one launcher
+RETRY_SECONDS = 1.0  # between attempts to write to a full disk
+REQUESTS = 1 << 20  # numbers of requests for each launcher, so that no launcher uses one of an earlier launcher
 
 
 class DetachedStart(Start):
@@ -52,7 +51,7 @@ class DetachedStart(Start):
         folder: LogFolder | None = None,
     ):
         super().__init__(options, job, cluster, path, say, listed, folder)
-        self.room = self.folder.room = Room(self.say)
+        self.retry = self.folder.retry = FullDiskRetry(self.say)
 
     def make_output(self, names: Sequence[str]) -> Output:
         shown = self.options if self.foreground else replace(self.options, quiet=True)
@@ -60,7 +59,7 @@ class DetachedStart(Start):
 
     def prepare(self, session: Session, output: Output) -> None:
         assert isinstance(session, DetachedSession)
-        session.keep(journal.Kept(self.folder.path, self.room), output.size)
+        session.keep(journal.Kept(self.folder.path, self.retry), output.size)
         session.foreground = self.foreground
         self._write(session, output)
 
@@ -75,10 +74,10 @@ class DetachedStart(Start):
         )
         hosts, listed = tuple(self.cluster.hosts), tuple(self.listed)
         beginning = Beginning(options, self.job, hosts, listed, str(self.path), self.began)
-        session.write_to(Journal(self.folder.path, version(), room=self.room), beginning)
+        session.write_to(Journal(self.folder.path, version(), retry=self.retry), beginning)
 
-    def told(self) -> None:
-        self.room.wait()
+    def after_news(self) -> None:
+        self.retry.wait()
         if self.started:
             started, self.started = self.started, None
             self.to_background(started)
@@ -86,28 +85,28 @@ class DetachedStart(Start):
     def leave(self, supervisor: Supervisor, session: Session) -> int:
         assert isinstance(session, DetachedSession)
         self._left = True
-        self.room.give_up()  # another launcher may write to the logs from now on
+        self.retry.give_up()  # another launcher may write to the logs from now on
         self._record(supervisor)
         self.say(f"{NAME}: {session.why}; the job goes on without this launcher: dmltrain job attach {self.path}")
         return FAULT_CODE
 
     def _record_failure(self, supervisor: Supervisor, error: LaunchError | OSError) -> None:
-        """With a journal the job goes on, whatever has become of this launcher."""
+        """Record the failure unless there is a journal: with a journal the job goes on without this launcher."""
         if not (self.folder.path / JOURNAL).exists():
             super()._record_failure(supervisor, error)
 
     def run(self) -> int:
-        """The exit code of the job; that of a launcher that leaves it is FAULT_CODE."""
+        """Returns the exit code of the job; FAULT_CODE if this launcher leaves the job."""
         code = super().run()
         if not self._left:
             journal.remove(self.folder.path)
         return code
 
     def _interrupt(self, number: int) -> None:
-        """A terminal that closes does not end the job."""
+        """Handle a signal. SIGHUP does not end the job, because it only says that the terminal has closed."""
         if number == signal.SIGHUP:
             return self.to_background()
-        self.room.give_up()
+        self.retry.give_up()
         super()._interrupt(number)
 
     def to_background(self, started: Callable[[str], None] | None = None) -> None:
@@ -129,16 +128,18 @@ class AttachedStart(DetachedStart):
 
     foreground = True
 
-    def __init__(self, story: Story, size: int, cluster: Cluster, folder: LogFolder, say: Callable[[str], None]):
-        began = story.beginning
-        self._story, self._length = story, size
+    def __init__(
+        self, content: JournalContent, size: int, cluster: Cluster, folder: LogFolder, say: Callable[[str], None]
+    ):
+        began = content.beginning
+        self._content, self._length = content, size
         super().__init__(began.options, began.job, cluster, Path(folder.shown), say, began.listed, folder)
         self.began = began.began
-        self.first_request = (story.lease + 1) * REQUESTS
-        self.room.wait()
+        self.first_request = (content.lease + 1) * REQUESTS
+        self.retry.wait()
 
     def _supervisor(self) -> Supervisor:
-        self._repeated = Repeated(super()._supervisor(), self._story)
+        self._repeated = Repeated(super()._supervisor(), self._content)
         return self._repeated.supervisor
 
     def greet(self, supervisor: Supervisor) -> None:
@@ -163,14 +164,36 @@ class AttachedStart(DetachedStart):
         for tasks in names.values():
             for task in tasks:
                 output.expect_again(task, kept.size(tasks))
-        session.go_on(Journal(self.folder.path, version(), self._length, self.room), self._repeated, self._story.lease)
+        session.go_on(
+            Journal(self.folder.path, version(), self._length, self.retry), self._repeated, self._content.lease
+        )
 
 
-def into_background(folder: Path) -> None:
-    """Leave the terminal: what is said goes to a file in `folder`, if it can."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
-    os.close(nothing)
-    with contextlib.suppress(OSError), open_log(str(folder / LOG)) as log:
-        os.dup2(log.fileno(), 2)
+class FullDiskRetry:
+    """Makes writes wait for room on a full disk, because the job lives on without its launcher.
+
+    Call it with the error of a write. It returns whether to try the write again: after RETRY_SECONDS, if the disk is
+    full, `wait` was called, and `give_up` was not. `say` gets one warning for each new error.
+    """
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._said = say, ""
+        self._waits = False
+        self._given_up = threading.Event()
+
+    def wait(self) -> None:
+        self._waits = True
+
+    def give_up(self) -> None:
+        self._given_up.set()
+
+    def __call__(self, error: OSError) -> bool:
+        if not self._waits or not is_full(error) or self._given_up.is_set():
+            return False
+        text = str(error.strerror)
+        if text != self._said:
+            self._said = text
+            self._say(
+                f"{NAME}: warning: {text} for the log folder: the job goes on, and its output waits for room there"
+            )
+        return not self._given_up.wait(RETRY_SECONDS)

@@ -32,7 +32,7 @@ from dmltrain_launch.run.supervisor.event import (
     Viewed,
 )
 from dmltrain_launch.run.supervisor.limit import UNLIMITED, Limits, as_shell
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process
 from dmltrain_launch.run.supervisor.succession import Succession
 from dmltrain_launch.run.supervisor.supervise import Supervisor
@@ -41,8 +41,11 @@ PREPARED = (Copied, events.Ready, events.Probed, events.Bound, events.Reached)
 
 
 class ElasticSupervisor(Supervisor):
-    """See `Supervisor`. `changes` has the planned changes. `listed`: hosts that the user has described, also those
-    without a process. `watched`: the file with these is followed."""
+    """See `Supervisor`. `changes` has the planned changes.
+
+    `listed`: hosts that the user has described, also those without a process. `watched`: whether the job follows
+    changes of the file that lists them.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class ElasticSupervisor(Supervisor):
         return [*actions, *self._after(event, now), *self.changes.settle(now)]
 
     def _change(self, event: Event, now: float) -> list[Action] | None:
-        """The actions of an event of a planned change; None if it is another one."""
+        """The actions for an event of a planned change; None if the event is not about one."""
         changes, arrivals = self.changes, self.changes.arrivals
         match event:
             case Asked():
@@ -87,7 +90,7 @@ class ElasticSupervisor(Supervisor):
                 changes.listing.wanted = hosts
                 return []
             case Unlisted(message):
-                self.losses.notices.append(Notice(f"{message}; the job goes on with the hosts that it has"))
+                self.losses.announcements.append(Announcement(f"{message}; the job goes on with the hosts that it has"))
                 return []
             case events.Noticed(host, tasks):
                 changes.leavers.noticed(host, tasks, now)
@@ -110,13 +113,13 @@ class ElasticSupervisor(Supervisor):
         return None
 
     def _after(self, event: Event, now: float) -> list[Action]:
-        """What an event means for planned changes, besides what it means for any job."""
+        """What an event means for planned changes, in addition to what it means for any job."""
         match event:
             case events.Exited(_, task) if self.processes[task].left:
                 self.changes.leavers.left(self.processes[task], now - self._began)
             case events.Exited(_, task) if self.processes[task].left_with_host:
                 self.processes[task].left_after = now - self._began
-            case Lost(host) | Unreached(host) if self.ending.knows(host):
+            case Lost(host) | Unreached(host) if self.ending.has_ended(host):
                 self.ending.closed.add(host)
             case Lost(host):
                 return self.changes.arrivals.peer_lost(host)
@@ -128,50 +131,50 @@ class ElasticSupervisor(Supervisor):
 
     @property
     def _followers(self) -> list[Host]:
-        """The hosts whose processes are told where the scheduler is: also those of workers that leave."""
+        """The hosts whose processes must know where the scheduler is: also hosts whose workers are leaving."""
         leave = {
             process.task.host.name
             for process in self.processes
-            if process.runs and self.ending.hears(process.task.host.name)
+            if process.runs and self.ending.has_agent(process.task.host.name)
         }
-        return [host for name, host in self.hosts.items() if self.ending.serves(name) or name in leave]
+        return [host for name, host in self.hosts.items() if self.ending.is_usable(name) or name in leave]
 
     def _exited(self, process: Process, code: int, now: float) -> list[Action]:
-        if self.ending.begun or process.lost or not self.succession.wants(process, code, self.tasks):
+        if self.ending.begun or process.lost or not self.succession.is_needed_after(process, code, self.tasks):
             return super()._exited(process, code, now)
         process.code = code
         return self._lose([process], Cause(as_shell(code), process.fate, process), now)
 
     def _can_lose(self, host: str) -> bool:
-        running = [each for each in self.tasks.on(host) if each.runs]
-        others = [each for each in self.tasks.on(host) if each.task.role != SCHEDULER]
+        running = [process for process in self.tasks.on(host) if process.runs]
+        others = [process for process in self.tasks.on(host) if process.task.role != SCHEDULER]
         if not self.losses.allow(others, self.tasks):
             return False
         if not (can := self.succession.can_lose(running)):
-            self.losses.notices.append(Notice(self.succession.refusal))
+            self.losses.announcements.append(Announcement(self.succession.refusal))
         return can
 
     def _stays_stopped(self, process: Process, cause: Cause, now: float) -> list[Action]:
-        """A scheduler that is stopped is lost: when it goes on, it finds that it has a successor."""
+        """A stopped scheduler counts as lost. When it runs again, it finds that another one has taken its place."""
         if process.task.role != SCHEDULER or not self.tasks.started:
             return super()._stays_stopped(process, cause, now)
         return self._lose([process], cause, now)
 
     def _lose(self, lost: Sequence[Process], cause: Cause, now: float) -> list[Action]:
-        schedulers = [each for each in lost if each.task.role == SCHEDULER]
-        others = [each for each in lost if each not in schedulers]
+        schedulers = [process for process in lost if process.task.role == SCHEDULER]
+        others = [process for process in lost if process not in schedulers]
         actions = [action for scheduler in schedulers for action in self._lose_scheduler(scheduler, cause, now)]
         if self.ending.begun or (schedulers and not others):
             return actions
         return [*actions, *super()._lose(others, cause, now)]
 
     def _lose_scheduler(self, process: Process, cause: Cause, now: float) -> list[Action]:
-        """Go on with the next one, if there can be one."""
+        """Go on with another scheduler; end the job if there cannot be one."""
         if self.succession.used_up:
             return self._fail(replace(cause, text=f"{cause.text}; {self.succession.refusal}"), now)
         loss = self.losses.add([process], cause, now - self._began, now, self.tasks)
         text, actions = self.succession.begin(process, self.tasks, self.usable)
         if not actions:
             return self._fail(replace(cause, text=f"{cause.text}; {text}"), now)
-        self.losses.notices.append(Notice(f"{loss}; {text}", process if process.replaces else None))
+        self.losses.announcements.append(Announcement(f"{loss}; {text}", process if process.replaces else None))
         return [*actions, *self.changes.settings.scheduler_lost(now)]

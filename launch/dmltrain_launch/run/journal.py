@@ -1,11 +1,13 @@
 """What a launcher of a job with --detach writes down, so that the next launcher can take the job up.
 
-The supervisor is a function of its events. So `launcher.journal` has how the job was started, and then each event with
-the supervisor's time, before it is handled: who repeats them has the same supervisor. `launcher.kept` has, for each
-process, which frame of its output was the last one that is in its log, and how long the log was then.
+The supervisor is a pure function of its events. So `launcher.journal` has how the job was started, and then each event
+with the supervisor's time, written before the event is handled: a launcher that repeats them gets the same supervisor
+(docs/decisions/0016). `launcher.kept` has for each process the number of the last frame of output that is in its log,
+and the length of the log with it.
 
-The journal has the job's key and environment. It is made for its owner alone (mode 0600), and goes when the job has
-ended. Only a journal that no other user can have written is read.
+Entries are pickled values of this package, so the names of their classes and modules are part of the file. The journal
+has the job's key and environment. Only its owner can read it (mode 0600), and it is removed when the job has ended. It
+is read only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from dmltrain_launch.job.job import Job
 from dmltrain_launch.job.options import Options
 from dmltrain_launch.run.stream import Number
 from dmltrain_launch.run.supervisor.event import Event
-from dmltrain_launch.terminal.log_folder import JOURNAL, Again, never
+from dmltrain_launch.terminal.log_folder import JOURNAL, Retry, never_retry
 
 FORMAT = 1
 KEPT = "launcher.kept"
@@ -59,7 +61,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Entry:
-    """An event at the supervisor's time `now`. `number`: of the frame of the agent on `host` that it came with."""
+    """An event at the supervisor's time `now`. `number`: of the agent's frame that brought it, from `host`."""
 
     now: float
     event: Event
@@ -68,8 +70,8 @@ class Entry:
 
 
 @dataclass
-class Story:
-    """All of a journal. `lease`: how many launchers have attached to the job."""
+class JournalContent:
+    """All that a journal says. `lease`: the number of the last launcher that has attached to the job."""
 
     beginning: Beginning
     entries: list[Entry] = field(default_factory=list)
@@ -79,10 +81,12 @@ class Story:
 class Journal:
     """Appends to the journal in `folder`. LaunchError if it cannot be written."""
 
-    def __init__(self, folder: Path, dmltrain: str, size: int | None = None, room: Again = never):
-        """`size`: of what is there already and counts; None for a new one. `dmltrain`: its version. `room(error)`:
-        whether to try again what could not be written."""
-        self._path, self._dmltrain, self._room = folder / JOURNAL, dmltrain, room
+    def __init__(self, folder: Path, dmltrain: str, size: int | None = None, retry: Retry = never_retry):
+        """`size`: bytes of an existing journal that are kept; None for a new journal. `dmltrain`: its version.
+
+        `retry(error)`: whether to try a failed write again.
+        """
+        self._path, self._dmltrain, self._retry = folder / JOURNAL, dmltrain, retry
         self._lock = threading.Lock()
         flags = WRITE | os.O_APPEND | (os.O_EXCL if size is None else os.O_NOFOLLOW)
         try:
@@ -101,7 +105,7 @@ class Journal:
         self._write(_encoded(lease))
 
     def add(self, entry: Entry) -> None:
-        """Call it before the event is handled."""
+        """Write an event. Call it before the event is handled."""
         self._write(_encoded(entry))
 
     def _write(self, data: bytes) -> None:
@@ -118,13 +122,15 @@ class Journal:
             try:
                 return os.write(self._descriptor, view)
             except OSError as error:
-                if not self._room(error):
+                if not self._retry(error):
                     raise
 
 
-def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
-    """The journal in `folder`, and its size in bytes without an entry that was not written whole. FileNotFoundError if
-    there is none; LaunchError if it may be another user's, or of another version."""
+def read(folder: Path, dmltrain: str) -> tuple[JournalContent, int]:
+    """The journal in `folder`, and its size in bytes without a last entry that was not written completely.
+
+    FileNotFoundError if there is none; LaunchError if it may be another user's, or is of another version.
+    """
     path = folder / JOURNAL
     try:
         descriptor = os.open(path, READ)
@@ -133,33 +139,33 @@ def read(folder: Path, dmltrain: str) -> tuple[Story, int]:
     except OSError as error:
         raise LaunchError(f"cannot read {path}: {error.strerror}") from None
     with open(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if is_foreign(found) or others_can_write(found, file.fileno()):
+        status = os.fstat(file.fileno())
+        if is_foreign(status) or others_can_write(status, file.fileno()):
             raise LaunchError(f"{path} may have been written by another user: it is not read")
         _check(path, file.readline(1 << 16), dmltrain)
-        story, size = None, file.tell()
+        content, size = None, file.tell()
         try:
             for entry, end in _entries(file, size):
                 size = end
                 if isinstance(entry, Beginning):
-                    story = Story(entry)
-                elif story is None:
+                    content = JournalContent(entry)
+                elif content is None:
                     break
                 elif isinstance(entry, Entry):
-                    story.entries.append(entry)
+                    content.entries.append(entry)
                 else:
-                    story.lease = entry
+                    content.lease = entry
         except _Strange as error:
             raise LaunchError(f"{path} is not the journal of a launcher: {error}") from None
-    if story is None:
+    if content is None:
         raise LaunchError(f"{path} is not the journal of a launcher, or was not written whole")
-    return story, size
+    return content, size
 
 
 def _check(path: Path, line: bytes, dmltrain: str) -> None:
     try:
-        found = json.loads(line)
-        version, theirs = found["format"], found["dmltrain"]
+        head = json.loads(line)
+        version, theirs = head["format"], head["dmltrain"]
     except (ValueError, TypeError, KeyError):
         raise LaunchError(f"{path} is not the journal of a launcher") from None
     if version != FORMAT or theirs != dmltrain:
@@ -174,7 +180,7 @@ def _encoded(entry: object) -> bytes:
 
 
 def _entries(file: Any, start: int) -> Iterator[tuple[Any, int]]:
-    """Each whole entry, and where it ends."""
+    """Each complete entry, and where it ends in the file. A killed launcher may have written a part of the last one."""
     while len(head := file.read(HEAD.size)) == HEAD.size:
         length, check = HEAD.unpack(head)
         data = file.read(length) if length <= MOST_BYTES else b""
@@ -196,21 +202,21 @@ class _Strange(Exception):
 
 
 class _Reader(pickle.Unpickler):
-    """Makes the values of this package only."""
+    """Loads only classes of this package: a pickle can otherwise call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("dmltrain_launch.") and "." not in name:
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                return found
+            named = super().find_class(module, name)
+            if isinstance(named, type):
+                return named
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 class Kept:
     """`launcher.kept` in `folder`: for each process, by its number, the last frame that is in its log."""
 
-    def __init__(self, folder: Path, room: Again = never):
-        self._path, self._room = folder / KEPT, room
+    def __init__(self, folder: Path, retry: Retry = never_retry):
+        self._path, self._retry = folder / KEPT, retry
         try:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -223,7 +229,7 @@ class Kept:
         return self._rows.get(task, (0, 0))[0]
 
     def size(self, tasks: Sequence[int]) -> int:
-        """The bytes of the log that these processes share, one after the other."""
+        """The length in bytes of the log that these processes write one after the other."""
         return max((self._rows.get(task, (0, 0))[1] for task in tasks), default=0)
 
     def put(self, task: int, frame: int, size: int) -> None:
@@ -234,7 +240,7 @@ class Kept:
                 os.pwrite(self._descriptor, ROW.pack(frame, size), task * ROW.size)
                 return
             except OSError as error:
-                if not self._room(error):
+                if not self._retry(error):
                     raise _unwritable(self._path, error) from None
 
 

@@ -1,5 +1,7 @@
-"""The connections of a job with --detach: what an agent has sent is confirmed when it is kept (stream.py), and an agent
-whose connection is lost is reached again. What is in the queue for the main thread is in detached.py.
+"""The connections of a job with --detach, in their reading threads.
+
+A frame of an agent is confirmed to the agent when its content is kept (stream.py). When the connection to an agent is
+lost, the launcher reaches the agent again. detached.py handles in the main thread what this module puts into the queue.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from dmltrain_launch.run.supervisor.event import Event, Lost, OutputFailed
 
 AGAIN_SECONDS = 60.0  # to reach an agent again whose connection was lost
 PAUSE_SECONDS = 1.0
-CONFIRMED_BYTES = 2 << 20  # of output, after which the agent is told at once what is kept: it waits with the next
+# of output: then it is confirmed at once and not with the next heartbeat, because the agent stops reading from its
+# processes while too much is unconfirmed (`UNCONFIRMED_BYTES` in dmltrain_launch.agent.channel)
+CONFIRMED_BYTES = 2 << 20
 CUT_OFF = "no host of the job can be reached any more"
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedEvent:
     """An event that an agent's frame has brought."""
 
     event: Event
@@ -41,31 +45,33 @@ class Numbered:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """All that the agent had sent before this launcher attached is in the queue."""
+    """All frames that the agent had sent before this launcher attached are in the queue before this item."""
 
     host: str
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The agent answers a launcher that has attached."""
+    """The agent has answered this launcher's Attach."""
 
     event: Resumed
 
 
 class KeepingSession(Session):
-    """`left`: the job goes on without this launcher, `why`. Call `keep` before `run`."""
+    """`left`: this launcher has left the job, which goes on; `why` says the reason. Call `keep` before `run`."""
 
     def keep(self, kept: journal.Kept, size: Callable[[int], int]) -> None:
-        """`size(task)`: of the log of a process, in bytes."""
+        """`size(task)`: the length of the log of a process, in bytes."""
         self.kept, self._size = kept, size
         self._streams: dict[str, Stream] = {}
-        self._away: set[str] = set()  # hosts whose agent is being reached again: it gets commands when it is
-        self._silent: set[str] = set()  # those of them that have not answered
-        self._gone: set[str] = set()  # hosts whose agent has ended, and left something
-        self._fates: dict[str, Lost] = {}  # how the connections of hosts ended that are made again
+        self._away: set[str] = set()  # hosts whose agent is being reached again: commands for it wait until then
+        self._silent: set[str] = set()  # those of `_away` whose agent has not answered the Attach
+        self._gone: set[str] = (
+            set()
+        )  # hosts whose agent has ended, and whose spool another agent gives to this launcher
+        self._fates: dict[str, Lost] = {}  # by host: how the connection ended that is being made again
         self._places: dict[str, tuple[str, str]] = {}  # by host: door and spool of its agent
-        self._unconfirmed: dict[str, int] = {}  # by host: bytes of output since it was told
+        self._unconfirmed: dict[str, int] = {}  # by host: bytes of output since the last confirmation
         self.why = ""
 
     def _next_lease(self) -> int:
@@ -81,7 +87,7 @@ class KeepingSession(Session):
         """Reach the agent of a host again."""
         while not self.closing:
             try:
-                with self._turns:
+                with self._connect_slots:
                     channel = self.cluster.connect(host, self.supervisor.job.mark, None)
                 door, spool = self._places.get(host.name, ("", ""))
                 mark, lease = self.supervisor.job.mark, self._next_lease()
@@ -100,7 +106,7 @@ class KeepingSession(Session):
             return self.readers.append(connection.reader)
 
     def _unreachable(self, host: str, reason: str) -> None:
-        if self._away >= {name for name in self.supervisor.hosts if self.supervisor.ending.hears(name)}:
+        if self._away >= {name for name in self.supervisor.hosts if self.supervisor.ending.has_agent(name)}:
             return self._leave(f"{CUT_OFF}: {host} {reason}")
         self._give_up(Lost(host, reason))
 
@@ -122,25 +128,25 @@ class KeepingSession(Session):
         if host not in self._away:
             self._gone.discard(host)
             self._streams[host] = Stream()
-        stream, told = self._streams.setdefault(host, Stream()), 0
+        stream, confirmed = self._streams.setdefault(host, Stream()), 0
 
         def kept() -> Command | None:
-            nonlocal told
-            found = 0 if host in self._away else stream.kept
-            if found <= told:
+            nonlocal confirmed
+            newest = 0 if host in self._away else stream.kept
+            if newest <= confirmed:
                 return None
-            told = found
-            return Kept(found)
+            confirmed = newest
+            return Kept(newest)
 
         silence = self.supervisor.limits.silence
-        return Connection(host, channel, silence, self._take, self._report, kept)
+        return Connection(host, channel, silence, self._take_frame, self._report, kept)
 
     def _report(self, event: Event) -> None:
-        """What a connection says about itself."""
+        """Take an event about the connection itself: Quiet or Lost."""
         if not isinstance(event, Lost) or self.closing:
             return self.events.put(event)
         host, ending = event.host, self.supervisor.ending
-        lives_on = self.supervisor.tasks.started and not ending.begun and ending.serves(host)
+        lives_on = self.supervisor.tasks.started and not ending.begun and ending.is_usable(host)
         if host in self._silent or host in self._gone or not lives_on:
             return self._give_up(event)
         self._fates[host] = event
@@ -151,15 +157,17 @@ class KeepingSession(Session):
         number = stream.begin()
         if number > self.kept.frame(task):
             try:
+                # the output before its mark: if this launcher is killed in between, the agent sends the frame again,
+                # and the next launcher finds that the log has it already (`Output.expect_again`)
                 self.output.write(task, payload)
                 self.kept.put(task, number, self._size(task))
             except LaunchError as error:
                 stream.stop()
                 self.events.put(OutputFailed(str(error)))
             self._unconfirmed[host] = self._unconfirmed.get(host, 0) + len(payload)
-        for place, event in enumerate(self._said(task, payload)):
+        for place, event in enumerate(self._scheduler_events(task, payload)):
             if stream.is_new((number, place)):
-                self._put_any(Numbered(event, host, (number, place), stream))
+                self._put_any(NumberedEvent(event, host, (number, place), stream))
         self._end_frame(host, stream)
         if self._unconfirmed.get(host, 0) >= CONFIRMED_BYTES and host not in self._away:
             self._unconfirmed[host] = 0
@@ -200,7 +208,7 @@ class KeepingSession(Session):
         stream = self._streams[event.host]
         if stream.is_new((stream.number, 0)):
             stream.end()  # before the main thread can confirm it: no heartbeat follows the last event
-            self._put_any(Numbered(event, event.host, (stream.number, 0), stream))
+            self._put_any(NumberedEvent(event, event.host, (stream.number, 0), stream))
 
     def _end_frame(self, host: str, stream: Stream) -> None:
         if stream.end():

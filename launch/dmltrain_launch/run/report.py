@@ -42,7 +42,7 @@ def failure(supervisor: Attempt, last_lines: Callable[[int], list[str]], folder:
 
 def losses(supervisor: Attempt) -> list[str]:
     """A line for each process without which the job went on."""
-    return [f"lost {each.lost_after:.0f} s after the start: {each.fate}" for each in _lost(supervisor)]
+    return [f"lost {process.lost_after:.0f} s after the start: {process.fate}" for process in _lost(supervisor)]
 
 
 def _last_output(
@@ -65,12 +65,13 @@ def _gone(process: Process, after: float) -> str:
     return f"{process.task.role} {process.task.rank} after {after:.0f} s{replaced}"
 
 
-def notices(supervisor: Attempt, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
+def announcements(supervisor: Attempt, last_lines: Callable[[int], list[str]], folder: str) -> list[str]:
     """What an elastic job has to tell since the last call, as lines."""
     lines = []
-    for notice in supervisor.take_notices():
-        lines.append(notice.text)
-        lines += _last_output(supervisor, notice.process, last_lines, folder) if notice.process else []
+    for announcement in supervisor.take_announcements():
+        lines.append(announcement.text)
+        if announcement.process:
+            lines += _last_output(supervisor, announcement.process, last_lines, folder)
     return lines
 
 
@@ -98,18 +99,19 @@ def start_line(supervisor: Attempt, folder: str) -> str:
 def last_line(supervisor: Attempt) -> str:
     """The last message: how many processes are left on how many hosts, as the agents reported, and which were lost."""
     known = {host: pids for host, pids in supervisor.ending.left.items() if pids is not None}
-    pids = [f"pid {pid} on {host}" for host, found in known.items() for pid in found]
+    pids = [f"pid {pid} on {host}" for host, pids_left in known.items() for pid in pids_left]
     unknown = [host for host in supervisor.hosts if supervisor.ending.left.get(host, ()) is None]
     unreached = [host for host in supervisor.hosts if host in supervisor.ending.unreached]
     line = f"{_count(len(pids), 'process', 'es')} left on {_count(len(known), 'host')}"
     details = ([", ".join(pids)] if pids else []) + ([f"unknown for {', '.join(unknown)}"] if unknown else [])
     details += [f"never reached: {', '.join(unreached)}"] if unreached else []
     line = f"{line}: {'; '.join(details)}" if details else line
-    lost = [_gone(each, each.lost_after) for each in _lost(supervisor)]
+    lost = [_gone(process, process.lost_after) for process in _lost(supervisor)]
     joined = [
-        f"worker {each.task.rank} on {each.task.host.name} after {at:.0f} s" for each, at in _changed(supervisor, 0)
+        f"worker {process.task.rank} on {process.task.host.name} after {at:.0f} s"
+        for process, at in _changed(supervisor, 0)
     ]
-    left = [_gone(each, at) for each, at in _changed(supervisor, 1)]
+    left = [_gone(process, at) for process, at in _changed(supervisor, 1)]
     kvstores = [f"{kvstore_change.now} {kvstore_change.where}" for kvstore_change in supervisor.kvstore_changes]
     changes = {"lost": lost, "joined": joined, "left": left, "changed": kvstores}
     return "; ".join([line, *(f"{name}: {', '.join(some)}" for name, some in changes.items() if some)])
@@ -117,8 +119,8 @@ def last_line(supervisor: Attempt) -> str:
 
 def _changed(supervisor: Attempt, which: int) -> list[tuple[Process, float]]:
     """The processes with this attribute of CHANGED, and its value."""
-    found = [(process, getattr(process, CHANGED[which])) for process in supervisor.processes]
-    return sorted(((each, at) for each, at in found if at is not None), key=lambda pair: pair[1])
+    changes = [(process, getattr(process, CHANGED[which])) for process in supervisor.processes]
+    return sorted(((process, at) for process, at in changes if at is not None), key=lambda pair: pair[1])
 
 
 def record(
@@ -151,7 +153,7 @@ def record(
         "seconds": None if ended is None else round(ended - began, 3),
         "exit_code": None if ended is None else supervisor.exit_code,
         "cause": supervisor.cause.text if supervisor.cause else None,
-        "processes": [_lives(live) for live in supervisor.tasks.lives],
+        "processes": [_lineage(lineage) for lineage in supervisor.tasks.lineages],
         "kvstore_changes": [
             {**vars(kvstore_change), "after": round(kvstore_change.after, 3)}
             for kvstore_change in supervisor.kvstore_changes
@@ -199,7 +201,7 @@ def end_of_attempt(supervisor: Attempt, folder: str) -> dict[str, Any]:
     return {"exit_code": supervisor.exit_code, "cause": text, "ended": stamp(time.time()), "logs": folder}
 
 
-def _lives(processes: Sequence[Process]) -> dict[str, Any]:
+def _lineage(processes: Sequence[Process]) -> dict[str, Any]:
     """The row of a role and rank: its newest process, and in `earlier` those that this one replaced, if any."""
     *earlier, newest = map(_row, processes)
     return newest if not earlier else {**newest, "earlier": earlier}

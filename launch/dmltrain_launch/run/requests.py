@@ -18,8 +18,8 @@ Explain = Callable[[Sequence[tuple[str, int | None]]], list[str]]
 class Requests:
     """Listens until `close`; with `listens` False, never. `name`: of the socket, or "".
 
-    Requests wait in `events` for a supervisor; `first` is the number of the first one. `explain` makes lines of the
-    notes of a reply.
+    Requests wait in `events` for a supervisor; `first` is the number of the first one. `explain` turns the notes of a
+    reply into lines.
     """
 
     def __init__(self, mark: str, dmltrain: str, explain: Explain, listens: bool, first: int = 0):
@@ -38,7 +38,7 @@ class Requests:
     def answer(self, reply: Reply) -> None:
         answered = self._waiting.pop(reply.number, None)
         if answered is None:
-            return  # it was asked by way of a launcher before this one
+            return  # it came through an earlier launcher, and its control socket went with that launcher
         answered(Answer(reply.code, tuple(self._explain(reply.notes))))
 
     def close(self) -> None:

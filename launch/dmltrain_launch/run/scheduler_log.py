@@ -27,7 +27,7 @@ class SchedulerLog:
         """What the complete lines say."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-MOST_BYTES:]
-        return [found for line in lines if (found := _read(line))]
+        return [event for line in lines if (event := _read(line))]
 
 
 def _read(line: bytes) -> Viewed | Leaves | Told | Slowest | None:

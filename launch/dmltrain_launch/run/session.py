@@ -53,8 +53,11 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Session:
-    """Runs one attempt. `on_news` is called when every process has a pid, and when the supervisor has notices; it may
-    raise LaunchError."""
+    """Runs one attempt.
+
+    `on_news` is called when every process has a pid, and when the supervisor has announcements; it may raise
+    LaunchError.
+    """
 
     def __init__(
         self,
@@ -70,16 +73,16 @@ class Session:
         self.supervisor, self.cluster, self.output, self.on_news = supervisor, cluster, output, on_news
         self.copier, self.trace, self.keep_usage, self.requests = copier, trace, keep_usage, requests
         self._schedulers: dict[int, SchedulerLog] = {}  # by task
-        # a queue whose put is reentrant: signal handlers call it
+        # SimpleQueue, because signal handlers call its put, which must be reentrant
         self.events: queue.SimpleQueue[Event] = requests.events if requests else queue.SimpleQueue()
         self.connections: dict[str, Connection] = {}
         self.readers: list[threading.Thread] = []
         self._connecting: list[threading.Thread] = []
         self.closing = False
         self.left = False  # the job goes on without this launcher
-        self._asked_at: dict[str, float] = {}  # s, when the last message was sent
-        self._room: dict[str, threading.Semaphore] = {}
-        self._turns = threading.Semaphore(CONNECTING)
+        self._asked_at: dict[str, float] = {}  # by host: when the last message was sent, in s since 1970
+        self._event_slots: dict[str, threading.Semaphore] = {}
+        self._connect_slots = threading.Semaphore(CONNECTING)
 
     def run(self, log_folder: Path | None) -> None:
         """Run until the job is over. `log_folder`: where agents write messages if the launcher dies."""
@@ -89,23 +92,25 @@ class Session:
                 event = self._next()
                 if self.left:
                     break
-                if isinstance(event, AgentEvent) and event.host in self._room:
-                    self._room[event.host].release()
+                if isinstance(event, AgentEvent) and event.host in self._event_slots:
+                    self._event_slots[event.host].release()
                 if self.trace:
                     self.trace(event)
-                self._do(self._handle(event))
+                self._perform(self._handle(event))
                 if self.supervisor.ending.begun:
                     self.output.hurry()
                     if self.copier:
                         self.copier.cancel()
-                if (isinstance(event, Started) and self.supervisor.tasks.started) or self.supervisor.losses.notices:
-                    self._tell()
+                if (
+                    isinstance(event, Started) and self.supervisor.tasks.started
+                ) or self.supervisor.losses.announcements:
+                    self._report_news()
         finally:
             self._close()
 
     def _begin(self, log_folder: str | None) -> None:
         key, pem = secret(self.supervisor.job)
-        self._do(self.supervisor.begin(key, log_folder, self._now(), pem))
+        self._perform(self.supervisor.begin(key, log_folder, self._now(), pem))
 
     def _now(self) -> float:
         """The supervisor's time in s."""
@@ -133,13 +138,13 @@ class Session:
     def _deadline(self) -> float:
         return self.supervisor.deadline
 
-    def _tell(self) -> None:
+    def _report_news(self) -> None:
         try:
             self.on_news()
         except LaunchError as error:
             self.events.put(OutputFailed(str(error)))
 
-    def _do(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(host, command):
@@ -161,7 +166,7 @@ class Session:
             self.connections[host].send(command)
 
     def _open(self, action: Continue | Open) -> None:
-        """One more process will print."""
+        """Make the output expect one more process."""
         try:
             if isinstance(action, Continue):
                 self.output.add(action.task)
@@ -182,7 +187,7 @@ class Session:
         return thread
 
     def _connect(self, host: Host, action: Connect) -> None:
-        with self._turns:
+        with self._connect_slots:
             if self.closing:
                 return
             try:
@@ -212,7 +217,7 @@ class Session:
         return self.cluster.connect(host, self.supervisor.job.mark, left)
 
     def _connection(self, host: str, channel: Channel) -> Connection:
-        return Connection(host, channel, self.supervisor.limits.silence, self._take, self.events.put)
+        return Connection(host, channel, self.supervisor.limits.silence, self._take_frame, self.events.put)
 
     def _copy(self, copier: Sync, host: str, folder: str) -> None:
         try:
@@ -224,18 +229,18 @@ class Session:
         if summary is not None:
             self.events.put(Copied(host, summary, copier.hosts[host].notes))
 
-    def _take(self, host: str, kind: int, task: int, payload: bytes) -> None:
+    def _take_frame(self, host: str, kind: int, task: int, payload: bytes) -> None:
         if kind == OUTPUT:
             self._check_task(host, task)
             return self._take_output(host, task, payload)
         event = decode_event(payload, host)
-        for each in tasks_of(event):
-            self._check_task(host, each)
+        for number in tasks_of(event):
+            self._check_task(host, number)
         self._take_event(host, event)
 
     def _take_output(self, host: str, task: int, payload: bytes) -> None:
-        self._keep(task, payload)
-        for event in self._said(task, payload):
+        self._write_output(task, payload)
+        for event in self._scheduler_events(task, payload):
             self.events.put(event)
 
     def _take_event(self, host: str, event: AgentEvent) -> None:
@@ -246,31 +251,31 @@ class Session:
         if isinstance(event, Probed):
             skew = clock_skew(event.facts, self._asked_at[host], time.time())
             event = replace(event, skew=skew)
-        self._await_room(host)
+        self._await_event_slot(host)
         self._put(event)
 
     def _put(self, event: AgentEvent) -> None:
         self.events.put(event)
 
-    def _await_room(self, host: str) -> None:
-        """Stop reading from a host of which too many events wait."""
-        room = self._room.setdefault(host, threading.Semaphore(EVENTS_AT_ONCE))
-        while not room.acquire(timeout=SIGNAL_SECONDS) and not self.closing:
+    def _await_event_slot(self, host: str) -> None:
+        """Wait, and so stop reading from this host, while EVENTS_AT_ONCE of its events wait for the supervisor."""
+        slots = self._event_slots.setdefault(host, threading.Semaphore(EVENTS_AT_ONCE))
+        while not slots.acquire(timeout=SIGNAL_SECONDS) and not self.closing:
             pass
 
     def _check_task(self, host: str, task: int) -> None:
-        """ProtocolError unless it is a task of that host: an agent reports about nobody else's."""
+        """ProtocolError unless the task is on this host: an agent may only report about its own tasks."""
         processes = self.supervisor.processes
         if task >= len(processes) or processes[task].task.host.name != host:
             raise ProtocolError(f"a report about task {task}, which is not on {host}")
 
-    def _said(self, task: int, payload: bytes) -> Sequence[Event]:
-        """What the scheduler says has changed in the running job."""
+    def _scheduler_events(self, task: int, payload: bytes) -> Sequence[Event]:
+        """The events in the output of a process, if it is a scheduler: what has changed in the running job."""
         if self.supervisor.processes[task].task.role != SCHEDULER:
             return []
         return self._schedulers.setdefault(task, SchedulerLog()).feed(payload)
 
-    def _keep(self, task: int, payload: bytes) -> None:
+    def _write_output(self, task: int, payload: bytes) -> None:
         try:
             self.output.write(task, payload)
         except LaunchError as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ from dmltrain_launch.clusters.ssh import hosts_of
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job, placements
 from dmltrain_launch.job.options import Options
+from dmltrain_launch.own_program import own_program
 from dmltrain_launch.run import report
 from dmltrain_launch.run.described import advice, limits, new_mark
 from dmltrain_launch.run.elastic import ElasticSupervisor
@@ -31,7 +35,6 @@ from dmltrain_launch.run.supervisor.supervise import Supervisor
 from dmltrain_launch.run.watch import HostsWatch
 from dmltrain_launch.secret import redact, redact_all
 from dmltrain_launch.terminal.choice import make_display
-from dmltrain_launch.terminal.epoch_table import print_epochs
 from dmltrain_launch.terminal.log_folder import LOGS, LogFolder
 from dmltrain_launch.terminal.output import Output
 from dmltrain_launch.terminal.usage_file import UsageFile
@@ -40,14 +43,18 @@ if TYPE_CHECKING:
     from dmltrain_launch.sync import Sync  # takes a moment to import, and few jobs need it
 
 INTERRUPTED_SECONDS = 2.0  # after a signal: the longest wait for a terminal that blocks
-COPY_SECONDS = 2.0
+COPY_SECONDS = 2.0  # between two lines about the progress of a copy
+TABLE_SECONDS = 60.0  # for dmltrain-parse to print its table
+LINE_BYTES = 1 << 16  # that are read of a log's line at once
 RESTART_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between the end of an attempt and the next; doubles
 Say = Callable[[str], None]
 
 
 class Start:
-    """A job and its attempts. `run` returns the exit code of the last one. `listed`: all hosts that the user has
-    described, also those that the job does not use."""
+    """A job and its attempts. `run` returns the exit code of the last one.
+
+    `listed`: all hosts that the user has described, also those that the job does not use.
+    """
 
     def __init__(
         self,
@@ -106,7 +113,7 @@ class Start:
             self._session.interrupt(number)
 
     def _restarts(self, supervisor: Supervisor) -> bool:
-        """Whether another attempt follows. It also does if a restart did not reach a host, which may be rebooting."""
+        """Whether another attempt follows. After a restart, a host that was not reached may be rebooting: try again."""
         lost = supervisor.restartable or (self.ends and supervisor.ending.unreached and not supervisor.interrupted)
         return bool(lost) and len(self.ends) < self.options.max_restarts and not self.first.killed
 
@@ -124,9 +131,9 @@ class Start:
         usage = UsageFile(self.folder, lambda problem: self.say(f"{NAME}: warning: {problem}"))
 
         def recorded() -> None:
-            self._say_lines(report.notices(supervisor, output.last_lines, str(self.path)))
+            self._say_lines(report.announcements(supervisor, output.last_lines, str(self.path)))
             self._record(supervisor)
-            self.told()
+            self.after_news()
 
         def explained(notes: Sequence[tuple[str, int | None]]) -> list[str]:
             lines = report.explained(supervisor, notes, output.last_lines, str(self.path))
@@ -141,7 +148,7 @@ class Start:
         self.prepare(session, output)
         self._session = session
         watch = self._watch(session) if self.options.watch_hosts else None
-        if self._interrupted.is_set():
+        if self._interrupted.is_set():  # by a signal that came before `_session` was set
             session.interrupt(self._signal)
         try:
             session.run(folder)
@@ -180,8 +187,8 @@ class Start:
     def prepare(self, session: Session, output: Output) -> None:
         """Before the session runs."""
 
-    def told(self) -> None:
-        """All processes run, and job.json says so; or something has changed since."""
+    def after_news(self) -> None:
+        """Called when all processes run, and after each change since then; job.json is up to date."""
 
     def leave(self, supervisor: Supervisor, session: Session) -> int:
         """The job goes on without this launcher."""
@@ -221,7 +228,7 @@ class Start:
         self.first.write_record({**redact_all(facts, self.hidden), "restarts": self.ends})
 
     def _record_failure(self, supervisor: Supervisor, error: LaunchError | OSError) -> None:
-        """An attempt that this machine had no room for, or no descriptors, has ended, too."""
+        """Record the end of an attempt that failed on this machine, such as for lack of disk space or descriptors."""
         facts = report.record(supervisor, version(), self.options, self.began, time.time())
         end = {"exit_code": error.code if isinstance(error, LaunchError) else FAULT_CODE, "cause": str(error)}
         with contextlib.suppress(LaunchError):
@@ -243,3 +250,23 @@ class Start:
             if done != before:
                 self.say(f"{NAME}: copying: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
             before = done
+
+
+def print_epochs(folder: Path, job_folder: str) -> None:
+    """Print the table of the epochs with dmltrain-parse, and the command that makes a page of the job.
+
+    Prints nothing if the logs in `folder` have no epochs, or if dmltrain-parse is not installed. `job_folder` is the
+    folder of all attempts, as the user knows it.
+    """
+    try:
+        with open(folder / "worker-0.log", "rb") as log:
+            trains = any(b"Epoch[" in line for line in iter(lambda: log.readline(LINE_BYTES), b""))
+        if trains:
+            sys.stdout.flush()
+            command = [*own_program(sys.executable, "dmltrain.report.cli"), str(folder)]
+            done = subprocess.run(command, timeout=TABLE_SECONDS)
+            if done.returncode == 0:
+                page = shlex.join(["dmltrain", "report", job_folder, "-o", f"{job_folder}/report.html"])
+                print(f"report: {page}", flush=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return

@@ -1,5 +1,7 @@
-"""The numbered frames of one agent, as the launcher of a job with --detach reads them: which are new, and which it has
-kept. Pure; its methods are called by the connection's thread (`begin`, `end`) and by the main thread (`wrote`)."""
+"""The numbered frames of one agent, in a job with --detach: which are new to the launcher, and which it has kept.
+
+Pure. The connection's thread calls `begin` and `end` for each frame. The main thread calls `wrote` for each event.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +11,29 @@ Number = tuple[int, int]  # of an agent's frame, and of the event among those th
 
 
 class Stream:
-    """`seen`: the newest event that was passed on, by the number of its frame and its own in the frame."""
+    """`seen`: the newest event that was passed on: the number of its frame, and its index in the frame."""
 
     def __init__(self, seen: Number = (0, 0)):
         self.seen = self.written = seen
-        self.last = 0  # of the frames that were there when this launcher attached
-        self.number = self._done = 0  # the frame that has come last
-        self._waiting = 0
+        self.last = 0  # the last frame that the agent had when this launcher attached
+        self.number = self._done = 0  # the frame that has come last, and the last one that is handled
+        self._waiting = 0  # events that were passed on and are not in the journal yet
         self._stopped = False
         self._lock = threading.Lock()
 
     def resume(self, first: int, last: int) -> None:
-        """The agent sends its frames again, from the number `first` on; up to `last` they are there already."""
+        """The agent sends its frames again, from the number `first` on. It has those up to `last` already."""
         with self._lock:
             self.number = self._done = first - 1
             self.last = last
 
     def begin(self) -> int:
-        """The number of the frame that has come."""
+        """A frame has come. Returns its number."""
         self.number += 1
         return self.number
 
     def is_new(self, number: Number) -> bool:
-        """Whether this event was not passed on before; then it is to be, and `wrote` is called for it later."""
+        """Whether this event was not passed on before. If so, pass it on; call `wrote` when it is in the journal."""
         if number <= self.seen:
             return False
         with self._lock:
@@ -40,15 +42,17 @@ class Stream:
         return True
 
     def end(self) -> bool:
-        """The frame's output is in the log, and its events are passed on, or counted as waiting. Whether it is the last
-        one of those that were there."""
+        """The frame is handled: its output is in the log, and its events are passed on.
+
+        Returns whether it is the last frame that the agent had when this launcher attached.
+        """
         with self._lock:
             if not self._stopped:
                 self._done = self.number
         return self._done == self.last
 
     def stop(self) -> None:
-        """What has come last is not in the log, so neither it nor what follows counts as kept."""
+        """The last output could not be written to the log. Neither its frame nor a later one counts as kept."""
         with self._lock:
             self._stopped = True
 
@@ -60,6 +64,6 @@ class Stream:
 
     @property
     def kept(self) -> int:
-        """The agent need not send the frames up to this one again."""
+        """The last frame that the agent need not send again: all events and output up to it are kept."""
         with self._lock:
             return self._done if not self._waiting else min(self.written[0] - 1, self._done)

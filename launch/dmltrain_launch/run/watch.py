@@ -50,7 +50,7 @@ class HostsWatch:
 
 def _state_of(file: str) -> tuple[int, ...]:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -25,7 +25,7 @@ from typing import TypeVar
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent import Refusal, commands
 from dmltrain_launch.agent.copy.receive import ENTRIES
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
 from dmltrain_launch.agent.protocol import ProtocolError, encode_command
 from dmltrain_launch.sync.manifest import Manifest, Over, encoded
@@ -96,7 +96,8 @@ class Sync:
     def add(self, host: str) -> None:
         """One more host, before its call of `copy`."""
         with self._all:
-            self.hosts = {**self.hosts, host: Progress()}  # other threads read it
+            # a new dictionary, because other threads iterate over it without the lock
+            self.hosts = {**self.hosts, host: Progress()}
             self._copying.add(host)
 
     def cancel(self) -> None:
@@ -124,8 +125,11 @@ class Sync:
         return f"{each.files} of {self._manifest.files} files, {each.sent / MB:.1f} MB sent"
 
     def copy(self, host: str, folder: str, write: Write) -> str | None:
-        """Copy to `folder` on `host`; the summary once all hosts have the same, or None when the agent has refused, its
-        channel has broken or all was cancelled, which others report. LaunchError when a file cannot be read."""
+        """Copy to `folder` on `host`. Returns the summary when all hosts have the same files.
+
+        Returns None if the agent has refused, its channel has broken, or the copying was cancelled: these are reported
+        elsewhere. LaunchError if a file cannot be read.
+        """
 
         def guarded(data: bytes) -> None:
             if self._cancelled:
@@ -182,7 +186,8 @@ class Sync:
         return _known(host, manifest, synced.changed)
 
     def _wanted(self, host: str, manifest: Manifest, write: Write) -> list[int]:
-        """The files that the agent requests, after it was told which of those that it asked about are gone."""
+        """The files that the agent requests. First it may ask about paths that were copied earlier: answer which of
+        them are gone from the source."""
         wanted: list[int] = []
         missing: list[str] = []
         last = False
@@ -214,7 +219,7 @@ class Sync:
         if event is None or self._cancelled:
             raise Over
         if not isinstance(event, expected):
-            names = " or ".join(each.__name__ for each in expected)
+            names = " or ".join(kind.__name__ for kind in expected)
             message = f"the agent on {host} sent {type(event).__name__}; expected {names}"
             raise LaunchError(message, 125)
         return event
@@ -227,8 +232,10 @@ class Sync:
             return len(self._changes), self._manifest
 
     def _agreed(self, host: str, version: int, changed: Collection[int]) -> tuple[int, Manifest, list[int]]:
-        """Wait for the other hosts. Returns the current manifest and the files to announce again: none if all hosts
-        have the same."""
+        """Wait for the other hosts. Returns the current version and manifest, and the files to announce again.
+
+        There are none when all hosts have the same files.
+        """
         with self._all:
             assert self._manifest is not None
             new = set(changed).difference(*self._changes[version:])

@@ -56,9 +56,9 @@ Chain = tuple[Rules, ...]  # the last has the highest precedence
 def ignored(chain: Chain, path: str) -> bool:
     """Whether `path` is ignored, if its parents are not."""
     for rules in reversed(chain):
-        found = rules.ignores(path)
-        if found is not None:
-            return found
+        verdict = rules.ignores(path)
+        if verdict is not None:
+            return verdict
     return False
 
 
@@ -127,7 +127,7 @@ def _pattern(line: str) -> Pattern | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of re, about sets such as [[:alpha:]]
-            (found,) = GitIgnoreSpec.from_lines([bare if line[:1] != "!" else "!" + bare]).patterns
+            (pattern,) = GitIgnoreSpec.from_lines([bare if line[:1] != "!" else "!" + bare]).patterns
     except (ValueError, re.error):
         return None
-    return None if found.regex is None else Pattern(found.regex, bool(found.include), folders_only)
+    return None if pattern.regex is None else Pattern(pattern.regex, bool(pattern.include), folders_only)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.agent.copy.destination import LIST, PREFIX
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.sync import ignore as sync_ignore
 from dmltrain_launch.sync.ignore import Chain
 
@@ -32,7 +32,7 @@ class Over(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """A file, folder or link. `size` in bytes, `mtime` in ns since 1970, `mode` a file's permission bits."""
 
     path: str
@@ -49,7 +49,7 @@ class Manifest:
     """The entries to copy from `folder` (absolute, links resolved). A folder comes before its contents."""
 
     folder: bytes
-    entries: tuple[Entry, ...]
+    entries: tuple[ManifestEntry, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -99,7 +99,7 @@ def manifest(
     chain = (*sync_ignore.above(Path(os.fsdecode(top))), chosen)
     notes: list[str] = []
 
-    def complete(entry: Entry) -> Entry | None:
+    def complete(entry: ManifestEntry) -> ManifestEntry | None:
         where = os.path.join(top, encoded(entry.path))
         return _file(where, entry.path, cancelled) if entry.kind == FILE else entry
 
@@ -108,7 +108,7 @@ def manifest(
         return Manifest(top, tuple(entry for entry in entries if entry is not None), tuple(notes))
 
 
-def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterator[Entry]:
+def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterator[ManifestEntry]:
     """The entries below `top`, files with their names only. Not recursive, because trees may be deep."""
     pending: list[tuple[str, Chain]] = [("", chain)]
     while pending:
@@ -118,22 +118,22 @@ def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterat
         if listed is None:
             continue
         if base:
-            yield Entry(base[:-1], FOLDER)
+            yield ManifestEntry(base[:-1], FOLDER)
         text = sync_ignore.gitignore(Path(os.fsdecode(where)))
         if text is not None:  # those of --sync-exclude stay last
             chain = (*chain[:-1], sync_ignore.below(text, base), chain[-1])
         folders = []
-        for each in listed:
-            path = base + decoded(each.name)
-            folder = each.is_dir(follow_symlinks=False)
-            if each.path in out or sync_ignore.ignored(chain, path + "/" * folder):
+        for entry in listed:
+            path = base + decoded(entry.name)
+            folder = entry.is_dir(follow_symlinks=False)
+            if entry.path in out or sync_ignore.ignored(chain, path + "/" * folder):
                 continue
             if folder:
                 folders.append((path + "/", chain))
-            elif each.is_symlink():
-                yield from _link(each.path, path)
-            elif each.is_file(follow_symlinks=False):
-                yield Entry(path, FILE)
+            elif entry.is_symlink():
+                yield from _link(entry.path, path)
+            elif entry.is_file(follow_symlinks=False):
+                yield ManifestEntry(path, FILE)
             else:
                 notes.append(f"{shown(encoded(path))} is not copied: it is a socket, a pipe or a device")
         pending += reversed(folders)
@@ -142,8 +142,8 @@ def _walk(top: bytes, chain: Chain, out: set[bytes], notes: list[str]) -> Iterat
 def _listed(folder: bytes) -> list[os.DirEntry[bytes]] | None:
     """The contents of the folder, sorted by name; None if it has vanished."""
     try:
-        with os.scandir(folder) as found:
-            each = [entry for entry in found if entry.name not in NEVER and not entry.name.startswith(PREFIX)]
+        with os.scandir(folder) as entries:
+            each = [entry for entry in entries if entry.name not in NEVER and not entry.name.startswith(PREFIX)]
             return sorted(each, key=lambda entry: entry.name)
     except FileNotFoundError:
         return None
@@ -151,28 +151,28 @@ def _listed(folder: bytes) -> list[os.DirEntry[bytes]] | None:
         raise unreadable(folder, error) from None
 
 
-def _link(where: bytes, path: str) -> Iterator[Entry]:
+def _link(where: bytes, path: str) -> Iterator[ManifestEntry]:
     try:
-        yield Entry(path, LINK, mtime=os.lstat(where).st_mtime_ns, target=decoded(os.readlink(where)))
+        yield ManifestEntry(path, LINK, mtime=os.lstat(where).st_mtime_ns, target=decoded(os.readlink(where)))
     except FileNotFoundError:
         return
     except OSError as error:
         raise unreadable(where, error) from None
 
 
-def _file(where: bytes, path: str, cancelled: Callable[[], bool] = lambda: False) -> Entry | None:
+def _file(where: bytes, path: str, cancelled: Callable[[], bool] = lambda: False) -> ManifestEntry | None:
     """The file with the hash of as many bytes as it had when it was opened; None if it is no longer a file."""
     descriptor = opened(where)
     if descriptor is None:
         return None
     try:
-        found = os.fstat(descriptor)
-        size, digest = _digest(descriptor, found.st_size, cancelled)
+        status = os.fstat(descriptor)
+        size, digest = _digest(descriptor, status.st_size, cancelled)
     except OSError as error:
         raise unreadable(where, error) from None
     finally:
         os.close(descriptor)
-    return Entry(path, FILE, stat.S_IMODE(found.st_mode) & 0o777, found.st_mtime_ns, size, digest)
+    return ManifestEntry(path, FILE, stat.S_IMODE(status.st_mode) & 0o777, status.st_mtime_ns, size, digest)
 
 
 def _digest(descriptor: int, size: int, cancelled: Callable[[], bool]) -> tuple[int, str]:

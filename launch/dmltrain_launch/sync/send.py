@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from dmltrain_launch.agent.commands import Entries, File, Remove
-from dmltrain_launch.agent.commands import Entry as Row
+from dmltrain_launch.agent.commands import AnnouncedEntry, Entries, File, Remove
 from dmltrain_launch.agent.copy.destination import checked
 from dmltrain_launch.agent.protocol import batches, encode_command
-from dmltrain_launch.sync.manifest import FILE, Entry, Manifest, opened, unreadable
+from dmltrain_launch.sync.manifest import FILE, Manifest, ManifestEntry, opened, unreadable
 
 WRITE_BYTES = 1 << 18  # of one write; a heartbeat may have to wait for one, 0.2 s at 10 Mbit/s
 
@@ -33,9 +32,9 @@ def answer_missing(manifest: Manifest, missing: Iterable[str], write: Write) -> 
         write(encode_command(Remove(paths, last)))
 
 
-def _row(index: int, entry: Entry) -> Row:
+def _row(index: int, entry: ManifestEntry) -> AnnouncedEntry:
     content = entry.sha256 if entry.kind == FILE else entry.target
-    return Row(index, entry.kind, entry.path, entry.mode, entry.mtime, entry.size, content)
+    return AnnouncedEntry(index, entry.kind, entry.path, entry.mode, entry.mtime, entry.size, content)
 
 
 def push(manifest: Manifest, wanted: Iterable[int], write: Write, progress: Callable[[int], None]) -> None:

@@ -24,24 +24,27 @@ from dmltrain_launch.terminal.record import MODE
 
 RECORD, KILLED, LOGS = "job.json", "killed", "logs"
 STAMP = "%Y-%m-%dT%H:%M:%S%z"
-JOURNAL = "launcher.journal"  # until the job has ended, of one that lives on without its launcher
-QUEUED = "queued.json"  # of a job in a cluster, until there is a job.json, which a job that is ended early never has
+JOURNAL = "launcher.journal"  # of a job that lives on without its launcher; removed when the job has ended
+QUEUED = "queued.json"  # of a submitted job until it has a job.json; a job that is ended in the queue never has one
 OURS = re.compile(
     r"(scheduler|server|worker)-\d+\.log|agent-.*\.log|job\.json|usage\.csv|restart-\d+|killed"
     r"|launcher\.(log|journal|kept)"
 )
 
-Again = Callable[[OSError], bool]  # whether to try again what could not be written
+Retry = Callable[[OSError], bool]  # whether to try a write again that has failed with this error
 
 
-def never(error: OSError) -> bool:
+def never_retry(error: OSError) -> bool:
     return False
 
 
 class LogFolder:
-    """Creates and locks `path`; LaunchError if it is not writable or in use. `again`: the job in it goes on."""
+    """Creates and locks `path`; LaunchError if it is not writable or in use.
 
-    room: Again = staticmethod(never)
+    `again`: another launcher has used the folder for the same job, so its files stay. `retry`: for writes that fail.
+    """
+
+    retry: Retry = staticmethod(never_retry)
     _descriptor: int | None = None
 
     def __init__(self, path: str | Path, again: bool = False):
@@ -104,11 +107,11 @@ class LogFolder:
             try:
                 return self.create(path.name)
             except OSError as error:
-                if not self.room(error):
+                if not self.retry(error):
                     raise unwritable(path, error) from None
 
     def create(self, name: str) -> int:
-        """Create a file that is only appended to; if the job goes on, it may be there. The descriptor; OSError."""
+        """Create a file for appending, which may exist with `again`. Returns its descriptor; OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_NOFOLLOW if self._again else os.O_EXCL)
         return os.open(self.path / name, flags, 0o666)
 
@@ -120,12 +123,12 @@ class LogFolder:
             try:
                 return whole_file.write(path, text.encode(), MODE)
             except OSError as error:
-                if not self.room(error):
+                if not self.retry(error):
                     raise unwritable(path, error) from None
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there may be room later."""
+    """Whether the write has failed because the disk, or the user's quota, is full: there may be room later."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,9 +1,9 @@
 """The output of the processes: byte for byte in <role>-<rank>.log, and as tagged lines on a display.
 
-A display has show(task, lines) for complete lines (bytes, each with its newline) and close(). add(name) says that there
-is one more task, before it is shown. One thread calls it, and
-it may block. Then `Output.write` blocks too, which slows the processes. But a terminal must not delay a job's end:
-while the job is ending, lines that do not fit in memory are only written to the logs.
+A display has show(task, lines) for complete lines (bytes, each with its newline), add(name) for one more task before
+its first line, and close(). One thread calls a display, and the display may block. Then `Output.write` blocks too,
+which slows the processes. But a terminal must not delay a job's end: while the job is ending, lines that do not fit in
+memory are only written to the logs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Display(Protocol):
 class Sink(Protocol):
     """Receives the output of the processes. After `hurry`, when the job is ending, `write` does not block.
 
-    `add`: there is one more process, whose number is the next, and which takes the place of the process `task`. `open`:
-    there is one more, with the log `name`.
+    `add` and `open` say that one more process will print, which gets the next number: with `add` it takes the place of
+    the process `task`, with `open` it gets the new log `name`.
     """
 
     def write(self, task: int, data: bytes) -> None: ...
@@ -66,9 +66,10 @@ class Output:
             self._close_logs()
             raise
         self._tails = [b""] * len(names)
-        self._again: dict[int, int] = {}  # descriptor -> where in the log output may be that is sent again
+        # by descriptor: from which position of the log on it may have output that agents send again
+        self._again: dict[int, int] = {}
         self._pending = [b""] * len(names)  # the beginning of an incomplete line
-        self._shown_as = list(range(len(names)))  # the task whose place on the display it has
+        self._shown_as = list(range(len(names)))  # by process: the task of the display under which it is shown
 
     def _close_logs(self) -> None:
         for descriptor in {file for file in self._files if file is not None}:
@@ -78,7 +79,7 @@ class Output:
         """Log and display the output of a process. Blocks while the display blocks, unless the job is ending."""
         self._tails[task] = (self._tails[task] + data)[-TAIL_BYTES:]
         try:
-            self._keep(task, data)
+            self._log(task, data)
         finally:
             self._show(task, data)
 
@@ -90,7 +91,7 @@ class Output:
         self._pending.append(b"")
         self._shown_as.append(self._shown_as[task])
         if self._tails[task] and not self._tails[task].endswith(b"\n"):
-            self._keep(task, b"\n")
+            self._log(task, b"\n")
 
     def open(self, name: str) -> None:
         """One more process, with a log and a tag of its own. LaunchError."""
@@ -106,8 +107,9 @@ class Output:
         return 0 if descriptor is None else os.fstat(descriptor).st_size
 
     def expect_again(self, task: int, size: int) -> None:
-        """Of a job that goes on: what comes after the first `size` bytes of this log may be sent again. As far as it is
-        the same it is not written twice; nothing that is in a log is removed. LaunchError."""
+        """For a job that another launcher has started: agents may send again what this log has after its first `size`
+        bytes. Output that is equal to it is not written twice. Nothing is ever removed from a log. LaunchError.
+        """
         descriptor = self._files[task]
         if descriptor is not None:
             try:
@@ -116,14 +118,14 @@ class Output:
             except OSError as error:
                 raise unwritable(self._folder.path / f"{self._names[task]}.log", error) from None
 
-    def _there(self, descriptor: int | None, data: bytes) -> int:
-        """How many of the first bytes of `data` are in the log already."""
+    def _already_logged(self, descriptor: int | None, data: bytes) -> int:
+        """How many bytes at the beginning of `data` the log has already."""
         if descriptor is None or descriptor not in self._again:
             return 0
         at = self._again[descriptor]
-        found = os.pread(descriptor, len(data), at)
+        logged = os.pread(descriptor, len(data), at)
         same = next(
-            (index for index, pair in enumerate(zip(found, data, strict=False)) if pair[0] != pair[1]), len(found)
+            (index for index, pair in enumerate(zip(logged, data, strict=False)) if pair[0] != pair[1]), len(logged)
         )
         if same == len(data):
             self._again[descriptor] = at + same
@@ -135,10 +137,10 @@ class Output:
         """The job is ending: `write` no longer blocks."""
         self._queue.hurry()
 
-    def _keep(self, task: int, data: bytes) -> None:
+    def _log(self, task: int, data: bytes) -> None:
         descriptor = self._files[task]
         try:
-            view = memoryview(data)[self._there(descriptor, data) :]
+            view = memoryview(data)[self._already_logged(descriptor, data) :]
             while view and descriptor is not None:
                 view = view[self._written(descriptor, view) :]
         except OSError as error:
@@ -150,7 +152,7 @@ class Output:
             try:
                 return os.write(descriptor, view)
             except OSError as error:
-                if not self._folder.room(error):
+                if not self._folder.retry(error):
                     raise
 
     def _show(self, task: int, data: bytes) -> None:

@@ -58,32 +58,32 @@ def _opened(path: Path, name: str | Path, flags: int, folder: int | None = None)
         raise _unreadable(path, error.strerror) from None
 
 
-def _check_folder(folder: Path, found: os.stat_result) -> None:
-    if is_foreign(found):
-        raise _foreign(folder, found)
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise _writable(folder, found)
+def _check_folder(folder: Path, status: os.stat_result) -> None:
+    if is_foreign(status):
+        raise _foreign(folder, status)
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise _writable(folder, status)
 
 
 def _check_file(path: Path, descriptor: int) -> None:
-    found = os.fstat(descriptor)
-    if is_foreign(found):
-        raise _foreign(path, found)
-    if others_can_write(found, descriptor):
-        raise _writable(path, found)
+    status = os.fstat(descriptor)
+    if is_foreign(status):
+        raise _foreign(path, status)
+    if others_can_write(status, descriptor):
+        raise _writable(path, status)
 
 
-def _foreign(path: Path, found: os.stat_result) -> LaunchError:
-    owner, own = user_name(found.st_uid), f"{user_name(os.geteuid())} or " if os.geteuid() else ""
+def _foreign(path: Path, status: os.stat_result) -> LaunchError:
+    owner, own = user_name(status.st_uid), f"{user_name(os.geteuid())} or " if os.geteuid() else ""
     return LaunchError(
         f"{path} belongs to {owner}, not to {own}root: a record names programs to run on the job's hosts, so it "
         f"must be yours; run this command as {owner}"
     )
 
 
-def _writable(path: Path, found: os.stat_result) -> LaunchError:
+def _writable(path: Path, status: os.stat_result) -> LaunchError:
     return LaunchError(
-        f"other users can write to {path} (mode {stat.S_IMODE(found.st_mode):04o}): a record names programs to run on "
+        f"other users can write to {path} (mode {stat.S_IMODE(status.st_mode):04o}): a record names programs to run on "
         f"the job's hosts, so only you may; check what it says, and chmod go-w {path}"
     )
 

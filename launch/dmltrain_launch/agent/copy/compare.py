@@ -16,7 +16,7 @@ from dmltrain_launch.agent.copy import copied
 from dmltrain_launch.agent.copy.copied import NO_STATE, Copied, state
 from dmltrain_launch.agent.copy.destination import MIB, Destination
 from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown, shown_paths
 
 FILE, FOLDER, LINK = "file", "folder", "link"
 ENTRY_BYTES = 120  # of the list of what was copied, about
@@ -28,7 +28,7 @@ CHECKPOINT = re.compile(
 )
 
 
-class Row(NamedTuple):
+class CopyRow(NamedTuple):
     """An announced entry; `content` is a file's SHA-256 in hexadecimal or a link's target."""
 
     kind: str
@@ -51,74 +51,93 @@ class Row(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """`rows` are missing here or differ. Of the paths of files that changed here after an earlier copy, or that came
-    from elsewhere, `kept` are checkpoints, which are not in `rows`, and `overwritten` the others."""
+    """`rows` are missing here or differ, so they are copied.
 
-    rows: dict[int, Row]
+    `kept` and `overwritten` are paths of files that changed here after an earlier copy, or that were not copied here.
+    `kept` are checkpoints, which stay as they are and are not in `rows`; `overwritten` are all others.
+    """
+
+    rows: dict[int, CopyRow]
     kept: list[bytes]
     overwritten: list[bytes]
 
+    def notes(self) -> list[str]:
+        """What the user is told about files that were not simply copied."""
+        notes = []
+        if self.kept:
+            notes.append(
+                f"kept {shown_paths(self.kept)}: checkpoints that changed there since they were copied, or were "
+                "written there; remove them there to get those of this folder"
+            )
+        if self.overwritten:
+            notes.append(
+                f"replaced {shown_paths(self.overwritten)}: changed there since the last copy, or never copied there"
+            )
+        return notes
 
-def differing(destination: Destination, copied: Copied, rows: dict[int, Row]) -> Generator[None, None, Compared]:
+
+def differing(destination: Destination, copied: Copied, rows: dict[int, CopyRow]) -> Generator[None, None, Compared]:
     """Compare the rows with what is here."""
     compared = Compared({}, [], [])
     for index, row in rows.items():
         yield
         try:
-            found = destination.stat(row.path)
-            if found is None:
+            status = destination.stat(row.path)
+            if status is None:
                 compared.rows[index] = row
             else:
-                yield from _compare(destination, copied, index, row, found, compared)
+                yield from _compare(destination, copied, index, row, status, compared)
         except OSError as error:
             raise destination.refusal(error, row.path) from None
     return compared
 
 
 def _compare(
-    destination: Destination, copied: Copied, index: int, row: Row, found: os.stat_result, compared: Compared
+    destination: Destination, copied: Copied, index: int, row: CopyRow, status: os.stat_result, compared: Compared
 ) -> Iterator[None]:
-    """Note what to do with a row whose path is taken. Corrects a mode or time that differs."""
-    _check_kind(destination, row, found)
+    """Note what to do with a row whose path exists here. Corrects a mode or time that differs."""
+    _check_kind(destination, row, status)
     if row.kind == FOLDER:
         destination.folder(row.path)  # Refusal if it belongs to another user
-    elif is_foreign(found):
+    elif is_foreign(status):
         compared.rows[index] = row
         return compared.overwritten.append(row.path)
-    there = yield from _state(destination, copied, row, found)
-    if there == row.state and _adjusted(destination, row, found):
+    present = yield from _state(destination, copied, row, status)
+    if present == row.state and _adjusted(destination, row, status):
         if row.path in copied.entries:
-            copied.entries[row.path] = (there,)
-    elif there == row.state or there in copied.entries.get(row.path, ()):
+            copied.entries[row.path] = (present,)
+    elif present == row.state or present in copied.entries.get(row.path, ()):
         compared.rows[index] = row
-    elif stat.S_ISREG(found.st_mode) and CHECKPOINT.fullmatch(row.path):
+    elif stat.S_ISREG(status.st_mode) and CHECKPOINT.fullmatch(row.path):
         compared.kept.append(row.path)
     else:
         compared.rows[index] = row
         compared.overwritten.append(row.path)
 
 
-def _check_kind(destination: Destination, row: Row, found: os.stat_result) -> None:
-    folder = stat.S_ISDIR(found.st_mode)
+def _check_kind(destination: Destination, row: CopyRow, status: os.stat_result) -> None:
+    folder = stat.S_ISDIR(status.st_mode)
     if folder != (row.kind == FOLDER):
-        kind = "a folder" if folder else "a link" if stat.S_ISLNK(found.st_mode) else "not a folder"
+        kind = "a folder" if folder else "a link" if stat.S_ISLNK(status.st_mode) else "not a folder"
         fix = "remove it there, or exclude it with --sync-exclude"
         where = shown(os.path.join(destination.path, row.path))
         raise Refusal(f"{where} is {kind} on {destination.host}, but a {row.kind} in the copied folder: {fix}", 2)
 
 
-def _state(destination: Destination, copied: Copied, row: Row, found: os.stat_result) -> Generator[None, None, str]:
-    """The state of what is here; "" if it cannot be read or if its size already says that it differs."""
+def _state(
+    destination: Destination, copied: Copied, row: CopyRow, status: os.stat_result
+) -> Generator[None, None, str]:
+    """The state of what is here; NO_STATE if it cannot be read, or if its size shows that it differs."""
     known = row.path in copied.entries
-    if stat.S_ISREG(found.st_mode) and found.st_size != row.size and not known:
+    if stat.S_ISREG(status.st_mode) and status.st_size != row.size and not known:
         return NO_STATE
     try:
-        return (yield from state(destination, row.path, found))
+        return (yield from state(destination, row.path, status))
     except OSError:
         return NO_STATE
 
 
-def check_space(destination: Destination, copied: Copied, rows: list[Row]) -> Iterator[None]:
+def check_space(destination: Destination, copied: Copied, rows: list[CopyRow]) -> Iterator[None]:
     """Refuse a copy that does not fit, before anything is written. Old files stay until the new ones are complete."""
     file_system = os.fstatvfs(destination.root)
     block = file_system.f_frsize or 4096
@@ -127,9 +146,9 @@ def check_space(destination: Destination, copied: Copied, rows: list[Row]) -> It
     for row in rows:
         yield
         peak = max(peak, change + -(-row.size // block) * block)
-        found = destination.stat(row.path)
-        names += found is None
-        replaced = found.st_blocks * 512 if found is not None and found.st_nlink == 1 else 0
+        status = destination.stat(row.path)
+        names += status is None
+        replaced = status.st_blocks * 512 if status is not None and status.st_nlink == 1 else 0
         change += -(-row.size // block) * block - replaced
     free = file_system.f_bavail * file_system.f_frsize
     fix = "free some there, choose another --sync-dst-dir, or exclude files with --sync-exclude"
@@ -140,7 +159,7 @@ def check_space(destination: Destination, copied: Copied, rows: list[Row]) -> It
         raise Refusal(f"{where}: {names} new files (inodes) needed, {file_system.f_favail} free; {fix}", 2)
 
 
-def make(destination: Destination, rows: list[Row]) -> Iterator[None]:
+def make(destination: Destination, rows: list[CopyRow]) -> Iterator[None]:
     """Make the folders and links of `rows`."""
     for row in rows:
         yield
@@ -153,25 +172,25 @@ def make(destination: Destination, rows: list[Row]) -> Iterator[None]:
             raise destination.refusal(error, row.path) from None
 
 
-def _adjusted(destination: Destination, row: Row, found: os.stat_result) -> bool:
-    """Correct mode and time of what has the right content; False if only a new file is as good.
+def _adjusted(destination: Destination, row: CopyRow, status: os.stat_result) -> bool:
+    """Correct mode and time of what has the right content. Returns False if the file must be copied anew.
 
-    Another user may still have the file open for writing if that user could open it before.
+    That is so if another user could open the file before: the user may still have it open for writing.
     """
-    if row.kind == LINK and found.st_mtime_ns != row.mtime:
+    if row.kind == LINK and status.st_mtime_ns != row.mtime:
         destination.set_link_time(row.path, row.mtime)
     if row.kind != FILE:
         return True
     mode, descriptor = row.mode | stat.S_IRUSR, destination.read(row.path)
     try:
-        if destination.was_open and others_can_write(found, descriptor):
+        if destination.was_open and others_can_write(status, descriptor):
             return False
-        if stat.S_IMODE(found.st_mode) != mode:
+        if stat.S_IMODE(status.st_mode) != mode:
             os.fchmod(descriptor, mode)
-        if found.st_mtime_ns != row.mtime:
+        if status.st_mtime_ns != row.mtime:
             os.utime(descriptor, ns=(row.mtime, row.mtime))
     except OSError:  # root's file or a read-only disk: only a missing permission to execute matters
-        return not mode & 0o111 & ~found.st_mode
+        return not mode & 0o111 & ~status.st_mode
     finally:
         os.close(descriptor)
     return True

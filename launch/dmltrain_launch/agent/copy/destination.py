@@ -2,7 +2,7 @@
 
 Folders are opened one below the other by descriptor, never through a symbolic link. A file is written under a temporary
 name and then renamed, so no incomplete file has its final name. A temporary file is locked while its writer lives:
-those of a killed agent are removed, those of another job that copies to the same folder are not.
+so those of a killed agent can be removed, and those of another job that copies to the same folder stay.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import os
 import stat
 
 from dmltrain_launch.agent import Refusal
-from dmltrain_launch.agent.copy import ownership, way
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy import ownership, safe_folder
+from dmltrain_launch.agent.copy.safe_folder import shown
 
 PREFIX = b".dmltrain-sync-"  # of temporary names; such files are never copied
 LIST = b".dmltrain-copied"  # see `dmltrain_launch.agent.copy.copied`; never copied
@@ -77,23 +77,23 @@ class Destination:
 
     def __init__(self, path: bytes, host: str):
         self.path, self.host = path, host
-        self.root = way.opened(path, host)
-        found = os.fstat(self.root)
-        self.device, self.is_own = found.st_dev, found.st_uid == os.geteuid()
-        self.mode = stat.S_IMODE(found.st_mode)
+        self.root = safe_folder.opened(path, host)
+        status = os.fstat(self.root)
+        self.device, self.is_own = status.st_dev, status.st_uid == os.geteuid()
+        self.mode = stat.S_IMODE(status.st_mode)
         self.last = b"", self.root  # path and descriptor of the folder used last
 
     @property
     def was_open(self) -> bool:
-        """Whether other users could enter it, so that they may still have open what is in it."""
-        return bool(self.mode & way.OTHERS)
+        """Whether other users could enter the folder before: they may still have files in it open."""
+        return bool(self.mode & safe_folder.OTHERS)
 
     def make_private(self) -> bool:
         """Take the rights of others away. Returns whether they had any."""
         if not self.was_open or not self.is_own:
             return False
         try:
-            os.fchmod(self.root, self.mode & ~way.OTHERS)
+            os.fchmod(self.root, self.mode & ~safe_folder.OTHERS)
         except OSError:  # a read-only file system, or one without modes
             return False
         return True
@@ -119,15 +119,16 @@ class Destination:
         return current
 
     def _check_inner(self, folder: int, path: bytes) -> None:
-        """Refuse a folder of another user. Of ours, take the rights of others who could enter the root before."""
-        found = os.fstat(folder)
-        if ownership.is_foreign(found):
+        """Refusal if the folder belongs to another user. If others could enter the root before, and could write here,
+        take their rights away."""
+        status = os.fstat(folder)
+        if ownership.is_foreign(status):
             os.close(folder)
             where = os.path.join(self.path, path)
-            raise way.refusal(where, found, self.host, "or a folder above it belongs to another user")
-        if self.was_open and ownership.others_can_write(found, folder):
+            raise safe_folder.refusal(where, status, self.host, "or a folder above it belongs to another user")
+        if self.was_open and ownership.others_can_write(status, folder):
             with contextlib.suppress(OSError):  # a read-only file system, or one without modes
-                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~way.OTHERS)
+                os.fchmod(folder, stat.S_IMODE(status.st_mode) & ~safe_folder.OTHERS)
 
     def _keep(self, path: bytes, descriptor: int) -> None:
         if self.last[1] != self.root:
@@ -254,7 +255,7 @@ def _lock(descriptor: int) -> bool:
 def _names(folder: int, name: bytes, descriptor: int) -> bool:
     """Whether the name in the folder still belongs to this file."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(descriptor))
+    return stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(descriptor))

@@ -10,17 +10,17 @@ ROOT = 0
 ACL = "system.posix_acl_access"
 
 
-def is_foreign(found: os.stat_result) -> bool:
+def is_foreign(status: os.stat_result) -> bool:
     """Whether it belongs to neither this user nor root."""
-    return found.st_uid not in (os.geteuid(), ROOT)
+    return status.st_uid not in (os.geteuid(), ROOT)
 
 
-def others_can_write(found: os.stat_result, descriptor: int) -> bool:
+def others_can_write(status: os.stat_result, descriptor: int) -> bool:
     """Whether users other than its owner and root can write it. The rights of an access control list show in the mode
     as those of the group."""
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and (_has_list(descriptor) or not is_private(found.st_gid))
+    return bool(status.st_mode & stat.S_IWGRP) and (_has_list(descriptor) or not is_private(status.st_gid))
 
 
 def _has_list(descriptor: int) -> bool:
@@ -36,12 +36,12 @@ def is_private(group: int) -> bool:
     import pwd
 
     try:
-        own, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        own, owning_group = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    if own.pw_gid != group or found.gr_name != own.pw_name or set(found.gr_mem) - {own.pw_name}:
+    if own.pw_gid != group or owning_group.gr_name != own.pw_name or set(owning_group.gr_mem) - {own.pw_name}:
         return False
-    return all(each.pw_uid == own.pw_uid for each in pwd.getpwall() if each.pw_gid == group)
+    return all(account.pw_uid == own.pw_uid for account in pwd.getpwall() if account.pw_gid == group)
 
 
 def user_name(number: int) -> str:

@@ -20,11 +20,11 @@ from typing import TypeVar
 
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.commands import Command, Entries, File, Remove, Sync
-from dmltrain_launch.agent.copy import compare, notes, stale, way
-from dmltrain_launch.agent.copy.compare import FILE, Row
-from dmltrain_launch.agent.copy.copied import Copied
+from dmltrain_launch.agent.copy import compare, safe_folder
+from dmltrain_launch.agent.copy.compare import FILE, CopyRow
+from dmltrain_launch.agent.copy.copied import Copied, notes_of_removal, remove_gone, unannounced
 from dmltrain_launch.agent.copy.destination import LIST, Destination, Temporary, checked
-from dmltrain_launch.agent.copy.way import shown
+from dmltrain_launch.agent.copy.safe_folder import shown
 from dmltrain_launch.agent.events import Event, Missing, Opened, Refused, Synced, Wanted
 from dmltrain_launch.agent.protocol import batches
 
@@ -38,7 +38,7 @@ ENTRIES = 4_000_000  # of a copy; an entry takes about 500 bytes of the agent's 
 class IncomingFile:
     """A file that is being received."""
 
-    def __init__(self, index: int, row: Row, temporary: Temporary):
+    def __init__(self, index: int, row: CopyRow, temporary: Temporary):
         self.index, self.row, self.temporary = index, row, temporary
         self.digest, self.received = hashlib.sha256(), 0
 
@@ -64,13 +64,13 @@ class Receiver:
         self.destination: Destination | None = None
         self.read_only: OSError | None = None
         self.probe: Temporary | None = None
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, CopyRow] = {}
         self.copied = Copied()
         self.listed = self.compared = False  # whether `copied` is loaded, and the first comparison has begun
-        self.missing: list[bytes] = []  # once copied and not announced: the launcher says what of it is gone
+        self.missing: list[bytes] = []  # copied earlier and not announced: the launcher says which of them are gone
         self.gone: list[bytes] = []  # to be removed
         self.notes: list[str] = []
-        self.wanted: dict[int, Row] = {}
+        self.wanted: dict[int, CopyRow] = {}
         self.work: Iterator[None] = iter(())
         self.file: IncomingFile | None = None
         self.refused = False
@@ -139,7 +139,7 @@ class Receiver:
             fix = "exclude folders that the job does not need with --sync-exclude"
             raise Refusal(f"more than {self.most} files, folders and links to copy to {self.host}: {fix}", 2)
         for index, kind, path, mode, mtime, size, content in command.entries:
-            self.rows[index] = Row(kind, checked(path), mode, mtime, size, content)
+            self.rows[index] = CopyRow(kind, checked(path), mode, mtime, size, content)
         if command.last:
             self.changed, self.files, self.bytes = [], 0, 0
             self.work = self._compare() if self.listed else self._look_for_missing()
@@ -167,8 +167,8 @@ class Receiver:
             raise Refusal(f"{what}: {error.strerror}; choose another --sync-dst-dir", 2) from None
         self._make_probe(self.destination)
         if self.probe is not None and not self.destination.is_own:
-            found, what = os.fstat(self.destination.root), "belongs to root, not to you"
-            raise way.refusal(expanded, found, self.host, what)
+            status, what = os.fstat(self.destination.root), "belongs to root, not to you"
+            raise safe_folder.refusal(expanded, status, self.host, what)
         name = self.probe.name.decode() if self.probe else ""
         self.emit(Opened(self.host, expanded.decode("utf-8", "surrogateescape"), name))
 
@@ -194,7 +194,7 @@ class Receiver:
         self.listed = True
         if not self.read_only:
             kinds = {row.path: row.kind for row in self.rows.values()}
-            self.missing, self.gone = stale.unannounced(self.copied, kinds)
+            self.missing, self.gone = unannounced(self.copied, kinds)
         if not self.missing:
             return (yield from self._compare())
         for paths, last in batches([path.decode("utf-8", "surrogateescape") for path in self.missing]):
@@ -206,16 +206,16 @@ class Receiver:
         destination, rows = self._opened(), self.rows
         self.rows, self.compared = {}, True
         yield from self._remove(destination)
-        found = yield from compare.differing(destination, self.copied, rows)
-        if found.rows and self.read_only:
+        compared = yield from compare.differing(destination, self.copied, rows)
+        if compared.rows and self.read_only:
             raise destination.refusal(self.read_only, b"")
-        for row in found.rows.values():
+        for row in compared.rows.values():
             self.copied.add(row.path, row.state)
-        yield from compare.check_space(destination, self.copied, list(found.rows.values()))
-        self.notes += notes.of_compared(found)
+        yield from compare.check_space(destination, self.copied, list(compared.rows.values()))
+        self.notes += compared.notes()
         yield from self._store(destination)
-        yield from compare.make(destination, [row for row in found.rows.values() if row.kind != FILE])
-        self.wanted = {index: row for index, row in found.rows.items() if row.kind == FILE}
+        yield from compare.make(destination, [row for row in compared.rows.values() if row.kind != FILE])
+        self.wanted = {index: row for index, row in compared.rows.items() if row.kind == FILE}
         for entries, last in batches(list(self.wanted)):
             self.emit(Wanted(self.host, entries, sum(self.wanted[index].size for index in entries), last))
             yield
@@ -231,11 +231,11 @@ class Receiver:
 
     def _remove(self, destination: Destination) -> Iterator[None]:
         try:
-            removed, changed = yield from stale.remove(destination, self.copied, self.gone)
+            removed, changed = yield from remove_gone(destination, self.copied, self.gone)
         except OSError as error:
             raise destination.refusal(error, b"") from None
         self.gone = []
-        self.notes += notes.of_removed(removed, changed)
+        self.notes += notes_of_removal(removed, changed)
 
     def _opened(self) -> Destination:
         if self.destination is None:

@@ -42,9 +42,9 @@ def engines_limit(given: str) -> dict[str, float]:
         return {}
 
 
-def usable(found: Report) -> int:
+def usable(machine: Report) -> int:
     """The number of whole cores according to a `report`, at least 1."""
-    return max(1, int(min([len(found["cpus"]), *found["limits"].values()])))
+    return max(1, int(min([len(machine["cpus"]), *machine["limits"].values()])))
 
 
 def limits(proc: str = "/proc", root: str = "") -> dict[str, float]:
@@ -52,11 +52,11 @@ def limits(proc: str = "/proc", root: str = "") -> dict[str, float]:
 
     The process's group and all groups that contain it have quotas of their own. `root` precedes the mount points.
     """
-    found: dict[str, float] = {}
+    allowed: dict[str, float] = {}
     for hierarchy in groups("cpu", proc, root):
         for folder in hierarchy:
             cores = quota(folder)
             if cores is not None:
-                there = os.stat(folder)  # the identity, the same in every namespace of one kernel
-                found[f"{there.st_dev}:{there.st_ino}"] = cores
-    return found
+                status = os.stat(folder)  # the identity, the same in every namespace of one kernel
+                allowed[f"{status.st_dev}:{status.st_ino}"] = cores
+    return allowed

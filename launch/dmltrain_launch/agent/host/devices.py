@@ -1,6 +1,6 @@
 """Each worker's share of the GPUs that an engine (Slurm, Ray) has given to the job on this host. Pure.
 
-Only on the host one can see which these are. The bridge, or what starts it, says so in VARIABLE.
+Only on the host can one see which GPUs these are: the bridge, or the program that starts it, names them in VARIABLE.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The GPUs of this host, as one long-lived nvidia-smi reports them: a process, because a driver can block for good.
+"""The GPUs of this host, as one long-lived nvidia-smi reports them.
 
-It is no process of the job: it is killed at the job's end and, should it survive that because its driver blocks, not
-counted as left. It ends itself when the agent is gone, because nobody reads what it prints. What it prints is not
-trusted: after output that is no report of a GPU it is ended, and the host counts as one without GPUs.
+It is a process of its own because a faulty driver can block its caller for ever. It is no process of the job: the agent
+kills it at the job's end, and does not count it as left if it survives because its driver blocks. It ends when the
+agent is gone, because then nobody reads its output. The output is not trusted: after WRONG_LINES lines that are no
+report of a GPU the agent ends it, and the host counts as one without GPUs.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class Reports:
     def feed(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            found = LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
-            self._wrong = 0 if found else self._wrong + 1
+            match = LINE.fullmatch(line) if len(line) <= LINE_BYTES else None
+            self._wrong = 0 if match else self._wrong + 1
             if not self.trusted:
                 return
-            if found:
-                self._add(int(found[1]), found[2], found[3])
+            if match:
+                self._add(int(match[1]), match[2], match[3])
 
     def _add(self, index: int, busy: bytes, memory: bytes) -> None:
         if not busy.startswith(b"[") and float(busy) <= 100 and len(self._busy) < 64 * MOST_GPUS:

@@ -89,6 +89,6 @@ def answer(printed: bytes) -> dict[str, Any] | None:
     """The child's answer; None if it printed none."""
     for line in printed.decode(errors="replace").splitlines():
         if line.startswith(MARK):
-            found: dict[str, Any] = json.loads(line[len(MARK) :])
-            return found
+            report: dict[str, Any] = json.loads(line[len(MARK) :])
+            return report
     return None

@@ -72,10 +72,10 @@ def free_space(path: str) -> int | None:
     while not os.path.isdir(path) and path not in ("", "/"):
         path = os.path.dirname(path)
     try:
-        found = os.statvfs(path or "/")
+        file_system = os.statvfs(path or "/")
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize // MIB
+    return file_system.f_bavail * file_system.f_frsize // MIB
 
 
 def state_of_folder(path: str) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def state_of_script(request: dict[str, Any]) -> dict[str, Any]:
 def state_of_program(request: dict[str, Any]) -> dict[str, Any]:
     """{"name", "path" ("": not found), "folder", "executable"} of the program that would be started."""
     name = python_of(request) if request.get("script") else request["argv"][0]
-    found = [path for path in candidates(name, request) if os.path.exists(path)]
-    executables = [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
-    path = (executables or found or [""])[0]
+    paths = [path for path in candidates(name, request) if os.path.exists(path)]
+    executables = [path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)]
+    path = (executables or paths or [""])[0]
     return {"name": name, "path": path, "folder": os.path.isdir(path), "executable": bool(executables)}
 
 
@@ -226,15 +226,15 @@ class Probe:
     @property
     def deadline(self) -> float:
         """When, in seconds of time.monotonic(), to call `poll` without an event."""
-        return min([each.deadline for each in (self.listing, self.inspection) if not each.over] or [self.began])
+        return min([output.deadline for output in (self.listing, self.inspection) if not output.over] or [self.began])
 
     def poll(self) -> dict[str, Any] | None:
         """The answer; None if it is not complete yet."""
         for key, _ in self.selector.select(0):
             key.data.read()
-        for each in (self.listing, self.inspection):
-            if time.monotonic() >= each.deadline:
-                each.give_up("no answer in time")
+        for output in (self.listing, self.inspection):
+            if time.monotonic() >= output.deadline:
+                output.give_up("no answer in time")
         if not (self.listing.over and self.inspection.over):
             return None
         gpus = gpus_of_listing(bytes(self.listing.printed).decode(errors="replace")) or gpus_of_driver()
@@ -249,6 +249,6 @@ class Probe:
 
     def close(self) -> None:
         """End the probe, also before the answer."""
-        for each in (self.listing, self.inspection):
-            each.give_up("cancelled")
+        for output in (self.listing, self.inspection):
+            output.give_up("cancelled")
         self.selector.close()

@@ -130,27 +130,27 @@ class JobProcesses:
         if self._calls % self.RENEW == 0:
             self._others = set()
         self._calls += 1
-        found = self._look()
-        mine = self._descendants(found)
-        known = self._others | found.keys()
-        self._others |= {pid for pid in found.keys() - mine - {self._root} if found[pid].parent in known}
-        own = found.get(self._root)
-        counted = [found[pid] for pid in mine if pid != left_out]
-        ticks = sum(each.ticks for each in counted) + (own.children_ticks if own else 0)
-        return ticks / TICKS, PAGE * sum(each.pages for each in counted)
+        stats = self._look()
+        mine = self._descendants(stats)
+        known = self._others | stats.keys()
+        self._others |= {pid for pid in stats.keys() - mine - {self._root} if stats[pid].parent in known}
+        own = stats.get(self._root)
+        counted = [stats[pid] for pid in mine if pid != left_out]
+        ticks = sum(stat.ticks for stat in counted) + (own.children_ticks if own else 0)
+        return ticks / TICKS, PAGE * sum(stat.pages for stat in counted)
 
     def _look(self) -> dict[int, _Stat]:
-        found = {}
+        stats = {}
         for name in os.listdir(self._proc):
             if name.isdigit() and int(name) not in self._others:
                 stat = _stat(f"{self._proc}/{name}/stat")
                 if stat is not None:
-                    found[int(name)] = stat
-        return found
+                    stats[int(name)] = stat
+        return stats
 
-    def _descendants(self, found: dict[int, _Stat]) -> set[int]:
+    def _descendants(self, stats: dict[int, _Stat]) -> set[int]:
         children: dict[int, list[int]] = {}
-        for pid, stat in found.items():
+        for pid, stat in stats.items():
             children.setdefault(stat.parent, []).append(pid)
         mine: set[int] = set()
         pending = [self._root]

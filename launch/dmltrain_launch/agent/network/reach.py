@@ -4,8 +4,9 @@ A `Reach` listens at the given address, on a port that the kernel chooses. Once 
 connects to all of them at once. A short exchange proves that the peer is the agent of that host in this job:
     the connecting agent       sha256(token "?" name of the peer's host), 64 hex digits
     the listening agent        sha256(token "!" its own name), 64 hex digits; NOT_MEANT if another host was meant
-Both an unauthenticated peer and another host with the same address fail this exchange. A connection that the other
-side closes without an answer is made again until the time is over: the other side may have too many callers.
+Both an unauthenticated peer and another host with the same address fail this exchange. When the other side closes a
+connection without an answer, the agent connects again until its time is over: the other side may have had too many
+callers.
 
 No threads, no blocking calls: call `poll()` when `fileno()` is readable, and at `deadline`. It answers the other agents
 until `close()`, also after its own result.

@@ -1,7 +1,8 @@
 """Accept connections for a listener of an agent, and close those of callers that do not prove soon who they are.
 
-At most MAX of them wait at a time. When one more comes, a random one goes, so nobody can keep others out with many
-connections; a caller of the job that is unlucky connects again. No threads, no blocking calls.
+At most MAX of them wait at a time. When one more comes, a random one is closed, so that nobody can keep others out with
+many connections. An agent of the job whose connection is closed in this way connects again. No threads, no blocking
+calls.
 """
 
 from __future__ import annotations

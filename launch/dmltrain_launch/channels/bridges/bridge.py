@@ -84,8 +84,9 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def reach(addresses: list[str], port: int, certificate: str, hello: bytes, seconds: float) -> ssl.SSLSocket:
-    """A connection to the launcher at the first address with its certificate, after `hello` and WELCOME; OSError lists
-    each address's error."""
+    """A connection to the launcher, at the first address that answers with its `certificate`. `hello` has been sent and
+    WELCOME received. OSError names the error of each address.
+    """
     deadline = time.monotonic() + seconds
     failed: dict[str, str] = {}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as others:
@@ -117,7 +118,8 @@ def reach(addresses: list[str], port: int, certificate: str, hello: bytes, secon
 
 def _connect(address: str, port: int, others: contextlib.ExitStack) -> socket.socket:
     connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    others.callback(connection.close)  # no effect on the one wrapped in TLS, which is detached from its socket
+    # no effect on the connection that is used: wrap_socket detaches the descriptor from this socket object
+    others.callback(connection.close)
     connection.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         connection.connect((address, port))
@@ -201,7 +203,8 @@ class Bridge:
     def _serve(self, agent: Agent) -> int:
         """Serve until the agent has ended and all its output is read. Returns its exit code."""
         while True:
-            code = agent.process.poll()  # before the look at its pipes, which then have all that it wrote
+            # before reading the pipes: when the agent has ended by now, they have everything that it wrote
+            code = agent.process.poll()
             ready = self._wait(self._pipes(agent), LOOK_SECONDS if code is None else POLL_SECONDS)
             for stream in ready:
                 self._move(agent, stream)
@@ -212,7 +215,10 @@ class Bridge:
                 return code
 
     def _is_drained(self, ready: list[IO[bytes]]) -> bool:
-        """Whether all output of an agent that has ended is read. Its children may still hold the pipe open."""
+        """Whether all output of an agent that has ended is read.
+
+        The end of the pipe does not show that, because children of the agent may keep it open.
+        """
         return self.stdout_ended or not self.link or not (ready or len(self.to_launcher) >= BACKLOG_BYTES)
 
     def _pipes(self, agent: Agent) -> list[tuple[IO[bytes], int]]:
@@ -341,8 +347,8 @@ class Bridge:
             self.link.close()
 
 
-class Notice:
-    """What SIGTERM does to a bridge that stays."""
+class TerminationNotice:
+    """Handles SIGTERM for a bridge that stays: see the last paragraph of the module's description."""
 
     def __init__(self) -> None:
         self.bridge: Bridge | None = None
@@ -364,17 +370,17 @@ def descendants(pid: int) -> list[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
             parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
+    pids = [pid]
+    for ancestor in pids:
+        pids += [child for child, parent in parents.items() if parent == ancestor]
+    return pids
 
 
 def main() -> None:
     settings = json.loads(os.environ.pop(VARIABLE))
     if not settings.get("stays"):
         return serve_one(settings)
-    notice, served = Notice(), False
+    notice, served = TerminationNotice(), False
     while not notice.given:
         try:
             link = reach_launcher(settings)
@@ -396,7 +402,7 @@ def serve_one(settings: dict[str, Any]) -> None:
 
 
 def reach_launcher(settings: dict[str, Any]) -> ssl.SSLSocket:
-    """The connection of this bridge; SystemExit if there is no way."""
+    """The connection of this bridge to the launcher; SystemExit if no address can be reached."""
     host = socket.gethostname()
     hello = {"token": settings["token"], "index": int(sys.argv[2]), "host": host, "pid": os.getpid()}
     line = json.dumps(hello).encode() + b"\n"

@@ -88,8 +88,8 @@ class BridgeChannel:
     def _take_last(self, payload: bytearray) -> bool:
         """Keep the bridge's last frame, the agent's exit code and last words; False if it is none."""
         try:
-            found = json.loads(payload)
-            self._last = {"code": int(found["code"]), "said": str(found["said"])}
+            message = json.loads(payload)
+            self._last = {"code": int(message["code"]), "said": str(message["said"])}
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             self._lost = "its last message is not valid"
         return self._last is not None

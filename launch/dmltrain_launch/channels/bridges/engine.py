@@ -100,8 +100,8 @@ class Started:
 
     def _environment(self, settings: str) -> dict[str, str]:
         """VARIABLE comes first, because MPICH 4.0 does not pass on the last variable of its environment."""
-        told = {VARIABLE: settings}
-        whole = {**told, **self._engine.environment, **os.environ, **told}
+        first = {VARIABLE: settings}
+        whole = {**first, **self._engine.environment, **os.environ, **first}
         return {name: value for name, value in whole.items() if name not in self._engine.removed}
 
     def _read(self) -> None:

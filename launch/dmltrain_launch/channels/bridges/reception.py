@@ -1,8 +1,8 @@
 """The port of the job that bridges connect to. It accepts only peers that know a token.
 
 An unauthenticated peer is disconnected after GREETING_SECONDS at the latest and does not delay others: each connection
-has its own thread. If there are CALLERS of them already, a random one ends. A bridge that this hits connects again,
-until it has been welcomed: from then on it cannot be hit.
+has its own thread. If there are CALLERS of them already, a random one is closed. A bridge whose connection is closed in
+this way connects again. Once it has been welcomed, its connection is never closed for this reason.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Reception:
         self._expected[token] = take
         return token
 
-    def told(self, token: str, addresses: Sequence[str], seconds: float, stays: bool = False) -> str:
-        """The settings of a bridge that is to call with this token: see `bridge`. It gets its own program with them."""
+    def settings_for(self, token: str, addresses: Sequence[str], seconds: float, stays: bool = False) -> str:
+        """The settings, as JSON, of a bridge that is to call with this token: see `bridge`. They have its program,
+        too."""
         return json.dumps(
             {
                 "program": Path(bridge.__file__).read_text(),

@@ -30,23 +30,23 @@ def addresses(hosts: Sequence[Host], host_ip: str) -> list[str]:
     if host_ip:
         return [host_ip]
     own = [
-        each.address
-        for found in psutil.net_if_addrs().values()
-        for each in found
-        if each.family in (socket.AF_INET, socket.AF_INET6)
+        address.address
+        for nic_addresses in psutil.net_if_addrs().values()
+        for address in nic_addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
     ]
     if all(_is_here(host.target, own) for host in hosts):
         return [LOOPBACK]
     # a link-local address needs an interface name, which differs between machines
-    return [each for each in own if not each.startswith("127.") and each != "::1" and "%" not in each]
+    return [address for address in own if not address.startswith("127.") and address != "::1" and "%" not in address]
 
 
 def _is_here(name: str, own: Sequence[str]) -> bool:
     try:
-        found = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        resolved = {str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False
-    return all(each in own or each.startswith("127.") for each in found)
+    return all(address in own or address.startswith("127.") for address in resolved)
 
 
 class BridgedCluster:
@@ -59,7 +59,8 @@ class BridgedCluster:
         self._lock = threading.Lock()
         self._reception: Reception | None = None
         self._runs: list[Run] = []
-        self._unused: dict[str, tuple[Run, int]] = {}  # by host: its run and index there, until connect() takes them
+        # by host: its run and its index there, until connect() takes them
+        self._unused: dict[str, tuple[Run, int]] = {}
         self._addresses: list[str] = []
 
     def connect(self, host: Host, mark: str, timeout: float | None = None) -> BridgeChannel:
@@ -76,8 +77,8 @@ class BridgedCluster:
             self._addresses = addresses(self.hosts, self._host_ip)
             local = self._addresses == [LOOPBACK]
             self._reception = Reception(self._host_ip or (LOOPBACK if local else ""))
-        late = all(host.name != each.name for each in self.hosts)  # it has come to a running job
-        if not (alone or late) and host.name not in self._unused:  # a new attempt of the job
+        late = all(host.name != known.name for known in self.hosts)  # the host has come to the running job
+        if not (alone or late) and host.name not in self._unused:  # the first attempt of the job, or another one
             run = self._start(self.hosts, seconds)
             self._unused = {host.name: (run, index) for index, host in enumerate(self.hosts)}
         return self._unused.pop(host.name, None) or (self._start([host], seconds), 0)
@@ -120,7 +121,7 @@ class Run:
         self._channels: dict[int, BridgeChannel] = {}
         self._over = False
         self._token = reception.expect(self._take)
-        self.started = Started(engine, argv, reception.told(self._token, addresses, seconds), self._ended)
+        self.started = Started(engine, argv, reception.settings_for(self._token, addresses, seconds), self._ended)
 
     def channel(self, index: int, mark: str, deadline: float, seconds: float) -> BridgeChannel:
         """A channel to a new agent on hosts[index], for the job `mark`; LaunchError if its bridge does not connect."""

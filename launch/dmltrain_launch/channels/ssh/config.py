@@ -74,33 +74,33 @@ class Config:
         own = [("User", target.user), ("Port", target.port), ("IdentityFile", target.identity)]
         text = "\n".join(f"{keyword} {value}" for keyword, value in own if value)
         try:
-            found = SSHConfig.from_text(f"{text}\n{self._text}").lookup(target.name)
-            return _settings(found, bool(target.identity))
+            values = SSHConfig.from_text(f"{text}\n{self._text}").lookup(target.name)
+            return _settings(values, bool(target.identity))
         except (ConfigParseError, CouldNotCanonicalize, ValueError, KeyError, ImportError) as error:
             raise LaunchError(f"{USER_FILE} or {SYSTEM_FILE}, for {target.name}: {error}; correct it, {FIX}") from None
 
 
-def _settings(found: SSHConfigDict, given: bool) -> Settings:
-    user = found.get("user") or getpass.getuser()
-    hops, command = _proxy(found)
+def _settings(values: SSHConfigDict, given: bool) -> Settings:
+    user = values.get("user") or getpass.getuser()
+    hops, command = _proxy(values)
     return Settings(
-        hostname=found["hostname"],
-        port=int(_number(found, "port", SSH_PORT)),
+        hostname=values["hostname"],
+        port=int(_number(values, "port", SSH_PORT)),
         user=user,
-        identities=tuple(found.get("identityfile") or map(os.path.expanduser, DEFAULT_IDENTITIES)),
-        identities_only=_yes(found, "identitiesonly"),
+        identities=tuple(values.get("identityfile") or map(os.path.expanduser, DEFAULT_IDENTITIES)),
+        identities_only=_yes(values, "identitiesonly"),
         hops=hops,
         proxy_command=command.replace("%%", "%"),
-        known_as=found.get("hostkeyalias", ""),
-        user_known_hosts=_paths(found.get("userknownhostsfile", DEFAULT_USER_KNOWN)),
-        global_known_hosts=_paths(found.get("globalknownhostsfile", DEFAULT_GLOBAL_KNOWN)),
-        hash_known_hosts=_yes(found, "hashknownhosts"),
-        connect_timeout=_number(found, "connecttimeout", 0),
+        known_as=values.get("hostkeyalias", ""),
+        user_known_hosts=_paths(values.get("userknownhostsfile", DEFAULT_USER_KNOWN)),
+        global_known_hosts=_paths(values.get("globalknownhostsfile", DEFAULT_GLOBAL_KNOWN)),
+        hash_known_hosts=_yes(values, "hashknownhosts"),
+        connect_timeout=_number(values, "connecttimeout", 0),
     )
 
 
-def _yes(found: Mapping[str, str], keyword: str) -> bool:
-    return found.get(keyword, "no").lower() in ("yes", "true")
+def _yes(values: Mapping[str, str], keyword: str) -> bool:
+    return values.get(keyword, "no").lower() in ("yes", "true")
 
 
 def _number(found: Mapping[str, str], keyword: str, default: float) -> float:
@@ -110,9 +110,9 @@ def _number(found: Mapping[str, str], keyword: str, default: float) -> float:
         raise ValueError(f"{keyword} is {found[keyword]}: expected a number") from None
 
 
-def _proxy(found: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+def _proxy(values: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     """ProxyJump as hops, and ProxyCommand. The first of the two counts; "none" switches both off."""
-    for keyword, value in found.items():
+    for keyword, value in values.items():
         none = value is None or str(value).lower() == "none"
         if keyword == "proxyjump":
             return () if none else tuple(hop.strip() for hop in value.split(",")), ""

@@ -44,7 +44,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownHost:
     """A line of a known_hosts file."""
 
     marker: str  # "@revoked", "@cert-authority" or ""
@@ -58,17 +58,17 @@ class Entry:
         return f"{self.path}:{self.number}"
 
 
-def entries(paths: Iterable[Path]) -> list[Entry]:
+def entries(paths: Iterable[Path]) -> list[KnownHost]:
     """The valid lines; like ssh, ignore the others."""
-    found = []
+    listed = []
     for path in paths:
         with contextlib.suppress(OSError):
             lines = path.read_text(errors="replace").splitlines()
-            found += [entry for number, line in enumerate(lines, 1) if (entry := _entry(line, path, number))]
-    return found
+            listed += [entry for number, line in enumerate(lines, 1) if (entry := _entry(line, path, number))]
+    return listed
 
 
-def _entry(line: str, path: Path, number: int) -> Entry | None:
+def _entry(line: str, path: Path, number: int) -> KnownHost | None:
     words = line.split()
     if not words or words[0].startswith("#"):
         return None
@@ -76,7 +76,7 @@ def _entry(line: str, path: Path, number: int) -> Entry | None:
     if len(words) < 3:
         return None
     try:
-        return Entry(marker, words[0], Key(words[1], base64.b64decode(words[2], validate=True)), path, number)
+        return KnownHost(marker, words[0], Key(words[1], base64.b64decode(words[2], validate=True)), path, number)
     except binascii.Error:
         return None
 
@@ -103,7 +103,7 @@ def listed_name(settings: Settings) -> str:
     return name if settings.known_as or settings.port == SSH_PORT else f"[{name}]:{settings.port}"
 
 
-def known(settings: Settings) -> list[Entry]:
+def known(settings: Settings) -> list[KnownHost]:
     """The entries of the host; like ssh, without entries for its port those of its name alone."""
     listed = entries([*settings.user_known_hosts, *settings.global_known_hosts])
     listed = [entry for entry in listed if entry.marker != "@cert-authority"]
@@ -114,13 +114,13 @@ def known(settings: Settings) -> list[Entry]:
 
 def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
     """LaunchError with fingerprint and fix unless `key` is trusted. `host` names the host in messages."""
-    found = known(settings)
-    same = [entry for entry in found if entry.key == key]
+    listed = known(settings)
+    same = [entry for entry in listed if entry.key == key]
     if revoked := [entry for entry in same if entry.marker == "@revoked"]:
         raise LaunchError(f"{host}: its host key {key.fingerprint} is marked as revoked in {revoked[0].where}")
     if same:
         return
-    exact = [entry for entry in found if not entry.marker and matches(entry.names, listed_name(settings))]
+    exact = [entry for entry in listed if not entry.marker and matches(entry.names, listed_name(settings))]
     if exact:
         raise LaunchError(_changed(key, exact, settings, host))
     if not accept_new:
@@ -128,8 +128,8 @@ def verify(key: Key, settings: Settings, host: str, accept_new: bool) -> None:
     _append(key, settings, host)
 
 
-def _changed(key: Key, found: list[Entry], settings: Settings, host: str) -> str:
-    old = next((entry for entry in found if entry.key.kind == key.kind), found[0])
+def _changed(key: Key, listed: list[KnownHost], settings: Settings, host: str) -> str:
+    old = next((entry for entry in listed if entry.key.kind == key.kind), listed[0])
     forget = shlex.join(["ssh-keygen", "-f", str(old.path), "-R", listed_name(settings)])
     return (
         f"{host}: its host key has changed: it sent {key.kind} {key.fingerprint}, but {old.where} has {old.key.kind} "

@@ -22,7 +22,7 @@ from dmltrain_launch import LaunchError
 from dmltrain_launch.channels.ssh.config import Config, Target, hop
 from dmltrain_launch.channels.ssh.key import Keys
 from dmltrain_launch.channels.ssh.known_hosts import Key, known, verify
-from dmltrain_launch.channels.ssh.line import STALL_SECONDS, Line, ProxyCommand, tcp
+from dmltrain_launch.channels.ssh.stream import STALL_SECONDS, ProxyCommand, SshStream, tcp
 
 logging.getLogger("paramiko").addHandler(
     logging.NullHandler()
@@ -124,10 +124,10 @@ class _Login:
     def _once(self) -> paramiko.Transport:
         proxy = ProxyCommand(self.settings.proxy_command) if self.settings.proxy_command else None
         self.access.proxies.extend([proxy] if proxy else ())
-        line = proxy.line if proxy else self._through_hops() if self.settings.hops else self._direct()
-        line.stall = self.access.stall
+        stream = proxy.stream if proxy else self._through_hops() if self.settings.hops else self._direct()
+        stream.stall = self.access.stall
         # paramiko accepts any object with a socket's methods, but its annotations do not
-        transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES)  # type: ignore[arg-type]
+        transport = paramiko.Transport(stream, default_window_size=WINDOW_BYTES)  # type: ignore[arg-type]
         try:
             with self._explained(proxy):
                 self._negotiate(transport)
@@ -137,12 +137,12 @@ class _Login:
             return transport
         except BaseException:
             transport.close()
-            line.close()
+            stream.close()
             raise
 
     # -- the connection -----------------------------------------------------------------------------------------
 
-    def _direct(self) -> Line:
+    def _direct(self) -> SshStream:
         settings, seconds = self.settings, self.deadline.left
         if settings.connect_timeout:
             seconds = min(seconds, settings.connect_timeout)
@@ -162,7 +162,7 @@ class _Login:
             message = f"{self.label}: no connection to {settings.destination}: {error.strerror or error}; {fix}"
             raise LaunchError(message, UNREACHABLE) from None
 
-    def _through_hops(self) -> Line:
+    def _through_hops(self) -> SshStream:
         """A channel of the last hop, which is connected through the hops before it."""
         *before, last = self.settings.hops
         if self.depth >= HOPS_MAX:
@@ -188,7 +188,7 @@ class _Login:
             why = getattr(error, "text", "") or str(error) or "it closed the connection"
             message = f"{self.label}: {target.name} cannot connect to {self.settings.destination}: {why}"
             raise LaunchError(message, UNREACHABLE) from None
-        return Line(channel, transport.close)
+        return SshStream(channel, transport.close)
 
     # -- handshake and login -------------------------------------------------------------------------------------
 

@@ -26,11 +26,11 @@ from dmltrain_launch.channels.ssh.greeting import NoAgent, explain, label, start
 from dmltrain_launch.job.host import Host
 
 SSH_FAILED = 255  # ssh's exit code for its own errors; any other is the remote command's
-STALL_SECONDS = 8.0  # the same as in line.py
+STALL_SECONDS = 8.0  # the same as in stream.py
 RETRY_SECONDS = (0.1, 1.0)  # first and longest pause before a retry with a busy sshd
 UNREACHABLE = 125
 # These override the user's configuration of terminals and forwardings, which would disturb the pipe to an agent.
-# BatchMode, because ssh has no terminal here to ask on. 4 x 2 s: a lost host is detected as fast as in line.py.
+# BatchMode, because ssh has no terminal here to ask on. 4 x 2 s: a lost host is detected as fast as in stream.py.
 OPTIONS = (
     "-T",
     "-e",
@@ -207,9 +207,9 @@ def _login_error(output: str, host: Host, ssh: Ssh, seconds: float) -> LaunchErr
             "or add --accept-new-host-keys"
         )
     for pattern, fix, code in FAILURES:
-        if found := re.search(rf"^.*(?:{pattern}).*$", output, re.MULTILINE):
-            before = output[: found.start()].strip().splitlines()[-1:]  # may be the output of a ProxyCommand
-            what = ": ".join([*before, found[0].removeprefix("ssh: ").strip()])
+        if match := re.search(rf"^.*(?:{pattern}).*$", output, re.MULTILINE):
+            before = output[: match.start()].strip().splitlines()[-1:]  # may be the output of a ProxyCommand
+            what = ": ".join([*before, match[0].removeprefix("ssh: ").strip()])
             return LaunchError(f"{where}: {what}; {fix}", code)
     if re.search("timed out|Timeout", output):
         return _late(host, seconds, output)

@@ -2,8 +2,9 @@
 
     dmltrain_launch.clusters.in_ray.driver
 
-It is a process of its own because Ray ends a driver that loses its cluster, and prints what it likes. As Ray's driver
-it owns the placement group and the actors: Ray removes them when it ends, however it ends.
+It is a process of its own because Ray ends a driver that loses its cluster, and because Ray prints to the driver's
+standard output. As Ray's driver it owns the placement group and the actors: Ray removes them when this program ends,
+even if it is killed.
 
 Standard input: one line of JSON, a `Request`. When it ends, the launcher has ended, and so does this program.
 SIGTERM is ignored: `ray job stop` sends it to all processes below the launcher.
@@ -55,19 +56,20 @@ class Driver:
         os.write(self._output, json.dumps(message).encode() + b"\n")
 
     def run(self) -> None:
-        """Take orders for ever; LaunchError if there is no suitable cluster, or no room."""
+        """Connect to Ray, get the placement, and take orders for ever. LaunchError if there is no suitable cluster, or
+        no room in time."""
         self._connect()
         if self.request.bundles:
             self._group = Group(self.request, lambda text: self.say({"waiting": text}))
             self._places = self._group.places()
             if self.request.starts:
                 self._group.keep(list(self._places.values()))
-        told = [self._told(place) for place in self._places.values()]
+        places = [self._told(place) for place in self._places.values()]
         removed = ["PYTHONBREAKPOINT"]  # Ray sets them for its workers
         if "OMP_NUM_THREADS" not in (self._environment.get("env_vars") or {}):
             removed.append("OMP_NUM_THREADS")
         orders = Orders(self._places, self.request.bundle, removed)
-        self.say({"placed": told, "socket": orders.name})
+        self.say({"placed": places, "socket": orders.name})
         orders.take()
 
     def _connect(self) -> None:
@@ -113,9 +115,9 @@ class Driver:
 
 def unreached(error: Exception, address: str) -> str:
     """What is wrong if Ray cannot be reached, and the fix."""
-    found = VERSIONS.search(str(error))
-    if found:
-        there, python, here, own = found.groups()
+    match = VERSIONS.search(str(error))
+    if match:
+        there, python, here, own = match.groups()
         return (
             f"the Ray cluster at --address {address} has Ray {there} and Python {python}, and this environment has Ray "
             f"{here} and Python {own}: use an environment like the cluster's (pip install ray=={there})"

@@ -28,11 +28,11 @@ def runtime_env(given: str) -> dict[str, Any]:
 
     try:
         text = given if given.lstrip().startswith("{") else Path(given).expanduser().read_text()
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"--ray-runtime-env {given}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
         raise LaunchError(f"--ray-runtime-env {given}: neither JSON nor YAML: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise LaunchError(f'--ray-runtime-env {given}: expected an object, such as {{"pip": ["einops"]}}')
-    return found
+    return content

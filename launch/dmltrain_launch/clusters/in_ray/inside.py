@@ -30,8 +30,8 @@ def decoded(line: bytes) -> bytes:
     """The inverse of `encoded`, of its UTF-8."""
 
     def one(match: re.Match[bytes]) -> bytes:
-        found = match[1]
-        return {b"\\": b"\\", b"r": b"\r"}.get(found) or bytes.fromhex(found[1:].decode())
+        escaped = match[1]
+        return {b"\\": b"\\", b"r": b"\r"}.get(escaped) or bytes.fromhex(escaped[1:].decode())
 
     return ESCAPE.sub(one, line)
 

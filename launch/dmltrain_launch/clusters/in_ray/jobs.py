@@ -54,8 +54,8 @@ class Client:
 
     def submit(self, name: str, command: str, environment: Mapping[str, Any]) -> None:
         submit = partial(self._client.submit_job, entrypoint=command, submission_id=name)
-        made = self._ask(submit, runtime_env=dict(environment))
-        if not made:
+        accepted = self._ask(submit, runtime_env=dict(environment))
+        if not accepted:
             raise LaunchError(f"Ray at {self.url} does not take jobs: it answered with 404; --address is {DASHBOARD}")
 
     def found(self, name: str) -> Found | None:

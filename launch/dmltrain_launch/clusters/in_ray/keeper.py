@@ -55,8 +55,8 @@ class Keeper:
             stderr=subprocess.STDOUT,
             env={**kept, **own},
         ).result()
-        said, _ = popen.communicate()
-        return popen.returncode, said.decode(errors="replace")[-SAID_CHARACTERS:]
+        printed, _ = popen.communicate()
+        return popen.returncode, printed.decode(errors="replace")[-SAID_CHARACTERS:]
 
 
 def actor(where: object, cpus: float, gpus: float, memory: float, others: Mapping[str, float]) -> Any:

@@ -30,9 +30,9 @@ SIGNALLED = 128  # from here on an exit code of a shell is a signal's
 class Order:
     """`ended` is set when the `relay` that has brought it is gone."""
 
-    def __init__(self, found: Mapping[str, Any], connection: socket.socket):
-        self.hosts: list[dict[str, str]] = found["hosts"]
-        self.settings: str = found["settings"]
+    def __init__(self, request: Mapping[str, Any], connection: socket.socket):
+        self.hosts: list[dict[str, str]] = request["hosts"]
+        self.settings: str = request["settings"]
         self.connection, self.ended = connection, threading.Event()
         self.calls: dict[Any, Place] = {}  # by Ray's reference to the bridge's result
 
@@ -100,7 +100,8 @@ class Orders:
         return int(failed)
 
     def _place(self, name: str, order: Order) -> Place | None:
-        """The place on that node, where a keeper lives or is being started; None if there is none, and it is said why.
+        """The place on that node, where a keeper lives or is being started. None, after a message to the user, if there
+        is no such node.
 
         A node of the placement group keeps its resources there when its keeper is lost.
         """
@@ -120,17 +121,18 @@ class Orders:
         return place
 
     def _ready(self, place: Place, order: Order) -> bool:
-        """Wait for the keeper of a place; False if that has failed, and it is said why, or if nobody waits any more."""
+        """Wait for the keeper of a place. False if it failed, after a message to the user, or if the order has
+        ended."""
         if place.facts:
             return True
-        asked, told = place.keepers[0].facts.remote(), False
+        asked, warned = place.keepers[0].facts.remote(), False
         while not ray.wait([asked], timeout=SLOW_SECONDS)[0]:
             if order.ended.is_set():
                 place.kill()
                 return False
-            if not told:
+            if not warned:
                 order.say(f"{place.name}: Ray has not started an actor with {text_of(self._bundle)} there yet")
-                told = True
+                warned = True
         try:
             place.facts = ray.get(asked)
         except ray.exceptions.RayError as error:
@@ -143,7 +145,7 @@ class Orders:
 def _result(call: Any) -> tuple[int, str]:
     """How a bridge ended: 0 also by a signal, which the launcher notices itself; -1 if Ray has lost its keeper."""
     try:
-        code, said = ray.get(call)
-        return (code, said.strip()) if 0 < code < SIGNALLED else (0, "")
+        code, printed = ray.get(call)
+        return (code, printed.strip()) if 0 < code < SIGNALLED else (0, "")
     except ray.exceptions.RayError as error:
         return -1, explanation(error)

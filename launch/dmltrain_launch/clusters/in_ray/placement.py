@@ -68,14 +68,14 @@ def listing() -> str:
 
 def resources(text: str) -> Bundle:
     """From a text such as EXAMPLE; memory in bytes. Without CPU it is one. LaunchError if it is wrong."""
-    found: Bundle = {}
+    bundle: Bundle = {}
     for part in text.split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
         name = SPELLINGS.get(name.lower(), name)
-        if not name or not equals or name in found:
+        if not name or not equals or name in bundle:
             raise LaunchError(f"{part!r}: expected NAME=AMOUNT, each name once, such as {EXAMPLE}")
-        found[name] = _amount(name, value)
-    return {"CPU": 1.0, **found}
+        bundle[name] = _amount(name, value)
+    return {"CPU": 1.0, **bundle}
 
 
 def _amount(name: str, value: str) -> float:

@@ -28,9 +28,10 @@ from dmltrain_launch.terminal.log_folder import LOGS
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 LOOK_SECONDS = 0.3  # between looks at a job that has not started, or is about to end
 AWAY_SECONDS = 1.0  # between tries while the dashboard does not answer
-# Ray looks at a job once a second, and would call one that was deleted before that look a failed one.
+# Ray looks at a job once a second. If the job is deleted before that look, Ray records it again, as a failed job. So it
+# is deleted this many seconds after its end, and again, up to DELETIONS times, if Ray still has a record.
 MONITOR_SECONDS = 2.5
-DELETIONS = 3  # in case it does
+DELETIONS = 3
 STOP_SECONDS = 60.0  # for the end of a job that was stopped
 LAUNCHER_SECONDS = 10.0  # for the launcher's end, beside --grace
 PATIENCE_SECONDS = 30.0  # for a dashboard that does not answer for a moment
@@ -60,12 +61,15 @@ def entrypoint(job: Inside) -> str:
 def environment(job: Inside) -> dict[str, Any]:
     """The runtime environment of the job in Ray: the user's, with this folder if that names none. Ray waits for the
     launcher's end as long as that waits for its processes."""
-    found = runtime_env(job.options.ray_runtime_env)
-    variables = found.get("env_vars")
+    runtime_environment = runtime_env(job.options.ray_runtime_env)
+    variables = runtime_environment.get("env_vars")
     if variables is None or isinstance(variables, dict):
         stop = str(round(job.options.grace + LAUNCHER_SECONDS))
-        found = {**found, "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": stop, **(variables or {})}}
-    return {"working_dir": ".", "excludes": [f"/{LOGS}"], **found}
+        runtime_environment = {
+            **runtime_environment,
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": stop, **(variables or {})},
+        }
+    return {"working_dir": ".", "excludes": [f"/{LOGS}"], **runtime_environment}
 
 
 class Queue:
@@ -154,9 +158,11 @@ class Held:
         return inside.output_of(self._lines(wait, say, limit))
 
     def _lines(self, wait: bool, say: Say, limit: float | None) -> Iterator[bytes]:
-        """All that Ray has of its output. A connection may be lost or end early, so that Ray is asked whether the job
-        has ended; then the rest is fetched at once."""
-        given, said = 0, ""
+        """All lines that Ray has of the job's output.
+
+        A connection may be lost or end early. So Ray is asked whether the job has ended; only then the rest is fetched.
+        """
+        given, last_text = 0, ""
         if wait:
             self._wait_started(say, limit)
         while wait and _lives(self._found(PATIENCE_SECONDS)):
@@ -166,9 +172,9 @@ class Held:
                         given += 1
                         yield line
             except Absent as error:
-                if (text := f"{error}; trying again") != said:
+                if (text := f"{error}; trying again") != last_text:
                     say(text)
-                    said = text
+                    last_text = text
             time.sleep(LOOK_SECONDS)
         text = self._client.printed(self.name).removesuffix("\n")
         yield from text.encode(errors="replace").split(b"\n")[given:] if text else ()
@@ -181,12 +187,12 @@ class Held:
             yield piece
 
     def _wait_started(self, say: Say, limit: float | None) -> None:
-        began, said = time.monotonic(), ""
+        began, last_text = time.monotonic(), ""
         while (found := self._found(PATIENCE_SECONDS)) and found.status == "PENDING":
             text = f"waiting: Ray's job {self.name} is {_said(found)}"
-            if text != said:
+            if text != last_text:
                 say(text)
-                said = text
+                last_text = text
             waited_too_long(text, began, limit)
             time.sleep(LOOK_SECONDS)
 
@@ -200,14 +206,14 @@ class Held:
         return found.code if found.code >= 0 else 128 - found.code
 
 
-def _lives(found: Found | None) -> bool:
-    return found is not None and found.lives
+def _lives(job: Found | None) -> bool:
+    return job is not None and job.lives
 
 
-def _said(found: Found) -> str:
+def _said(job: Found) -> str:
     """Its state, and the first line of what Ray says about that: others are of the program's output."""
-    first, *_ = [*found.message.splitlines(), ""]
-    return found.status + (f": {''.join(filter(str.isprintable, first))}" if first else "")
+    first, *_ = [*job.message.splitlines(), ""]
+    return job.status + (f": {''.join(filter(str.isprintable, first))}" if first else "")
 
 
 def _whole(pieces: Iterator[str]) -> Iterator[bytes]:

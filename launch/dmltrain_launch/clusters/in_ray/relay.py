@@ -1,13 +1,13 @@
-"""The engine in the sense of `dmltrain_launch.channels.bridges.engine`: gives one order to the driver, prints what it
+"""The engine in the sense of `dmltrain_launch.channels.bridges.engine`: sends one order to the driver, prints its
 answers.
 
-    python ray_relay.py SOCKET ORDER
+    python relay.py SOCKET ORDER
 
-The driver (`ray_driver`) listens at the abstract socket SOCKET. The order goes to it with the settings of the bridges,
-which are in the environment: to a process of this user only. When this program ends, the driver ends what is left of
-the bridges of its order.
-It ignores SIGTERM: `ray job stop` sends that to all processes below the launcher, which is to end them in order.
-Standard library only, and nothing of `dmltrain_launch`, because it is to start quickly.
+The driver (`in_ray.driver`) listens at the abstract socket SOCKET. The order is sent together with the settings of the
+bridges, which are in the environment, and only to a process of this user. When this program ends, the driver ends the
+bridges of its order that still run. It ignores SIGTERM: `ray job stop` sends it to all processes below the launcher,
+but the launcher must end them in order. It uses the standard library only, and nothing of `dmltrain_launch`, so that it
+starts quickly.
 """
 
 from __future__ import annotations

@@ -82,10 +82,10 @@ class Api:
 
 def _object(data: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def me() -> str:

@@ -34,8 +34,8 @@ FAULT_CODE = 125
 
 
 def launcher(folder: str, workdir: str, hosts: str, gpus: str, *words: str) -> int:
-    told = json.dumps({"folder": folder, "hosts": int(hosts), "gpus": int(gpus)})
-    environment = {**os.environ, SUBMITTED: FOLLOWED, INSIDE: told, "PYTHONUNBUFFERED": "1"}
+    settings = json.dumps({"folder": folder, "hosts": int(hosts), "gpus": int(gpus)})
+    environment = {**os.environ, SUBMITTED: FOLLOWED, INSIDE: settings, "PYTHONUNBUFFERED": "1"}
     logs = os.path.join(os.getcwd(), "logs")
     argv = [*own_program(sys.executable, "dmltrain_launch.cli"), "--log-dir", logs, *words]
     with open(os.path.join(folder, OUTPUT), "ab") as output:

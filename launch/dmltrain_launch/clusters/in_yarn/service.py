@@ -69,7 +69,7 @@ def variables(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
 
 def service(job: Described) -> dict[str, Any]:
     """The specification: what `POST /app/v1/services` takes, and `yarn app -launch`."""
-    made: dict[str, Any] = {
+    specification: dict[str, Any] = {
         "name": job.name,
         "version": "1.0.0",
         "description": "a job of dmltrain",
@@ -82,7 +82,7 @@ def service(job: Described) -> dict[str, Any]:
             | {"placement_policy": {"constraints": [APART]}},
         ],
     }
-    return made | ({"queue": job.options.queue} if job.options.queue else {})
+    return specification | ({"queue": job.options.queue} if job.options.queue else {})
 
 
 def _component(name: str, count: int, command: str) -> dict[str, Any]:
@@ -117,11 +117,11 @@ def _resource(job: Described) -> dict[str, Any]:
         if setting.name == "OMP_NUM_THREADS" and setting.role
     }
     memory = workers * options.worker_memory + servers * options.server_memory
-    made: dict[str, Any] = {
+    resource: dict[str, Any] = {
         "cpus": workers * cores.get(WORKER, 1) + servers * cores.get(SERVER, 0),
         "memory": str(max(memory, LEAST_MEMORY)),
     }
-    return made | ({"additional": {GPU: {"value": _gpus(job), "unit": ""}}} if _gpus(job) else {})
+    return resource | ({"additional": {GPU: {"value": _gpus(job), "unit": ""}}} if _gpus(job) else {})
 
 
 # -- what YARN says of a service ---------------------------------------------------------------------------------------
@@ -129,13 +129,13 @@ def _resource(job: Described) -> dict[str, Any]:
 ENDED = ("STOPPED", "FAILED", "SUCCEEDED")
 
 
-def running(found: Mapping[str, Any]) -> int:
+def running(service: Mapping[str, Any]) -> int:
     """How many of its containers run."""
-    return sum(len(each.get("containers") or ()) for each in found.get("components") or ())
+    return sum(len(component.get("containers") or ()) for component in service.get("components") or ())
 
 
-def wanted(found: Mapping[str, Any]) -> int:
-    return sum(int(each.get("number_of_containers") or 0) for each in found.get("components") or ())
+def wanted(service: Mapping[str, Any]) -> int:
+    return sum(int(component.get("number_of_containers") or 0) for component in service.get("components") or ())
 
 
 def state(found: Mapping[str, Any]) -> str:
@@ -144,10 +144,10 @@ def state(found: Mapping[str, Any]) -> str:
     return f"is {found.get('state', 'in no state')}: {running(found)} of {wanted(found)} containers run{said}"
 
 
-def table(found: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def table(components: Sequence[Mapping[str, Any]] | None) -> list[str]:
     """A line for each container."""
     return [
         f"  {each.get('component_instance_name', '?')} on {each.get('bare_host', '?')}: {each.get('state', '?')}"
-        for component in found or ()
+        for component in components or ()
         for each in component.get("containers") or ()
     ]

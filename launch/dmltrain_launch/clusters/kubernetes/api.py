@@ -59,8 +59,8 @@ class Api:
     def __init__(self, client: Any, namespace: str):
         self._client, self.namespace = client, namespace
 
-    def create(self, made: Mapping[str, Any]) -> Any:
-        return self._call("POST", self._path(made["kind"]), made)
+    def create(self, manifest: Mapping[str, Any]) -> Any:
+        return self._call("POST", self._path(manifest["kind"]), manifest)
 
     def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> Any:
         return self._call("PATCH", self._path(kind, name), change)
@@ -69,8 +69,8 @@ class Api:
         return self._call("GET", self._path(kind, name))
 
     def listed(self, kind: str, **query: str) -> list[Any]:
-        found: list[Any] = self._call("GET", self._path(kind), query=query).get("items", [])
-        return found
+        objects: list[Any] = self._call("GET", self._path(kind), query=query).get("items", [])
+        return objects
 
     def delete(self, kind: str, name: str) -> None:
         """Nothing if it is gone."""
@@ -191,18 +191,18 @@ def connected(context: str, namespace: str, inside: bool) -> Api:
             "--launcher kubernetes needs the Kubernetes client: pip install 'dmltrain[kubernetes]'", 127
         ) from None
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of each try
-    found = client.Configuration()
+    configuration = client.Configuration()
     try:
         if inside:
-            config.load_incluster_config(found)
+            config.load_incluster_config(configuration)
         else:
-            config.load_kube_config(context=context or None, client_configuration=found)
+            config.load_kube_config(context=context or None, client_configuration=configuration)
             namespace = namespace or _namespace(config, context)
     except (config.ConfigException, OSError) as error:
         fix = "set KUBECONFIG to its file, or ask the cluster's administrators for one; --kube-context names one of it"
         raise LaunchError(f"no way to reach a cluster of Kubernetes: {str(error).strip()}\n{fix}") from None
-    found.retries = False
-    return Api(client.ApiClient(found), namespace or "default")
+    configuration.retries = False
+    return Api(client.ApiClient(configuration), namespace or "default")
 
 
 def _namespace(config: Any, context: str) -> str:

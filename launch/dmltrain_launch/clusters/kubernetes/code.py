@@ -28,11 +28,11 @@ def archive(options: Options, logs: Path) -> bytes:
     if not options.sync_dst_dir:
         return b""
     own = logs.parent if logs.parent.name == LOGS else logs
-    found = manifest(Path.cwd(), options.sync_exclude, [own, options.sync_dst_dir])
+    tree = manifest(Path.cwd(), options.sync_exclude, [own, options.sync_dst_dir])
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for index, entry in enumerate(found.entries):
-            tar.add(os.fsdecode(found.where(index)), entry.path, recursive=False)
+        for index, entry in enumerate(tree.entries):
+            tar.add(os.fsdecode(tree.where(index)), entry.path, recursive=False)
     size = len(packed.getvalue())
     if size > MOST_BYTES:
         raise LaunchError(

@@ -1,8 +1,8 @@
 """In the launcher: the pods that are the job's hosts, and their bridges.
 
 `Cluster` makes the pods and waits until all of them run and their bridges have called: that is the time in the queue,
-which no limit of the launcher counts. A bridge serves one agent after another. A pod whose agent is lost may call
-again; for one that is lost altogether, Kubernetes starts another one, which takes its place.
+which no limit of the launcher counts. A bridge serves one agent after another, so a pod whose agent is lost calls
+again. In the place of a pod that is lost, Kubernetes starts another one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Cluster:
         )
         try:
             reached = addresses([Host("a pod")], options.host_ip)
-            self._make(job, self._reception.told(self._token, reached, self._seconds, stays=True))
+            self._make(job, self._reception.settings_for(self._token, reached, self._seconds, stays=True))
             self._wait()
             self.hosts = [replace(each, gpus=_gpus(job)) for each in self._ordered()]
         except BaseException:
@@ -79,9 +79,9 @@ class Cluster:
         self._api.create(manifest.owned(secret, owner))
         if not self._is_ours:
             return
-        made = self._api.create(manifest.owned(job, owner))
+        created = self._api.create(manifest.owned(job, owner))
         if not owner:
-            secret = manifest.owned(secret, made["metadata"])
+            secret = manifest.owned(secret, created["metadata"])
             self._api.patch("Secret", self._secret, {"metadata": secret["metadata"]})
 
     def _owner(self) -> Mapping[str, Any] | None:
@@ -107,10 +107,10 @@ class Cluster:
             except Absent as error:
                 why = f"{error}; trying again"
             else:
-                told = [pod for pod in pods if not status.waits_for_secret(pod, self._secret)]
-                bad = status.image_problem(told, patient=False)
+                pods_with_secret = [pod for pod in pods if not status.waits_for_secret(pod, self._secret)]
+                bad = status.image_problem(pods_with_secret, patient=False)
                 problem_since = (problem_since or now) if bad else 0.0
-                _check(told, patient=now - problem_since < self._seconds)
+                _check(pods_with_secret, patient=now - problem_since < self._seconds)
                 why = status.why_waiting(pods, self._count, "pods")
             waiting.tell(why, now)
             waited_too_long(why or "waiting for the bridges of all pods", began, self._queue_wait)
@@ -157,10 +157,10 @@ class Cluster:
         until = time.monotonic() + min(seconds, FATE_SECONDS)
         while True:
             try:
-                found = self._api.listed("Pod", fieldSelector=f"metadata.name={pod}")
+                pods = self._api.listed("Pod", fieldSelector=f"metadata.name={pod}")
             except LaunchError:
                 return ""
-            text = status.fate(found[0]) if found else status.DELETED
+            text = status.fate(pods[0]) if pods else status.DELETED
             if text or time.monotonic() >= until:
                 return text and f"its pod {text}"
             time.sleep(0.1)

@@ -112,15 +112,17 @@ def described(
 
 def kubernetes_name(name: str, exact: bool) -> str:
     """The name of the job for Kubernetes. `exact`: the user has chosen it, so it is not changed, but refused."""
-    made = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    made = made if made[:1].isalpha() else f"job-{made}"
-    made = made if len(made) <= MOST_NAME else made[: MOST_NAME - 16].rstrip("-") + made[-16:]
+    valid_name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    valid_name = valid_name if valid_name[:1].isalpha() else f"job-{valid_name}"
+    valid_name = (
+        valid_name if len(valid_name) <= MOST_NAME else valid_name[: MOST_NAME - 16].rstrip("-") + valid_name[-16:]
+    )
     if exact and not (NAME.fullmatch(name) and len(name) <= MOST_NAME):
         raise LaunchError(
             f"--job {name}: Kubernetes accepts names of a-z, 0-9 and -, which begin with a letter and have at most "
-            f"{MOST_NAME} characters: use --job {made.strip('-')}"
+            f"{MOST_NAME} characters: use --job {valid_name.strip('-')}"
         )
-    return made
+    return valid_name
 
 
 def _variables(options: Options, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -146,20 +148,22 @@ def _template(path: str) -> Object:
     if not path:
         return {}
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        template = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise LaunchError(f"--kube-template {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LaunchError(f"--kube-template {path}: invalid YAML: {str(error).splitlines()[0]}") from None
-    found = {key: found[key] for key in ("metadata", "spec") if key in found} if isinstance(found, dict) else None
-    containers = (found.get("spec") or {}).get("containers", []) if found else None
+    template = (
+        {key: template[key] for key in ("metadata", "spec") if key in template} if isinstance(template, dict) else None
+    )
+    containers = (template.get("spec") or {}).get("containers", []) if template else None
     if (
-        not found
+        not template
         or not isinstance(containers, list)
         or not all(isinstance(container, dict) for container in containers)
     ):
         raise LaunchError(f"--kube-template {path}: expected a pod's template, with spec: and in it containers:")
-    return found
+    return template
 
 
 def labels(job: Described, part: str) -> Object:
@@ -208,9 +212,9 @@ def jobset(job: Described) -> Object:
     return _queued(job, _object(job, "JobSet", API_OF["JobSet"], spec=spec))
 
 
-def _replicated(name: str, made: Object) -> Object:
-    metadata = {"labels": {key: value for key, value in made["metadata"]["labels"].items() if key != QUEUE_LABEL}}
-    template = {"metadata": metadata, "spec": {"completionMode": "NonIndexed", **made["spec"]}}
+def _replicated(name: str, job: Object) -> Object:
+    metadata = {"labels": {key: value for key, value in job["metadata"]["labels"].items() if key != QUEUE_LABEL}}
+    template = {"metadata": metadata, "spec": {"completionMode": "NonIndexed", **job["spec"]}}
     return {"name": name, "replicas": 1, "template": template}
 
 
@@ -222,10 +226,10 @@ def in_jobset(hosts: Object) -> Object:
     return {**hosts, "metadata": {**metadata, "name": f"{name}-{HOSTS}-0", "labels": labels}}
 
 
-def _queued(job: Described, made: Object) -> Object:
+def _queued(job: Described, manifest: Object) -> Object:
     if job.options.queue:
-        made["metadata"]["labels"][QUEUE_LABEL] = job.options.queue
-    return made
+        manifest["metadata"]["labels"][QUEUE_LABEL] = job.options.queue
+    return manifest
 
 
 def launcher_job(job: Described) -> Object:
@@ -308,8 +312,8 @@ def resources(job: Described) -> Object:
     memory = workers * options.worker_memory + servers * options.server_memory
     requests = {"cpu": str(cpus)} if cpus else {}
     requests |= {"memory": f"{memory}Mi"} if memory else {}
-    found: Object = {"requests": requests} if requests else {}
-    return found | ({"limits": {GPU: str(gpus(job))}} if gpus(job) else {})
+    resources_of_pod: Object = {"requests": requests} if requests else {}
+    return resources_of_pod | ({"limits": {GPU: str(gpus(job))}} if gpus(job) else {})
 
 
 def secret_name(hosts: Object) -> str:
@@ -350,12 +354,12 @@ def account(job: Described) -> list[Object]:
     ]
 
 
-def owned(made: Object, owner: Mapping[str, Any] | None, kind: str = "Job") -> Object:
+def owned(manifest: Object, owner: Mapping[str, Any] | None, kind: str = "Job") -> Object:
     """The object, which is deleted with `owner`, the launcher's Job, or a JobSet."""
     if not owner:
-        return made
+        return manifest
     reference = {"apiVersion": API_OF[kind], "kind": kind, "name": owner["name"], "uid": owner["uid"]}
-    return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
 
 
 def _merged(template: Object, ours: Object, left_out: Sequence[str] = ()) -> Object:

@@ -28,8 +28,8 @@ Say = Callable[[str], None]
 
 
 def _described(job: Inside, namespace: str, kind: str) -> manifest.Described:
-    made = manifest.described(job.name, namespace, job.options, job.words, os.environ)
-    return replace(made, files=code.archive(job.options, job.path), kind=kind)
+    spec = manifest.described(job.name, namespace, job.options, job.words, os.environ)
+    return replace(spec, files=code.archive(job.options, job.path), kind=kind)
 
 
 def _kind(job: Inside, api: Api | None) -> str:
@@ -51,28 +51,39 @@ class Queue:
 
     def artefact(self, job: Inside) -> list[str]:
         kind = _kind(job, None)
-        made = _described(job, job.options.kube_namespace or "default", kind)
+        spec = _described(job, job.options.kube_namespace or "default", kind)
         perhaps = job.options.kube_jobset == "auto" and not manifest.no_jobset(job.options)
-        secret = [f'--from-literal={name}="${name}"' for name in sorted(made.secrets or ())]
-        words = ["kubectl", "create", "secret", "generic", f"{made.name}-environment", f"--namespace={made.namespace}"]
+        secret = [f'--from-literal={name}="${name}"' for name in sorted(spec.secrets or ())]
+        words = [
+            "kubectl",
+            "create",
+            "secret",
+            "generic",
+            f"{spec.name}-environment",
+            f"--namespace={spec.namespace}",
+        ]
         return [
-            f"# {kind} {made.name}: dmltrain launch makes these objects, and has all of them deleted with the {kind}.",
+            f"# {kind} {spec.name}: dmltrain launch makes these objects, and has all of them deleted with the {kind}.",
             *(["# On a cluster with JobSet it makes what --kube-jobset on prints."] if perhaps else []),
             f"# By hand: `kubectl create -f FILE` makes them, and `kubectl delete {kind.lower()},configmap,secret,"
-            f"serviceaccount,role,rolebinding -n {made.namespace} -l {manifest.LABEL}={made.name}` deletes them.",
+            f"serviceaccount,role,rolebinding -n {spec.namespace} -l {manifest.LABEL}={spec.name}` deletes them.",
             *([f"# The secrets, first: {' '.join([*words, *secret])}"] if secret else []),
-            *manifest.text(manifest.submitted(made)).splitlines(),
+            *manifest.text(manifest.submitted(spec)).splitlines(),
         ]
 
     def submit(self, job: Inside) -> Submitted:
         options = job.options
-        made = _described(job, "", "Job")
+        spec = _described(job, "", "Job")
         api = connected(options.kube_context, options.kube_namespace, inside=False)
-        made = replace(made, namespace=api.namespace, kind=_kind(job, api))
-        (_make_set if made.kind == "JobSet" else _make_job)(api, made)
-        found = {"kubernetes_job": made.name, "kube_namespace": api.namespace, "kube_context": options.kube_context}
-        found["kubernetes_kind"] = made.kind
-        return Submitted(found, f"the {made.kind} {made.name} of Kubernetes, in the namespace {api.namespace}")
+        spec = replace(spec, namespace=api.namespace, kind=_kind(job, api))
+        (_make_set if spec.kind == "JobSet" else _make_job)(api, spec)
+        record = {
+            "kubernetes_job": spec.name,
+            "kube_namespace": api.namespace,
+            "kube_context": options.kube_context,
+        }
+        record["kubernetes_kind"] = spec.kind
+        return Submitted(record, f"the {spec.kind} {spec.name} of Kubernetes, in the namespace {api.namespace}")
 
     def held(self, record: Mapping[str, Any], where: Path) -> Held:
         name, namespace, context = (record.get(key) for key in ("kubernetes_job", "kube_namespace", "kube_context"))
@@ -84,47 +95,47 @@ class Queue:
         return Held(name, namespace, context if isinstance(context, str) else "", str(kind))
 
 
-def _make_job(api: Api, made: manifest.Described) -> None:
-    *others, first = manifest.submitted(made)
+def _make_job(api: Api, spec: manifest.Described) -> None:
+    *others, first = manifest.submitted(spec)
     first["spec"]["parallelism"] = 0  # until all that its pod needs is there
     try:
         owner = api.create(first)["metadata"]
     except There:
-        raise _there_is(api, made) from None
+        raise _there_is(api, spec) from None
     try:
-        for each in (*others, *manifest.environment_secret(made)):
-            api.create(manifest.owned(each, owner))
-        api.patch("Job", made.name, {"spec": {"parallelism": 1}})
+        for kube_object in (*others, *manifest.environment_secret(spec)):
+            api.create(manifest.owned(kube_object, owner))
+        api.patch("Job", spec.name, {"spec": {"parallelism": 1}})
     except BaseException:
-        api.delete("Job", made.name)
+        api.delete("Job", spec.name)
         raise
 
 
-def _make_set(api: Api, made: manifest.Described) -> None:
+def _make_set(api: Api, spec: manifest.Described) -> None:
     """Last the JobSet, as Kueue decides when one with its label starts, and then that the others belong to it."""
-    *others, first = manifest.submitted(made)
-    others += manifest.environment_secret(made)
+    *others, first = manifest.submitted(spec)
+    others += manifest.environment_secret(spec)
     with contextlib.suppress(Gone):
-        api.get("JobSet", made.name)
-        raise _there_is(api, made)
+        api.get("JobSet", spec.name)
+        raise _there_is(api, spec)
     done: list[manifest.Object] = []
     try:
-        for each in (*others, first):
-            owner = api.create(each)["metadata"]
-            done.append(each)
-        for each in others:
-            metadata = manifest.owned(each, owner, "JobSet")["metadata"]
-            api.patch(each["kind"], each["metadata"]["name"], {"metadata": metadata})
+        for kube_object in (*others, first):
+            owner = api.create(kube_object)["metadata"]
+            done.append(kube_object)
+        for kube_object in others:
+            metadata = manifest.owned(kube_object, owner, "JobSet")["metadata"]
+            api.patch(kube_object["kind"], kube_object["metadata"]["name"], {"metadata": metadata})
     except BaseException:
-        for each in reversed(done):
-            api.delete(each["kind"], each["metadata"]["name"])
+        for kube_object in reversed(done):
+            api.delete(kube_object["kind"], kube_object["metadata"]["name"])
         raise
 
 
-def _there_is(api: Api, made: manifest.Described) -> LaunchError:
+def _there_is(api: Api, spec: manifest.Described) -> LaunchError:
     return LaunchError(
-        f"there is a {made.kind} {made.name} in the namespace {api.namespace} already: give another --job, or end "
-        f"that one with `kubectl delete {made.kind.lower()} {made.name} -n {api.namespace}`"
+        f"there is a {spec.kind} {spec.name} in the namespace {api.namespace} already: give another --job, or end "
+        f"that one with `kubectl delete {spec.kind.lower()} {spec.name} -n {api.namespace}`"
     )
 
 

@@ -40,9 +40,9 @@ def node(pod: Found) -> str:
 def waiting(pod: Found) -> tuple[str, str]:
     """Why a pod does not run yet: a reason of Kubernetes, and its words; "" for both if it says nothing."""
     status = pod.get("status", {})
-    for each in status.get("conditions") or ():
-        if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return str(each.get("reason", "")), str(each.get("message", ""))
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("reason", "")), str(condition.get("message", ""))
     for state in _states(pod, "waiting"):
         return str(state.get("reason", "")), str(state.get("message") or "")
     return "", ""
@@ -54,8 +54,8 @@ def why_waiting(pods: Sequence[Found], count: int, what: str) -> str:
     missing = count - sum(phase(pod) == RUNNING for pod in pods)
     if missing <= 0:
         return ""
-    said = {f"{reason}: {words}" if words else reason for reason, words in map(waiting, late)}
-    texts = sorted(each for each in said if each and each not in USUAL)
+    reasons = {f"{reason}: {words}" if words else reason for reason, words in map(waiting, late)}
+    texts = sorted(reason for reason in reasons if reason and reason not in USUAL)
     return f"waiting for {missing} of {count} {what}" + (f": {'; '.join(texts)}" if texts else "")
 
 
@@ -102,8 +102,8 @@ def has_ended(pod: Found) -> bool:
 
 
 def _states(pod: Found, kind: str) -> Iterator[Found]:
-    for each in pod.get("status", {}).get("containerStatuses") or ():
-        state = (each.get("state") or {}).get(kind)
+    for container in pod.get("status", {}).get("containerStatuses") or ():
+        state = (container.get("state") or {}).get(kind)
         if state:
             yield state
 
@@ -111,10 +111,10 @@ def _states(pod: Found, kind: str) -> Iterator[Found]:
 def job_state(job: Found) -> str:
     """Of a Job or a JobSet: whether it is there, waits for its queue, has succeeded or has failed, and why."""
     status = job.get("status", {})
-    for each in status.get("conditions") or ():
-        if each.get("status") == "True" and each.get("type") in ENDS:
-            words = each.get("message") or each.get("reason")
-            return f"has failed ({words})" if each["type"] == "Failed" else "has ended"
+    for condition in status.get("conditions") or ():
+        if condition.get("status") == "True" and condition.get("type") in ENDS:
+            words = condition.get("message") or condition.get("reason")
+            return f"has failed ({words})" if condition["type"] == "Failed" else "has ended"
     return "is suspended, as Kueue does until its queue has room" if job["spec"].get("suspend") else "is there"
 
 

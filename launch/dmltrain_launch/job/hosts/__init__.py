@@ -1,6 +1,7 @@
 """Hosts files, YAML inventories and --hosts lists -> Host values.
 
-`read` opens the file; everything else is pure. A LaunchError begins with the line, `hosts:3: `.
+`read` opens the file; everything else is pure. `by_roles` merges the lists of -WH (workers) and -SH (servers). A
+LaunchError begins with the line, `hosts:3: `.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
@@ -16,7 +18,9 @@ from dmltrain_launch.job.hosts.entry import Text, entry
 from dmltrain_launch.job.hosts.range import split_list
 from dmltrain_launch.job.hosts.text import LINE_END
 from dmltrain_launch.job.hosts.text import parse as parse_text
+from dmltrain_launch.job.role import SCHEDULER, SERVER, WORKER
 
+WORKER_OPTION, SERVER_OPTION = "-WH", "-SH"
 MOST_BYTES = 1 << 20  # a thousand hosts need a tenth of this; a larger file is not a list of hosts
 EXPECTED = "expected a hosts file: one host per line, such as h1 slots=2 (hosts.example explains)"
 LIST_OPTION = "--hosts"
@@ -48,18 +52,21 @@ def parse(data: bytes, name: str) -> list[Host]:
 
 
 def _slots_of_lines(hosts: Sequence[Host]) -> list[Host]:
-    """The hosts, each once. In some files a host has a line for each slot, as in PBS_NODEFILE, or lines whose slots are
-    added, as for Open MPI: so if all lines are of this kind, without anything else."""
+    """The hosts, each once, with the sum of the slots of its lines.
+
+    In some files a host has a line for each slot, as in PBS_NODEFILE, or several lines with slots, as for Open MPI.
+    Lines are added only if all lines of the file are of one of these kinds and have no other attributes.
+    """
     kinds = {host.slots is None for host in hosts}
     plain = all(replace(host, slots=None) == Host(host.name, where=host.where) for host in hosts)
     names = [host.name for host in hosts]
     if len(kinds) > 1 or not plain or len({host.where for host in hosts}) < len(hosts) or len(names) == len(set(names)):
         return list(hosts)
-    made: dict[str, Host] = {}
+    merged: dict[str, Host] = {}
     for host in hosts:
-        before = made.get(host.name, replace(host, slots=0))
-        made[host.name] = replace(before, slots=(before.slots or 0) + (1 if host.slots is None else host.slots))
-    return list(made.values())
+        before = merged.get(host.name, replace(host, slots=0))
+        merged[host.name] = replace(before, slots=(before.slots or 0) + (1 if host.slots is None else host.slots))
+    return list(merged.values())
 
 
 def from_list(text: str) -> list[Host]:
@@ -108,3 +115,47 @@ def _twice(host: Host, first: Host) -> str:
         f"{host.where}: {host.name} is already given at {first.where}; for more processes use slots=, "
         f"for a second sshd on the machine use another name: NAME hostname={host.target} port=2222"
     )
+
+
+def by_roles(worker_hosts: Sequence[Host], server_hosts: Sequence[Host]) -> list[Host]:
+    """One list with roles: the workers' hosts in their order, then the others. The first of -SH gets the scheduler.
+
+    A host in both lists gets both roles and the attributes of both. LaunchError if an attribute differs.
+    """
+    _check(WORKER_OPTION, worker_hosts)
+    _check(SERVER_OPTION, server_hosts)
+    servers = {host.name.casefold(): host for host in server_hosts}
+    merged = []
+    for host in worker_hosts:
+        also = servers.pop(host.name.casefold(), None)
+        merged.append(_merged(host, also, (SERVER, WORKER)) if also else replace(host, roles=(WORKER,)))
+    merged += [replace(host, roles=(SERVER,)) for host in servers.values()]
+    first = server_hosts[0].name.casefold()
+    return [replace(host, roles=(SCHEDULER, *host.roles)) if host.name.casefold() == first else host for host in merged]
+
+
+def _check(option: str, hosts: Sequence[Host]) -> None:
+    if not hosts:
+        raise LaunchError(f"{option}: no hosts; {WORKER_OPTION} and {SERVER_OPTION} each need a hosts file")
+    for host in hosts:
+        if host.roles:
+            raise LaunchError(
+                f"{host.where}: {host.name} has roles=, but {option} already sets its role; remove roles="
+            )
+
+
+def _merged(worker: Host, server: Host, roles: tuple[str, ...]) -> Host:
+    """A host of both lists. An attribute that a list does not set has its default value."""
+    merged: dict[str, Any] = {"name": worker.name, "roles": roles}
+    merged["where"] = worker.where if worker.where == server.where else f"{worker.where}, {server.where}"
+    for field in fields(Host):
+        if field.name not in merged:
+            values = {getattr(worker, field.name), getattr(server, field.name)}
+            given = sorted(values - {field.default}, key=str)
+            if len(given) > 1:
+                raise LaunchError(
+                    f"{server.where}: {server.name} is in both files, and its {field.name} differs from "
+                    f"that at {worker.where}; use the same value, or set it in one file only"
+                )
+            merged[field.name] = given[0] if given else field.default
+    return Host(**merged)

@@ -133,15 +133,15 @@ def _roles(text: str) -> tuple[str, ...]:
 
 
 def _gpus(text: str) -> tuple[str, ...]:
-    found: list[str] = []
+    gpus: list[str] = []
     for part in (word.strip() for word in text.split(",")):
         match = DEVICE.fullmatch(part)
         if not match:
             raise ValueError("expected numbers of devices, such as 0,2 or 0-3")
-        found += expand(f"[{part}]") if match[2] else [part]
-    if len(set(found)) < len(found):
+        gpus += expand(f"[{part}]") if match[2] else [part]
+    if len(set(gpus)) < len(gpus):
         raise ValueError("a device is named twice")
-    return tuple(found)
+    return tuple(gpus)
 
 
 ATTRIBUTES = {

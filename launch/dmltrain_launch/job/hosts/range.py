@@ -29,7 +29,7 @@ def split_list(text: str) -> list[str]:
 
 def _numbers(inside: str) -> list[str]:
     """The numbers of one range, with their leading zeros: `01-03,7` is 01, 02, 03 and 7."""
-    found: list[str] = []
+    numbers: list[str] = []
     for part in inside.split(","):
         match = NUMBERS.fullmatch(part.strip())
         if not match:
@@ -40,8 +40,8 @@ def _numbers(inside: str) -> list[str]:
             raise ValueError(f"[{inside}]: {first} and {last} differ in width; write the same number of digits")
         if int(first) > int(last):
             raise ValueError(f"[{inside}]: {first} is greater than {last}; write the smaller number first")
-        if len(found) + int(last) - int(first) >= MOST:
+        if len(numbers) + int(last) - int(first) >= MOST:
             raise ValueError(f"[{inside}] stands for more than {MOST} names")
         width = len(first) if padded else 0
-        found += [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
-    return found
+        numbers += [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+    return numbers

@@ -38,10 +38,10 @@ def select(hosts: Sequence[Host], include: str = "", exclude: str = "") -> list[
     """
     included = _patterns(INCLUDE, include, hosts) if include else [Pattern("*", ("*",))]
     excluded = _patterns(EXCLUDE, exclude, hosts) if exclude else []
-    found = [chosen for host in hosts if (chosen := _without(_only(host, included), excluded))]
-    if not found:
+    selected = [chosen for host in hosts if (chosen := _without(_only(host, included), excluded))]
+    if not selected:
         raise LaunchError(f"{EXCLUDE} {exclude} excludes every host: {_listed(hosts)}")
-    return found
+    return selected
 
 
 def _patterns(option: str, text: str, hosts: Sequence[Host]) -> list[Pattern]:

@@ -41,20 +41,20 @@ def from_line(line: Text, defaults: Given = NONE) -> list[Host]:
 
 def words(line: str) -> list[str]:
     """The words of a line, without quotes and comment."""
-    found, at, line = [], 0, line.rstrip()
+    split_words, at, line = [], 0, line.rstrip()
     while at < len(line):
         match = WORD.match(line, at)
         if not match:
             raise ValueError("unclosed quote, or backslash at the end of the line; quote values as in a shell")
         if match[1]:
-            found += shlex.split(match[1])
+            split_words += shlex.split(match[1])
         at = match.end()
-    return found
+    return split_words
 
 
-def _attributes(found: Sequence[str], where: str) -> dict[str, Text]:
+def _attributes(line_words: Sequence[str], where: str) -> dict[str, Text]:
     given: dict[str, Text] = {}
-    for word in found:
+    for word in line_words:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"{word}: expected ATTRIBUTE=VALUE without spaces, such as slots=4; one host per line")

@@ -19,20 +19,20 @@ from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action, Connect, Open, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.event import Connected, Copied, Event, Lost, Unreached
-from dmltrain_launch.run.supervisor.late import LatePreparation, Meeting, bound
+from dmltrain_launch.run.supervisor.late import LatePreparation, PeerPorts, bound
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 
 Key = tuple[str, str | int]
 
 
 def comes(host: str) -> Key:
-    """The key of a host that is being prepared."""
+    """The key of a request that waits for a host that is being prepared."""
     return "comes", host
 
 
 def joins(task: int) -> Key:
-    """The key of a worker that is to join."""
+    """The key of a request that waits for a worker to join."""
     return "joins", task
 
 
@@ -45,17 +45,19 @@ class _Arrival:
 
 
 class Arrivals:
-    """`waiters` are told what becomes of each host and worker."""
+    """Hosts that are being prepared, and workers that are started on them. `waiters`: the requests that wait for
+    them."""
 
     def __init__(self, attempt: Attempt, waiters: Waiters):
         self._attempt, self._waiters = attempt, waiters
         self._coming: dict[str, _Arrival] = {}
-        self._unwanted: set[str] = set()  # hosts given up while they are being connected, until that has ended
-        self._meeting = Meeting()
+        # hosts that were given up while the launcher connects to them: an agent may still come, and must be ended
+        self._unwanted: set[str] = set()
+        self._peer_ports = PeerPorts()
 
     @property
     def deadline(self) -> float:
-        return min((each.until for each in self._coming.values()), default=math.inf)
+        return min((arrival.until for arrival in self._coming.values()), default=math.inf)
 
     def is_coming(self, host: str) -> bool:
         return host in self._coming
@@ -63,12 +65,12 @@ class Arrivals:
     @property
     def expected(self) -> int:
         """How many workers will be started on hosts that are being prepared."""
-        return sum(each.workers for each in self._coming.values())
+        return sum(arrival.workers for arrival in self._coming.values())
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, more: int) -> None:
-        """LaunchError if the job cannot have so many more workers."""
+        """LaunchError if the job cannot have `more` workers in addition."""
         job, tasks = self._attempt.job, self._attempt.tasks
         if tasks.next_rank + self.expected + more > job.num_workers + MORE_WORKERS:
             raise LaunchError(f"a job can get at most {MORE_WORKERS} workers more than it had at its start")
@@ -96,12 +98,12 @@ class Arrivals:
         return max(0, (self._attempt.job.most_workers or self._attempt.job.num_workers) - self._now)
 
     def add(self, host: Host, workers: int, waiter: Waiter, now: float) -> list[Action]:
-        """So many workers more on this host."""
+        """Start `workers` more workers on this host, which is prepared first if the job does not use it yet."""
         attempt = self._attempt
         if host.name in self._coming:
             waiter.note(f"{host.name} is being added already: add more workers when it is there", USAGE_CODE)
             return []
-        if any(each.name == host.name for each in attempt.usable):
+        if any(used_host.name == host.name for used_host in attempt.usable):
             tasks = self._start(attempt.hosts[host.name], workers)
             waiter.keys.update(joins(number) for number, _ in tasks)
             return [action for _, actions in tasks for action in actions]
@@ -112,13 +114,14 @@ class Arrivals:
                 USAGE_CODE,
             )
             return []
-        if host.name in attempt.hosts and not attempt.ending.may_return(host.name):
+        if host.name in attempt.hosts and not attempt.ending.may_be_reused(host.name):
             waiter.note(f"{host.name} cannot be used now: the job still ends what ran there; try again", FAULT_CODE)
             return []
         return self._begin(host, workers, waiter, now)
 
     def place(self, workers: int, waiter: Waiter) -> list[Action]:
-        """So many workers more on the hosts of the job, on each time the one with the fewest that has room."""
+        """Start `workers` more workers on hosts of the job: each on the host with the fewest workers of those with
+        room."""
         actions: list[Action] = []
         for _ in range(workers):
             attempt = self._attempt
@@ -134,14 +137,16 @@ class Arrivals:
 
     def _begin(self, host: Host, workers: int, waiter: Waiter, now: float) -> list[Action]:
         attempt = self._attempt
-        attempt.ending.returns(host.name)
+        attempt.ending.reuse(host.name)
         attempt.ending.coming.add(host.name)
         attempt.preparation.hosts[host.name] = host
         servers = {
             process.task.host.name for process in attempt.processes if process.task.role != WORKER and process.runs
         }
-        self._meeting.hosts = {each.name: each for each in attempt.usable if each.name in servers}
-        late = LatePreparation(attempt.job, host, attempt.preparation, self._meeting)
+        self._peer_ports.hosts = {
+            used_host.name: used_host for used_host in attempt.usable if used_host.name in servers
+        }
+        late = LatePreparation(attempt.job, host, attempt.preparation, self._peer_ports)
         self._coming[host.name] = _Arrival(late, workers, now + attempt.limits.start)
         waiter.keys.add(comes(host.name))
         return [] if host.name in self._unwanted else [Connect(host.name)]
@@ -153,12 +158,12 @@ class Arrivals:
             self._coming[host].connected = True
 
     def prepared(self, event: events.Event | Copied) -> list[Action]:
-        """A host has finished a step, or one that it must reach can be reached."""
+        """A coming host has finished a step, or a host of the job that it must reach listens now."""
         arrival = self._coming.get(event.host)
         if arrival is None:
             if not isinstance(event, events.Bound):
                 return []
-            actions = bound(event, self._meeting, [each.preparation for each in self._coming.values()])
+            actions = bound(event, self._peer_ports, [arrival.preparation for arrival in self._coming.values()])
             return [*actions, *self._proceed()]
         try:
             actions = arrival.preparation.handle(event)
@@ -167,7 +172,7 @@ class Arrivals:
         return [*actions, *self._proceed()]
 
     def failed(self, name: str, why: str, code: int) -> list[Action]:
-        """A host that was to come does not."""
+        """Give up a coming host: tell the user and the requests that wait for it, and end its agent."""
         arrival = self._coming.pop(name, None)
         if arrival is None:
             return []
@@ -175,7 +180,7 @@ class Arrivals:
         attempt.ending.coming.discard(name)
         text = f"{name} was not added: {why}"
         self._waiters.settle(comes(name), text, code or FAULT_CODE)
-        attempt.losses.notices.append(Notice(text))
+        attempt.losses.announcements.append(Announcement(text))
         actions: list[Action] = []
         if arrival.connected:
             actions += attempt.ending.release(name)
@@ -184,17 +189,17 @@ class Arrivals:
         return [*actions, *self._close()]
 
     def give_up(self, name: str, why: str, code: int) -> list[Action]:
-        """Do not wait for this host any more. While it is being connected, an agent may still come."""
+        """Do not wait for this host any more. If the launcher still connects to it, an agent may come later."""
         if not self._coming[name].connected:
             self._unwanted.add(name)
         return self.failed(name, why, code)
 
     def is_unwanted(self, event: Event) -> bool:
-        """Whether an event is about the agent of a host that was given up before it was connected."""
+        """Whether an event is about a host that was given up before its agent was connected."""
         return getattr(event, "host", None) in self._unwanted
 
     def unwanted(self, event: Event) -> list[Action]:
-        """End such an agent. If its host has been added again, connect to it then."""
+        """Handle an event of such a host: end its agent. If the host was added again meanwhile, connect to it anew."""
         match event:
             case Connected(host):
                 return [Send(host, Stop(self._attempt.ending.grace))]
@@ -205,20 +210,20 @@ class Arrivals:
         return []
 
     def lost(self, name: str, why: str) -> list[Action]:
-        """The agent of a host that was to come is lost: nothing ran there."""
+        """The agent of a coming host is lost. No process of the job ran there, so none is left."""
         self._attempt.ending.left[name] = ()
         self._attempt.ending.closed.add(name)
         return self.failed(name, why, FAULT_CODE)
 
     def peer_lost(self, name: str) -> list[Action]:
-        """A host of the job is lost, which those that come need not reach any more."""
-        self._meeting.lost(name)
-        actions = [action for each in self._coming.values() for action in each.preparation.answered(name)]
+        """A host of the job is lost: coming hosts need not reach it any more."""
+        self._peer_ports.lost(name)
+        actions = [action for arrival in self._coming.values() for action in arrival.preparation.answered(name)]
         return [*actions, *self._proceed()]
 
     def tick(self, now: float) -> list[Action]:
         """Give up hosts that take too long."""
-        late = [name for name, each in self._coming.items() if now >= each.until]
+        late = [name for name, arrival in self._coming.items() if now >= arrival.until]
         seconds = self._attempt.limits.start
         return [
             action
@@ -240,19 +245,21 @@ class Arrivals:
                 main.problems += late.problems
                 started = self._start(late.host, arrival.workers)
                 self._waiters.swap(comes(name), [joins(number) for number, _ in started])
-                actions += [action for _, each in started for action in each]
+                actions += [action for _, start_actions in started for action in start_actions]
         return [*actions, *self._close()]
 
     def _close(self) -> list[Action]:
-        return [] if self._coming else self._meeting.close()
+        return [] if self._coming else self._peer_ports.close()
 
     def _start(self, host: Host, workers: int) -> list[tuple[int, list[Action]]]:
-        """Start workers on a prepared host: the number of each, and what to do."""
+        """Start workers on a prepared host. Returns the number of each and the actions that start it."""
         tasks = self._attempt.tasks
-        found: list[tuple[int, list[Action]]] = []
+        started: list[tuple[int, list[Action]]] = []
         for _ in range(workers):
             number = tasks.add(host)
             name = tasks.all[number].task.name
-            found.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
-            self._attempt.losses.notices.append(Notice(f"starting worker {tasks.all[number].task.rank} on {host.name}"))
-        return found
+            started.append((number, [Open(name), Send(host.name, tasks.start_one(number))]))
+            self._attempt.losses.announcements.append(
+                Announcement(f"starting worker {tasks.all[number].task.rank} on {host.name}")
+            )
+        return started

@@ -25,15 +25,19 @@ from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.event import Asked, Viewed
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process
 
 MOST_AT_ONCE = 1000  # workers that one request may add
-MOST_DIGITS = 6  # Python makes no number of very many
+MOST_DIGITS = 6  # of a number of workers: int() raises ValueError above 4300 digits (sys.set_int_max_str_digits)
 
 
 class Changes:
-    """`listed`: hosts that the user has described, also those without a process. `watched`: their file is followed."""
+    """All planned changes of a job.
+
+    `listed`: hosts that the user has described, also those without a process. `watched`: whether changes of the file
+    that lists them are followed.
+    """
 
     def __init__(self, attempt: Attempt, listed: Sequence[Host] = (), watched: bool = False):
         self._attempt = attempt
@@ -49,11 +53,12 @@ class Changes:
         return min(self.arrivals.deadline, self.returning.deadline, self.settings.deadline)
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due."""
+        """Do what is due at `now`."""
         return [*self.arrivals.tick(now), *self.returning.tick(now), *self.settings.tick(now)]
 
     def asked(self, request: Asked, now: float) -> list[Action]:
-        """What the user wants. A request that cannot be done at all changes nothing."""
+        """Begin what the user asks for. A request that is impossible changes nothing and is answered with the
+        reason."""
         waiter = Waiter(request.number)
         self._waiters.add(waiter)
         try:
@@ -92,13 +97,13 @@ class Changes:
     # -- what happens --------------------------------------------------------------------------------------------
 
     def viewed(self, event: Viewed, after: float) -> None:
-        """These workers are the members from now on, `after` s from the job's start."""
+        """A view has begun, `after` s from the job's start: note which newcomers are members now."""
         self.leavers.viewed(event.workers)
         for number, process in enumerate(self._attempt.processes):
             if process.comes and process.runs and process.task.rank in event.workers:
                 process.joined_after = after
                 text = f"worker {process.task.rank} on {process.task.host.name} has joined the job in view {event.view}"
-                self._attempt.losses.notices.append(Notice(text))
+                self._attempt.losses.announcements.append(Announcement(text))
                 self._waiters.settle(("joins", number), text)
 
     def settle(self, now: float) -> list[Action]:
@@ -110,7 +115,9 @@ class Changes:
         actions = self.listing.follow(now) if self.listing.wanted and not attempt.unready else []
         actions += self.leavers.give_back()
         self.returning.settle(now)
-        attempt.losses.notices += map(Notice, attempt.replacer.place_servers(attempt.tasks, attempt.usable, now))
+        attempt.losses.announcements += map(
+            Announcement, attempt.replacer.place_servers(attempt.tasks, attempt.usable, now)
+        )
         if self._waiters:
             self._settle_newcomers()
             self.leavers.settle()

@@ -1,9 +1,9 @@
 """Workers that leave an elastic job on purpose, and hosts that it gives back. Pure.
 
 A worker that got its notice ends its step, hands back its samples and exits with 0: it is neither lost nor replaced.
-When the last worker of a host has ended, a server or the scheduler there ends as well: the job goes on as after their
-loss, with the other servers, and with the next scheduler on another host. Then the host is given back: its agent ends,
-and no process is started there any more.
+When the last worker of a leaving host has ended, a server or the scheduler on it is ended as well. The job goes on as
+after their loss: with the other servers, and with another scheduler on another host. Then the host is given back: its
+agent ends, and no process is started there any more.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import re
 from collections.abc import Collection, Sequence
 
 from dmltrain_launch import LaunchError
-from dmltrain_launch.agent.commands import Notice as NoticeCommand
+from dmltrain_launch.agent.commands import NoticeCommand
 from dmltrain_launch.job.role import SCHEDULER, WORKER
 from dmltrain_launch.run.planned.arrivals import Key
 from dmltrain_launch.run.planned.waiters import Waiter, Waiters
 from dmltrain_launch.run.supervisor.action import Action, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process
 
 ONE = re.compile(r"worker[:-](\d{1,6})")
 
 
 def leaves(task: int) -> Key:
-    """The key of a worker that is to leave."""
+    """The key of a request that waits for a worker to leave."""
     return "leaves", task
 
 
 def released(host: str) -> Key:
-    """The key of a host that is to be given back."""
+    """The key of a request that waits for a host to be given back."""
     return "released", host
 
 
 class Leavers:
-    """`waiters` are told what becomes of each worker and host."""
+    """Workers that leave and hosts that are given back. `waiters`: the requests that wait for them."""
 
     def __init__(self, attempt: Attempt, waiters: Waiters):
         self._attempt, self._waiters = attempt, waiters
@@ -66,16 +66,17 @@ class Leavers:
                 self._say(text)
 
     def viewed(self, ranks: Collection[int]) -> None:
-        """The scheduler says that these workers are the members."""
+        """A view has begun with these workers as its members."""
         self._members = [worker for worker in self._attempt.tasks.workers if worker.runs and worker.task.rank in ranks]
 
     def noticed(self, host: str, tasks: Sequence[int], now: float) -> None:
-        """The agent got a signal, and has given notice to these workers."""
-        for each in (self._attempt.processes[task] for task in tasks):
-            each.leaving = each.leaving or f"the agent on {host} got a notice"
+        """The agent of a host got a signal and has asked these workers to leave."""
+        for process in (self._attempt.processes[task] for task in tasks):
+            process.leaving = process.leaving or f"the agent on {host} got a notice"
         names = ", ".join(self._attempt.processes[task].label for task in tasks)
         self._say(f"the agent on {host} got a notice: asked to leave: {names}")
-        with contextlib.suppress(LaunchError):  # then the host stays until it is lost
+        # if the job needs the host for a server or the scheduler, the host stays in use until it is lost
+        with contextlib.suppress(LaunchError):
             self._check_hosts([host])
             self.release([host], now)
 
@@ -97,12 +98,12 @@ class Leavers:
         """End servers and scheduler of the hosts whose workers have ended, then the agents."""
         actions = list[Action]()
         for host in sorted(self._hosts):
-            running = [each for each in self._attempt.tasks.on(host) if each.runs]
+            running = [process for process in self._attempt.tasks.on(host) if process.runs]
             if not running:
                 self._hosts.discard(host)
                 actions += self._attempt.ending.release(host)
-            elif all(each.task.role != WORKER for each in running):
-                actions += self._end(host, [each for each in running if not each.leaving])
+            elif all(process.task.role != WORKER for process in running):
+                actions += self._end(host, [process for process in running if not process.leaving])
         return actions
 
     def _end(self, host: str, processes: Sequence[Process]) -> list[Action]:
@@ -119,32 +120,32 @@ class Leavers:
         workers: list[Process] = []
         for name in (word.strip() for word in what.split(",")):
             match = ONE.fullmatch(name)
-            found = self._on(name) if not match else self._with_rank(int(match[1]))
+            named = self._on(name) if not match else self._with_rank(int(match[1]))
             hosts += [] if match else [name]
-            workers += [each for each in found if each not in workers]
+            workers += [process for process in named if process not in workers]
         return hosts, workers
 
     def _on(self, host: str) -> list[Process]:
-        known = [each.name for each in self._attempt.usable]
+        known = [used_host.name for used_host in self._attempt.usable]
         if host not in known:
             raise LaunchError(f"{host!r} is not a host that the job uses: expected {', '.join(known)}, or worker:N")
-        return [each for each in self._attempt.tasks.on(host) if each.task.role == WORKER and each.runs]
+        return [process for process in self._attempt.tasks.on(host) if process.task.role == WORKER and process.runs]
 
     def _with_rank(self, rank: int) -> list[Process]:
         running = [worker for worker in self._attempt.tasks.workers if worker.runs]
-        found = [each for each in running if each.task.rank == rank]
-        if not found:
-            names = ", ".join(f"worker:{each}" for each in sorted(each.task.rank for each in running))
+        chosen = [process for process in running if process.task.rank == rank]
+        if not chosen:
+            names = ", ".join(f"worker:{each}" for each in sorted(process.task.rank for process in running))
             raise LaunchError(f"worker {rank} does not run: expected one of {names}, or a host")
-        return found
+        return chosen
 
     def _check_hosts(self, hosts: Collection[str]) -> None:
-        """Whether the job can go on without the servers and the scheduler on these hosts."""
+        """LaunchError if the job cannot go on without the servers and the scheduler on these hosts."""
         attempt = self._attempt
-        ending = [each for host in hosts for each in attempt.tasks.on(host) if each.runs]
+        ending = [process for host in hosts for process in attempt.tasks.on(host) if process.runs]
         if not attempt.tasks.keeps_a_server(ending):
             raise LaunchError(f"no server would be left without {' and '.join(sorted(hosts))}: {self._alone(hosts)}")
-        if not any(each.task.role == SCHEDULER for each in ending):
+        if not any(process.task.role == SCHEDULER for process in ending):
             return
         if all(host.name in hosts for host in attempt.usable):
             raise LaunchError(f"no host would be left for the scheduler: {self._alone(hosts)}")
@@ -160,13 +161,13 @@ class Leavers:
 
     def _alone(self, hosts: Collection[str]) -> str:
         """What to do instead of removing these hosts."""
-        workers = ",".join(f"worker:{each.task.rank}" for host in sorted(hosts) for each in self._on(host))
+        workers = ",".join(f"worker:{process.task.rank}" for host in sorted(hosts) for process in self._on(host))
         return f"remove their workers alone ({workers}), or name other hosts" if workers else "name other hosts"
 
     def _check_number(self, workers: Sequence[Process]) -> None:
         members = self._attempt.tasks.workers if self._members is None else self._members
         running = [member for member in members if member.runs and not member.comes]
-        stay = [each for each in running if each not in workers and not each.leaving]
+        stay = [process for process in running if process not in workers and not process.leaving]
         least = self._attempt.job.elastic
         if len(stay) < max(1, least):
             raise LaunchError(
@@ -188,7 +189,7 @@ class Leavers:
         return [Send(host, NoticeCommand(tuple(tasks))) for host, tasks in by_host.items()]
 
     def _say(self, text: str) -> None:
-        self._attempt.losses.notices.append(Notice(text))
+        self._attempt.losses.announcements.append(Announcement(text))
 
     def settle(self) -> None:
         """Tell those who wait what has become of workers and hosts."""
@@ -196,7 +197,7 @@ class Leavers:
             match key:
                 case ("leaves", int(task)):
                     self._settle(task)
-                case ("released", str(host)) if self._attempt.ending.knows(host):
+                case ("released", str(host)) if self._attempt.ending.has_ended(host):
                     self._waiters.settle(key, f"{host} is not part of the job any more")
                 case _:
                     pass

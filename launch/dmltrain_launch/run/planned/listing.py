@@ -1,7 +1,8 @@
 """What a changed hosts file means for a running elastic job. Pure.
 
-Hosts that are new in the file get workers: by slots=, else one for each of gpus=, else one. Hosts that are gone from it
-leave, unless the job needs them. Hosts that the user added by `dmltrain job add` are none of the file's.
+Hosts that are new in the file get workers: by slots=, else one for each of gpus=, else one. Hosts that are gone from
+the file leave, unless the job needs them. Hosts that the user added with `dmltrain job add` do not belong to the file,
+so they stay.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from collections.abc import Sequence
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.placement import usual
+from dmltrain_launch.job.placement import default_workers
 from dmltrain_launch.run.planned.arrivals import Arrivals
 from dmltrain_launch.run.planned.leavers import Leavers
 from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 
 
 class Listing:
-    """`known`: the hosts of the file by name. `wanted`: those of the changed file, which has not been followed yet."""
+    """`known`: the hosts of the file by name. `wanted`: those of a changed file that `follow` has not handled yet."""
 
     def __init__(self, attempt: Attempt, arrivals: Arrivals, leavers: Leavers, listed: Sequence[Host]):
         self._attempt, self._arrivals, self._leavers = attempt, arrivals, leavers
@@ -41,13 +42,14 @@ class Listing:
         return [*actions, *(action for name in gone for action in self._remove(name, now))]
 
     def retry(self, now: float) -> list[Action]:
-        """The job has other members: perhaps those can leave now that could not before."""
+        """Try again to remove hosts that could not leave before. The members have changed, so it may be possible
+        now."""
         return [action for name in sorted(self._kept) for action in self._remove(name, now)]
 
     def _add(self, host: Host, now: float) -> list[Action]:
-        workers = int(min(usual(host), self._arrivals.room))
+        workers = int(min(default_workers(host), self._arrivals.room))
         if not workers:
-            why = "-n N:M allows no more" if usual(host) else "its line allows none"
+            why = "-n N:M allows no more" if default_workers(host) else "its line allows none"
             self._say(f"{host.name} is new in the hosts file and gets no worker: {why}")
             return []
         waiter = Waiter(-1)  # nobody waits for an answer
@@ -80,4 +82,4 @@ class Listing:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        self._attempt.losses.notices.append(Notice(text))
+        self._attempt.losses.announcements.append(Announcement(text))

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from dmltrain_launch import LaunchError
 from dmltrain_launch.job.host import Host
-from dmltrain_launch.job.placement import usual
+from dmltrain_launch.job.placement import default_workers
 from dmltrain_launch.run.planned.arrivals import Arrivals
 from dmltrain_launch.run.planned.waiters import Waiter
 from dmltrain_launch.run.supervisor.action import Action
 from dmltrain_launch.run.supervisor.attempt import Attempt
 from dmltrain_launch.run.supervisor.backoff import backoff
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 600.0
 LIVED_SECONDS = 600.0
@@ -34,7 +34,7 @@ class _Lost:
 
 @dataclass(frozen=True)
 class _Back:
-    """A host that has come back after so many tries, at the time `since`, in s."""
+    """A host that has come back after `tries` tries, at the time `since`, in s."""
 
     tries: int
     since: float
@@ -52,7 +52,7 @@ class Returning:
     def deadline(self) -> float:
         if self._attempt.ending.begun:
             return math.inf
-        return min((each.due for each in self._lost.values()), default=math.inf)
+        return min((lost.due for lost in self._lost.values()), default=math.inf)
 
     def settle(self, now: float) -> None:
         """Note which hosts are lost, and which have come back. Call it after each event."""
@@ -72,14 +72,14 @@ class Returning:
         """Try the hosts whose time has come."""
         if self._attempt.ending.begun:
             return []
-        due = [name for name, each in self._lost.items() if each.due <= now]
+        due = [name for name, lost in self._lost.items() if lost.due <= now]
         return [action for name in due for action in self._try(name, now)]
 
     def _try(self, name: str, now: float) -> list[Action]:
         lost, host = self._lost[name], self._listed()[name]
-        lost.due = now + _wait(lost.tries)  # if it cannot be tried now
-        workers = min(usual(host), self._arrivals.missing)
-        ended = name not in self._attempt.hosts or self._attempt.ending.may_return(name)
+        lost.due = now + _wait(lost.tries)  # when to look again if it cannot be tried now; that does not count as a try
+        workers = min(default_workers(host), self._arrivals.missing)
+        ended = name not in self._attempt.hosts or self._attempt.ending.may_be_reused(name)
         if not workers or not ended or self._arrivals.is_coming(name) or self._attempt.unready:
             return []
         lost.tries += 1
@@ -92,7 +92,7 @@ class Returning:
             return []
 
     def _say(self, text: str) -> None:
-        self._attempt.losses.notices.append(Notice(text))
+        self._attempt.losses.announcements.append(Announcement(text))
 
 
 def _wait(tries: int) -> float:

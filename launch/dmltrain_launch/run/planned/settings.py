@@ -19,7 +19,7 @@ from dmltrain_launch.run.supervisor.action import Action, Send
 from dmltrain_launch.run.supervisor.attempt import Attempt, KVStoreChange
 from dmltrain_launch.run.supervisor.event import ASKED, REFUSED, Slowest, Told
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, USAGE_CODE
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 
 READ_SECONDS = 10.0  # for the scheduler to read what is asked for; it looks each 0.25 s
 SILENT = (
@@ -57,7 +57,7 @@ class SettingsChanges:
         return self._add(settings, by, False, now)
 
     def slowest(self, event: Slowest, now: float) -> list[Action]:
-        """Apply the job's rules: the first one that holds, unless it was the last that did."""
+        """Apply the first rule of the job that holds, unless it was also the last one that was applied."""
         if self._attempt.unready:
             return []
         rule = next((rule for rule in self._attempt.job.rules if rule.holds(event.percent)), None)
@@ -73,7 +73,7 @@ class SettingsChanges:
         return self._begin(now) if len(self._queue) == 1 else []
 
     def told(self, event: Told, after: float, now: float) -> list[Action]:
-        """The scheduler says something, `after` s from the job's start."""
+        """The scheduler says what becomes of a change, `after` s from the job's start."""
         if not self._queue or self._queue[0].number != event.number:
             return []
         self.deadline = math.inf
@@ -83,20 +83,22 @@ class SettingsChanges:
             return self._refused(event.text, USAGE_CODE, now)
         change = KVStoreChange(after, event.text, self._queue[0].by, event.where)
         self._attempt.kvstore_changes.append(change)
-        self._attempt.losses.notices.append(Notice(f"{change.text}; asked for by {change.by}"))
+        self._attempt.losses.announcements.append(Announcement(f"{change.text}; asked for by {change.by}"))
         return self._settle(change.text, 0, now)
 
     def tick(self, now: float) -> list[Action]:
         return self._refused(SILENT, FAULT_CODE, now) if now >= self.deadline else []
 
     def scheduler_lost(self, now: float) -> list[Action]:
-        """The next one does not know what was asked for."""
+        """The scheduler is lost, and the next one does not know the change that was asked for: refuse it."""
         return self._refused(LOST, FAULT_CODE, now) if self._queue else []
 
     def _refused(self, text: str, code: int, now: float) -> list[Action]:
         wanted = self._queue[0]
         if wanted.of_rule:
-            self._attempt.losses.notices.append(Notice(f"kvstore not changed: {text}; asked for by {wanted.by}"))
+            self._attempt.losses.announcements.append(
+                Announcement(f"kvstore not changed: {text}; asked for by {wanted.by}")
+            )
             if code == FAULT_CODE:  # the job did not refuse: try again while the rule holds
                 self._applied = None
         return self._settle(text, code, now)

@@ -1,4 +1,4 @@
-"""What requests of the user wait for, and what became of it. Pure.
+"""Requests of the user that wait until something has happened. Pure.
 
 A request waits for several things, each named by a key, such as a worker that joins. It is answered when all of them
 have been settled.
@@ -22,7 +22,10 @@ class Waiter:
     code: int = 0
 
     def note(self, text: str, code: int = 0, process: int | None = None) -> None:
-        """Something was done, or failed if `code` is not 0. `process`: show its last lines."""
+        """Add a line to the answer: something was done, or, if `code` is not 0, it failed.
+
+        `process`: the number of a process whose last lines explain it.
+        """
         self.notes.append((text, process))
         self.code = self.code or code
 
@@ -38,36 +41,36 @@ class Waiters:
 
     @property
     def keys(self) -> set[Hashable]:
-        """All that anybody waits for."""
-        return {key for each in self._all for key in each.keys}
+        """The keys of everything that a request waits for."""
+        return {key for waiter in self._all for key in waiter.keys}
 
     def add(self, waiter: Waiter) -> None:
         self._all.append(waiter)
 
     def settle(self, key: Hashable, text: str, code: int = 0, process: int | None = None) -> None:
-        """Nobody waits for this any more. `text` "": there is nothing to say."""
-        for each in self._all:
-            if key in each.keys:
-                each.keys.discard(key)
+        """`key` has happened, or will never happen: no request waits for it any more. `text` "": nothing to say."""
+        for waiter in self._all:
+            if key in waiter.keys:
+                waiter.keys.discard(key)
                 if text:
-                    each.note(text, code, process)
+                    waiter.note(text, code, process)
 
     def swap(self, key: Hashable, keys: Collection[Hashable]) -> None:
-        """Who waits for `key` waits for `keys` instead."""
-        for each in self._all:
-            if key in each.keys:
-                each.keys.discard(key)
-                each.keys.update(keys)
+        """Requests that wait for `key` wait for all of `keys` instead."""
+        for waiter in self._all:
+            if key in waiter.keys:
+                waiter.keys.discard(key)
+                waiter.keys.update(keys)
 
     def settle_all(self, text: str, code: int) -> None:
-        """Nothing will happen any more."""
-        for each in self._all:
-            if each.keys:
-                each.keys.clear()
-                each.note(text, code)
+        """Answer all requests, because nothing will happen any more."""
+        for waiter in self._all:
+            if waiter.keys:
+                waiter.keys.clear()
+                waiter.note(text, code)
 
     def replies(self) -> list[Reply]:
-        """The answers to those that wait for nothing any more, once each."""
-        done = [each for each in self._all if not each.keys]
-        self._all = [each for each in self._all if each.keys]
-        return [Reply(each.number, each.code, tuple(each.notes)) for each in done]
+        """The answers to requests that do not wait for anything any more. Each is returned once."""
+        done = [waiter for waiter in self._all if not waiter.keys]
+        self._all = [waiter for waiter in self._all if waiter.keys]
+        return [Reply(waiter.number, waiter.code, tuple(waiter.notes)) for waiter in done]

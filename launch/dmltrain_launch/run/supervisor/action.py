@@ -34,14 +34,14 @@ class Copy(Value):
 
 @value(frozen=True)
 class Continue(Value):
-    """One more process will print, whose number is the next: its output continues that of the process `task`."""
+    """Expect output of one more process, which gets the next number. It goes into the log of the process `task`."""
 
     task: int
 
 
 @value(frozen=True)
 class Open(Value):
-    """One more process will print, whose number is the next, into the log `name`."""
+    """Expect output of one more process, which gets the next number. It goes into a new log `name`."""
 
     name: str
 

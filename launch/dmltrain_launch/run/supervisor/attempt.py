@@ -11,7 +11,7 @@ from dmltrain_launch.job.job import Job, Ports
 from dmltrain_launch.run.supervisor.cause import Cause, Verdict
 from dmltrain_launch.run.supervisor.ending import Ending
 from dmltrain_launch.run.supervisor.limit import FAULT_CODE, TIMEOUT_CODE, UNLIMITED, USAGE_CODE, Limits
-from dmltrain_launch.run.supervisor.losses import Losses, Notice
+from dmltrain_launch.run.supervisor.losses import Announcement, Losses
 from dmltrain_launch.run.supervisor.prepare import Preparation
 from dmltrain_launch.run.supervisor.process import Process, Processes
 from dmltrain_launch.run.supervisor.replace import Replacer
@@ -55,7 +55,7 @@ class Attempt:
     @property
     def usable(self) -> list[Host]:
         """The hosts on which processes can be started."""
-        return [host for name, host in self.hosts.items() if self.ending.serves(name)]
+        return [host for name, host in self.hosts.items() if self.ending.is_usable(name)]
 
     @property
     def processes(self) -> list[Process]:
@@ -125,6 +125,6 @@ class Attempt:
         problems, self._warned = self.preparation.problems[self._warned :], len(self.preparation.problems)
         return [problem.text for problem in problems if not problem.fatal]
 
-    def take_notices(self) -> list[Notice]:
+    def take_announcements(self) -> list[Announcement]:
         """The new losses of an elastic job."""
-        return self.losses.take_notices()
+        return self.losses.take_announcements()

@@ -23,8 +23,9 @@ class Verdict:
     """Decides the `cause`: the first failure, with two exceptions.
 
     Faults of several hosts before the start are reported together. A process that exited because it lost another one is
-    only a `suspect`: another failure within SUSPECT_SECONDS replaces it, and so does a silent host after that. While a
-    process still runs, its failure may be the one that the others have seen, and its end may take time: so `wait_on`.
+    only a `suspect`: another failure within SUSPECT_SECONDS replaces it, and so does a silent host after that. A
+    process that still runs may be the one that the others have lost, and it may need time to end. For it `extend_wait`
+    delays the decision.
     """
 
     def __init__(self) -> None:
@@ -56,18 +57,21 @@ class Verdict:
         if not self.suspect:
             self.suspect, self.suspect_at = cause, now + SUSPECT_SECONDS
 
-    def acquit(self) -> None:
-        """All workers have done their work: who lost one only saw it end."""
+    def drop_suspect(self) -> None:
+        """All workers have done their work: a process that lost a worker only saw its normal end."""
         self.suspect, self.suspect_at = None, math.inf
 
-    def wait_on(self, now: float, seconds: float) -> bool:
-        """Whether to decide so many seconds later, for a process that still runs; once, and not if a host is silent."""
+    def extend_wait(self, now: float, seconds: float) -> bool:
+        """Delay the decision by `seconds`, for a process that still runs. Returns whether it is delayed.
+
+        It is delayed once only, and not if a host is silent, because then that host is the cause.
+        """
         if self._waited_on or any(self.silent.values()):
             return False
         self._waited_on, self.suspect_at = True, now + seconds
         return True
 
-    def from_suspect(self, suspect: Cause) -> Cause:
+    def cause_after_suspect(self, suspect: Cause) -> Cause:
         """The cause after SUSPECT_SECONDS: the silent host that the process lost, else the process itself."""
         host = max(self.silent, key=lambda host: self.silent[host], default=None)
         if host is None or not self.silent[host]:
@@ -75,5 +79,5 @@ class Verdict:
         text = f"no heartbeat from {host} for {self.silent[host]:.0f} s: is the host down, or its network cut?"
         return Cause(FAULT_CODE, text)
 
-    def nothing_due(self) -> None:
+    def clear_deadlines(self) -> None:
         self.suspect_at = self.together_at = math.inf

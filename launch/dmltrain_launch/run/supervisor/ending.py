@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection
 
 from dmltrain_launch.agent import KILL_SECONDS
-from dmltrain_launch.agent.commands import Job as JobCommand
-from dmltrain_launch.agent.commands import Stop
+from dmltrain_launch.agent.commands import JobCommand, Stop
 from dmltrain_launch.job.job import Job
 from dmltrain_launch.run.supervisor.action import Send
 from dmltrain_launch.run.supervisor.limit import ANSWER_SECONDS, Limits
@@ -31,7 +30,7 @@ class Ending:
         self.stopped: list[str] = []  # labels of processes found in state T
         self.give_up_at = math.inf  # s: when an agent without an answer counts as lost; inf while the job runs
         self._with_job: set[str] = set()  # hosts whose agent got the Job command
-        self._recovering: dict[str, float] = {}  # hosts whose agent is replaced: s until which it may take to start
+        self._recovering: dict[str, float] = {}  # hosts whose agent is replaced: by which time (s) the new one must run
 
     def over(self, hosts: Collection[str]) -> bool:
         return self.begun and self.left.keys() | self.unreached == set(hosts)
@@ -68,30 +67,30 @@ class Ending:
     def is_being_replaced(self, host: str) -> bool:
         return host in self._recovering
 
-    def knows(self, host: str) -> bool:
+    def has_ended(self, host: str) -> bool:
         """Whether the host has reported its end, or was never reached."""
         return host in self.left or host in self.unreached
 
-    def serves(self, host: str) -> bool:
-        """Whether the host has the agent that has started the job's processes there."""
-        return self.hears(host) and host not in self.leaving | self.coming
+    def is_usable(self, host: str) -> bool:
+        """Whether processes can be started there: the host has an agent of the job, and neither comes nor leaves."""
+        return self.has_agent(host) and host not in self.leaving | self.coming
 
-    def hears(self, host: str) -> bool:
-        """The same, also while the host is given back."""
+    def has_agent(self, host: str) -> bool:
+        """Whether the host has an agent of the job; also while the host is prepared or given back."""
         lost = self.given_up | self._recovering.keys()
-        return host in self._with_job and not self.knows(host) and host not in lost
+        return host in self._with_job and not self.has_ended(host) and host not in lost
 
     def release(self, host: str) -> list[Send]:
         """End the agent of a host that is not used any more."""
         self.leaving.add(host)
-        return [] if self.knows(host) or host in self._recovering or self.begun else [Send(host, Stop(self.grace))]
+        return [] if self.has_ended(host) or host in self._recovering or self.begun else [Send(host, Stop(self.grace))]
 
-    def may_return(self, host: str) -> bool:
-        """Whether another agent can be started on a host that the job has used before."""
+    def may_be_reused(self, host: str) -> bool:
+        """Whether another agent can be started on a host that the job has used before: the old one is gone."""
         return host in self.closed
 
-    def returns(self, host: str) -> None:
-        """A host that was used before is used again, as if it were new."""
+    def reuse(self, host: str) -> None:
+        """Forget what is known of a host that was used before, so that it can be used like a new one."""
         self.left.pop(host, None)
         self._recovering.pop(host, None)
         for names in (self.unreached, self.given_up, self.leaving, self.closed, self._with_job):

@@ -91,8 +91,11 @@ class Leaves(Value):
 
 @value(frozen=True)
 class Told(Value):
-    """What the scheduler says about the change `number` of the kvstore. `outcome` ASKED: it has read it; REFUSED: it is
-    not made, `text` says why; MADE: `text` says what the kvstore is now, and `where` since when."""
+    """What the scheduler says about the change `number` of the kvstore.
+
+    `outcome` ASKED: the scheduler has read the request. REFUSED: it does not make the change, and `text` says why.
+    MADE: `text` says what the kvstore is now, and `where` since when.
+    """
 
     number: int
     outcome: str

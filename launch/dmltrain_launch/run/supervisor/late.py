@@ -1,8 +1,8 @@
 """Prepare a host that comes to a running job: the steps of prepare.py for one host, against those that it must reach.
 
 Its processes connect to the scheduler and the servers. So the agents of those hosts listen again, while hosts come
-(`Meeting`), and the new host's agent connects to each of them. Its address is on the network that it shares with them.
-Pure.
+(`PeerPorts`), and the new host's agent connects to each of them. Its address is on the network that it shares with
+them. Pure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dmltrain_launch.run.supervisor.limit import USAGE_CODE
 from dmltrain_launch.run.supervisor.prepare import Preparation
 
 
-class Meeting:
-    """The ports on which the hosts of scheduler and servers can be reached, while hosts come."""
+class PeerPorts:
+    """While hosts come to the job: the ports on which they can reach the hosts of the scheduler and of the servers."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
@@ -43,13 +43,13 @@ class Meeting:
         return [Send(host.name, Bind(host.address, reach=True)) for host in new]
 
     def close(self) -> list[Action]:
-        """No host comes any more: they stop listening."""
+        """No host comes any more: the hosts of scheduler and servers stop listening."""
         asked, self._asked = self._asked, set()
         self.ports.clear()
-        return [Send(name, Start((), ())) for name in sorted(asked)]
+        return [Send(name, Start((), ())) for name in sorted(asked)]  # an agent stops listening at each Start
 
     def lost(self, name: str) -> None:
-        """This host is not reached any more, and nobody waits for it."""
+        """This host is lost: hosts that come need not reach it."""
         self.hosts.pop(name, None)
         self._asked.discard(name)
         self.ports.pop(name, None)
@@ -58,8 +58,8 @@ class Meeting:
 class LatePreparation(Preparation):
     """`main`: the preparation of the job's hosts at its start, and of those that have come since."""
 
-    def __init__(self, job: Job, host: Host, main: Preparation, meeting: Meeting):
-        self.name, self._main, self._meeting = host.name, main, meeting
+    def __init__(self, job: Job, host: Host, main: Preparation, peer_ports: PeerPorts):
+        self.name, self._main, self._peer_ports = host.name, main, peer_ports
         super().__init__(job, [host])
 
     def _ports_on(self, hosts: Sequence[Host]) -> tuple[Host | None, Host | None]:
@@ -71,7 +71,7 @@ class LatePreparation(Preparation):
 
     @property
     def _addresses(self) -> dict[str, str]:
-        return {name: host.address for name, host in self._meeting.hosts.items()}
+        return {name: host.address for name, host in self._peer_ports.hosts.items()}
 
     @property
     def host(self) -> Host:
@@ -79,19 +79,19 @@ class LatePreparation(Preparation):
         return self.hosts[self.name]
 
     def answered(self, peer: str) -> list[Action]:
-        """A host that it must reach can be reached now, or is lost."""
+        """`peer`, which this host must reach, listens now or is lost: stop waiting for it."""
         return self._done_by(peer) if self.step == "bind" and peer in self._waiting else []
 
     def _next(self) -> list[Action]:
         actions = super()._next()
         if self.step == "bind":
-            actions += self._meeting.open()
-            self._waiting |= self._meeting.missing
+            actions += self._peer_ports.open()
+            self._waiting |= self._peer_ports.missing
         return actions
 
     def _others(self, host: Host) -> tuple[Peer, ...]:
-        meeting = self._meeting
-        return tuple(Peer(name, meeting.hosts[name].address, port) for name, port in meeting.ports.items())
+        peer_ports = self._peer_ports
+        return tuple(Peer(name, peer_ports.hosts[name].address, port) for name, port in peer_ports.ports.items())
 
     def _judge(self) -> None:
         super()._judge()
@@ -104,7 +104,7 @@ class LatePreparation(Preparation):
             )
 
     def _choose_addresses(self) -> None:
-        peers = list(self._meeting.hosts.values())
+        peers = list(self._peer_ports.hosts.values())
         for peer in peers:
             if peer.address and ipaddress.ip_address(peer.address).is_loopback:
                 raise LaunchError(
@@ -126,9 +126,9 @@ def _version(facts: Mapping[str, Any]) -> str:
     return str(packages.get("dmltrain") or "")
 
 
-def bound(event: Bound, meeting: Meeting, preparations: Sequence[LatePreparation]) -> list[Action]:
-    """A host that newcomers must reach listens now."""
-    if event.host not in meeting.missing or "reach" not in event.ports:
+def bound(event: Bound, peer_ports: PeerPorts, preparations: Sequence[LatePreparation]) -> list[Action]:
+    """A host that the coming hosts must reach listens now."""
+    if event.host not in peer_ports.missing or "reach" not in event.ports:
         return []
-    meeting.ports[event.host] = event.ports["reach"]
+    peer_ports.ports[event.host] = event.ports["reach"]
     return [action for preparation in preparations for action in preparation.answered(event.host)]

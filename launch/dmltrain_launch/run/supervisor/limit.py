@@ -10,7 +10,7 @@ USAGE_CODE, TIMEOUT_CODE, FAULT_CODE = 2, 124, 125
 SUSPECT_SECONDS = 1.0
 TOGETHER_SECONDS = 1.0  # from the first host's failure in the preparation to the job's end
 FINISH_SECONDS = 0.5
-LATE_SECONDS = 10.0  # for replacements that still run when the scheduler has ended: nobody takes them any more
+LATE_SECONDS = 10.0  # for replacements to exit when the scheduler has ended: nobody admits them to the job any more
 ANSWER_SECONDS = 3.0  # for an agent's answer, after grace and KILL
 AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher: then an agent ends the job on its host
 # For starting another agent in the place of a lost one, to end the job there. A busy host needs seconds for that.
@@ -18,7 +18,9 @@ AGENT_SILENCE_SECONDS = 10.0  # without a message from the launcher: then an age
 # taken SILENCE_SECONDS already.
 RECONNECT_SECONDS, RECONNECT_LOST_SECONDS = 10.0, 3.5
 RECONNECT_ATTEMPTS = 3  # on a host that has reported the agent's end: it runs, and may be too busy for one moment
-SILENCE_SECONDS = 9.5  # without a message from an agent: then it counts as lost
+# Without a message from an agent: then it counts as lost. This is longer than a network outage of 5 s and TCP's
+# retransmission pause after it, whose length varies.
+SILENCE_SECONDS = 9.5
 
 
 @dataclass(frozen=True)

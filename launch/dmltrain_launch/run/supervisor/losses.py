@@ -1,8 +1,8 @@
 """The workers and servers that an elastic job has lost. Pure.
 
-The scheduler decides who goes on, and ends with another code than 0 when too few workers are left, or no server. Here
-is only what the launcher has seen: it is told at once, kept for the record, and names the cause if the job fails after
-all.
+The scheduler decides who goes on. It ends with another code than 0 when too few workers are left, or no server. This
+module has only what the launcher has seen of a loss. The launcher announces it at once, keeps it for the record, and
+names it as the cause if the job fails later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STILL_SECONDS = 3.0  # since the last report of a stopped process, of which agen
 
 
 @dataclass(frozen=True)
-class Notice:
+class Announcement:
     """A text for the user. `process`: show its last lines, too."""
 
     text: str
@@ -30,15 +30,17 @@ class Notice:
 
 
 class Losses:
-    """`causes`: why each process was lost, in order. `notices`: those that nobody has taken yet. `may_replace`: whether
-    a lost server can be replaced."""
+    """`causes`: why each process was lost, in order. `announcements`: those that nobody has taken yet.
+
+    `may_replace`: whether a lost server can be replaced.
+    """
 
     def __init__(self, elastic: bool, may_replace: Callable[[Processes], bool] = lambda tasks: False):
         self.elastic = elastic
         self._may_replace = may_replace
         self.causes: list[Cause] = []
-        self.notices: list[Notice] = []
-        self._own_at = -math.inf  # s: when the newest was lost that no other process explains
+        self.announcements: list[Announcement] = []
+        self._own_at = -math.inf  # s: time of the newest loss that no other process explains
         self._stopped: dict[str, tuple[float, Cause]] = {}  # by name: when last found stopped
 
     def allow(self, processes: Sequence[Process], tasks: Processes) -> bool:
@@ -48,15 +50,18 @@ class Losses:
         return self.elastic and tasks.started and can_be_lost and keeps_a_server
 
     def allow_exit(self, process: Process, code: int, tasks: Processes) -> bool:
-        """The same for an exit. After wrong usage, others would end in the same way, unless it has joined later."""
+        """Whether the job may go on after this exit.
+
+        After wrong usage it may not, because the others will exit in the same way; it may if the process joined later.
+        """
         fatal = code == USAGE_CODE and not process.joins
         return code != 0 and not fatal and self.allow([process], tasks)
 
     def add(self, lost: Sequence[Process], cause: Cause, after: float, now: float, tasks: Processes) -> str:
         """The job goes on without `lost`, `after` s from its start. Returns what to tell the user."""
-        for each in lost:
-            each.lost, each.lost_after = True, after
-        names = ", ".join(each.label for each in lost if each is not cause.process)
+        for process in lost:
+            process.lost, process.lost_after = True, after
+        names = ", ".join(process.label for process in lost if process is not cause.process)
         text = f"{cause.text}; lost: {names}" if names else cause.text
         if lost and not (cause.process and cause.process.left_with_host):
             self.causes.append(self._instead(cause, now))
@@ -64,7 +69,10 @@ class Losses:
         return f"{text}; {_left(lost, tasks)} left"
 
     def _instead(self, cause: Cause, now: float) -> Cause:
-        """A process that was stopped for too long exits with LOST_A_PEER once it runs again."""
+        """The cause to note for a loss.
+
+        A process that was stopped for too long exits with LOST_A_PEER once it runs again: then the stop is the cause.
+        """
         if cause.process and cause.code == LOST_A_PEER:
             return self._stopped_now(now).get(cause.process.task.name, cause)
         return cause
@@ -72,7 +80,7 @@ class Losses:
     def add_stopped(self, process: Process, cause: Cause, now: float) -> None:
         """A process is stopped: the scheduler may remove it, or it goes on. A notice says so once."""
         if process.task.name not in self._stopped_now(now):
-            self.notices.append(Notice(cause.text))
+            self.announcements.append(Announcement(cause.text))
         self._stopped[process.task.name] = now, cause
 
     def _stopped_now(self, now: float) -> dict[str, Cause]:
@@ -97,17 +105,17 @@ class Losses:
     def explain(self, cause: Cause) -> bool:
         """Whether the cause of the job's end is a loss, and what other processes did came after it."""
         of_lost = cause.process is not None and cause.process.task.role in MAY_BE_LOST
-        return self.elastic and (of_lost or any(each is cause for each in self.causes))
+        return self.elastic and (of_lost or any(known is cause for known in self.causes))
 
-    def take_notices(self) -> list[Notice]:
-        taken, self.notices = self.notices, []
+    def take_announcements(self) -> list[Announcement]:
+        taken, self.announcements = self.announcements, []
         return taken
 
 
 def _left(lost: Sequence[Process], tasks: Processes) -> str:
     """How many are left, of servers only if some were lost: with the verb."""
     counts = [(tasks.workers_left, WORKER)]
-    if any(each.task.role == SERVER for each in lost):
+    if any(process.task.role == SERVER for process in lost):
         counts.append((tasks.servers_left, SERVER))
     names = " and ".join(f"{number} {role}{'' if number == 1 else 's'}" for number, role in counts)
     return f"{names} {'is' if [number for number, _ in counts] == [1] else 'are'}"

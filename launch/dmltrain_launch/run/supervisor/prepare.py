@@ -211,12 +211,15 @@ class Preparation:
 
     def _measure(self) -> list[Action]:
         """Start the first round, with the pairs that reach each other."""
-        self._rounds = [[pair for pair in each if self._reaches(*pair)] for each in pairs.rounds(list(self.hosts))]
+        self._rounds = [
+            [pair for pair in pairs_of_round if self._reaches(*pair)]
+            for pairs_of_round in pairs.rounds(list(self.hosts))
+        ]
         return self._next_round()
 
     def _next_round(self) -> list[Action]:
         """Start the next round; after the last one, measure the slowest pair again; then end the step."""
-        self._rounds = [each for each in self._rounds if each]
+        self._rounds = [pairs_of_round for pairs_of_round in self._rounds if pairs_of_round]
         if not self._rounds and not self._repeated:
             self._repeated = True
             again = pairs.slowest(self.throughput)

@@ -17,9 +17,9 @@ from dmltrain_launch.run.supervisor.limit import LOST_A_PEER
 class Process:
     """A task and its state: `pid` is 0 before the start, `code` None before the end and -n after signal n.
 
-    `lost`: the job goes on without it, since `lost_after` s from its start. `replaces`: the lost process whose place it
-    takes; `replaced_by`: the one that takes its own. `newcomer`: it came to a running job, and is a member since
-    `joined_after` s. `leaving`: why it leaves on purpose, or ""; it has left since `left_after` s.
+    Times are in s from the start of the job. `lost`: the job goes on without it, since `lost_after`. `replaces`: the
+    lost process whose place it takes; `replaced_by`: the process that takes its place. `newcomer`: it came to a running
+    job, and is a member since `joined_after`. `leaving`: why it leaves on purpose, or ""; it left at `left_after`.
     """
 
     task: Task
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def may_fail(self) -> bool:
-        """Whether its end may show what others have lost."""
+        """Whether it may be the process that others have lost, so that its end explains their exits."""
         return self.runs and not self.comes and not self.leaving
 
     @property
@@ -95,11 +95,11 @@ class Processes:
 
     @property
     def started(self) -> bool:
-        return all(each.pid or each.lost or each.joins for each in self.all)
+        return all(process.pid or process.lost or process.joins for process in self.all)
 
     @property
     def ended(self) -> bool:
-        return all(each.code is not None or each.lost for each in self.all)
+        return all(process.code is not None or process.lost for process in self.all)
 
     @property
     def workers_done(self) -> bool:
@@ -113,12 +113,12 @@ class Processes:
 
     @property
     def workers(self) -> list[Process]:
-        return [each for each in self.all if each.task.role == WORKER]
+        return [process for process in self.all if process.task.role == WORKER]
 
     @property
     def scheduler_done(self) -> bool:
         """Whether the scheduler has exited with 0: all workers that it has not removed have left."""
-        return any(each.code == 0 for each in self.all if each.task.role == SCHEDULER)
+        return any(process.code == 0 for process in self.all if process.task.role == SCHEDULER)
 
     @property
     def workers_left(self) -> int:
@@ -126,54 +126,54 @@ class Processes:
 
     @property
     def servers(self) -> list[Process]:
-        return [each for each in self.all if each.task.role == SERVER]
+        return [process for process in self.all if process.task.role == SERVER]
 
     @property
     def servers_left(self) -> int:
         return sum(not server.lost for server in self.servers)
 
     def keeps_a_server(self, lost: Sequence[Process]) -> bool:
-        """Whether a server is left without these processes, or none of them is one."""
+        """Whether a server is left when these processes are lost, or none of them is a server."""
         left = [server for server in self.servers if not server.lost and server.code in (None, 0)]
         return bool(set(left).difference(lost)) or not set(self.servers).intersection(lost)
 
     @property
     def scheduler_lives(self) -> bool:
-        return any(each.runs for each in self.all if each.task.role == SCHEDULER)
+        return any(process.runs for process in self.all if process.task.role == SCHEDULER)
 
     @property
     def only_replacements_left(self) -> bool:
-        """Whether all workers that were started with the job are done or lost, and not all replacements are."""
+        """Whether only workers still run that were started later: replacements and newcomers."""
         left = [worker for worker in self.workers if worker.code is None and not worker.lost]
-        return bool(left) and all(each.joins for each in left)
+        return bool(left) and all(process.joins for process in left)
 
     def starting_on(self, host: str) -> Process | None:
         """The replacement or newcomer that is to start on `host` next, in the order in which its agent was asked."""
-        starting = [each for each in self.on(host) if each.joins and not each.pid and not each.lost]
+        starting = [process for process in self.on(host) if process.joins and not process.pid and not process.lost]
         return next(iter(starting), None)
 
     @property
-    def lives(self) -> list[list[Process]]:
-        """For each role and rank, in launch order: its first process, the one that replaced it, and so on."""
-        found = []
+    def lineages(self) -> list[list[Process]]:
+        """For each role and rank, in launch order: its first process, the replacement of that one, and so on."""
+        lineages = []
         for first in self.all:
             if not first.replaces:
-                found.append([first])
-                while following := found[-1][-1].replaced_by:
-                    found[-1].append(following)
-        return found
+                lineages.append([first])
+                while following := lineages[-1][-1].replaced_by:
+                    lineages[-1].append(following)
+        return lineages
 
     def on(self, host: str) -> list[Process]:
-        return [each for each in self.all if each.task.host.name == host]
+        return [process for process in self.all if process.task.host.name == host]
 
     @property
     def running(self) -> str:
         """The processes that have not ended, as text."""
-        return ", ".join(each.label for each in self.all if each.code is None and not each.lost)
+        return ", ".join(process.label for process in self.all if process.code is None and not process.lost)
 
     @property
     def not_started(self) -> str:
-        return ", ".join(each.label for each in self.all if not each.pid)
+        return ", ".join(process.label for process in self.all if not process.pid)
 
     def label_of(self, pid: int, task: int | None, host: str) -> str:
         """The label of the process `pid`, which is `task` or its descendant, for messages."""
@@ -183,9 +183,9 @@ class Processes:
         return label if self.all[task].pid == pid else f"a descendant (pid {pid}) of {label}"
 
     def replace(self, number: int, host: Host) -> int:
-        """Add the process that replaces the task `number`, to be started on `host`. Returns its own number."""
+        """Add the process that replaces the task `number`, to be started on `host`. Returns the new task's number."""
         lost = self.all[number]
-        current = [live[-1].task for live in self.lives]
+        current = [lineage[-1].task for lineage in self.lineages]
         running = [worker.task for worker in self.workers if worker.code is None and not worker.lost]
         task = replacement(self.job, lost.task, host, current, running, self.ports)
         lost.replaced_by = Process(task, replaces=lost)
@@ -193,29 +193,31 @@ class Processes:
         return len(self.all) - 1
 
     def succeed(self, number: int, host: Host) -> int:
-        """Add the scheduler that takes the place of the task `number`, to be started on `host` when `on_port` has been
-        called. Returns its own number."""
+        """Add the scheduler that takes the place of the task `number`. Returns the new task's number.
+
+        It is to be started on `host`, after `on_port`.
+        """
         lost = self.all[number]
         lost.replaced_by = Process(replace(lost.task, host=host), replaces=lost)
         self.all.append(lost.replaced_by)
         return len(self.all) - 1
 
     def on_port(self, number: int, port: int) -> None:
-        """The scheduler `number`, which is to be started, gets this port. Workers that are started later get it too."""
+        """Give this port to the scheduler `number`, which is to be started, and to workers that are started later."""
         self.ports = replace(self.ports, scheduler=port, incarnation=self.ports.incarnation + 1)
-        process, current = self.all[number], [live[-1] for live in self.lives]
-        lost = [each.task for each in current if each.lost and each.task.role != SCHEDULER]
-        tasks = [each.task for each in current]
+        process, current = self.all[number], [lineage[-1] for lineage in self.lineages]
+        lost = [process.task for process in current if process.lost and process.task.role != SCHEDULER]
+        tasks = [process.task for process in current]
         process.task = successor(self.job, process.task, process.task.host, tasks, lost, self.ports)
 
     @property
     def next_rank(self) -> int:
-        """The number of the next newcomer: those of workers that are gone are not used again."""
+        """The rank of the next newcomer. Ranks of workers that are gone are not used again."""
         return 1 + max(worker.task.rank for worker in self.workers)
 
     def add(self, host: Host) -> int:
-        """Add one more worker, to be started on `host`. Returns its number."""
-        current = [live[-1].task for live in self.lives]
+        """Add one more worker, to be started on `host`. Returns the number of its task."""
+        current = [lineage[-1].task for lineage in self.lineages]
         running = [worker.task for worker in self.workers if worker.runs]
         task = newcomer(self.job, self.next_rank, host, current, running, self.ports)
         self.all.append(Process(task, newcomer=True))
@@ -223,7 +225,7 @@ class Processes:
 
     def start_command(self, host: Host) -> Start:
         """The command that starts the processes of `host`."""
-        numbers = (number for number, each in enumerate(self.all) if each.task.host.name == host.name)
+        numbers = (number for number, process in enumerate(self.all) if process.task.host.name == host.name)
         return self._start(tuple(map(self._spawn, numbers)))
 
     def start_one(self, number: int) -> Start:

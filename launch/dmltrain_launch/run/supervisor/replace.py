@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.job import Job
-from dmltrain_launch.job.placement import free, room
+from dmltrain_launch.job.placement import free_slots, slots_for
 from dmltrain_launch.job.role import SERVER, WORKER
 from dmltrain_launch.run.supervisor.action import Action, Continue, Send
 from dmltrain_launch.run.supervisor.process import Process, Processes
-from dmltrain_launch.run.supervisor.replacements import Replacement, Replacements, Seat
+from dmltrain_launch.run.supervisor.replacements import HostSlots, Replacement, Replacements
 
 
 class Replacer:
-    """Plans replacements when workers and servers are lost, and starts those that are due. Workers and servers are
-    counted, and wait, each by themselves. A server for which no host has room waits for a host that has; a host that
-    comes brings workers of its own. Texts are for the user."""
+    """Plans replacements when workers and servers are lost, and starts those that are due.
+
+    Workers and servers have separate limits and separate waiting lists. A server that fits on no host waits until a
+    host has room for it. A worker does not wait, because a host that comes brings workers of its own. Methods return
+    texts for the user.
+    """
 
     def __init__(self, job: Job):
         self.job = job
@@ -41,20 +44,20 @@ class Replacer:
 
     def lost(self, lost: Sequence[Process], tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
         """These processes were lost. `usable`: the hosts on which processes can be started, in the job's order."""
-        losses = [each for each in lost if each.task.role in (SERVER, WORKER)]
-        for each in losses:
-            self._of(each).lost(tasks.all.index(each), each.task.host.name, now)
+        losses = [process for process in lost if process.task.role in (SERVER, WORKER)]
+        for process in losses:
+            self._of(process).lost(tasks.all.index(process), process.task.host.name, now)
         if tasks.a_worker_done or not tasks.scheduler_lives:
             return []  # at the end of the job nobody is needed
         return [self._plan(loss, tasks, usable, now) for loss in losses if loss.needed and self._of(loss).most]
 
     def host_lost(self, name: str, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
-        """What waited for this host is planned again."""
+        """A host is lost: plan the replacements that waited for it again, on other hosts."""
         dropped = [*self.replacements.drop(name), *self.of_servers.drop(name)]
-        return [self._plan(tasks.all[each.task], tasks, usable, now) for each in dropped]
+        return [self._plan(tasks.all[replacement.task], tasks, usable, now) for replacement in dropped]
 
     def place_servers(self, tasks: Processes, usable: Sequence[Host], now: float) -> list[str]:
-        """Plan the replacements of servers for which there was no room, as far as there is now."""
+        """Plan the replacements of servers that fitted on no host before and fit now."""
         if not self._unplaced or tasks.a_worker_done or not tasks.scheduler_lives:
             return []
         before, self._unplaced = self._unplaced, []
@@ -62,7 +65,7 @@ class Replacer:
         return [text for number, text in zip(before, texts, strict=True) if number not in self._unplaced]
 
     def cancel(self) -> None:
-        """The job ends, so those that wait are not needed."""
+        """The job ends: drop all replacements that wait."""
         self.replacements.drop()
         self.of_servers.drop()
         self._unplaced.clear()
@@ -71,10 +74,10 @@ class Replacer:
         """Start what is due."""
         actions: list[Action] = []
         for replacements in (self.of_servers, self.replacements):
-            for each in replacements.due(now):
-                number = tasks.replace(each.task, hosts[each.host])
-                replacements.started(number, each.host, now)
-                actions += [Continue(each.task), Send(each.host, tasks.start_one(number))]
+            for replacement in replacements.due(now):
+                number = tasks.replace(replacement.task, hosts[replacement.host])
+                replacements.started(number, replacement.host, now)
+                actions += [Continue(replacement.task), Send(replacement.host, tasks.start_one(number))]
         return actions
 
     def _of(self, process: Process) -> Replacements:
@@ -94,31 +97,31 @@ class Replacer:
             return f"{name} is not replaced: no host that is left has room for it"
         return f"starting the replacement of {name} on {_where_and_when(planned, now)}, {planned.number} of {most}"
 
-    def seats(self, usable: Sequence[Host], tasks: Processes) -> list[Seat]:
+    def seats(self, usable: Sequence[Host], tasks: Processes) -> list[HostSlots]:
         """The hosts that take workers, with their room for more."""
         return [self._seat(host, tasks) for host in usable if self._takes_workers(host, tasks)]
 
-    def _seat(self, host: Host, tasks: Processes) -> Seat:
+    def _seat(self, host: Host, tasks: Processes) -> HostSlots:
         running = sum(
             worker.code is None and not worker.lost for worker in tasks.workers if worker.task.host.name == host.name
         )
-        workers = running + sum(each.host == host.name for each in self.replacements.waiting)
-        return Seat(host.name, workers, free(host, workers))
+        workers = running + sum(replacement.host == host.name for replacement in self.replacements.waiting)
+        return HostSlots(host.name, workers, free_slots(host, workers))
 
     def _takes_workers(self, host: Host, tasks: Processes) -> bool:
         """--placement dedicated keeps workers off the hosts of servers."""
-        return self.job.placement != "dedicated" or all(each.task.role != SERVER for each in tasks.on(host.name))
+        return self.job.placement != "dedicated" or all(process.task.role != SERVER for process in tasks.on(host.name))
 
-    def _seats_of_servers(self, usable: Sequence[Host], tasks: Processes) -> list[Seat]:
+    def _seats_of_servers(self, usable: Sequence[Host], tasks: Processes) -> list[HostSlots]:
         """The hosts that take servers, with their room for more."""
         seats = []
         for host in usable:
-            here = [each for each in tasks.on(host.name) if each.runs]
-            servers = sum(each.task.role == SERVER for each in here)
-            servers += sum(each.host == host.name for each in self.of_servers.waiting)
-            dedicated = self.job.placement == "dedicated" and any(each.task.role == WORKER for each in here)
+            here = [process for process in tasks.on(host.name) if process.runs]
+            servers = sum(process.task.role == SERVER for process in here)
+            servers += sum(replacement.host == host.name for replacement in self.of_servers.waiting)
+            dedicated = self.job.placement == "dedicated" and any(process.task.role == WORKER for process in here)
             if not dedicated:
-                seats.append(Seat(host.name, servers, room(host, SERVER) - servers))
+                seats.append(HostSlots(host.name, servers, slots_for(host, SERVER) - servers))
         return seats
 
 

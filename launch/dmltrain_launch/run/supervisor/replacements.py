@@ -1,9 +1,9 @@
 """How many replacements an elastic job starts for lost workers, or lost servers, on which hosts, and when. Pure.
 
-A replacement starts on the host of the lost process if that can be used, else on the one with the fewest processes of
-this role of those with room. The wait before a host's next replacement is FIRST_SECONDS, and doubles with each further
-loss there, up to LONGEST_SECONDS. It begins again at FIRST_SECONDS when a replacement has lived there for
-LIVED_SECONDS.
+A replacement starts on the host of the lost process if that host is usable. Else, of the hosts with room, it starts on
+the one with the fewest processes of this role. The wait before a host's next replacement is FIRST_SECONDS, and doubles
+with each further loss there, up to LONGEST_SECONDS. It begins again at FIRST_SECONDS when a replacement has lived there
+for LIVED_SECONDS.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LIVED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A host that can be used: how many `workers`, or servers, run there or wait for their start, and how many more
-    fit."""
+class HostSlots:
+    """How much room a usable host has for one role: how many `workers` (or servers) run there or wait for their start,
+    and how many more fit (`free`)."""
 
     host: str
     workers: int
@@ -56,9 +56,9 @@ class Replacements:
     @property
     def next_at(self) -> float:
         """When the next one is due; math.inf if none waits."""
-        return min((each.at for each in self.waiting), default=math.inf)
+        return min((replacement.at for replacement in self.waiting), default=math.inf)
 
-    def plan(self, task: int, own: str, seats: Sequence[Seat], now: float) -> Replacement | None:
+    def plan(self, task: int, own: str, seats: Sequence[HostSlots], now: float) -> Replacement | None:
         """The replacement of `task`, which was on the host `own`; None if no host can take it, or all are used up."""
         host = _choose(own, seats)
         if host is None or self.used_up:
@@ -70,14 +70,14 @@ class Replacements:
 
     def due(self, now: float) -> list[Replacement]:
         """Those whose time has come, in the order of their times. They no longer wait."""
-        found = sorted((each for each in self.waiting if each.at <= now), key=lambda each: each.at)
-        self.waiting = [each for each in self.waiting if each.at > now]
-        return found
+        ready = sorted((replacement for replacement in self.waiting if replacement.at <= now), key=lambda each: each.at)
+        self.waiting = [replacement for replacement in self.waiting if replacement.at > now]
+        return ready
 
     def drop(self, host: str | None = None) -> list[Replacement]:
-        """Take back those that wait for `host`, or all that wait: they do not count."""
-        dropped = [each for each in self.waiting if host in (None, each.host)]
-        self.waiting = [each for each in self.waiting if each not in dropped]
+        """Take back those that wait for `host`, or all that wait. They do not count towards the limit."""
+        dropped = [replacement for replacement in self.waiting if host in (None, replacement.host)]
+        self.waiting = [replacement for replacement in self.waiting if replacement not in dropped]
         self._count -= len(dropped)
         return dropped
 
@@ -102,8 +102,8 @@ class Replacements:
                 del self._losses[host]
 
 
-def _choose(own: str, seats: Sequence[Seat]) -> str | None:
-    """On its own host a replacement needs no more room than the lost worker had."""
+def _choose(own: str, seats: Sequence[HostSlots]) -> str | None:
+    """The host of a replacement. `own` needs no free slot, because the lost process has left its slot there."""
     if any(seat.host == own for seat in seats):
         return own
     fitting = [seat for seat in seats if seat.free >= 1]

@@ -19,7 +19,10 @@ from dmltrain_launch.run.supervisor.process import Process, Processes
 
 
 class Succession:
-    """At most as many as the job allows. `binding`: the host whose agent was asked for a port, or ""."""
+    """Starts further schedulers, at most as many as the job allows.
+
+    `binding`: the host whose agent was asked for a port, or "".
+    """
 
     def __init__(self, job: Job):
         self._most, self._port = job.restart_scheduler, job.port
@@ -36,18 +39,23 @@ class Succession:
         """Why there is no next one, for the user."""
         return f"the scheduler is not started again: this would be more than --restart-scheduler {self._most}"
 
-    def wants(self, process: Process, code: int, tasks: Processes) -> bool:
-        """Whether this exit is that of a scheduler that the job still needs. With LOST_A_PEER the scheduler itself has
-        ended the job."""
+    def is_needed_after(self, process: Process, code: int, tasks: Processes) -> bool:
+        """Whether the job needs another scheduler after `process` has exited with `code`.
+
+        With LOST_A_PEER the scheduler itself has ended the job.
+        """
         fatal = code in (0, LOST_A_PEER, USAGE_CODE)
-        return self._concerns(process) and not fatal and tasks.started and not tasks.workers_done
+        return self._is_scheduler(process) and not fatal and tasks.started and not tasks.workers_done
 
     def can_lose(self, processes: Sequence[Process]) -> bool:
         """Whether a scheduler among these processes would have a next one."""
-        return not self.used_up or not any(self._concerns(process) and process.runs for process in processes)
+        return not self.used_up or not any(self._is_scheduler(process) and process.runs for process in processes)
 
     def begin(self, lost: Process, tasks: Processes, usable: Sequence[Host]) -> tuple[str, list[Action]]:
-        """Begin with the next one. Returns what to tell the user, and no actions if no host can take it."""
+        """Ask a host for a port for the next scheduler. Returns a text for the user, and the actions.
+
+        There are no actions if no host can take the scheduler.
+        """
         hosts = [host for host in usable if host.name == lost.task.host.name] or list(usable)
         if not hosts:
             return "the scheduler is not started again: no host is left", []
@@ -59,7 +67,7 @@ class Succession:
         return text, [Continue(number), Send(self.binding, Bind(hosts[0].address, scheduler=port))]
 
     def bound(self, event: Bound, tasks: Processes, followers: Sequence[Host]) -> list[Action]:
-        """The port is there: start it, and tell the hosts `followers`."""
+        """The agent holds a port: start the scheduler, and tell the hosts `followers` where it is."""
         host = tasks.all[self._next].task.host
         self.binding = ""
         tasks.on_port(self._next, event.ports["scheduler"])
@@ -67,5 +75,5 @@ class Succession:
         return [Send(host.name, tasks.start_one(self._next)), *(Send(follower.name, where) for follower in followers)]
 
     @staticmethod
-    def _concerns(process: Process) -> bool:
+    def _is_scheduler(process: Process) -> bool:
         return process.task.role == SCHEDULER

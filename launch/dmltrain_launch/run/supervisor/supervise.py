@@ -1,9 +1,10 @@
 """The supervisor of a job. Pure: events and the time in, actions out; session.py does the I/O.
 
-prepare.py prepares the hosts. If that fails on several hosts, their problems are reported together: the job's end waits
-until all hosts have connected or failed, in later steps TOGETHER_SECONDS. The first process that fails ends the job and
-decides its exit code (cause.py). A process that stays stopped has failed. When all workers have exited with 0, servers
-and scheduler have FINISH_SECONDS to exit. The end is the same for all hosts (ending.py).
+prepare.py prepares the hosts. If that fails on several hosts, their problems are reported together: while hosts
+connect, the job's end waits until all have connected or failed; in later steps it waits for TOGETHER_SECONDS. The first
+process that fails ends the job and decides its exit code (cause.py). A process that stays stopped has failed. When all
+workers have exited with 0, servers and scheduler have FINISH_SECONDS to exit. The end is the same for all hosts
+(ending.py).
 
 An elastic job goes on without workers and servers that it loses (losses.py), or replaces them (replace.py). It fails if
 no worker or no server is left and none is to come. What happens when it loses its scheduler: elastic.py.
@@ -48,7 +49,7 @@ from dmltrain_launch.run.supervisor.limit import (
     Limits,
     as_shell,
 )
-from dmltrain_launch.run.supervisor.losses import Notice
+from dmltrain_launch.run.supervisor.losses import Announcement
 from dmltrain_launch.run.supervisor.process import Process, Processes
 
 CANNOT_START = (126, 127)  # codes of an agent that could not start a process
@@ -181,13 +182,14 @@ class Supervisor(Attempt):
 
     def _end_if_done(self, now: float) -> list[Action]:
         if self.tasks.workers_done and not self.job.elastic:
-            self.verdict.acquit()
+            self.verdict.drop_suspect()
         suspect = self.verdict.suspect
         if self.tasks.ended:
             return self._fail(self.losses.first(now) or suspect, now) if suspect else self._end(now)
         if suspect:
             return self._fail(self.losses.first(now) or suspect, now) if self.losses.explained_now(now) else []
-        a_worker_left = any(worker.left for worker in self.tasks.workers)  # perhaps at the end, as the scheduler knows
+        # a worker that left on purpose may have been the last one at the job's end: only the scheduler knows
+        a_worker_left = any(worker.left for worker in self.tasks.workers)
         if not self.workers_left and not a_worker_left and (cause := self.losses.first(now)):
             return self._fail(cause, now)
         if self.tasks.workers_done:
@@ -197,11 +199,11 @@ class Supervisor(Attempt):
         return []
 
     def _lose(self, lost: Sequence[Process], cause: Cause, now: float) -> list[Action]:
-        """Go on without these processes, if another worker is left or will be."""
+        """Go on without these processes, if a worker and a server are left or will come; else end the job."""
         loss = self.losses.add(lost, cause, now - self._began, now, self.tasks)
         replanned = [] if self.verdict.suspect else self.replacer.lost(lost, self.tasks, self.usable, now)
         failed = cause.process if cause.process and cause.process.replaces else None
-        self.losses.notices.append(Notice("; ".join([loss, *replanned]), failed))
+        self.losses.announcements.append(Announcement("; ".join([loss, *replanned]), failed))
         if not self.workers_left and cause.code == LOST_A_PEER:
             self.verdict.add_suspect(cause, now)
         elif not self.workers_left:
@@ -237,7 +239,7 @@ class Supervisor(Attempt):
 
     def _lost(self, event: Lost, now: float) -> list[Action]:
         host = event.host
-        if self.ending.knows(host):
+        if self.ending.has_ended(host):
             return []  # the agent had finished
         if self.ending.is_being_replaced(host):
             self.ending.left[host] = None
@@ -261,8 +263,10 @@ class Supervisor(Attempt):
         self.ending.given_up.add(host)
         self.verdict.silent.pop(host, None)
         moved = self.replacer.host_lost(host, self.tasks, self.usable, now)
-        self.losses.notices += map(Notice, moved)
-        return self._lose([each for each in self.tasks.on(host) if each.code is None and not each.lost], cause, now)
+        self.losses.announcements += map(Announcement, moved)
+        return self._lose(
+            [process for process in self.tasks.on(host) if process.code is None and not process.lost], cause, now
+        )
 
     def _interrupted(self, number: int, now: float) -> list[Action]:
         self.interrupted = True
@@ -274,7 +278,7 @@ class Supervisor(Attempt):
     def _tick(self, now: float) -> list[Action]:
         if now >= self.ending.give_up_at:
             lost = [Lost(name, "did not end the job in time") for name in self.ending.unanswered(self.hosts)]
-            return [action for each in lost for action in self._lost(each, now)]
+            return [action for lost_agent in lost for action in self._lost(lost_agent, now)]
         if now >= self._timeout_at:
             text = f"the job took more than {self.limits.timeout:g} s; not ended: {self.tasks.running}"
             return self._fail(Cause(TIMEOUT_CODE, text), now, dump=True)
@@ -284,9 +288,9 @@ class Supervisor(Attempt):
             return self._fail(self.verdict.first_fault(self.hosts), now)
         if self.verdict.suspect and now >= self.verdict.suspect_at:
             late = not self.losses.explained(now) and any(process.may_fail for process in self.processes)
-            if late and self.verdict.wait_on(now, self.limits.grace):
+            if late and self.verdict.extend_wait(now, self.limits.grace):
                 return []
-            return self._fail(self.verdict.from_suspect(self.losses.first(now) or self.verdict.suspect), now)
+            return self._fail(self.verdict.cause_after_suspect(self.losses.first(now) or self.verdict.suspect), now)
         if now >= self._finish_at:
             return self._end(now)
         return self.replacer.start(self.tasks, self.hosts, now)
@@ -307,6 +311,6 @@ class Supervisor(Attempt):
 
     def _end(self, now: float, dump: bool = False) -> list[Action]:
         self._timeout_at = self._start_at = self._finish_at = math.inf
-        self.verdict.nothing_due()
+        self.verdict.clear_deadlines()
         self.replacer.cancel()
         return list(self.ending.begin(self.hosts, now, dump))

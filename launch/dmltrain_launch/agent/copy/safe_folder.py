@@ -1,9 +1,9 @@
 """Open the folder that a copy goes to, if no other user can change it or put another one in its place.
 
-The way there is walked from / by descriptors: each folder is opened below the one before it and checked after it is
-open, so that nothing can be exchanged in between. Allowed on the way are folders of this user and of root that others
-cannot write, and sticky folders such as /tmp, where others cannot rename what is not theirs. Links are followed if they
-belong to this user or root, and the way that they name is checked as well.
+The path is walked from / with descriptors: each folder is opened relative to the one before it (openat(2)) and checked
+after it is open, so that nobody can exchange a folder between the check and its use. Allowed on the path are folders of
+this user and of root that others cannot write, and sticky folders such as /tmp, where others cannot rename what is not
+theirs. A link is followed if it belongs to this user or root, and the path that it names is checked in the same way.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 from dmltrain_launch.agent import Refusal
 from dmltrain_launch.agent.copy.ownership import is_foreign, others_can_write, user_name
 
-# O_PATH needs no right to read: many a /home can only be passed through. 0o755 is the most that umask leaves.
-_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_PATH needs no right to read: users may pass through many a /home, but not list it.
+_PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_LINKS = 40  # as in the kernel
+SHOWN = 5  # paths in a message
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -26,6 +28,12 @@ def shown(path: bytes) -> str:
     """The path for a one-line message."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else ascii(text)
+
+
+def shown_paths(paths: Sequence[bytes]) -> str:
+    """The first SHOWN paths for a one-line message, and how many more there are."""
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(map(shown, paths[:SHOWN])) + more
 
 
 def opened(path: bytes, host: str) -> int:
@@ -50,7 +58,7 @@ class _Walk:
     def __init__(self, path: bytes, host: str):
         self.host, self.links = host, 0
         self.names: list[bytes] = []
-        self.folder, self.where = os.open(b"/", _WAY), b"/"
+        self.folder, self.where = os.open(b"/", _PATH_FLAGS), b"/"
         self._add(path)
 
     def _add(self, path: bytes) -> None:
@@ -59,9 +67,10 @@ class _Walk:
     def step(self) -> None:
         name = self.names.pop()
         try:
-            self._move(os.open(name, _WAY, dir_fd=self.folder), name)
+            self._move(os.open(name, _PATH_FLAGS, dir_fd=self.folder), name)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):  # another host that shares the file system was faster
+                # 0o755: the umask can only remove rights, so others can never write the folders above the last one
                 os.mkdir(name, 0o755 if self.names else 0o700, dir_fd=self.folder)
             self.names.append(name)
         except OSError as error:
@@ -75,35 +84,38 @@ class _Walk:
         self.check()
 
     def _follow(self, name: bytes, error: OSError) -> None:
-        """Go where the link `name` leads. Nobody else can exchange a link of ours in a folder that was checked."""
-        found = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
-        if not stat.S_ISLNK(found.st_mode):
+        """Go where the link `name` leads. Nobody else can exchange a link in a folder that `check` has accepted."""
+        status = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode):
             raise error
         self.links += 1
         if self.links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        if is_foreign(found):
-            raise refusal(os.path.join(self.where, name), found, self.host, "is a link that belongs to another user")
+        if is_foreign(status):
+            raise refusal(os.path.join(self.where, name), status, self.host, "is a link that belongs to another user")
         target = os.fsencode(os.readlink(name, dir_fd=self.folder))
         if target.startswith(b"/"):
-            self._move(os.open(b"/", _WAY), b"/")
+            self._move(os.open(b"/", _PATH_FLAGS), b"/")
         self._add(target)
 
     def check(self) -> None:
-        """Refusal if another user could change the folder, or anything in it where it is the last one."""
-        found = os.fstat(self.folder)
-        if is_foreign(found):
-            raise refusal(self.where, found, self.host, "belongs to another user")
-        passed_through = self.names and found.st_mode & stat.S_ISVTX
-        if not passed_through and others_can_write(found, self.folder):
-            raise refusal(self.where, found, self.host, "can be written by other users")
+        """Refusal if the folder belongs to another user, or if others can write in it.
+
+        Others may write in a sticky folder on the path, but not in the last folder.
+        """
+        status = os.fstat(self.folder)
+        if is_foreign(status):
+            raise refusal(self.where, status, self.host, "belongs to another user")
+        passed_through = self.names and status.st_mode & stat.S_ISVTX
+        if not passed_through and others_can_write(status, self.folder):
+            raise refusal(self.where, status, self.host, "can be written by other users")
 
 
-def refusal(path: bytes, found: os.stat_result, host: str, what: str) -> Refusal:
+def refusal(path: bytes, status: os.stat_result, host: str, what: str) -> Refusal:
     """Why nothing is copied to this place; `what` says what is wrong with it."""
-    facts = f"owner: {user_name(found.st_uid)}, group: {found.st_gid}, mode: {stat.S_IMODE(found.st_mode):04o}"
+    facts = f"owner: {user_name(status.st_uid)}, group: {status.st_gid}, mode: {stat.S_IMODE(status.st_mode):04o}"
     fix = "choose another --sync-dst-dir, for example '~/job'"
-    if not is_foreign(found):
+    if not is_foreign(status):
         fix += f", or look for files of others in {shown(path)} and run there: chmod go-w {shown(path)}"
     owners = f"{user_name(os.geteuid())} or root" if os.geteuid() else "root"
     return Refusal(

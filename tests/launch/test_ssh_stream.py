@@ -19,7 +19,14 @@ from dmltrain_launch.agent.process import living
 from dmltrain_launch.agent.protocol import GREETING
 from dmltrain_launch.channels import NOISE_BYTES, READY
 from dmltrain_launch.channels.ssh.greeting import NoAgent, explain, label, start_agent, timed_out
-from dmltrain_launch.channels.ssh.line import KEEPALIVE_PROBES, KEEPALIVE_SECONDS, Line, ProxyCommand, addresses, tcp
+from dmltrain_launch.channels.ssh.stream import (
+    KEEPALIVE_PROBES,
+    KEEPALIVE_SECONDS,
+    ProxyCommand,
+    SshStream,
+    addresses,
+    tcp,
+)
 from dmltrain_launch.clusters.ssh import CHANNELS, Cluster, hosts_of
 from dmltrain_launch.job.host import Host
 from dmltrain_launch.job.options import Options
@@ -41,7 +48,7 @@ def test_a_command_is_killed_with_what_it_has_started(tmp_path, killed):
         assert not psutil.pid_exists(pids[1]), "reaped"
         assert proxy.failure() == "was killed by SIGKILL"
         proxy.kill()
-    proxy.line.close()
+    proxy.stream.close()
     wait_for(lambda: not {*pids} & living().keys() and not psutil.pid_exists(pids[1]), "the end of both, and no zombie")
 
 
@@ -52,7 +59,7 @@ def test_several_threads_kill_a_command():
             proxy = ProxyCommand("sleep 300")
             for killed in [threads.submit(proxy.kill) for _ in range(8)]:
                 killed.result()
-            proxy.line.close()
+            proxy.stream.close()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_how_a_command_ended(command, words):
     proxy = ProxyCommand(command)
     assert proxy.failure() == words
     proxy.kill()
-    proxy.line.close()
+    proxy.stream.close()
 
 
 class Below:
@@ -89,7 +96,7 @@ class Below:
 
 def test_the_first_failure_is_kept_and_none_after_the_close():
     first, second = ConnectionResetError(104, "reset"), BrokenPipeError(32, "broken")
-    line = Line(Below(TimeoutError(), first, second), lambda: None)
+    line = SshStream(Below(TimeoutError(), first, second), lambda: None)
     for call, error in ((line.recv, TimeoutError), (line.recv, ConnectionResetError), (line.send, BrokenPipeError)):
         with pytest.raises(error):
             call(b"x")
@@ -100,7 +107,7 @@ def test_the_first_failure_is_kept_and_none_after_the_close():
         ends.append(1)
         raise OSError(9, "bad descriptor")
 
-    closed = Line(Below(OSError(9, "closed")), end)
+    closed = SshStream(Below(OSError(9, "closed")), end)
     closed.close()
     closed.close()
     with pytest.raises(OSError):
@@ -112,7 +119,7 @@ def test_a_line_that_stands_still_fails_and_one_that_moves_does_not():
     """8 s without a byte that moves; paramiko tries again after each TimeoutError."""
     now = [0.0]
     full = [TimeoutError()] * 3
-    line = Line(Below(*full, 1, *full, TimeoutError()), lambda: None, lambda: now[0])
+    line = SshStream(Below(*full, 1, *full, TimeoutError()), lambda: None, lambda: now[0])
 
     def tried_at(*seconds: float) -> None:
         for now[0] in seconds:

@@ -1,6 +1,6 @@
 """The bytes below an SSH connection: a TCP connection, the pipes of a ProxyCommand, or a channel of a jump host.
 
-paramiko uses a `Line` as its socket. A `Line` adds a limit to how long a write may stall, and a `close` that closes
+paramiko uses an `SshStream` as its socket. It adds a limit to how long a write may stall, and a `close` that closes
 everything below it.
 """
 
@@ -34,7 +34,7 @@ LookUp = Callable[..., Sequence[Found]]
 
 
 class Below(Protocol):
-    """What a Line needs from a socket or from a channel of paramiko."""
+    """What an SshStream needs from a socket or from a channel of paramiko."""
 
     def settimeout(self, timeout: float | None, /) -> None: ...
 
@@ -43,7 +43,7 @@ class Below(Protocol):
     def send(self, data: bytes, /) -> int: ...
 
 
-class Line:
+class SshStream:
     """A socket or a channel of paramiko. `end` closes it and everything below it. `clock` returns seconds."""
 
     def __init__(self, below: Below, end: Callable[[], None], clock: Callable[[], float] = time.monotonic):
@@ -93,21 +93,21 @@ class Line:
                 self._end()
 
 
-def tcp(host: str, port: int, seconds: float, look_up: LookUp = socket.getaddrinfo) -> Line:
+def tcp(host: str, port: int, seconds: float, look_up: LookUp = socket.getaddrinfo) -> SshStream:
     """A TCP connection; OSError, in particular TimeoutError and socket.gaierror."""
     until, last = time.monotonic() + seconds, OSError(errno.EADDRNOTAVAIL, "no address")
-    found = addresses(host, port, seconds, look_up)
-    for number, (family, kind, protocol, _, address) in enumerate(found):
+    resolved = addresses(host, port, seconds, look_up)
+    for number, (family, kind, protocol, _, address) in enumerate(resolved):
         connection = socket.socket(family, kind, protocol)
         try:  # each address gets a share of the time: after a silent IPv6 address an IPv4 address may answer
-            connection.settimeout(max(0.01, (until - time.monotonic()) / (len(found) - number)))
+            connection.settimeout(max(0.01, (until - time.monotonic()) / (len(resolved) - number)))
             connection.connect(address)
         except OSError as error:
             connection.close()
             last = error
             continue
         _set_timeouts(connection)
-        return Line(connection, connection.close)
+        return SshStream(connection, connection.close)
     raise last
 
 
@@ -147,7 +147,7 @@ class ProxyCommand:
 
     def __init__(self, command: str):
         self.command = command
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the line
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the stream
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
@@ -157,7 +157,7 @@ class ProxyCommand:
                 stderr=self._stderr,
                 start_new_session=True,
             )
-        self.line = Line(self._socket, self._end)
+        self.stream = SshStream(self._socket, self._end)
         self._stalled = False
 
     def kill(self) -> None:
