@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from dmltrain.base import env, errors, malloc_tuning
 from dmltrain.base.errors import Diverged, JobLost, UserError
 from dmltrain.base.safe_text import open_missing_streams, safe_lines
 from dmltrain.checkpoints import checkpoint
+from dmltrain.data.batches import TrainBatches
 from dmltrain.kvstore.base import KVStore
 from dmltrain.logs import record
 from dmltrain.options import Options, parse
@@ -34,11 +36,11 @@ from dmltrain.train import (
     dry_parse,
     elastic,
     emulation,
+    epoch_cost,
     epochs,
     fine_tuning,
     loading,
     measure,
-    read_speed,
     resume,
 )
 from dmltrain.train.board import Board, EventBoard
@@ -108,7 +110,7 @@ def train(options: Options, command: str) -> None:
     )  # a scheduler or server serves the job here, and exits
     try:
         if options.test_io:
-            read_speed.report(options, store)
+            report_read_speed(options, store)
             store.close()
             return
         run = prepare(options, store, command)
@@ -120,6 +122,26 @@ def train(options: Options, command: str) -> None:
     store.close()
 
 
+def report_read_speed(options: Options, store: KVStore) -> None:
+    """--test-io 1: read the training data of one epoch without training, and log how fast: as MXNet's fit.py does, and
+    the mean of the whole epoch at the end. Raises UserError."""
+    log = record.logger(store.rank)
+    dataset = loading.load_dataset(options, store, log.warning)
+    part = loading.parts_of(options, dataset, store).part(store.rank, options.seed, 0)
+    threads = loading.threads(options, dataset)
+    began = since = time.perf_counter()
+    recent = total = 0
+    for batch in TrainBatches(dataset.train, part, threads, options.prefetch_bytes):
+        recent += len(batch.labels)
+        total += len(batch.labels)
+        if (batch.index + 1) % options.disp_batches == 0:
+            now = time.perf_counter()
+            log.info("Batch [%d]\tSpeed: %.2f samples/sec", batch.index, recent / (now - since))
+            recent, since = 0, now
+    seconds = time.perf_counter() - began
+    log.info("Read %d samples in %.1f s: %.2f samples/sec, %d threads", total, seconds, total / seconds, threads)
+
+
 def train_epochs(run: Run) -> None:
     """From the run's start to its end."""
     for epoch in range(run.start.epoch, run.plan.epochs):
@@ -128,7 +150,7 @@ def train_epochs(run: Run) -> None:
         epochs.save(run, epoch)
         epochs.validate(run, epoch)
         loading.check_broken(run.dataset, run.store, run.log)
-        epochs.report(run, epoch, cost)
+        epoch_cost.report(run, epoch, cost)
     run.log.info("Final weights sha256=%s", run.trainer.digest())
 
 

@@ -42,7 +42,7 @@ def normalised(backend: str, normalisation: Normalisation | None, pixels: np.nda
 
         made = MxnetNormalise(normalisation, [framework.cpu()])
         return made(0, framework.nd.array(pixels, dtype=pixels.dtype)).asnumpy()
-    from dmltrain.backends.torch.normalise import Normalise
+    from dmltrain.backends.torch.replica import Normalise
 
     given = framework.from_numpy(pixels)
     found = Normalise(normalisation, [framework.device("cpu")])(0, given)

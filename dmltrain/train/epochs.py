@@ -1,4 +1,4 @@
-"""An epoch of a run: its steps, what happens between them and after the last, and the log lines.
+"""An epoch of a run: its steps, what happens between them and after the last, and the log lines of both.
 
 In the middle of an epoch a snapshot or a test makes all workers' weights and statistics the same, as the epoch's end
 does. After a snapshot the frameworks' random numbers start anew from its position. So a run that resumes from a
@@ -7,8 +7,6 @@ snapshot makes the steps of the run that wrote it, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -16,22 +14,11 @@ import numpy as np
 from dmltrain.data.batches import TrainBatches
 from dmltrain.logs import record
 from dmltrain.logs.metric import Sums
-from dmltrain.train import communication, divergence, elastic, evaluation, resume
+from dmltrain.train import divergence, elastic, epoch_cost, evaluation, resume
+from dmltrain.train.epoch_cost import Cost
 from dmltrain.train.meter import Meter
 from dmltrain.train.plan import Position
 from dmltrain.train.run import Run
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What an epoch of training cost."""
-
-    speed: float  # samples per second, of this worker
-    learning_rate: float  # of its last step
-    sent_before: int  # bytes, until the epoch's start
-    received_before: int
-    spent: Mapping[str, float]  # see communication.between; empty for stores without counters
-    used: Mapping[str, float]  # see record.usage
 
 
 def train(run: Run, epoch: int) -> Cost:
@@ -41,7 +28,7 @@ def train(run: Run, epoch: int) -> Cost:
     first = run.start.step if epoch == run.start.epoch else 0
     sent, received = store.bytes_sent, store.bytes_received
     seed(run, Position(epoch, first))
-    start = communication.mark(store)
+    start = epoch_cost.mark(store)
     run.usage.begin()
     meter = Meter(run, epoch)
     rate = elastic.steps(run, epoch, first, meter) if store.elastic else steps(run, epoch, first, meter)
@@ -51,8 +38,8 @@ def train(run: Run, epoch: int) -> Cost:
     run.log_values(epoch, {f"Train-{name}": value for name, value in run.metrics(meter.whole).items()})
     run.log_values(epoch, {"Time cost": seconds})
     settle(run)
-    used, end = run.usage.end(), communication.mark(store)
-    spent = communication.between(store, start, end) if start and end else {}
+    used, end = run.usage.end(), epoch_cost.mark(store)
+    spent = epoch_cost.spent_between(store, start, end) if start and end else {}
     return Cost(meter.whole.samples / seconds, rate, sent, received, spent, used)
 
 
@@ -203,28 +190,3 @@ def log_validation(run: Run, iteration: int, sums: Sums) -> None:
     for name, value in values.items():
         run.log.info(record.step_value(iteration, name, value))
     run.board.test(iteration, values)
-
-
-def report(run: Run, epoch: int, cost: Cost) -> None:
-    """Log what the epoch cost. Bytes include those of validation."""
-    from dmltrain.train import hardware
-
-    store, memory = run.store, run.trainer.device_memory()
-    staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet does not count it
-    run.log_values(
-        epoch,
-        {
-            "Speed": cost.speed,
-            "Memory": hardware.peak_memory(),
-            **({} if memory is None else {"Device-Memory": memory}),
-            "Sent": store.bytes_sent - cost.sent_before,
-            "Received": store.bytes_received - cost.received_before,
-            "Learning-rate": cost.learning_rate,
-            **({} if staleness is None else {"Staleness": staleness}),
-        },
-    )
-    if cost.spent:
-        run.log.info(record.communication(epoch, cost.spent))
-        run.board.spent(epoch, "communication", communication.shares(cost.spent))
-    run.log.info(record.usage(epoch, cost.used))
-    run.board.spent(epoch, "usage", cost.used)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dmltrain import optimizers
-from dmltrain.backends.torch import exchange
+from dmltrain.backends.torch import exchange, replica
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
@@ -60,8 +60,8 @@ def test_steps_are_those_of_a_plain_loop():
 
 def test_counting():
     logits, labels = torch.tensor([[0.0, 1, 2], [2, 1, 0], [1, 2, 0]]), torch.tensor([2, 1, 2])
-    assert backend.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
-    assert backend.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
+    assert replica.count(logits, labels, torch.tensor(1.5), top_k=2).tolist() == [3, 1, 2, 1.5]
+    assert replica.count(logits, labels, torch.tensor(1.5), top_k=0).tolist() == [3, 1, 0, 1.5], "none are counted"
 
 
 def test_the_seed_of_a_step_is_the_same_in_every_version():
@@ -74,7 +74,7 @@ def test_who_computes_is_described():
     assert made.describe() == f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     assert made.device_memory() is None
     assert made.other_files("m", 1) == {}
-    assert backend.find_device("cpu") == torch.device("cpu")
+    assert replica.find_device("cpu") == torch.device("cpu")
 
 
 def test_metrics_are_summed_in_double_precision():

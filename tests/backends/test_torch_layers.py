@@ -10,8 +10,7 @@ import torch
 
 from dmltrain import initial, models
 from dmltrain.backends.torch import layers as torch_layers
-from dmltrain.backends.torch.response_norm import response_norm
-from dmltrain.backends.torch.sampling import sample_affine
+from dmltrain.backends.torch.operators import response_norm, sample_affine
 from dmltrain.layers import (
     IDENTITY,
     Add,

@@ -24,8 +24,7 @@ from torch.fx.node import Argument
 from torch.nn import functional
 
 from dmltrain import initial, layers
-from dmltrain.backends.torch.response_norm import response_norm
-from dmltrain.backends.torch.sampling import sample_affine
+from dmltrain.backends.torch.operators import response_norm, sample_affine
 from dmltrain.layers import Network
 
 AUXILIARY = "auxiliary output"  # marks nodes of a graph

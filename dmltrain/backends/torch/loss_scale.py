@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from dmltrain import optimizers
+
 FIRST = 2.0**16
 GROW_AFTER = 2000  # steps without overflow before the scale doubles
 
@@ -50,3 +52,15 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"] if group["momentum"] else ():
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it reads LossScale's attributes: fused kernels and classes of our own do."""
+    return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)
+
+
+def taking_loss_scale(device: torch.device) -> tuple[str, ...]:
+    """The values of --optimizer that do so on the device."""
+    return tuple(
+        row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device.type in row.torch.fused)
+    )

@@ -106,15 +106,3 @@ def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
                 like = parameter if value.shape == parameter.shape else value
                 laid_out = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False)
                 state[name] = laid_out.copy_(value)
-
-
-def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it reads LossScale's attributes: fused kernels and classes of our own do."""
-    return bool(optimizer.defaults.get("fused")) or getattr(type(optimizer), "takes_loss_scale", False)
-
-
-def taking_loss_scale(device: torch.device) -> tuple[str, ...]:
-    """The values of --optimizer that do so on the device."""
-    return tuple(
-        row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device.type in row.torch.fused)
-    )

@@ -20,26 +20,27 @@ from torch.nn import functional
 
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray, Pace, Settings
-from dmltrain.backends.device import gpu_index
 from dmltrain.backends.torch import distributed
 from dmltrain.backends.torch import layers as torch_layers
 from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch.distributed.local_steps import OUTER
 from dmltrain.backends.torch.exchange import compression, factor_rows
-from dmltrain.backends.torch.loss_scale import LossScale
-from dmltrain.backends.torch.normalise import Normalise
-from dmltrain.backends.torch.optimizer import (
-    load_state,
-    make_optimizer,
-    set_rate,
-    takes_loss_scale,
-    taking_loss_scale,
+from dmltrain.backends.torch.loss_scale import LossScale, takes_loss_scale, taking_loss_scale
+from dmltrain.backends.torch.optimizer import load_state, make_optimizer, set_rate
+from dmltrain.backends.torch.replica import (
+    Normalise,
+    compiled,
+    count,
+    fill_statistics,
+    find_device,
+    image_layout,
+    statistics,
 )
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
 from dmltrain.base.normalisation import Normalisation
 from dmltrain.kvstore.base import KVStore
-from dmltrain.layers import Conv, Network
+from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 
 FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
@@ -282,7 +283,7 @@ class TorchTrainer:
             flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
             merged = weights.merged_statistics(flat, self._seen, all_reduce)
             if merged is not None:
-                _fill(buffers, merged)
+                fill_statistics(buffers, merged)
         self._seen = [0] * len(self._devices)
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -381,13 +382,6 @@ class TorchTrainer:
         return sum(used) / 2**20 if used else None
 
 
-def find_device(name: str) -> torch.device:
-    """'cpu' or 'gpu:0' -> the device. Raises UserError if this machine has no such GPU."""
-    if name == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", gpu_index(name, torch.cuda.device_count(), f"PyTorch {torch.__version__}"))
-
-
 def with_own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
     """A checkpoint's state, with what the worker of this rank had of its own there. If there were fewer workers, that
     is worker 0's."""
@@ -396,50 +390,3 @@ def with_own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
         return state
     own = others[rank - 1]
     return {**state, **own, "optimizer": {**state["optimizer"], "state": own["optimizer"]}}
-
-
-def image_layout(network: Network, name: str) -> torch.memory_format:
-    """channels_last makes convolutions faster; a network that only flattens its images would convert them back."""
-    convolves = any(isinstance(step.layer, Conv) for step in network.steps)
-    return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
-
-
-def compiled(module: nn.Module) -> Callable[[torch.Tensor], Any]:
-    """torch.compile, which compiles, and can fail, at the first call."""
-    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
-
-    forward = torch.compile(module)
-
-    def call(images: torch.Tensor) -> Any:
-        try:
-            return forward(images)
-        except TorchDynamoException as error:
-            raise UserError(
-                f"--compile: {str(error).splitlines()[0][:200]}; on a CPU torch.compile needs a C++ "
-                "compiler such as g++, and no space in the path of PyTorch; or leave --compile out"
-            ) from error
-
-    return call
-
-
-def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, top_k: int) -> torch.Tensor:
-    """(samples, correct, correct in top k, cross-entropy) as a float64 tensor (4,) on the device."""
-    correct = (logits.argmax(dim=1) == labels).sum()
-    top = logits.new_zeros(())
-    if top_k:
-        top = (logits.topk(top_k, dim=1).indices == labels[:, None]).sum()
-    samples = logits.new_full((), len(labels))
-    return torch.stack([samples.double(), correct.double(), top.double(), loss.double()])
-
-
-def statistics(module: nn.Module) -> list[torch.Tensor]:
-    """The running means and variances of batch norms, without their counters of batches."""
-    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-
-
-def _fill(replicas: list[list[torch.Tensor]], values: Array) -> None:
-    """Write the flat float64 `values` into every replica's buffers."""
-    for buffers in replicas:
-        parts = weights.split(values, [buffer.shape for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
-            buffer.copy_(torch.from_numpy(part))

@@ -4,7 +4,7 @@ Gradients and weights use MXNet's `kv.push` and `kv.pull`. In addition the worke
 provides the rank, which is the launcher's and the same in every run, unlike MXNet's. It detects lost processes, and
 sums small arrays. docs/mxnet.md lists the defects and how they are avoided.
 
-No worker waits forever in ps-lite: deadline.py ends the job if a value is awaited for too long.
+No worker waits forever in ps-lite: PullDeadline ends the job if a value is awaited for too long.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import hashlib
 import io
 import math
 import os
+import queue
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +30,6 @@ from dmltrain.backends.mxnet import optimizer as mxnet_optimizer
 from dmltrain.backends.mxnet import ps_lite as mxnet_ps
 from dmltrain.backends.mxnet.compat import exit as mxnet_exit
 from dmltrain.backends.mxnet.kvstore.base import MXNetStore, arrays_of
-from dmltrain.backends.mxnet.kvstore.deadline import Wait
 from dmltrain.backends.mxnet.server import command as mxnet_command
 from dmltrain.base import npz
 from dmltrain.base.arrays import Array
@@ -37,6 +39,7 @@ from dmltrain.kvstore.base import Key, Keys, check_rate, keys_and_values
 from dmltrain.kvstore.worker.store import DistKVStore
 
 COMPRESSED = 16  # compression factor of 2bit: 32 bits of a float32 become 2
+CHECK_SECONDS = 1.0  # between two checks of PullDeadline
 
 
 class MXNetKVStore(MXNetStore):
@@ -62,7 +65,7 @@ class MXNetKVStore(MXNetStore):
         self._last_pulled: dict[Key, Any] = {}  # since the key's last push
         self._sent = self._received = 0
         self._closed = False
-        self._wait = Wait(environment.wait_seconds, self._overdue)
+        self._deadline = PullDeadline(environment.wait_seconds, self._overdue)
         self._process = os.getpid()
         mxnet_exit.notice()
         atexit.register(self._at_exit)  # registered after, hence run before, that of _side
@@ -104,7 +107,7 @@ class MXNetKVStore(MXNetStore):
     def _pulled(self, key: Key, value: Any) -> None:
         self._received += 4 * math.prod(self._shapes[key])
         self._last_pulled[key] = value
-        self._wait.watch(key, value)
+        self._deadline.watch(key, value)
 
     def _overdue(self, key: Key, seconds: float) -> None:
         self._side.lose(
@@ -240,6 +243,45 @@ class MXNetKVStore(MXNetStore):
                 f"worker {different[0]} calls kvstore.init with other keys or shapes than worker {self.rank}: "
                 "all workers must train the same model"
             )
+
+
+class PullDeadline:
+    """A deadline for pulls from ps-lite, which has none: calls `overdue(key, seconds)` once, when a value has been
+    awaited for more than `limit` seconds.
+
+    One thread waits for one pulled value after another: whenever it is idle, for the next pull. Another thread watches
+    the clock. A step costs nothing for it.
+    """
+
+    def __init__(self, limit: float, overdue: Callable[[Any, float], None]) -> None:
+        self._limit, self._overdue = limit, overdue
+        self._next: queue.Queue[tuple[Any, Any]] = queue.Queue(maxsize=1)
+        self._awaited: tuple[Any, float] | None = None  # key, since when
+        for work in (self._wait, self._check):
+            threading.Thread(target=work, name="awaited values", daemon=True).start()
+
+    def watch(self, key: Any, value: Any) -> None:
+        """`value` (NDArray) is the target of a pull. Ignored while another value is awaited."""
+        if self._awaited is None and self._next.empty():
+            self._next.put((key, value))
+
+    def _wait(self) -> None:
+        while True:
+            key, value = self._next.get()
+            self._awaited = key, time.monotonic()
+            try:
+                value.wait_to_read()
+            except Exception:  # the reader of the value gets the same error, and handles it
+                continue
+            finally:
+                self._awaited = None
+
+    def _check(self) -> None:
+        while True:
+            time.sleep(CHECK_SECONDS)
+            awaited = self._awaited
+            if awaited and time.monotonic() - awaited[1] > self._limit:
+                return self._overdue(awaited[0], time.monotonic() - awaited[1])
 
 
 def divided_from() -> int:

@@ -72,7 +72,7 @@ def distribute(
     defer (implies step_early): `step()` returns at once, and the next forward waits for each bucket just before it
     first reads it. The results are bit-identical. `model(x)`, `model.state_dict()` and this optimizer's methods see
     finished weights. Code that reads weights in other ways (`model.parameters()`, a call of a submodule) must call
-    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (parts.py), `defer` has
+    `optimizer.settle()` first. With torch.compile, and for optimizers that cannot step in parts (early.py), `defer` has
     no effect.
 
     factors (implies step_early): let dense layers send sufficient factors where that is faster (dist_sync, optimizer on

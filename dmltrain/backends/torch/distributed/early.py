@@ -1,7 +1,8 @@
 """The optimizer on the workers, any of torch, with `step_early`; servers only sum.
 
-Gradients are sent during backward, and nothing may read or change them before step(). If the optimizer allows it
-(parts.py), each bucket is stepped as soon as its sum has arrived.
+Gradients are sent during backward, and nothing may read or change them before step(). If the optimizer treats
+parameters independently, its step is made in parts: each bucket is stepped as soon as its sum has arrived. The results
+are bit-identical to those of a whole step, and fused kernels stay fused.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import optim
 
-from dmltrain.backends.torch.distributed import parts
+from dmltrain.backends.torch import plain_step
 from dmltrain.backends.torch.distributed.buckets import EARLY, Bucket
 from dmltrain.backends.torch.distributed.choice import NOTHING_CHOSEN, Chosen
 from dmltrain.backends.torch.distributed.overlap import Mode, OverlappedOptimizer
+from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
+
+OTHERS = (optim.RAdam, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
+PER_PARAMETER = (*map(class_of, BY_CLASS), *OTHERS)
 
 
 class EarlyOptimizer(OverlappedOptimizer):
@@ -104,7 +110,7 @@ class EarlyOptimizer(OverlappedOptimizer):
             return None
         if not all(bucket.has_gradients for bucket in self._buckets):
             return None
-        return parts.options_of(self.inner)
+        return step_options(self.inner)
 
     def _take(self, bucket: Bucket, handle: Handle) -> None:
         factor = self._means[bucket] * self._factor
@@ -114,8 +120,8 @@ class EarlyOptimizer(OverlappedOptimizer):
         assert self._groups is not None  # `stepped` is set only where these options were found
         bucket.check_unchanged()
         options = self._groups[bucket.group]
-        with bucket.result_in_place(handle, factor, copied=parts.changes_gradients(options)):
-            parts.step(self.inner, options, bucket.parameters)
+        with bucket.result_in_place(handle, factor, copied=changes_gradients(options)):
+            step_parameters(self.inner, options, bucket.parameters)
         bucket.begin()
 
 
@@ -127,3 +133,32 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
             f"optimizer {type(optimizer).__name__} computes gradients several times in a step, which are sent for one "
             f"step {EARLY}: train without these"
         )
+
+
+def step_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | None:
+    """A copy of each group's current options without its parameters; None if the step cannot be made in parts: other
+    classes (also subclasses), hooks that expect whole steps, a gradient scaler, or options that are tensors.
+    """
+    if type(optimizer) not in PER_PARAMETER or not plain_step.is_possible(optimizer):
+        return None
+    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    if any(isinstance(value, torch.Tensor) for group in options for value in group.values()):
+        return None
+    return options
+
+
+def changes_gradients(options: dict[str, Any]) -> bool:
+    """Whether a step with these options writes to gradients: torch's _multi_tensor_sgd adds the momentum to them."""
+    return bool(options.get("nesterov") and options.get("foreach"))
+
+
+def step_parameters(
+    optimizer: torch.optim.Optimizer, options: dict[str, Any], parameters: list[torch.nn.Parameter]
+) -> None:
+    """Step these parameters of one group with `options`, a copy from the time of the call of step()."""
+    whole = optimizer.param_groups
+    optimizer.param_groups = [{**options, "params": parameters}]
+    try:
+        plain_step.step(optimizer)
+    finally:
+        optimizer.param_groups = whole

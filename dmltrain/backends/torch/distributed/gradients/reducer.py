@@ -25,9 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dmltrain.backends.torch.distributed import backward, owners, same
 from dmltrain.backends.torch.distributed.buckets import Bucket, copy_gradient
-from dmltrain.backends.torch.distributed.gradients.facts import Exchange, Facts, Place
+from dmltrain.backends.torch.distributed.gradients.facts import Exchange, Facts, Place, SparseRows
 from dmltrain.backends.torch.distributed.gradients.parameter_buckets import ParameterBuckets
-from dmltrain.backends.torch.distributed.gradients.sparse_rows import SparseRows
 from dmltrain.backends.torch.distributed.overlap import Mode
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore

@@ -1,4 +1,6 @@
-"""How an epoch's time was spent: the line `Epoch[k] Communication: ...` of the log (docs/performance.md).
+"""What an epoch of training cost: speed, memory, bytes, and how its time was spent.
+
+The last is the line `Epoch[k] Communication: ...` of the log (docs/performance.md).
 
 `compute` is the time in which the training thread did not wait for the kvstore. The store reports what the waits were
 for (kvstore/waiting.py). The time covers an epoch's steps, the barrier after them and the merging of statistics.
@@ -17,6 +19,20 @@ from typing import Any
 
 from dmltrain.kvstore.base import KVStore
 from dmltrain.kvstore.waiting import Waits
+from dmltrain.logs import record
+from dmltrain.train.run import Run
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an epoch of training cost."""
+
+    speed: float  # samples per second, of this worker
+    learning_rate: float  # of its last step
+    sent_before: int  # bytes, until the epoch's start
+    received_before: int
+    spent: Mapping[str, float]  # see spent_between; empty for stores without counters
+    used: Mapping[str, float]  # see record.usage
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,7 @@ def mark(store: KVStore, clock: Callable[[], float] = time.perf_counter) -> Mark
     return None if store.waits is None else Mark(clock(), store.waits, store.carried())
 
 
-def between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
+def spent_between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
     """The values of the line, in its order: the fraction of the bound, then seconds. Every worker must call this."""
     waits = end.waits - start.waits
     seconds = end.seconds - start.seconds
@@ -51,7 +67,32 @@ def between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
 
 
 def shares(spent: Mapping[str, float]) -> dict[str, float]:
-    """The result of `between` with fractions of the time that they add up to instead of seconds."""
+    """The result of `spent_between` with fractions of the time that they add up to instead of seconds."""
     parts = {name: value for name, value in spent.items() if name != "bound"}
     whole = sum(parts.values())
     return {name: value if name == "bound" else value / whole for name, value in spent.items() if whole}
+
+
+def report(run: Run, epoch: int, cost: Cost) -> None:
+    """Log what the epoch cost. Bytes include those of validation."""
+    from dmltrain.train import hardware
+
+    store, memory = run.store, run.trainer.device_memory()
+    staleness = None if store.kvstore_type.synchronous else store.take_staleness()  # MXNet does not count it
+    run.log_values(
+        epoch,
+        {
+            "Speed": cost.speed,
+            "Memory": hardware.peak_memory(),
+            **({} if memory is None else {"Device-Memory": memory}),
+            "Sent": store.bytes_sent - cost.sent_before,
+            "Received": store.bytes_received - cost.received_before,
+            "Learning-rate": cost.learning_rate,
+            **({} if staleness is None else {"Staleness": staleness}),
+        },
+    )
+    if cost.spent:
+        run.log.info(record.communication(epoch, cost.spent))
+        run.board.spent(epoch, "communication", shares(cost.spent))
+    run.log.info(record.usage(epoch, cost.used))
+    run.board.spent(epoch, "usage", cost.used)
