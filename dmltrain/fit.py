@@ -44,9 +44,9 @@ from dmltrain.train import (
     resume,
 )
 from dmltrain.train.board import Board, EventBoard
-from dmltrain.train.notice import notice_of
 from dmltrain.train.plan import Position, plan_of, schedule_of
 from dmltrain.train.run import Run
+from dmltrain.train.snapshot_signal import snapshot_signal_of
 from dmltrain.usage import Usage, gpu
 from dmltrain.version import __version__
 
@@ -95,9 +95,11 @@ def train(options: Options, command: str) -> None:
     """Train as `options` say; `command` is for the log. Raises UserError or JobLost."""
     if options.update_on_kvstore is None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
-    its = env.read()
-    checks.check(options, its)
-    if its.role == "worker" or (its.role == "server" and its.joins and options.update_on_kvstore):
+    environment = env.read()
+    checks.check(options, environment)
+    if environment.role == "worker" or (
+        environment.role == "server" and environment.joins and options.update_on_kvstore
+    ):
         BACKENDS[options.backend].load()  # a server that joins does so while the others train
     store = kvstore.create(
         options.kv_store,
@@ -181,23 +183,25 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     options, source = resume.chosen(options, plan, store, log)
     if source:
         loading.note_input(source, options, dataset, log)
-    found = resume.load(source, options, network, store, log) if source else None
-    state = found and found["state"]
+    saved = resume.load(source, options, network, store, log) if source else None
+    state = saved and saved["state"]
     if tuned and not state:
         pretrained = fine_tuning.weights(options, tuned, store, log)
         loading.note_input(pretrained.source, options, dataset, log)
         state = {"model": pretrained.weights}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     resume.check_all_save(options, store)
-    start = resume.position(source, found, plan) if source and found else Position(0)
+    start = resume.position(source, saved, plan) if source and saved else Position(0)
     own = loading.has_own_validation(options, dataset, store)
     pace, used, schedule = emulation.pace(options, store), usage_of(options, log), schedule_of(options, plan)
     run = Run(options, store, log, network, dataset, trainer, schedule, parts, plan, start, own, pace, used)
-    run = replace(run, board=board_of(run, command), notice=notice_of(options.snapshot_on_signal, store))
+    run = replace(
+        run, board=board_of(run, command), snapshot_signal=snapshot_signal_of(options.snapshot_on_signal, store)
+    )
     trainer.pace = run.pace
     introduce(run, command)
-    if found:
-        resume.report(log, found, resume.circumstances(options, store, len(dataset.train)))
+    if saved:
+        resume.report(log, saved, resume.circumstances(options, store, len(dataset.train)))
     announce(run)
     return run
 
@@ -215,9 +219,9 @@ def board_of(run: Run, command: str) -> Board:
     """What --tensorboard asks for."""
     if not run.options.tensorboard:
         return Board()
-    made = EventBoard(Path(run.options.tensorboard, f"worker-{run.store.rank}"), run.plan, run.start, run.log)
-    made.describe(command, run.options)
-    return made
+    board = EventBoard(Path(run.options.tensorboard, f"worker-{run.store.rank}"), run.plan, run.start, run.log)
+    board.describe(command, run.options)
+    return board
 
 
 def introduce(run: Run, command: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dmltrain.kvstore.base import KVStore
 
 AllReduce = Callable[[str, Array], Array]  # (name, float64 values) -> their sum over all workers
-State = Mapping[str, Any]  # a trainer's state in a checkpoint
+TrainerState = Mapping[str, Any]  # a trainer's state in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,13 @@ class Trainer(Protocol):
     def merge_statistics(self, all_reduce: AllReduce, num_workers: int) -> None:
         """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
 
-    def state(self, residuals: Mapping[str, Array] | None = None, others: Sequence[State] = ()) -> dict[str, Any]:
+    def state(
+        self, residuals: Mapping[str, Array] | None = None, others: Sequence[TrainerState] = ()
+    ) -> dict[str, Any]:
         """Everything that the next step depends on except data and seeds, including the kvstore's residuals and the
         `own_state` of workers 1, 2, ... Call `synchronize` first."""
 
-    def take_state(self, state: State, own_statistics: bool = False) -> None:
+    def take_state(self, state: TrainerState, own_statistics: bool = False) -> None:
         """Go on from the result of another worker's `state`, in the middle of a run, also of a step; if so, perhaps
         with its own statistics."""
 
@@ -208,7 +210,7 @@ class Backend(Protocol):
         network: Network,
         settings: Settings,
         store: KVStore,
-        state: State | None = None,
+        state: TrainerState | None = None,
         normalisation: Normalisation | None = None,
     ) -> Trainer:
         """A trainer with initial weights from settings.seed, or with `state`, an earlier result of `Trainer.state`.

@@ -65,13 +65,13 @@ def last(
 
 def of_iteration(prefix: str, iteration: int) -> Saved:
     """The newest checkpoint with this iteration in its name. Raises UserError if there is none."""
-    found = [saved for saved, _ in _names(Path(prefix)) if saved.iteration == iteration]
-    if not found:
+    saved_then = [saved for saved, _ in _names(Path(prefix)) if saved.iteration == iteration]
+    if not saved_then:
         raise UserError(
             f"no checkpoint {prefix}-EPOCH_iter_{iteration}; {_present(Path(prefix), SUFFIXES)} (that of the last "
             "iteration of an epoch is the epoch's)"
         )
-    return max(found)
+    return max(saved_then)
 
 
 def _damage(source: Path, load: Callable[[Path], object] | None) -> str:
@@ -144,13 +144,13 @@ def examine(source: Path) -> Examined:
 
 def read(source: Path) -> bytes:
     """The content of a checkpoint file that is whole. Raises UserError if it is missing or damaged."""
-    found = examine(source)
-    if found.damage:
+    examined = examine(source)
+    if examined.damage:
         raise UserError(
-            f"the checkpoint {source} is damaged or truncated: {found.damage}; "
+            f"the checkpoint {source} is damaged or truncated: {examined.damage}; "
             f"{_present(_prefix(source), [source.suffix], source.name)}; --load-epoch last skips damaged ones"
         )
-    return found.content
+    return examined.content
 
 
 def _prefix(source: Path) -> Path:
@@ -164,22 +164,22 @@ def _present(prefix: Path, suffixes: Collection[str], without: str = "") -> str:
     own = [name for (_, suffix), name in names.items() if suffix in usable and name != without]
     text = f"present in {prefix.parent}: {', '.join(own) or 'no checkpoint of this prefix and backend'}"
     for suffix in sorted(OWNERS.keys() - usable, key=OWNERS.__getitem__):
-        others = [name for (_, found), name in names.items() if found == suffix]
+        others = [name for (_, suffix_of), name in names.items() if suffix_of == suffix]
         text += f"; of --backend {OWNERS[suffix]}: {', '.join(others)}" if others else ""
     return text
 
 
-def check(source: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def check(source: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise UserError unless the checkpoint has the run's network and optimizer (`expected`)."""
-    if found.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise UserError(
             f"{source} is not a checkpoint of this version of dmltrain: expected format {FORMAT}, "
-            f"found {found.get('format')!r}"
+            f"found {content.get('format')!r}"
         )
     wrong = [
-        f"{name.replace('_', ' ')} {found.get(name)!r}, expected {value!r}"
+        f"{name.replace('_', ' ')} {content.get(name)!r}, expected {value!r}"
         for name, value in expected.items()
-        if found.get(name) != value
+        if content.get(name) != value
     ]
     if wrong:
         raise UserError(f"the checkpoint {source} belongs to another run: {'; '.join(wrong)}")

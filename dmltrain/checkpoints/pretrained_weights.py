@@ -42,8 +42,8 @@ def find(prefix: str, epoch: int | None = None, iteration: int | None = None) ->
     if epoch is None and iteration is None:
         saved, damaged = checkpoint.last(prefix, checkpoint.SUFFIXES, _readable)
         if saved == checkpoint.Saved(0):
-            found = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
-            raise UserError(f"no checkpoint of {prefix} is whole: {found}")
+            reason = "; ".join(damaged) or f"there is no {prefix}-0001.pt, .npz, .params or a later one"
+            raise UserError(f"no checkpoint of {prefix} is whole: {reason}")
     sources = [checkpoint.path(prefix, saved.epoch, suffix, saved.iteration) for suffix in checkpoint.SUFFIXES]
     return next((source for source in sources if source.exists()), sources[0])
 
@@ -62,10 +62,10 @@ def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = 
         return Trained(source, _float32(weights.renamed(weights.read(source, content), names)))
     if source.suffix not in checkpoint.OWNERS:
         raise UserError(f"{source} is no checkpoint: expected one of {', '.join(checkpoint.SUFFIXES)}")
-    found = BACKENDS[checkpoint.OWNERS[source.suffix]].decode(content)
-    checkpoint.check(source, found, {})
-    said = {name: found.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
-    return Trained(source, _float32(found["state"]["model"]), said)
+    decoded = BACKENDS[checkpoint.OWNERS[source.suffix]].decode(content)
+    checkpoint.check(source, decoded, {})
+    said = {name: decoded.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
+    return Trained(source, _float32(decoded["state"]["model"]), said)
 
 
 def shared(

@@ -47,11 +47,11 @@ def examine(content: bytes, suffix: str) -> Examined:
     view = memoryview(content)
     line = LINE.fullmatch(view[-LINE_BYTES:])
     digest = hashlib.sha256(view[:-LINE_BYTES])
-    found = digest.hexdigest()
+    actual = digest.hexdigest()
     digest.update(view[-LINE_BYTES:])
     damage = ""
-    if line and found != line[1].decode():
-        damage = f"its content has sha256 {found[:12]}..., and its last line says {line[1][:12].decode()}..."
+    if line and actual != line[1].decode():
+        damage = f"its content has sha256 {actual[:12]}..., and its last line says {line[1][:12].decode()}..."
     elif not line and suffix in ARCHIVES:
         damage = _archive_damage(content)
     return Examined(content, digest.hexdigest(), damage)

@@ -155,12 +155,12 @@ class _Rebuilding:
             for kind, place in zip(kinds, variables, strict=False)
             if (rule := _rule(self.graph.nodes[place])) != Rule()
         }
-        found = [self._array(place) for place in variables]
-        found += [f"{node.name}_{kind}" for kind in kinds[len(found) :]]
-        starts = {_start(array, kind) for array, kind in zip(found, kinds, strict=True)}
+        arrays = [self._array(place) for place in variables]
+        arrays += [f"{node.name}_{kind}" for kind in kinds[len(arrays) :]]
+        starts = {_start(array, kind) for array, kind in zip(arrays, kinds, strict=True)}
         name = starts.pop() if len(starts) == 1 else ""
         name = name or node.name
-        self.names.update((f"{name}_{kind}", array) for array, kind in zip(found, kinds, strict=True))
+        self.names.update((f"{name}_{kind}", array) for array, kind in zip(arrays, kinds, strict=True))
         return name, rules
 
     def _array(self, place: int) -> str:
@@ -193,20 +193,20 @@ class _Rebuilding:
 
     def way(self, start: int, end: int) -> list[int]:
         """The nodes from one (without it) to another that follows it on every way."""
-        found = []
+        places = []
         while end != start:
             if end in self.taken:
                 shared = self.graph.nodes[end].label
                 raise NotSupported(f"it shares {shared} with another branch, which a tree cannot have")
             self.taken.add(end)
-            found.append(end)
+            places.append(end)
             end = self._up(end)
-        return found[::-1]
+        return places[::-1]
 
     def in_sequence(self, places: list[int], *more: Layer) -> Layer:
         """The layers of these nodes, and `more`, in one chain."""
-        found = [*(self.layers[place] for place in places), *more]
-        return chain(*(each for layer in found for each in (layer.layers if isinstance(layer, Chain) else (layer,))))
+        sequence = [*(self.layers[place] for place in places), *more]
+        return chain(*(part for layer in sequence for part in (layer.layers if isinstance(layer, Chain) else (layer,))))
 
     def _join(self, row: Several, options: NodeOptions, place: int, ends: tuple[int, ...]) -> Layer:
         node, start = self.graph.nodes[place], self.before[place]
@@ -223,35 +223,37 @@ class _Rebuilding:
         branches = []
         for group in self._neighbours(start, ends):
             shared = self._common(group)
-            way = self.way(start, shared)
-            self.depth[place] = max(self.depth[place], depth, *(depth + self.depth[each] for each in way))
+            path = self.way(start, shared)
+            self.depth[place] = max(
+                self.depth[place], depth, *(depth + self.depth[place_on_path] for place_on_path in path)
+            )
             if self.depth[place] > MAX_DEPTH:
                 raise NotSupported(f"it is the end of more than {MAX_DEPTH} branches inside of branches")
             inner = self._branches(row, options, place, shared, group, depth + 1) if len(group) > 1 else ()
-            branches.append(self.in_sequence(way, *([row.join(options, "", inner)] if inner else [])))
+            branches.append(self.in_sequence(path, *([row.join(options, "", inner)] if inner else [])))
         return tuple(branches)
 
     def _neighbours(self, start: int, ends: tuple[int, ...]) -> list[tuple[int, ...]]:
         """`ends` in groups of neighbours that one node after `start` dominates."""
         groups: list[tuple[int, ...]] = []
-        for first, each in groupby(ends, lambda end: self._first_after(start, end)):
-            group = tuple(each)
+        for first, ends_of_branch in groupby(ends, lambda end: self._first_after(start, end)):
+            group = tuple(ends_of_branch)
             groups += [(end,) for end in group] if first == start else [group]
         return groups
 
     def _first_after(self, start: int, end: int) -> int:
         """The first node after `start` on the way to `end`, or `start` itself if this is the end."""
-        found = end
+        below = end
         while end != start:
-            found, end = end, self._up(end)
-        return found
+            below, end = end, self._up(end)
+        return below
 
 
 def _start(array: str, kind: str) -> str:
     """'conv0' of 'conv0_weight'; '' for a name that does not end with its kind."""
-    for each in (kind, OTHER_NAMES.get(kind, kind)):
-        if array.endswith(f"_{each}"):
-            return array.removesuffix(f"_{each}")
+    for name_of_kind in (kind, OTHER_NAMES.get(kind, kind)):
+        if array.endswith(f"_{name_of_kind}"):
+            return array.removesuffix(f"_{name_of_kind}")
     return ""
 
 
@@ -259,7 +261,7 @@ def _rule(variable: Node) -> Rule:
     """How the array learns: its attributes __lr_mult__ and __wd_mult__."""
     given = {name: variable.options.get(f"__{name}__", variable.options.get(name)) for name in ("lr_mult", "wd_mult")}
     try:
-        found = {name: None if text is None else float(text) for name, text in given.items()}
-        return Rule(lr_mult=1.0 if found["lr_mult"] is None else found["lr_mult"], wd_mult=found["wd_mult"])
+        numbers = {name: None if text is None else float(text) for name, text in given.items()}
+        return Rule(lr_mult=1.0 if numbers["lr_mult"] is None else numbers["lr_mult"], wd_mult=numbers["wd_mult"])
     except ValueError as error:
         raise NotSupported(f"its input {variable.name!r}: {error}") from None

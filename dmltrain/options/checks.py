@@ -108,7 +108,7 @@ def _check_checkpoints(options: Options) -> None:
 
 def _check_optimizer(options: Options) -> None:
     if optimizers.BY_NAME[options.optimizer].asynchronous and types.find(options.kv_store).synchronous:
-        others = " or ".join(types.names(lambda each: not each.synchronous))
+        others = " or ".join(types.names(lambda kind: not kind.synchronous))
         raise UserError(
             f"--optimizer {options.optimizer} compensates for the delay of gradients, and --kv-store "
             f"{options.kv_store} has none: use --kv-store {others}, or --optimizer sgd, which is the same without delay"
@@ -139,9 +139,11 @@ def _check_factors(options: Options) -> None:
         (bool(options.compile), "--compile", "no --compile"),
         (len(options.device_names) > 1, "several devices a worker", "one device for each worker"),
     ]
-    for found, what, fix in problems if options.factors != "off" else []:
-        if found:
-            raise UserError(f"--factors {options.factors} does not work with {what}: use {fix}, or leave --factors out")
+    for excluded, option, fix in problems if options.factors != "off" else []:
+        if excluded:
+            raise UserError(
+                f"--factors {options.factors} does not work with {option}: use {fix}, or leave --factors out"
+            )
 
 
 def _check_backend(options: Options) -> None:

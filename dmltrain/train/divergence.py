@@ -34,7 +34,7 @@ def check(run: Run, epoch: int) -> None:
     store = run.store
     if store.num_workers == 1 or not store.kvstore_type.synchronous:
         return
-    arrays = sorted(run.trainer.common_arrays(), key=lambda each: each.name)
+    arrays = sorted(run.trainer.common_arrays(), key=lambda array: array.name)
     digest = weights.digest_each((array.name, array.read()) for array in arrays)
     table = agreement.rows(store, "state", agreement.words(digest))
     if agreement.different(table):
@@ -57,18 +57,18 @@ def _check_layout(run: Run, epoch: int, arrays: Sequence[CommonArray]) -> None:
 
 def _take_worker_0s(run: Run, epoch: int, arrays: Sequence[CommonArray], digests: Array) -> None:
     """Compare all arrays with worker 0's, and replace them. Raises Diverged if they differ by more than rounding."""
-    found, later = [], []
-    for each in arrays:
-        expected = _worker_0s(run, each)
-        found.append(relative_difference(np.ascontiguousarray(each.read()), expected))
+    differences, later = [], []
+    for array in arrays:
+        expected = _worker_0s(run, array)
+        differences.append(relative_difference(np.ascontiguousarray(array.read()), expected))
         if run.store.elastic:  # the comparison may have to be repeated: see KVStore.repeat
-            later.append((each, expected))
+            later.append((array, expected))
         else:
-            each.write(expected)
-    largest = max(range(len(found)), key=found.__getitem__)
-    table = agreement.rows(run.store, "differences of the state", [found[largest], largest])
-    for each, expected in later:
-        each.write(expected)
+            array.write(expected)
+    largest = max(range(len(differences)), key=differences.__getitem__)
+    table = agreement.rows(run.store, "differences of the state", [differences[largest], largest])
+    for array, expected in later:
+        array.write(expected)
     limit = ROUNDING * math.sqrt(run.plan.steps)
     names = [array.name for array in arrays]
     workers = run.store.members(range(len(table)))

@@ -117,8 +117,8 @@ def left(run: Run) -> None:
 def _facts(run: Run) -> dict[str, Any]:
     """The options that a replacement must have in common with the others, so that it trains as they do."""
     names = [field.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for field in fields(group)]
-    found = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
-    return {BATCH: found.pop("batch"), **found}
+    values = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
+    return {BATCH: values.pop("batch"), **values}
 
 
 def _state(run: Run, place: dict[str, Any]) -> bytes:
@@ -129,17 +129,19 @@ def _state(run: Run, place: dict[str, Any]) -> bytes:
 
 def _take(run: Run, content: bytes, own_statistics: bool) -> dict[str, Any]:
     """The inverse of _state."""
-    found = run.backend.decode(content)
-    run.trainer.take_state(found.pop("trainer"), own_statistics)
-    return found
+    decoded = run.backend.decode(content)
+    run.trainer.take_state(decoded.pop("trainer"), own_statistics)
+    return decoded
 
 
 def _job(run: Run) -> Job:
     options, parts = run.options, _shared(run)
     batch, data = options.batch_size * parts.num_workers, run.dataset.digests.get("training data", run.dataset.name)
-    each = 0 if options.batch == CONSTANT else options.batch_size
+    batch_size = 0 if options.batch == CONSTANT else options.batch_size
     network, kvstore = run.network.name, run.store.kvstore_type.name
-    return Job(parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, each, kvstore)
+    return Job(
+        parts.num_workers, options.seed, parts.samples, batch, run.plan.epochs, network, data, batch_size, kvstore
+    )
 
 
 def _balancing(run: Run) -> Balancing:
@@ -173,10 +175,10 @@ def _read(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
     """Make the rounds of this epoch, from step `first` of a plain job on. Returns the last learning rate."""
-    return Rounds(run, epoch, first, meter).train()
+    return EpochRounds(run, epoch, first, meter).train()
 
 
-class Rounds:
+class EpochRounds:
     """The rounds of one epoch on this worker."""
 
     def __init__(self, run: Run, epoch: int, first: int, meter: Meter) -> None:

@@ -84,10 +84,10 @@ def between_steps(run: Run, position: Position, meter: Meter) -> None:
         log_sizes(run, iteration)
     if position.step == run.plan.steps_of(position.epoch):
         return
-    noticed = run.notice.comes()
-    if noticed:
+    signalled = run.snapshot_signal.comes()
+    if signalled:
         run.log.info("A worker got SIGUSR1: all make a snapshot after iteration %d", iteration)
-    snapshot, test = noticed or due(options.snapshot, iteration), due(options.test_interval, iteration)
+    snapshot, test = signalled or due(options.snapshot, iteration), due(options.test_interval, iteration)
     if not (snapshot or test):
         return
     with meter.pause():

@@ -159,9 +159,9 @@ def _check_in_memory(options: Options) -> None:
 
 def _normalisation(options: Options, dataset: Dataset, store: KVStore) -> Normalisation:
     """The data set's, where the options do not say otherwise. As in MXNet, grey images take the first numbers."""
-    found, channels = dataset.normalisation, dataset.image_shape[0]
-    mean = found.mean if options.rgb_mean is None else options.rgb_mean
-    std = found.std if options.rgb_std is None else options.rgb_std
+    usual, channels = dataset.normalisation, dataset.image_shape[0]
+    mean = usual.mean if options.rgb_mean is None else options.rgb_mean
+    std = usual.std if options.rgb_std is None else options.rgb_std
     if options.use_imagenet_data_augmentation and options.rgb_std is None:
         std = IMAGENET_STD
     if options.mean_img is not None:
@@ -215,10 +215,10 @@ def parts_of(options: Options, dataset: Dataset, store: KVStore) -> Parts:
 
 def _check_same(dataset: Dataset, store: KVStore, local: bool) -> None:
     """UserError: workers read different data, or with local parts the same."""
-    for what, digest in dataset.digests.items():
-        table = agreement.rows(store, what, agreement.words(digest))
+    for part, digest in dataset.digests.items():
+        table = agreement.rows(store, part, agreement.words(digest))
         others = agreement.different(table)
-        if others and (what == "classes" or not local):
+        if others and (part == "classes" or not local):
             fix = (
                 "With --data-parts local, too, the same label must mean the same class: give every worker a folder for "
                 "each class, or parts that dmltrain-data partition made"
@@ -226,10 +226,10 @@ def _check_same(dataset: Dataset, store: KVStore, local: bool) -> None:
                 else "Copy the same files to all hosts, or use --data-parts local if each worker has its own"
             )
             raise UserError(
-                f"workers have different {what}; look at {agreement.suspects(table, others)}: the digests of the "
+                f"workers have different {part}; look at {agreement.suspects(table, others)}: the digests of the "
                 f"indexes differ. {fix}"
             )
-        if local and what == "training data":
+        if local and part == "training data":
             _check_own(table)
 
 

@@ -64,14 +64,14 @@ def _others(run: Run) -> list[dict[str, Any]]:
     if not run.store.kvstore_type.steps_alone:
         return []
     own = run.backend.encode(run.trainer.own_state())
-    return [run.backend.decode(each) for each in agreement.gathered(run.store, own)[1:]]
+    return [run.backend.decode(content) for content in agreement.gathered(run.store, own)[1:]]
 
 
 def _other_files(run: Run, epoch: int, arrays: Mapping[str, Any]) -> dict[Path, bytes]:
     """Files for other programs: path -> content."""
     prefix = run.options.model_prefix or ""
-    found = run.trainer.other_files(prefix, epoch)
-    return found | write.files(prefix, epoch, run.network, arrays) if run.options.save_format == PARAMS else found
+    files = run.trainer.other_files(prefix, epoch)
+    return files | write.files(prefix, epoch, run.network, arrays) if run.options.save_format == PARAMS else files
 
 
 def identity(options: Options, network: Network) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[s
 
 def _averaging(options: Options, store: KVStore) -> dict[str, float]:
     """When and how the workers' weights are averaged; empty where they step together."""
-    found = store.kvstore_type.averaging(options.local_steps, options.outer_lr, options.outer_momentum)
-    if found is None:
+    averaging = store.kvstore_type.averaging(options.local_steps, options.outer_lr, options.outer_momentum)
+    if averaging is None:
         return {}
-    return {"local_steps": found.steps, "outer_lr": found.outer_lr, "outer_momentum": found.outer_momentum}
+    return {"local_steps": averaging.steps, "outer_lr": averaging.outer_lr, "outer_momentum": averaging.outer_momentum}
 
 
 def path(options: Options, saved: Saved) -> Path:
@@ -148,7 +148,7 @@ def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[O
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
     saved = _saved(options, plan, log) if store.rank == 0 else None
     kinds = [kind for kind, suffix in enumerate(suffixes) if saved and _file(options, saved, suffix).exists()]
-    asked = [NOT_ASKED if each is None else each for each in (options.load_epoch, options.load_iteration)]
+    asked = [NOT_ASKED if number is None else number for number in (options.load_epoch, options.load_iteration)]
     epoch, iteration, kind = common_checkpoint.agree(store, asked, (*(saved or (NOT_ASKED, 0)), min(kinds, default=0)))
     if epoch == NOT_ASKED:
         return replace(options, load_epoch=None), None
@@ -163,8 +163,8 @@ def _saved(options: Options, plan: Plan, log: Logger) -> Saved | None:
         return None if options.load_epoch is None else Saved(options.load_epoch)
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
     newest, damaged = checkpoint.last(options.model_prefix or "", suffixes, weights.read)
-    for each in damaged:
-        log.warning("Skipped a damaged checkpoint: %s", each)
+    for problem in damaged:
+        log.warning("Skipped a damaged checkpoint: %s", problem)
     if damaged and newest == Saved(0):
         log.warning("No checkpoint of %s is whole: training starts from the beginning", options.model_prefix)
     return None if newest == Saved(0) else newest
@@ -178,9 +178,9 @@ def load(source: Path, options: Options, network: Network, store: KVStore, log: 
         names = graph_file.names_in_files(options.network, network)
         model = weights.fitting(source, weights.read(source, content), network, names)
         return {"epoch": options.load_epoch, "state": {"model": model}, "unread": _unread(source)}
-    found = backend.decode(common_checkpoint.read(source, store, log))
-    checkpoint.check(source, found, identity(options, network))
-    return found
+    saved = backend.decode(common_checkpoint.read(source, store, log))
+    checkpoint.check(source, saved, identity(options, network))
+    return saved
 
 
 def _unread(source: Path) -> str:
@@ -189,27 +189,27 @@ def _unread(source: Path) -> str:
     return f" ({states.name} is a pickle, which is not read)" if states.exists() else ""
 
 
-def position(source: Path, found: Mapping[str, Any], plan: Plan) -> Position:
+def position(source: Path, saved: Mapping[str, Any], plan: Plan) -> Position:
     """Where the run continues. Raises UserError if its epochs have other steps than those of a snapshot in one."""
-    step = found.get("step", 0)
-    if step and found["steps"] != plan.steps:
+    step = saved.get("step", 0)
+    if step and saved["steps"] != plan.steps:
         raise UserError(
-            f"the checkpoint {source} is in the middle of an epoch of {found['steps']} steps, but this run's have "
+            f"the checkpoint {source} is in the middle of an epoch of {saved['steps']} steps, but this run's have "
             f"{plan.steps}: resume with the same --batch-size, --macrobatch-size, data and number of workers, or from "
             "the end of an epoch with --load-epoch"
         )
-    return Position(found["epoch"], step)
+    return Position(saved["epoch"], step)
 
 
-def report(log: Logger, found: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def report(log: Logger, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Log what was loaded, and which circumstances differ from this run's (`now`)."""
-    if "circumstances" not in found:  # MXNet's file
-        log.info("Loaded weights of epoch %d; the optimizer starts afresh%s", found["epoch"], found["unread"])
+    if "circumstances" not in saved:  # MXNet's file
+        log.info("Loaded weights of epoch %d; the optimizer starts afresh%s", saved["epoch"], saved["unread"])
         return
-    before = found["circumstances"]
+    before = saved["circumstances"]
     before = {"macrobatch_size": 0, **before}  # 0.4 has none
     changed = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
-    where = f"epoch {found['epoch']}" + (f" and {found['step']} steps of the next" if found.get("step") else "")
+    where = f"epoch {saved['epoch']}" + (f" and {saved['step']} steps of the next" if saved.get("step") else "")
     log.info("Loaded checkpoint of %s%s", where, f"; changed since: {', '.join(changed)}" if changed else "")
 
 

@@ -15,7 +15,7 @@ from dmltrain.backends.torch import state as torch_state
 from dmltrain.backends.torch import trainer as backend
 from dmltrain.backends.torch.backend import TorchBackend, make_step
 from dmltrain.backends.torch.loss_scale import FIRST, LossScale
-from dmltrain.backends.torch.server_optimizer import Step
+from dmltrain.backends.torch.server_optimizer import SliceOptimizer
 from dmltrain.base.env import TRANSPORTS
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore import codec, types
@@ -307,7 +307,7 @@ def test_it_has_every_kvstore_codec_optimizer_and_transport():
     assert can.dtypes == ("float32", "bfloat16", "float16") and can.suffix == ".pt"
     assert can.compile and can.host_sum and can.residuals
     assert BACKEND.local_store("device").type == "device"
-    assert type(make_step({"name": "sgd", "lr": 0.1}, 7, np.ones(1, np.float32))) is Step
+    assert type(make_step({"name": "sgd", "lr": 0.1}, 7, np.ones(1, np.float32))) is SliceOptimizer
 
 
 def test_the_local_store_steps_with_torchs_optimizers():

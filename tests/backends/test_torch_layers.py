@@ -109,7 +109,7 @@ def test_operators_have_the_shapes_that_the_layer_vocabulary_infers(network):
     recorder = Recorder(built(network).eval())
     recorder.run(images(network, count=2))
     expected = []
-    for step in network.steps:
+    for step in network.layer_calls:
         if not isinstance(step.layer, Auxiliary):
             operators = len(step.layer.branches) - 1 if isinstance(step.layer, Add) else 1
             expected += [(2, *step.output_shape)] * operators

@@ -59,11 +59,11 @@ def build(network: Network, dtype: str = "float32") -> Any:
     block = mx.gluon.SymbolBlock(symbol(network, dtype), [mx.sym.Variable("data", dtype="float32")])
     arrays = block.collect_params()
     fixed = fixed_gammas(network)
-    for each in (*network.parameters(), *network.auxiliary(), *fixed):
-        arrays[each.name].shape = each.shape
-        arrays[each.name].init = mx.init.One() if each.kind in ("gamma", "moving_var") else mx.init.Zero()
-    for each in fixed:
-        arrays[each.name].grad_req = "null"
+    for parameter in (*network.parameters(), *network.auxiliary(), *fixed):
+        arrays[parameter.name].shape = parameter.shape
+        arrays[parameter.name].init = mx.init.One() if parameter.kind in ("gamma", "moving_var") else mx.init.Zero()
+    for parameter in fixed:
+        arrays[parameter.name].grad_req = "null"
     return block
 
 

@@ -61,7 +61,7 @@ class MXNetTrainer:
         self._symbol = mxnet_layers.symbol(network)  # float32, for other programs
         self._block = mxnet_layers.build(network, settings.dtype)
         self._arrays = self._block.collect_params()
-        self._statistics = [each.name for each in network.auxiliary()]
+        self._statistics = [statistic.name for statistic in network.auxiliary()]
         mxnet_layers.initialise(self._block, network, settings.seed, self._contexts)
         if state:
             self._load_weights(network, state["model"])
@@ -89,10 +89,10 @@ class MXNetTrainer:
                     "AVX-512; use float32"
                 ) from error
 
-    def _load_weights(self, network: Network, found: Mapping[str, Array]) -> None:
-        own = {each.name: each.shape for each in (*network.parameters(), *network.auxiliary())}
-        weights.check_same(own, {name: array.shape for name, array in found.items()})
-        for name, array in found.items():
+    def _load_weights(self, network: Network, saved: Mapping[str, Array]) -> None:
+        own = {parameter.name: parameter.shape for parameter in (*network.parameters(), *network.auxiliary())}
+        weights.check_same(own, {name: array.shape for name, array in saved.items()})
+        for name, array in saved.items():
             self._arrays[name].set_data(mx.nd.array(array))
 
     def _connect(self, network: Network, settings: Settings, store: KVStore) -> None:
@@ -107,8 +107,8 @@ class MXNetTrainer:
             for name in names
         ]
         if store.is_distributed:
-            for each in self._learned:
-                store.pull(each.name, each.values)
+            for learned in self._learned:
+                store.pull(learned.name, learned.values)
         if store.num_workers > 1 and self._statistics:
             own = self._flat_statistics(0)
             first = store.all_reduce("first statistics", own if store.rank == 0 else np.zeros_like(own))
@@ -133,8 +133,8 @@ class MXNetTrainer:
         has no effect: jobs with MXNet are not elastic.
         """
         self._backward(images, labels, total)
-        for each, sums in self._accumulated:
-            for gradient, so_far in zip(each.gradients, sums, strict=True):
+        for learned, sums in self._accumulated:
+            for gradient, so_far in zip(learned.gradients, sums, strict=True):
                 gradient += so_far
         self._accumulated = []
         self._step(learning_rate)
@@ -143,10 +143,12 @@ class MXNetTrainer:
         """Add the gradient of these samples to that of the next `train_step`, which has the same `total`."""
         self._backward(images, labels, total)
         if not self._accumulated:
-            self._accumulated = [(each, [gradient.copy() for gradient in each.gradients]) for each in self._learned]
+            self._accumulated = [
+                (learned, [gradient.copy() for gradient in learned.gradients]) for learned in self._learned
+            ]
             return
-        for each, sums in self._accumulated:
-            for gradient, so_far in zip(each.gradients, sums, strict=True):
+        for learned, sums in self._accumulated:
+            for gradient, so_far in zip(learned.gradients, sums, strict=True):
                 so_far += gradient
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
@@ -170,7 +172,7 @@ class MXNetTrainer:
 
     def _begin(self) -> None:
         if self.pace:
-            wait_for(each.values for each in self._learned)
+            wait_for(learned.values for learned in self._learned)
             self.pace.begin()
 
     def _between(self, losses: list[NDArray]) -> None:
@@ -180,7 +182,7 @@ class MXNetTrainer:
 
     def _end(self) -> None:
         if self.pace:
-            wait_for(each.gradients for each in self._learned)
+            wait_for(learned.gradients for learned in self._learned)
             self.pace.end()
 
     def evaluate(self, images: Array, labels: Array) -> None:
@@ -220,8 +222,8 @@ class MXNetTrainer:
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:
         """The sum of the samples' cross-entropies, with those of auxiliary outputs; also adds the metrics of the main
         output."""
-        found = self._block(images)
-        logits, *auxiliary = found if self._auxiliary_weights else [found]  # (N, num_classes) each
+        outputs = self._block(images)
+        logits, *auxiliary = outputs if self._auxiliary_weights else [outputs]  # (N, num_classes) each
         loss = cross_entropy(logits, labels)
         with mx.autograd.pause():
             self._sums[index] += count(logits, labels, loss, self._top_k)
@@ -231,8 +233,8 @@ class MXNetTrainer:
 
     def _no_gradient(self, index: int) -> None:
         """Set the gradients of a device without samples to zero."""
-        for each in self._learned:
-            each.gradients[index][:] = 0
+        for learned in self._learned:
+            learned.gradients[index][:] = 0
 
     # -- statistics -----------------------------------------------------------------------------------------------
 
@@ -248,8 +250,8 @@ class MXNetTrainer:
 
     def _flat_statistics(self, index: int) -> Array:
         """Running means and variances of one device, float64."""
-        found = [self._arrays[name].list_data()[index].asnumpy().ravel() for name in self._statistics]
-        flat: Array = np.concatenate(found).astype(np.float64)
+        arrays = [self._arrays[name].list_data()[index].asnumpy().ravel() for name in self._statistics]
+        flat: Array = np.concatenate(arrays).astype(np.float64)
         return flat
 
     def _fill_statistics(self, values: Array) -> None:
@@ -273,12 +275,12 @@ class MXNetTrainer:
         return {}
 
     def _model(self) -> dict[str, Array]:
-        names = (*(each.name for each in self._learned), *self._statistics)
+        names = (*(learned.name for learned in self._learned), *self._statistics)
         return {name: self._arrays[name].list_data()[0].asnumpy() for name in names}
 
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the optimizer's state if it runs on the workers. Call `synchronize` first."""
-        names = (*(each.name for each in self._learned), *self._statistics)
+        names = (*(learned.name for learned in self._learned), *self._statistics)
         return [mxnet_state.common(name, self._arrays[name].list_data()) for name in names] + self._step.common_arrays()
 
     def digest(self) -> str:
@@ -300,10 +302,10 @@ class MXNetTrainer:
 
     def device_memory(self) -> float | None:
         """MiB in use on this worker's GPUs by all programs; None on the CPU."""
-        found = [
+        of_devices = [
             mx.context.gpu_memory_info(context.device_id) for context in self._contexts if context.device_type == "gpu"
         ]
-        return sum(total - free for free, total in found) / 2**20 if found else None
+        return sum(total - free for free, total in of_devices) / 2**20 if of_devices else None
 
 
 def find_contexts(names: tuple[str, ...]) -> list[Any]:

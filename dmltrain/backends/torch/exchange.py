@@ -12,7 +12,7 @@ from dmltrain.kvstore.base import KVStore
 def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
     """The parameters of gradient compression. As in MXNet's programs, --gc-threshold applies to the sum over a step's
     samples; gradients are means over them, so the threshold is divided, too."""
-    parameter = next((each.parameter for each in codec.TABLE if each.name == settings.gc_type), None)
+    parameter = next((row.parameter for row in codec.TABLE if row.name == settings.gc_type), None)
     value = getattr(settings, f"gc_{parameter.name}", None) if parameter else None
     if parameter is None or value is None:
         return {"type": settings.gc_type}

@@ -78,8 +78,8 @@ class Statistics:
 
     def __init__(self, model: nn.Module) -> None:
         layers = [module for module in model.modules() if isinstance(module, _NormBase)]
-        found = [getattr(layer, name) for layer in layers for name in _STATISTICS]
-        self._tensors: list[torch.Tensor] = [each for each in found if each is not None]
+        tensors = [getattr(layer, name) for layer in layers for name in _STATISTICS]
+        self._tensors: list[torch.Tensor] = [tensor for tensor in tensors if tensor is not None]
 
     @property
     def present(self) -> bool:
@@ -133,7 +133,7 @@ def _wrong(value: Any) -> Any:
     """The first part of the value that cannot be kept; None if there is none."""
     if type(value) in (dict, list, tuple):
         parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return next((found for found in map(_wrong, parts) if found is not None), None)
+        return next((wrong for wrong in map(_wrong, parts) if wrong is not None), None)
     known = value is None or type(value) in (bool, int, float, str, torch.Tensor)
     return None if known else value
 
@@ -159,13 +159,13 @@ def decode(content: bytes, source: str) -> dict[str, Any]:
         raise UserError(f"{source}: {error}") from error
 
 
-def load(target: Any, found: Any, where: str) -> None:
+def load(target: Any, state_dict: Any, where: str) -> None:
     """Load a state_dict into the object. Raises UserError if it does not fit."""
     try:
         if isinstance(target, DistributedOptimizer):
-            load_state(target, found)
+            load_state(target, state_dict)
         else:
-            target.load_state_dict(found)
+            target.load_state_dict(state_dict)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where} does not fit: {str(error).splitlines()[0][:200]}") from error
 
@@ -173,17 +173,19 @@ def load(target: Any, found: Any, where: str) -> None:
 def load_step(model: nn.Module, optimizer: Any, states: Mapping[str, Any], where: str) -> None:
     """Load the weights and the optimizer's state; the model's buffers and the optimizer's options stay. Raises
     UserError if they do not fit."""
-    own = {name: each.clone() for name, each in model.named_buffers() if name in states["model"]}
+    own = {name: buffer.clone() for name, buffer in model.named_buffers() if name in states["model"]}
     load(model, {**states["model"], **own}, f"{where}: model")
     options = optimizer.inner.state_dict()["param_groups"]  # without asking the servers for their states
     load(optimizer, {**states["optimizer"], "param_groups": options}, f"{where}: optimizer")
 
 
 def digest(model: nn.Module) -> str:
-    return state.digest({name: each for name, each in model.state_dict().items() if isinstance(each, torch.Tensor)})
+    return state.digest(
+        {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    )
 
 
 def array(value: Any) -> Array:
     """Numbers, also of a tensor, as float64."""
-    found = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-    return np.array(found, np.float64)
+    numbers = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    return np.array(numbers, np.float64)

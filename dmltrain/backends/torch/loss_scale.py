@@ -27,7 +27,12 @@ class LossScale:
         optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
         overflowed = ~torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all()
         # Fused kernels read these two attributes. torch.amp.GradScaler sets them, too; no class declares them.
         optimizer.grad_scale = self.value.clone()  # type: ignore[attr-defined]

@@ -76,9 +76,9 @@ def _named(name: str) -> contextlib.AbstractContextManager[Any]:
 
 def _plain(optimizer: Optimizer) -> Callable[..., Any] | None:
     """The class's step without torch's wrappers; None if another program has wrapped it."""
-    found: Callable[..., Any] = type(optimizer).step
-    while inner := getattr(found, "__wrapped__", None):
-        if not found.__code__.co_filename.startswith(TORCH):
+    function: Callable[..., Any] = type(optimizer).step
+    while inner := getattr(function, "__wrapped__", None):
+        if not function.__code__.co_filename.startswith(TORCH):
             return None
-        found = inner
-    return found
+        function = inner
+    return function

@@ -25,7 +25,7 @@ def find_device(name: str) -> torch.device:
 
 def image_layout(network: Network, name: str) -> torch.memory_format:
     """channels_last makes convolutions faster; a network that only flattens its images would convert them back."""
-    convolves = any(isinstance(step.layer, Conv) for step in network.steps)
+    convolves = any(isinstance(call.layer, Conv) for call in network.layer_calls)
     return torch.channels_last if name == "channels_last" and convolves else torch.contiguous_format
 
 

@@ -17,7 +17,7 @@ from dmltrain.base.errors import UserError
 RATE = "lr"  # in a state
 
 
-class Step:
+class SliceOptimizer:
     """The optimizer of one slice. `spec`: {"name", "lr", other numbers, "keys": {str(key): {numbers that differ for
     this key}}}. Numbers that every optimizer takes are "rescale": the factor of all gradients (default 1),
     "rate_in_momentum" and "number": see optimizers.Torch (default: no, and the key's). Raises ValueError that lists the
@@ -79,10 +79,10 @@ class Step:
 
     def state(self) -> dict[str, Array]:
         """The optimizer's arrays by their names in torch, and the learning rate if the momentum depends on it."""
-        found = {name: np.asarray(item) for name, item in self._state.items() if item is not None}
-        if self._follows and self._rate is not None and "momentum_buffer" in found:
-            found[RATE] = np.array(self._rate)
-        return found
+        arrays = {name: np.asarray(item) for name, item in self._state.items() if item is not None}
+        if self._follows and self._rate is not None and "momentum_buffer" in arrays:
+            arrays[RATE] = np.array(self._rate)
+        return arrays
 
     def load(self, state: dict[str, Array]) -> None:
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items() if name != RATE}

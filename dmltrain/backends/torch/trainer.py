@@ -241,8 +241,8 @@ class TorchTrainer:
         of the main output."""
         self._modules[index].train(train)
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            found = self._forwards[index](images)
-        logits, *auxiliary = (each.float() for each in (found if isinstance(found, tuple) else (found,)))
+            outputs = self._forwards[index](images)
+        logits, *auxiliary = (each.float() for each in (outputs if isinstance(outputs, tuple) else (outputs,)))
         loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
         self._sums[index] += count(logits.detach(), labels, loss.detach(), self._top_k)
         for weight, others in zip(self._auxiliary_weights, auxiliary, strict=False):  # none in evaluation
@@ -280,7 +280,9 @@ class TorchTrainer:
         """Replace batch-norm statistics by their mean over devices and workers, weighted by training samples."""
         buffers = [statistics(module) for module in self._modules]
         if buffers[0] and num_workers * len(self._modules) > 1:
-            flat = [np.concatenate([each.double().cpu().numpy().ravel() for each in replica]) for replica in buffers]
+            flat = [
+                np.concatenate([buffer.double().cpu().numpy().ravel() for buffer in replica]) for replica in buffers
+            ]
             merged = weights.merged_statistics(flat, self._seen, all_reduce)
             if merged is not None:
                 fill_statistics(buffers, merged)
@@ -293,7 +295,7 @@ class TorchTrainer:
     ) -> dict[str, Any]:
         """Everything that the next step depends on except data and seeds, including the kvstore's residuals and the
         other workers' `own_state`. Call `synchronize` first."""
-        model = {name: each.detach().cpu().clone() for name, each in self._modules[0].state_dict().items()}
+        model = {name: tensor.detach().cpu().clone() for name, tensor in self._modules[0].state_dict().items()}
         state: dict[str, Any] = {"model": model, "optimizer": self._optimizer.state_dict()}
         if self._optimizer.choices:
             state[FACTORED] = [choice.layer.name for choice in self._optimizer.choices if choice.as_factors]
@@ -311,7 +313,7 @@ class TorchTrainer:
         self._optimizer.forget_round()
         for module in self._modules:
             own = dict(module.named_buffers()) if own_statistics else {}
-            kept = {name: each.clone() for name, each in own.items() if name in state["model"]}
+            kept = {name: buffer.clone() for name, buffer in own.items() if name in state["model"]}
             torch_state.load_weights(module, {**state["model"], **kept})
         load_state(self._optimizer, state["optimizer"])
         if not own_statistics:
@@ -351,13 +353,13 @@ class TorchTrainer:
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""
         replicas = [module.state_dict() for module in self._modules]
-        found = [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
-        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
-        found += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
+        arrays = [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        arrays += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
         if (scale := self._scale) and not self._alone:
             read, write = (lambda: np.array(scale.state())), (lambda values: scale.load_state(values.tolist()))
-            found.append(CommonArray("loss scale", read, write))
-        return found
+            arrays.append(CommonArray("loss scale", read, write))
+        return arrays
 
     def digest(self) -> str:
         """sha256 of all weights and statistics: equal digests mean bit-identical networks."""

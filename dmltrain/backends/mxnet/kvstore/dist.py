@@ -97,7 +97,7 @@ class MXNetKVStore(MXNetStore):
             )
         for name, item in zip(*keys_and_values(key, value), strict=True):
             pulled = self._last_pulled.pop(name, None)
-            if pulled is not None and not any(each is pulled for each in arrays_of(item)):
+            if pulled is not None and not any(array is pulled for array in arrays_of(item)):
                 pulled.wait_to_read()
         super().push(key, value, priority, rate)
 

@@ -81,7 +81,7 @@ class EarlyOptimizer(OverlappedOptimizer):
         self.settle()
 
     def _push_all(self) -> None:
-        if any(each.grad is not None for each in self._frozen):
+        if any(parameter.grad is not None for parameter in self._frozen):
             raise UserError(
                 "a parameter that was frozen at dmltrain.distribute has a gradient now, which is this worker's own "
                 f"{EARLY}: train without these, or call dmltrain.distribute again after unfreezing"
@@ -105,7 +105,7 @@ class EarlyOptimizer(OverlappedOptimizer):
             self._wait(list(self._pending))
 
     def _options_of_parts(self) -> list[dict[str, Any]] | None:
-        """The groups' options for a step in parts; None if the step must be made at once."""
+        """The groups' options for a step in parts; None if all parameters must be stepped at once."""
         if len(self._pending) < len(self._buckets):
             return None
         if not all(bucket.has_gradients for bucket in self._buckets):
@@ -117,7 +117,7 @@ class EarlyOptimizer(OverlappedOptimizer):
         if not bucket.stepped:
             bucket.take_result(handle, factor)
             return
-        assert self._groups is not None  # `stepped` is set only where these options were found
+        assert self._groups is not None  # _step_all sets `stepped` only if there are options for a step in parts
         bucket.check_unchanged()
         options = self._groups[bucket.group]
         with bucket.result_in_place(handle, factor, copied=changes_gradients(options)):
@@ -136,8 +136,9 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
 
 
 def step_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | None:
-    """A copy of each group's current options without its parameters; None if the step cannot be made in parts: other
-    classes (also subclasses), hooks that expect whole steps, a gradient scaler, or options that are tensors.
+    """A copy of each group's current options, without its parameters. None if the step cannot be made in parts: the
+    class is not in PER_PARAMETER (subclasses are not), hooks expect whole steps, there is a gradient scaler, or an
+    option is a tensor.
     """
     if type(optimizer) not in PER_PARAMETER or not plain_step.is_possible(optimizer):
         return None
@@ -148,14 +149,15 @@ def step_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]] | Non
 
 
 def changes_gradients(options: dict[str, Any]) -> bool:
-    """Whether a step with these options writes to gradients: torch's _multi_tensor_sgd adds the momentum to them."""
+    """Whether a step with these options writes to gradients. torch's _multi_tensor_sgd does: it adds the momentum to
+    them in place."""
     return bool(options.get("nesterov") and options.get("foreach"))
 
 
 def step_parameters(
     optimizer: torch.optim.Optimizer, options: dict[str, Any], parameters: list[torch.nn.Parameter]
 ) -> None:
-    """Step these parameters of one group with `options`, a copy from the time of the call of step()."""
+    """Step these parameters of one group. `options`: the group's options when step() was called."""
     whole = optimizer.param_groups
     optimizer.param_groups = [{**options, "params": parameters}]
     try:

@@ -123,13 +123,13 @@ class FactoredBucket(Bucket):
         """functional.linear, with the factors of the weight's gradient kept in backward."""
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return functional.linear(x, weight, bias)
-        found: torch.Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
-        return found
+        product: torch.Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
+        return product
 
     def take(self, grad: torch.Tensor, x: torch.Tensor) -> None:
         """Keep the factors of the backward that runs: gradients of outputs (..., M) and inputs (..., N). They count
         once it reaches the weight, which torch.autograd.grad of the inputs does not."""
-        parts = [each.detach().reshape(-1, each.shape[-1]) for each in (grad, x)]
+        parts = [factor.detach().reshape(-1, factor.shape[-1]) for factor in (grad, x)]
         if any(part.dtype != torch.float32 for part in parts):
             raise UserError(
                 f"factors must be float32, these are {parts[0].dtype}: train in float32, or without factors "

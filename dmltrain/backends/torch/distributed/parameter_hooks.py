@@ -100,7 +100,7 @@ def _is_straight(model: nn.Module) -> TypeGuard[fx.GraphModule]:
     if not isinstance(model, fx.GraphModule):
         return False
     called = [model.get_submodule(str(node.target)) for node in model.graph.nodes if node.op == "call_module"]
-    return all(isinstance(each, (Gate, Dense)) for each in called)
+    return all(isinstance(function, (Gate, FactoredDense)) for function in called)
 
 
 def dense_weights(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -109,9 +109,9 @@ def dense_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     if _is_straight(model):
         used = [name for node in model.graph.nodes if (name := _weight_of(node))]
     else:
-        layers = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+        layers = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
         used = [
-            f"{name}.weight" if name else "weight" for name, each in layers if not parametrize.is_parametrized(each)
+            f"{name}.weight" if name else "weight" for name, module in layers if not parametrize.is_parametrized(module)
         ]
     count = Counter(map(id, named.values()))
     once = [name for name in used if name in named and used.count(name) == 1]
@@ -168,7 +168,7 @@ def factor(model: nn.Module, buckets: Sequence[FactoredBucket]) -> None:
             "factors are not kept in code of torch.compile: train without factors, or without torch.compile"
         )
 
-    _observe(model, _Dense(buckets), refuse)
+    _observe(model, _FactoredDenseMode(buckets), refuse)
 
 
 def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
@@ -178,7 +178,7 @@ def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
     for number, node in enumerate(list(model.graph.nodes)):
         weight = named.get(_weight_of(node))
         if weight in bucket_of:
-            model.add_submodule(f"factored{number}", Dense(bucket_of[weight]))
+            model.add_submodule(f"factored{number}", FactoredDense(bucket_of[weight]))
             named_arguments = {_name(name): value for name, value in node.kwargs.items()}
             with model.graph.inserting_before(node):
                 dense = model.graph.call_module(f"factored{number}", node.args, named_arguments)
@@ -187,7 +187,7 @@ def _replace(model: fx.GraphModule, buckets: Sequence[FactoredBucket]) -> None:
     model.recompile()
 
 
-class Dense(nn.Module):
+class FactoredDense(nn.Module):
     """functional.linear of a bucket, in straight-line code."""
 
     def __init__(self, bucket: FactoredBucket) -> None:
@@ -201,14 +201,14 @@ class Dense(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         raise UserError("a model whose layers send factors cannot be saved whole: save model.state_dict()")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Dense:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FactoredDense:
         return self
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self._linear(x, weight, bias)
 
 
-class _Dense(TorchFunctionMode):
+class _FactoredDenseMode(TorchFunctionMode):
     """Lets buckets apply their dense layers."""
 
     def __init__(self, buckets: Iterable[FactoredBucket]) -> None:
@@ -233,7 +233,7 @@ def _name(argument: str) -> str:
 
 
 def _watch(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
-    _observe(model, _Reads(buckets, before), before_all)
+    _observe(model, _ReadsMode(buckets, before), before_all)
 
 
 def _observe(model: nn.Module, mode: TorchFunctionMode, compiled: Callable[[], None]) -> None:
@@ -270,7 +270,7 @@ def _is_disabled(frame: FrameType) -> bool:
     return "DisableContext" in getattr(frame.f_code, "co_qualname", "")
 
 
-class _Reads(TorchFunctionMode):
+class _ReadsMode(TorchFunctionMode):
     """Looks for parameters in the arguments of every torch operator."""
 
     def __init__(self, buckets: Iterable[Bucket], before: Action) -> None:

@@ -14,7 +14,7 @@ from dmltrain.kvstore.base import KVStore
 MOST_STEPS = 1000  # between two questions
 
 
-class Notice:
+class SnapshotSignal:
     """The notice of a run without --snapshot-on-signal, which never comes."""
 
     def comes(self) -> bool:
@@ -22,7 +22,7 @@ class Notice:
         return False
 
 
-class SignalNotice(Notice):
+class AwaitedSnapshotSignal(SnapshotSignal):
     """The workers ask each other about every `seconds`: a question is a sum over all of them, so each must come to it
     after the same step, which the sum's own measured seconds say."""
 
@@ -54,6 +54,6 @@ def steps_within(seconds: float, of_a_step: float) -> int:
     return max(1, min(MOST_STEPS, int(seconds / max(of_a_step, 1e-6))))
 
 
-def notice_of(seconds: float, store: KVStore) -> Notice:
+def snapshot_signal_of(seconds: float, store: KVStore) -> SnapshotSignal:
     """What the option asks for."""
-    return SignalNotice(store, seconds) if seconds else Notice()
+    return AwaitedSnapshotSignal(store, seconds) if seconds else SnapshotSignal()
