@@ -78,7 +78,8 @@ def main(
 
 
 def exit_code(prog: str, run: Callable[[], None]) -> int:
-    """Run a program. The exit code says how it ended; the user's mistakes and a lost job are explained in one line."""
+    """Call `run`, and return the exit code of the program. A user's mistake, a lost job and Ctrl-C get one line on
+    standard error, without a traceback."""
     open_missing_streams()
     try:
         run()
@@ -97,10 +98,11 @@ def train(options: Options, command: str) -> None:
         options = replace(options, update_on_kvstore=update_on_kvstore(options))
     environment = env.read()
     checks.check(options, environment)
-    if environment.role == "worker" or (
-        environment.role == "server" and environment.joins and options.update_on_kvstore
-    ):
-        BACKENDS[options.backend].load()  # a server that joins does so while the others train
+    # Import the framework before joining the job: that takes seconds, in which a process sends no heartbeat. A server
+    # that joins a running job does so while the others train.
+    joins_as_server = environment.role == "server" and environment.joins
+    if environment.role == "worker" or (joins_as_server and options.update_on_kvstore):
+        BACKENDS[options.backend].load()
     store = kvstore.create(
         options.kv_store,
         staleness=options.staleness,
@@ -119,7 +121,7 @@ def train(options: Options, command: str) -> None:
         malloc_tuning.keep_freed_memory()
         elastic.train(run, train_epochs)
     except BaseException as error:
-        store.failed(error)  # the other processes end at once and report this reason, or go on without this one
+        store.failed(error)  # the other processes report this reason and end; those of an elastic job go on
         raise
     store.close()
 
@@ -207,7 +209,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
 
 
 def usage_of(options: Options, log: Logger) -> Usage:
-    """Measures what epochs use, of GPUs only if their driver can be asked."""
+    """Measures the use of CPUs, memory and GPUs in an epoch; GPUs only if their driver answers."""
     try:
         return Usage(gpu.sampler(options.device_names))
     except gpu.GpusUnknown as reason:
@@ -225,7 +227,7 @@ def board_of(run: Run, command: str) -> Board:
 
 
 def introduce(run: Run, command: str) -> None:
-    """Log everything needed to repeat the run."""
+    """Log everything that is needed to repeat the run."""
     from dmltrain.train import hardware
 
     options, dataset, network = run.options, run.dataset, run.network
@@ -249,7 +251,8 @@ def introduce(run: Run, command: str) -> None:
 
 
 def other_rank(run: Run) -> list[str]:
-    """A framework's own kvstore may rank workers by address and port; everything else uses the launcher's ranks."""
+    """The line for a framework's own kvstore, which may rank workers by address and port (MXNet's does). Everything
+    else uses the launcher's ranks."""
     rank = run.store.kv_rank
     return [] if rank is None else [f"Worker {run.store.rank} is rank {rank} of {run.backend.title}'s kvstore"]
 

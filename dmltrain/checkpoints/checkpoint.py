@@ -35,18 +35,19 @@ class Saved(NamedTuple):
 
 
 def path(prefix: str, epoch: int, suffix: str = ".pt", iteration: int = 0) -> Path:
-    """The file of the state after `epoch` epochs, or in the next one. Numbers start from 1, as in MXNet."""
+    """The file of the state after `epoch` epochs, or with `iteration` in the epoch after them. Numbers start from 1, as
+    in MXNet."""
     return Path(f"{prefix}-{epoch:04d}{f'_iter_{iteration}' if iteration else ''}{suffix}")
 
 
 def last(
     prefix: str, suffixes: Sequence[str] = (".pt",), load_other: Callable[[Path], object] = Path.exists
 ) -> tuple[Saved, tuple[str, ...]]:
-    """The newest whole checkpoint (Saved(0) if there is none), and what is damaged in each newer one.
+    """The newest undamaged checkpoint (Saved(0) if there is none), and for each newer one what is damaged in it.
 
-    `suffixes`: the backend's own, then those of other programs' files, which `load_other` reads; they count only for an
-    epoch without an own file. Raises UserError if there are only checkpoints of another backend, because training from
-    the start would ignore them silently, and if a file cannot be opened.
+    `suffixes`: first the backend's own, then those of other programs' files, which `load_other` reads. Another
+    program's file counts only for an epoch without the backend's own file. Raises UserError if a file cannot be opened,
+    or if there are only checkpoints of another backend: a training from the start would silently ignore these.
     """
     names = _names(Path(prefix))
     damaged: list[str] = []
@@ -99,7 +100,8 @@ def _names(prefix: Path) -> dict[tuple[Saved, str], str]:
 
 
 def prepare(prefix: str) -> None:
-    """Check before training that checkpoints can be written, and remove what killed writers left. Raises UserError."""
+    """Before training: check that checkpoints can be written, and remove unfinished files of writers that were killed.
+    Raises UserError."""
     target = path(prefix, 0)
     start = re.escape(target.name.removesuffix("0000.pt"))
     try:

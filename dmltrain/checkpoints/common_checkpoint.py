@@ -1,8 +1,8 @@
 """The checkpoint that all workers resume from: each reads its own file, and all must have the same bytes.
 
-Worker 0 chooses the epoch and the kind of file. A worker whose file is missing, damaged or unreadable takes worker 0's
-copy, through the servers, and does not write it. A file that is whole, but not worker 0's, may be another run's or an
-older one: only the user knows which of the two is right.
+Worker 0 chooses the epoch and the kind of file. A worker whose file is missing, damaged or unreadable gets a copy of
+worker 0's through the servers, and does not write it to disk. An undamaged file that differs from worker 0's is an
+error: it may be another run's or an older one, and only the user knows which of the two files is right.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _of_another(source: Path, load: Load | None) -> Examined:
 
 
 def _differs(source: Path, digests: Array, others: list[int], suspects: str, examined: Examined) -> str:
-    """The error of every worker. It names the digests of all, as the job may end with the words of only one worker."""
+    """The text of the error, on every worker. It names the digests of all workers, because the job may show the error
+    of only one worker."""
     prefixes = [f"worker {worker}'s {agreement.digest(digests[worker])[:12]}..." for worker in [0, *others][:_SHOWN]]
     more = ", ..." if len(others) >= _SHOWN else ""
     own = "" if examined.damage else f"; this worker read {source.absolute()}"
@@ -97,7 +98,7 @@ def _differs(source: Path, digests: Array, others: list[int], suspects: str, exa
 
 
 def _sent(store: KVStore, examined: Examined, size: int, digest: list[float]) -> bytes:
-    """Worker 0's content; other workers that have the same keep theirs."""
+    """Worker 0's content, sent to the workers whose own file is damaged or missing."""
     needed = bool(examined.damage)
     if needed and size > bounded.most():
         raise UserError(

@@ -1,8 +1,9 @@
 """Whether a checkpoint file is whole: its last line has the sha256 of all bytes before it.
 
-In a zip archive (.pt, .npz) this line is the archive's comment. In MXNet's .params it follows the arrays, and MXNet
-does not read that far. So PyTorch, NumPy, MXNet and unzip read these files as they read files without the line. Files
-of dmltrain 0.4 and of other programs have no such line: an archive then has a checksum of each member, .params none.
+In a zip archive (.pt, .npz) this line is the archive's comment. In MXNet's .params it follows the arrays; MXNet stops
+reading before it. So PyTorch, NumPy, MXNet and unzip read these files like files without the line. Files of dmltrain
+0.4 and of other programs have no such line. Without it, archives still have a checksum for each member; .params has
+none.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Examined:
 def sealed(content: bytes) -> bytes:
     """The content of a file with the line that tells whether it is whole."""
     parts = [memoryview(content)]
-    if _is_complete_archive(content):
+    if _is_complete_archive(content):  # its last field, 2 bytes, is the length of the comment that follows
         parts = [parts[0][:-2], memoryview(struct.pack("<H", LINE_BYTES))]
     digest = hashlib.sha256()
     for part in parts:

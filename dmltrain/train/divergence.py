@@ -1,9 +1,9 @@
 """Whether all workers of a synchronous job still have the same weights, at the end of each epoch.
 
-All workers make the same steps with the same sums, so their arrays are equal, bit for bit. They exchange a digest.
-Processors of different kinds may round the same step differently. So when a digest differs, all workers compare their
-arrays with worker 0's, which come through the servers one by one, and take worker 0's. The difference of an array is
-the largest difference of two elements, divided by the largest absolute value in worker 0's array.
+All workers make the same steps with the same sums, so their arrays are equal, bit for bit. They compare digests.
+Processors of different kinds may round the same step differently. So if the digests differ, worker 0 sends its arrays
+through the servers one by one, and all workers compare their own with these and then take these. The difference of an
+array is the largest difference of two elements, divided by the largest absolute value in worker 0's array.
 
 Roundings of n steps add up like a random walk: to about sqrt(n) times half a unit in the last place (2^-24 of a
 float32's value). 128 times that is the limit for rounding. A larger difference is a fault, of memory or of the program,
@@ -30,7 +30,8 @@ SMALLEST = 1e-30  # in place of a smaller largest value: some processors replace
 
 
 def check(run: Run, epoch: int) -> None:
-    """Every worker must call it when its weights include the last step. Raises Diverged, JobLost."""
+    """Compare the workers' arrays. Every worker must call this when its weights include the last step. Raises Diverged,
+    JobLost."""
     store = run.store
     if store.num_workers == 1 or not store.kvstore_type.synchronous:
         return

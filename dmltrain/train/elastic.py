@@ -37,8 +37,8 @@ BATCH = "--batch"  # not as its field is called: Job has another `batch`
 
 
 def train(run: Run, epochs: Callable[[Run], None]) -> None:
-    """Train the epochs, in an elastic job with the others from where they are. If that has to end with too few workers,
-    they save a checkpoint. Raises JobLost, UserError."""
+    """Train the epochs. A worker that joins an elastic job starts where the others are. If an elastic job must end
+    because it has too few workers, they save a checkpoint. Raises JobLost, UserError."""
     if not run.store.elastic:
         return epochs(run)
     try:
@@ -60,9 +60,9 @@ def train(run: Run, epochs: Callable[[Run], None]) -> None:
 
 
 def arm(run: Run) -> Run:
-    """From now on the job goes on without workers that are lost. Waits for all workers, or as a replacement until it
-    has joined; returns the run from where the others are. Raises UserError for a replay of another job, JobLost,
-    MembershipEnded."""
+    """Become a member: from now on the job goes on without workers that are lost. Waits for all workers; a replacement
+    waits until it has joined. Returns the run, which starts where the others are. Raises UserError for a replay of
+    another job, JobLost, MembershipEnded."""
     store = run.store
     assert isinstance(store, ElasticKVStore)
     member = Member(store, run.log, _job(run), run.options.audit, partial(_state, run), partial(_take, run))
@@ -77,15 +77,15 @@ def arm(run: Run) -> Run:
 
 
 def again(run: Run) -> Run:
-    """After MembershipEnded: go on in a later view of the replay that has this worker again. Raises JobLost, and
-    MembershipEnded if there is none."""
+    """After MembershipEnded in a replay: wait for the next view that has this worker again, and go on there. Raises
+    JobLost; MembershipEnded if there is no such view."""
     assert run.member
     run.member.wait_to_return()
     return replace(run, start=Position(run.member.journal.epoch))
 
 
 def stop(run: Run) -> None:
-    """The job ends between two rounds: all members save a checkpoint of where they are. Raises JobLost."""
+    """The job ends between two rounds: save a checkpoint of this position, with all members. Raises JobLost."""
     assert run.member
     dealing, epoch, store = run.member.journal.dealing, run.member.journal.epoch, run.store
     assert dealing is not None
@@ -105,7 +105,7 @@ def stop(run: Run) -> None:
 
 def _save(run: Run, position: Position) -> None:
     resume.save(run, position)
-    run.store.barrier()  # until it is there
+    run.store.barrier()  # all wait until the file is there
 
 
 def left(run: Run) -> None:
@@ -115,7 +115,7 @@ def left(run: Run) -> None:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """The options that a replacement must have in common with the others, so that it trains as they do."""
+    """The options that must be equal on all members, so that a replacement trains as the others do."""
     names = [field.name for group in (NetworkOptions, ImageOptions, TrainingOptions) for field in fields(group)]
     values = {name: str(getattr(run.options, name)) for name in [*names, "shuffle"] if name not in OF_HOSTS}
     return {BATCH: values.pop("batch"), **values}
@@ -166,7 +166,7 @@ def _shared(run: Run) -> Shared:
 
 
 def _read(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches. Data that cannot be read are a fault of this worker's host: the job goes on without it."""
+    """The batches. If this worker cannot read its data, the fault is its host's: the job goes on without the worker."""
     try:
         yield from batches
     except UserError as error:
@@ -194,7 +194,7 @@ class EpochRounds:
         return self._rate
 
     def _train_in(self, view: View) -> None:
-        """Until a round was completed in another view, or to the epoch's end. Batches are prepared ahead."""
+        """Train until a round is completed in another view, or to the epoch's end. Batches are prepared in advance."""
         run = self._run
         if view.number > 1:  # so that this worker's random numbers follow from the view
             run.trainer.seed(run.options.seed, self._number, self._member.store.member, view.number)
@@ -206,7 +206,7 @@ class EpochRounds:
                     return
 
     def _round(self, images: Array, labels: Array) -> bool:
-        """One round. When this returns it was completed, perhaps in a later view. The result is MemberRounds.end's."""
+        """Make one round. It may be completed in a later view. Returns the result of MemberRounds.end."""
         run, rounds = self._run, self._rounds
         if run.pace:
             run.pace.step(run.plan.iteration(Position(self._number, rounds.step)), 1, len(labels))

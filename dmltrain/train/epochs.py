@@ -1,8 +1,8 @@
 """An epoch of a run: its steps, what happens between them and after the last, and the log lines of both.
 
-In the middle of an epoch a snapshot or a test makes all workers' weights and statistics the same, as the epoch's end
-does. After a snapshot the frameworks' random numbers start anew from its position. So a run that resumes from a
-snapshot makes the steps of the run that wrote it, bit for bit.
+A snapshot or a test in the middle of an epoch first makes weights and statistics the same on all workers, as the end of
+an epoch does. After a snapshot the frameworks' random numbers are seeded anew from its position. So a run that resumes
+from a snapshot makes the same steps as the run that wrote it, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dmltrain.train.run import Run
 
 
 def train(run: Run, epoch: int) -> Cost:
-    """Train on each sample of this worker's part once, or up to the run's last step. After it all workers have the same
-    weights and statistics."""
+    """Train on each sample of this worker's part once, or up to the run's last step. Afterwards all workers have the
+    same weights and statistics."""
     trainer, store = run.trainer, run.store
     first = run.start.step if epoch == run.start.epoch else 0
     sent, received = store.bytes_sent, store.bytes_received
@@ -44,7 +44,7 @@ def train(run: Run, epoch: int) -> Cost:
 
 
 def seed(run: Run, position: Position) -> None:
-    """Seed the frameworks' random numbers, so that a run that resumes there draws what this one does."""
+    """Seed the framework's random numbers, so that a run that resumes at `position` draws the same ones."""
     run.trainer.seed(run.options.seed, position.epoch, run.store.member, *([position.step] if position.step else []))
 
 
@@ -52,7 +52,9 @@ def settle(run: Run) -> None:
     """Give all workers the same weights and statistics."""
     store, trainer = run.store, run.trainer
     trainer.synchronize()
-    store.repeat(store.barrier)  # asynchronous workers arrive one by one; the weights do not change after the last
+    # Asynchronous workers arrive one by one. After the barrier no worker pushes any more, so the second synchronize()
+    # gives the same weights to all.
+    store.repeat(store.barrier)
     trainer.synchronize()
     store.repeat(lambda: trainer.merge_statistics(store.all_reduce, store.num_workers))
 
@@ -78,7 +80,8 @@ def steps(run: Run, epoch: int, first: int, meter: Meter) -> float:
 
 
 def between_steps(run: Run, position: Position, meter: Meter) -> None:
-    """Do what the options ask for after this step. After the last step of an epoch, `save` and `validate` do."""
+    """Make the snapshot and the test that are due after this step. After the last step of an epoch `save` and
+    `validate` do it."""
     options, iteration = run.options, run.plan.iteration(position)
     if due(options.monitor, iteration):
         log_sizes(run, iteration)
@@ -129,14 +132,14 @@ def training_batches(run: Run, epoch: int, first: int) -> TrainBatches:
 
 
 def step_total(run: Run, step: int) -> int:
-    """Number of samples in a step's mean gradient: of all workers if they step together, else of this worker."""
+    """Number of samples in a step's mean gradient: all workers' if they step together, else this worker's."""
     if run.store.kvstore_type.steps_together:
         return sum(sum(run.parts.step_sizes(batch)) for batch in run.plan.batches_of(step))
     return max(1, own_samples(run, step))
 
 
 def own_samples(run: Run, step: int) -> int:
-    """This worker's, of a step."""
+    """Number of this worker's samples in a step."""
     return sum(run.parts.step_sizes(batch)[run.store.rank] for batch in run.plan.batches_of(step))
 
 
@@ -149,8 +152,8 @@ def save(run: Run, epoch: int) -> None:
 
 
 def write(run: Run, position: Position) -> None:
-    """Write a checkpoint. If worker 0 of an elastic job is lost before all know that it is there, the next one writes
-    it."""
+    """Write a checkpoint. If worker 0 of an elastic job is lost before all workers know that the file is there, the
+    worker that takes its place writes the file again."""
     resume.save(run, position)
     if run.store.elastic:
         run.store.barrier()

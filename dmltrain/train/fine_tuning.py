@@ -91,7 +91,7 @@ def _names(layers: Sequence[Layer]) -> str:
 
 
 def weights(options: Options, tuned: FineTuned, store: KVStore, log: Logger) -> Trained:
-    """The first weights and statistics: the checkpoint's, but for those of the new layer. Raises UserError if the
+    """The first weights and statistics: those of the checkpoint, except for the new layers. Raises UserError if the
     checkpoint lacks some."""
     prefix, _, epoch = (options.pretrained_model or "").rpartition(",")
     if not prefix or not epoch.isdecimal():

@@ -34,8 +34,9 @@ from dmltrain.version import __version__
 
 
 def save(run: Run, position: Position) -> None:
-    """Write the state after the run's steps until `position`. Every worker must call this, for its residuals and its
-    own state; worker 0 writes. The others wait for it in the next exchange, so the weights do not change."""
+    """Write the state at `position`. Worker 0 writes the file, but every worker must call this, because the file also
+    holds their residuals and own states. The others wait for worker 0 in their next exchange, so the weights do not
+    change meanwhile."""
     if not run.options.model_prefix:
         return
     residuals, others = run.store.residuals(), _others(run)
@@ -60,7 +61,7 @@ def save(run: Run, position: Position) -> None:
 
 
 def _others(run: Run) -> list[dict[str, Any]]:
-    """What workers 1, 2, ... have of their own, on worker 0. Every worker must call this."""
+    """The own states of workers 1, 2, ... on worker 0. Every worker must call this."""
     if not run.store.kvstore_type.steps_alone:
         return []
     own = run.backend.encode(run.trainer.own_state())
@@ -86,7 +87,7 @@ def identity(options: Options, network: Network) -> dict[str, Any]:
 
 
 def circumstances(options: Options, store: KVStore, num_examples: int) -> dict[str, Any]:
-    """What may differ, but then the resumed run is not bit-identical to the uninterrupted one."""
+    """What may differ in a run that resumes; it is then not bit-identical to the uninterrupted run."""
     return {
         "dataset": options.dataset,
         "num_examples": num_examples,
@@ -118,8 +119,8 @@ def _file(options: Options, saved: Saved, suffix: str) -> Path:
 
 
 def check_all_save(options: Options, store: KVStore) -> None:
-    """Raise UserError if only some workers save checkpoints although these need residuals or states of all workers. A
-    worker that joins a job later cannot ask the others."""
+    """Raise UserError if only some workers save checkpoints, and these need residuals or states of all workers. A
+    worker that joins a running job skips this check, because it cannot ask the others."""
     compressed = options.gc_type != "none" and _capabilities(options).residuals
     if store.is_alone or (not compressed and not store.kvstore_type.steps_alone):
         return
@@ -139,9 +140,9 @@ NOT_ASKED = -2  # in place of the number of --load-epoch; LAST is -1
 
 
 def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
-    """The options with worker 0's choice of a checkpoint, and the file to read; None to start anew. For --load-epoch
-    last this is the newest of which worker 0, which writes checkpoints, has a whole file; the damaged ones are logged.
-    A worker that is alone reads none: it gets the state of training when it joins.
+    """The options with worker 0's choice of a checkpoint, and the file to read; None: start anew. --load-epoch last
+    means the newest checkpoint of which worker 0, which writes checkpoints, has an undamaged file; damaged ones are
+    logged. A worker that prepares to join a running job reads none: it gets the state of training when it joins.
     """
     if store.is_alone:
         return replace(options, load_epoch=None), None
@@ -190,7 +191,8 @@ def _unread(source: Path) -> str:
 
 
 def position(source: Path, saved: Mapping[str, Any], plan: Plan) -> Position:
-    """Where the run continues. Raises UserError if its epochs have other steps than those of a snapshot in one."""
+    """Where the run continues. Raises UserError if the checkpoint is in the middle of an epoch, and the epochs of this
+    run have another number of steps."""
     step = saved.get("step", 0)
     if step and saved["steps"] != plan.steps:
         raise UserError(

@@ -47,7 +47,7 @@ class Run:
     usage: Usage = field(default_factory=Usage)
     board: Board = Board()
     snapshot_signal: SnapshotSignal = SnapshotSignal()
-    member: Member | None = None  # in an elastic job, once the job can go on without it
+    member: Member | None = None  # in an elastic job, from the moment at which the job can go on without this worker
 
     @property
     def batches(self) -> int:
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def threads(self) -> int:
-        """That prepare batches."""
+        """Number of threads that prepare batches."""
         return loading.threads(self.options, self.dataset)
 
     @property

@@ -114,7 +114,7 @@ def test_names_are_mxnets():
 
 
 def test_inception_uses_mxnets_defaults_where_mxnets_file_does():
-    steps = models.create("inception-bn-28-small").steps
+    steps = models.create("inception-bn-28-small").layer_calls
     norms = {(s.layer.epsilon, s.layer.momentum, s.layer.fixed_scale) for s in steps if isinstance(s.layer, BatchNorm)}
     assert norms == {(1e-3, 0.9, True)}
     assert all(step.layer.bias for step in steps if isinstance(step.layer, Conv))
@@ -205,11 +205,11 @@ def test_first_weights_are_those_of_mxnets_program():
 def test_options_of_networks_change_them():
     plain, normalised = (models.create("vgg", 11, 10, LARGE, batch_norm=each) for each in (False, True))
     assert (plain.name, normalised.name) == ("vgg-11", "vgg-11-bn")
-    assert sum(isinstance(step.layer, BatchNorm) for step in normalised.steps) == 8
+    assert sum(isinstance(step.layer, BatchNorm) for step in normalised.layer_calls) == 8
     assert models.create("vgg", 11, 10, LARGE) == plain
     few = models.create("resnext", 50, 1000, LARGE, num_group=8)
     assert few.name == "resnext-50-groups-8"
-    assert {step.layer.groups for step in few.steps if isinstance(step.layer, Conv)} == {1, 8}
+    assert {step.layer.groups for step in few.layer_calls if isinstance(step.layer, Conv)} == {1, 8}
     assert models.create("resnext", 50, 1000, LARGE, num_group=32) == models.create("resnext", 50, 1000, LARGE)
 
 

@@ -74,7 +74,7 @@ def test_caffes_biases_learn_twice_as_fast_and_do_not_decay_and_its_norms_are_it
     for parameter in usual(name).parameters():
         expected = (2.0, 0.0) if parameter.kind == "bias" else (1.0, 1.0)
         assert (parameter.lr_mult, parameter.wd_mult) == expected, parameter.name
-    norms = [step.layer for step in usual(name).steps if isinstance(step.layer, LocalResponseNorm)]
+    norms = [step.layer for step in usual(name).layer_calls if isinstance(step.layer, LocalResponseNorm)]
     assert [(norm.size, norm.alpha, norm.beta, norm.offset) for norm in norms] == [(5, 1e-4, 0.75, 1.0)] * 2
 
 

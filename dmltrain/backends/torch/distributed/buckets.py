@@ -67,8 +67,8 @@ class Bucket:
 
     def lay_out(self, memory: Array, keep: bool = False) -> None:
         """Place the gradients in `memory` (elements,), from which they are pushed. A GPU's gradients stay on the GPU,
-        and are copied to pinned memory before the push. Results arrive in the same pinned memory; with `keep`, which
-        leaves the pushed gradients unchanged, in separate pinned memory."""
+        and are copied to pinned memory before the push. Results arrive in the same pinned memory. With `keep` (see
+        KVStore.keeps_gradients) pushed gradients must stay unchanged, and results get separate pinned memory."""
         self._host = torch.from_numpy(memory)
         if self.device.type != "cpu":
             self._host = torch.empty_like(self._host, pin_memory=True)
