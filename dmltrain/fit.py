@@ -201,10 +201,10 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
         run, board=board_of(run, command), snapshot_signal=snapshot_signal_of(options.snapshot_on_signal, store)
     )
     trainer.pace = run.pace
-    introduce(run, command)
+    log_start(run, command)
     if saved:
         resume.report(log, saved, resume.circumstances(options, store, len(dataset.train)))
-    announce(run)
+    log_plan(run)
     return run
 
 
@@ -226,7 +226,7 @@ def board_of(run: Run, command: str) -> Board:
     return board
 
 
-def introduce(run: Run, command: str) -> None:
+def log_start(run: Run, command: str) -> None:
     """Log everything that is needed to repeat the run."""
     from dmltrain.train import hardware
 
@@ -257,7 +257,7 @@ def other_rank(run: Run) -> list[str]:
     return [] if rank is None else [f"Worker {run.store.rank} is rank {rank} of {run.backend.title}'s kvstore"]
 
 
-def announce(run: Run) -> None:
+def log_plan(run: Run) -> None:
     """Log the number of epochs to come, and the measured bandwidth of network and memory."""
     options, plan = run.options, run.plan
     if plan.iteration(run.start) >= plan.iterations:

@@ -11,7 +11,7 @@ import numpy as np
 from dmltrain.base import bounded
 from dmltrain.base.errors import UserError
 
-FORMAT = 1
+FORMAT = 1  # of the content of state.save's files: `_parts` refuses another one
 RESERVED = ("model", "optimizer")
 
 

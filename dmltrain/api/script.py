@@ -19,7 +19,7 @@ from dmltrain.options.training import BATCHES, CONSTANT
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeChoices:
     """How the models of a process exchange gradients; the fields are parameters of `dmltrain.distribute`."""
 
     kvstore: str
@@ -75,7 +75,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class OfModel:
+class ModelChoices:
     """What each model of a process can choose for itself; the fields are parameters of `dmltrain.distribute`."""
 
     local_steps: int | None
@@ -88,7 +88,7 @@ class OfModel:
         return types.find(kvstore).averaging(self.local_steps, self.outer_lr, self.outer_momentum)
 
 
-def check(asked: Exchange, model: OfModel, environment: Environment) -> None:
+def check(asked: ExchangeChoices, model: ModelChoices, environment: Environment) -> None:
     """Raise UserError for the first mistake, also where the script trains alone and its choices have no effect."""
     effective = asked.in_effect(environment)
     if model.factors:
@@ -132,7 +132,7 @@ def _check_snapshot(seconds: Any, on_servers: bool) -> None:
         )
 
 
-def _check_plain(asked: Exchange) -> None:
+def _check_plain(asked: ExchangeChoices) -> None:
     """Raise UserError for what only an elastic job has."""
     for name, value in (("balance", False), ("batch", CONSTANT), ("server_snapshot", None)):
         if (chosen := getattr(asked, name)) != value:
@@ -157,7 +157,7 @@ def _check_elastic(chosen: Mapping[str, Any]) -> None:
         )
 
 
-def store(asked: Exchange, environment: Environment) -> KVStore:
+def store(asked: ExchangeChoices, environment: Environment) -> KVStore:
     """The kvstore of this process. The first model creates it; raises UserError if a later one asks for another."""
     if not environment.launched:
         return kvstore.create("local")
@@ -171,12 +171,12 @@ def store(asked: Exchange, environment: Environment) -> KVStore:
     return shared
 
 
-def in_use() -> Exchange:
+def in_use() -> ExchangeChoices:
     """What the first model of this process asked for; its kvstore is that of the process."""
     return _stores[0][0]
 
 
-def _check_same(asked: Exchange, first: Exchange, environment: Environment) -> None:
+def _check_same(asked: ExchangeChoices, first: ExchangeChoices, environment: Environment) -> None:
     now, before = asked.in_effect(environment), first.in_effect(environment)
     for name in now:
         if now[name] != before[name]:
@@ -186,10 +186,12 @@ def _check_same(asked: Exchange, first: Exchange, environment: Environment) -> N
             )
 
 
-def _shown(asked: Exchange, name: str, effective: dict[str, Any]) -> str:
+def _shown(asked: ExchangeChoices, name: str, effective: dict[str, Any]) -> str:
     """'name=value' with the value that was asked for, else the one in effect."""
     value = getattr(asked, name)
     return f"{name}={(effective[name] if value is None else value)!r}"
 
 
-_stores: list[tuple[Exchange, KVStore]] = []  # at most one: a process joins its job once, however many models it trains
+_stores: list[
+    tuple[ExchangeChoices, KVStore]
+] = []  # at most one: a process joins its job once, however many models it trains

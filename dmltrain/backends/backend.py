@@ -105,16 +105,16 @@ class CommonArray:
 
 
 class Pace(Protocol):
-    """Is told how far the computing of each batch is. It may sleep, which makes a worker slower."""
+    """A trainer calls its methods at three points of each batch. They may sleep, which makes a worker slower."""
 
     def begin(self) -> None:
-        """The computing begins; waits for the kvstore may follow."""
+        """The computation begins; waits for the kvstore may follow."""
 
     def between(self) -> None:
-        """The forward pass is done on the device. No gradient is sent yet."""
+        """The forward pass is complete on the device. No gradient is sent yet."""
 
     def end(self) -> None:
-        """The computing is done on the device."""
+        """The computation is complete on the device."""
 
 
 class Trainer(Protocol):
@@ -163,11 +163,11 @@ class Trainer(Protocol):
         `own_state` of workers 1, 2, ... Call `synchronize` first."""
 
     def take_state(self, state: TrainerState, own_statistics: bool = False) -> None:
-        """Go on from the result of another worker's `state`, in the middle of a run, also of a step; if so, perhaps
-        with its own statistics."""
+        """Go on from the result of another worker's `state`, also in the middle of a run or of a step.
+        `own_statistics`: keep this worker's batch-norm statistics."""
 
     def own_state(self) -> dict[str, Any]:
-        """What of this state each worker has of its own; empty where all workers' is the same, or the servers'."""
+        """The part of the state that differs between workers; empty if none does, or if the servers have it."""
 
     def common_arrays(self) -> list[CommonArray]:
         """Weights, statistics, and the state of an optimizer that all workers run alike. Call `synchronize` first."""
@@ -182,7 +182,7 @@ class Trainer(Protocol):
         """The framework, its version and its threads, for the log."""
 
     def choices(self) -> Sequence[str]:
-        """What it has decided before the first step, a line each, for the log."""
+        """The decisions that it has made before the first step, one line each, for the log."""
 
     def device_memory(self) -> float | None:
         """MiB on this worker's GPUs; None on the CPU."""

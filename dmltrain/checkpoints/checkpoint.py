@@ -22,7 +22,7 @@ from dmltrain.checkpoints import seal
 from dmltrain.checkpoints.seal import Examined
 from dmltrain.mxnet_files import weights
 
-FORMAT = 1
+FORMAT = 1  # of a checkpoint's content: `check` refuses another one
 OWNERS = {backend.capabilities.suffix: name for name, backend in BACKENDS.items()}
 SUFFIXES = (*OWNERS, weights.SUFFIX)  # every backend can start from MXNet's weights
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from dmltrain.base import npz
 
 LINE = re.compile(rb"\ndmltrain sha256 ([0-9a-f]{64})\n")
-LINE_BYTES = 82
+LINE_BYTES = 82  # length of LINE
 ARCHIVE_END = struct.Struct("<4s8s4s4sH")  # the record at the end of a zip archive; its last field: length of a comment
 ARCHIVES = (".pt", ".npz")
 

@@ -1,12 +1,12 @@
 """Rebuilds a network from MXNet's graph, as a tree of dmltrain's layers.
 
-A graph is a tree of chains and joins if each join of branches (Concat, sum) has a node from which all its branches come
-and that none of them shares with others: its immediate dominator, the last node on every way from the images to it. For
-each node in order, `_Rebuilding` finds this node, and the layer that leads from it to here; for a join this contains
-the branches. An operator with one input follows its input.
+The immediate dominator of a node is the last node that lies on every path from the images to it. A graph is a tree of
+chains and joins if all branches of each join (Concat, sum) start at the join's immediate dominator, and share no other
+node. For each node in order, `_Rebuilding` finds the immediate dominator, and the layer that leads from there to the
+node; for a join this layer contains the branches. For an operator with one input the dominator is the input.
 
-A join whose inputs share more than the dominator, as the ends of a forked branch of Inception do, is split: neighbours
-that share are joined first, which is the same for a concatenation and a sum.
+Inputs of a join may share more than the dominator, as the ends of a forked branch of Inception do. Such a join is
+split: neighbours that share nodes are joined first. The result of a concatenation or a sum stays the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dmltrain.mxnet_files.node_options import NodeOptions, NotSupported
 from dmltrain.mxnet_files.operators import LOSSES, OPERATORS, One, Place, Several
 
 MAX_DEPTH = 50  # joins inside of joins
-MAX_STEPS = 5_000_000  # on ways to dominators: a network of thousands of nodes takes some ten thousand
+MAX_STEPS = 5_000_000  # from node to dominator: a network of thousands of nodes takes some ten thousand
 OTHER_NAMES = {"moving_mean": "running_mean", "moving_var": "running_var"}  # gluon's
 
 
@@ -64,7 +64,7 @@ def rebuild(graph: Graph, name: str, num_classes: int | None, image_shape: tuple
     logits = _logits(graph)
     for place in _needed(graph, logits):
         work.add(place)
-    root = work.in_sequence(work.way(work.images, logits))
+    root = work.in_sequence(work.take_path(work.images, logits))
     classes = work.shapes[logits][0] if num_classes is None else num_classes
     return Rebuilt(Network(name, root, image_shape, classes), work.names)
 
@@ -94,7 +94,7 @@ def _needed(graph: Graph, last: int) -> Iterator[int]:
 
 @dataclass
 class _Rebuilding:
-    """What is known of the nodes so far, by their places."""
+    """What is known of the nodes so far; the keys are places, the nodes' indices in the graph."""
 
     graph: Graph
     image_shape: tuple[int, int, int]
@@ -116,7 +116,7 @@ class _Rebuilding:
             if row is None:
                 raise NotSupported(f"this operator is not supported; supported: {', '.join(OPERATORS)}")
             inputs = self._inputs(node, 1 if isinstance(row, One) else len(node.inputs))
-            self.before[place] = before = self._common(inputs)
+            self.before[place] = before = self._common_dominator(inputs)
             self.level[place], self.depth[place] = self.level[before] + 1, 0
             options = NodeOptions(node)
             if isinstance(row, One):
@@ -174,25 +174,25 @@ class _Rebuilding:
 
     # -- joins --------------------------------------------------------------------------------------------------------
 
-    def _common(self, places: tuple[int, ...]) -> int:
-        """The last node that is on every way from the images to each of these."""
+    def _common_dominator(self, places: tuple[int, ...]) -> int:
+        """The last node that lies on every path from the images to each of these nodes."""
         first, *others = places
         for other in others:
             while first != other:
                 if self.level[first] >= self.level[other]:
-                    first = self._up(first)
+                    first = self._dominator(first)
                 else:
-                    other = self._up(other)
+                    other = self._dominator(other)
         return first
 
-    def _up(self, place: int) -> int:
+    def _dominator(self, place: int) -> int:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise NotSupported("the graph has too many branches around this node")
         return self.before[place]
 
-    def way(self, start: int, end: int) -> list[int]:
-        """The nodes from one (without it) to another that follows it on every way."""
+    def take_path(self, start: int, end: int) -> list[int]:
+        """The nodes after `start` up to `end`, which `start` dominates. Each node can be taken only once."""
         places = []
         while end != start:
             if end in self.taken:
@@ -200,7 +200,7 @@ class _Rebuilding:
                 raise NotSupported(f"it shares {shared} with another branch, which a tree cannot have")
             self.taken.add(end)
             places.append(end)
-            end = self._up(end)
+            end = self._dominator(end)
         return places[::-1]
 
     def in_sequence(self, places: list[int], *more: Layer) -> Layer:
@@ -222,11 +222,9 @@ class _Rebuilding:
         """The branches from `start` to each of `ends`; neighbours that share nodes after `start` are one branch."""
         branches = []
         for group in self._neighbours(start, ends):
-            shared = self._common(group)
-            path = self.way(start, shared)
-            self.depth[place] = max(
-                self.depth[place], depth, *(depth + self.depth[place_on_path] for place_on_path in path)
-            )
+            shared = self._common_dominator(group)
+            path = self.take_path(start, shared)
+            self.depth[place] = max(self.depth[place], depth, *(depth + self.depth[number] for number in path))
             if self.depth[place] > MAX_DEPTH:
                 raise NotSupported(f"it is the end of more than {MAX_DEPTH} branches inside of branches")
             inner = self._branches(row, options, place, shared, group, depth + 1) if len(group) > 1 else ()
@@ -242,18 +240,18 @@ class _Rebuilding:
         return groups
 
     def _first_after(self, start: int, end: int) -> int:
-        """The first node after `start` on the way to `end`, or `start` itself if this is the end."""
+        """The first node after `start` on the path to `end`; `start` itself if both are the same."""
         below = end
         while end != start:
-            below, end = end, self._up(end)
+            below, end = end, self._dominator(end)
         return below
 
 
 def _start(array: str, kind: str) -> str:
     """'conv0' of 'conv0_weight'; '' for a name that does not end with its kind."""
-    for name_of_kind in (kind, OTHER_NAMES.get(kind, kind)):
-        if array.endswith(f"_{name_of_kind}"):
-            return array.removesuffix(f"_{name_of_kind}")
+    for ending in (kind, OTHER_NAMES.get(kind, kind)):
+        if array.endswith(f"_{ending}"):
+            return array.removesuffix(f"_{ending}")
     return ""
 
 

@@ -1,7 +1,7 @@
 """The weights of a network in MXNet's files: PREFIX-0001.params of save_checkpoint, or gluon's export.
 
-A file names learned arrays "arg:NAME" and batch-norm statistics "aux:NAME". It has the gammas of `fixed_scale` batch
-norms, too, which MXNet never reads: it computes with ones (`fix_gamma`). So whatever a file says of them is ignored.
+A file names learned arrays "arg:NAME" and batch-norm statistics "aux:NAME". It also has gammas of `fixed_scale` batch
+norms. MXNet does not use their values, but computes with ones (`fix_gamma`), so they are ignored here.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def read(source: Path, content: bytes | None = None) -> dict[str, Array]:
 
 
 def _without_kinds(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    arrays_by_name: dict[str, Array] = {}
+    by_name: dict[str, Array] = {}
     for name, array in arrays.items():
         short = name[4:] if name.startswith(KINDS) else name
-        if short in arrays_by_name:
+        if short in by_name:
             raise ValueError(f"it has two arrays of the name {short[:100]}")
-        arrays_by_name[short] = array
-    return arrays_by_name
+        by_name[short] = array
+    return by_name
 
 
 def renamed(arrays: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
@@ -55,7 +55,7 @@ def renamed(arrays: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, 
 def fixed_gammas(network: Network) -> list[Parameter]:
     """The constant arrays of ones that MXNet has in addition to the network's arrays."""
     norms = [call for call in network.layer_calls if isinstance(call.layer, BatchNorm) and call.layer.fixed_scale]
-    return [Parameter(f"{step.layer.name}_gamma", step.input_shape[:1], "gamma") for step in norms]
+    return [Parameter(f"{call.layer.name}_gamma", call.input_shape[:1], "gamma") for call in norms]
 
 
 def fitting(

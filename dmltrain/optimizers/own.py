@@ -13,8 +13,9 @@ Update = Callable[[Any, Any, Any, ParameterState, Group], None]  # (torch, weigh
 
 
 def own_torch(name: str, update: Update, defaults: dict[str, Number], **fields: Any) -> Torch:
-    """The row of a class `name` with these options besides lr and weight_decay. `update` changes the weight in place,
-    and must not write to the gradient, which may be memory that other processes read."""
+    """The table row of a class `name`, which has the options of `defaults` besides lr and weight_decay. `update`
+    changes the weight in place. It must not write to the gradient: that may be shared memory, which other processes
+    read."""
 
     def make(torch: Any) -> type[Any]:
         return _made(torch, name, update, defaults)

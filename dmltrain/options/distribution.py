@@ -12,12 +12,12 @@ from dmltrain.options.field import option
 from dmltrain.options.values import integer, number, one_of, path, switch
 
 STEP_DEFAULTS = " and ".join(
-    f"{int(kind.capabilities.update_on_kvstore)} with {name}" for name, kind in BACKENDS.items()
+    f"{int(backend.capabilities.update_on_kvstore)} with {name}" for name, backend in BACKENDS.items()
 )
 FEWER_CODECS = "; ".join(
-    f"{name} has {', '.join(kind.capabilities.codecs)}"
-    for name, kind in BACKENDS.items()
-    if set(kind.capabilities.codecs) < set(codec.TYPES)
+    f"{name} has {', '.join(backend.capabilities.codecs)}"
+    for name, backend in BACKENDS.items()
+    if set(backend.capabilities.codecs) < set(codec.TYPES)
 )
 # Names of kvstore types, for help texts: those with --staleness, with --update-on-kvstore and so on.
 WITH_STALENESS = ", ".join(types.names(lambda kind: kind.takes_staleness))

@@ -42,24 +42,24 @@ def train(run: Run, epochs: Callable[[Run], None]) -> None:
     if not run.store.elastic:
         return epochs(run)
     try:
-        run = arm(run)
+        run = join_job(run)
         while True:
             try:
                 epochs(run)
                 break
             except MembershipEnded:
-                run = again(run)
+                run = wait_to_return(run)
     except MembershipEnded as end:
         run.log.info("This worker's part has ended: %s", end)
     except Stopped as end:
-        stop(run)
-        left(run)
+        save_at_stop(run)
+        leave_job(run)
         run.store.close()
         raise end
-    left(run)
+    leave_job(run)
 
 
-def arm(run: Run) -> Run:
+def join_job(run: Run) -> Run:
     """Become a member: from now on the job goes on without workers that are lost. Waits for all workers; a replacement
     waits until it has joined. Returns the run, which starts where the others are. Raises UserError for a replay of
     another job, JobLost, MembershipEnded."""
@@ -76,7 +76,7 @@ def arm(run: Run) -> Run:
     return replace(run, start=Position(member.journal.epoch)) if member.journal.joins else run
 
 
-def again(run: Run) -> Run:
+def wait_to_return(run: Run) -> Run:
     """After MembershipEnded in a replay: wait for the next view that has this worker again, and go on there. Raises
     JobLost; MembershipEnded if there is no such view."""
     assert run.member
@@ -84,7 +84,7 @@ def again(run: Run) -> Run:
     return replace(run, start=Position(run.member.journal.epoch))
 
 
-def stop(run: Run) -> None:
+def save_at_stop(run: Run) -> None:
     """The job ends between two rounds: save a checkpoint of this position, with all members. Raises JobLost."""
     assert run.member
     dealing, epoch, store = run.member.journal.dealing, run.member.journal.epoch, run.store
@@ -108,7 +108,7 @@ def _save(run: Run, position: Position) -> None:
     run.store.barrier()  # all wait until the file is there
 
 
-def left(run: Run) -> None:
+def leave_job(run: Run) -> None:
     """The last thing before this worker leaves the job."""
     if run.member:
         run.member.close()

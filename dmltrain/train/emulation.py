@@ -36,8 +36,8 @@ PASSES = 5  # the next backward pass is expected to take as long as the shortest
 
 @dataclass(frozen=True)
 class Slowness:
-    """What the options ask of one worker: the least time of a step, `seconds` and `each` for each sample, and how often
-    it takes longer."""
+    """What the options ask of one worker: the least time of a step, `seconds` and `per_sample` for each sample, and how
+    often it takes longer."""
 
     seconds: float
     probability: float  # of a straggling step
@@ -45,7 +45,7 @@ class Slowness:
     always: float  # the factor of all steps of this worker
     seed: int
     rank: int
-    each: float = 0.0
+    per_sample: float = 0.0
 
     def straggles(self, iteration: int) -> bool:
         """Whether this worker's step of this number (counted over the whole run, from 0) was drawn."""
@@ -56,7 +56,7 @@ class Slowness:
 
     def least(self, samples: int) -> float:
         """The least time of a step with so many samples of this worker, s, without factors."""
-        return self.seconds + self.each * samples
+        return self.seconds + self.per_sample * samples
 
     def target(self, iteration: int, samples: int = 0) -> Callable[[float], float]:
         """A function: the real seconds of a step with so many samples -> the seconds that it must take."""

@@ -2,12 +2,12 @@
 
 The last is the line `Epoch[k] Communication: ...` of the log (docs/performance.md).
 
-`compute` is the time in which the training thread did not wait for the kvstore. The store reports what the waits were
-for (kvstore/waiting.py). The time covers an epoch's steps, the barrier after them and the merging of statistics.
+`compute` is the time in which the training thread did not wait for the kvstore. The store reports the reasons of the
+waits (kvstore/waiting.py). The time covers an epoch's steps, the barrier after them and the merging of statistics.
 
-`bound` compares that time with a lower bound. No schedule takes less than max(compute, T), where T is the least time in
+`bound` compares this time with a lower bound. No schedule takes less than max(compute, T), where T is the least time in
 which this worker's host can transfer the bytes (worker/links/bound.py). `bound` is this minimum divided by the time
-that the epoch took: at 1 only faster computation or fewer bytes can make an epoch shorter.
+that the epoch took. If it is 1, only faster computation or fewer bytes can make an epoch shorter.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mark(store: KVStore, clock: Callable[[], float] = time.perf_counter) -> Mark
 
 
 def spent_between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
-    """The values of the line, in its order: the fraction of the bound, then seconds. Every worker must call this."""
+    """The values of the line, in its order: first `bound`, a fraction, then seconds. Every worker must call this."""
     waits = end.waits - start.waits
     seconds = end.seconds - start.seconds
     compute, share = max(0.0, seconds - waits.total), {}
@@ -67,7 +67,7 @@ def spent_between(store: KVStore, start: Mark, end: Mark) -> dict[str, float]:
 
 
 def shares(spent: Mapping[str, float]) -> dict[str, float]:
-    """The result of `spent_between` with fractions of the time that they add up to instead of seconds."""
+    """The result of `spent_between`, with seconds replaced by fractions of their sum."""
     parts = {name: value for name, value in spent.items() if name != "bound"}
     whole = sum(parts.values())
     return {name: value if name == "bound" else value / whole for name, value in spent.items() if whole}

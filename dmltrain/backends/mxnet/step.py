@@ -1,7 +1,7 @@
-"""Where the MXNet backend runs the optimizer.
+"""The two places where the MXNet backend runs the optimizer.
 
-On the servers, from which workers pull weights (dist_async; dist_sync unless settings.update_on_kvstore is 0). Or on
-every device, with the sum of all devices' and workers' gradients.
+- On the servers, from which workers pull weights: dist_async, and dist_sync unless settings.update_on_kvstore is 0.
+- On every device, with the sum of all devices' and workers' gradients.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The trainer of the MXNet backend: one worker's network on its devices, with gluon.
 
-A gradient is the sum over samples divided by the step's total over all workers. So the sum over devices and workers is
-the mean over the step's samples, even if their shares differ. MXNet's engine is asynchronous: a step only enters its
-queue. It does not wait for the previous step, but for the one AHEAD steps before.
+Each device and worker divides the sum of its samples' gradients by the number of samples in the whole step, over all
+workers. So the sum over devices and workers is the mean over the step's samples, even if their shares differ. MXNet's
+engine is asynchronous: a step only puts operations into its queue. It does not wait for the previous step, but for the
+one AHEAD steps before.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class TorchBackend:
     name = "torch"
     title = "PyTorch"
     capabilities = Capabilities(
-        kvstores=tuple(each.name for each in types.TABLE),
+        kvstores=tuple(kvstore_type.name for kvstore_type in types.TABLE),
         codecs=codec.TYPES,
         dtypes=DTYPES,
         optimizers=optimizers.NAMES,

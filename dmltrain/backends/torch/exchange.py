@@ -1,4 +1,4 @@
-"""What the settings say of how workers exchange gradients."""
+"""The settings of the exchange of gradients, as the kvstore and `distribute` take them."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def compression(settings: Settings, store: KVStore) -> dict[str, Any]:
 
 
 def factor_rows(settings: Settings, store: KVStore) -> int:
-    """The samples of a worker's step, if dense layers may send factors."""
+    """The number of samples of a worker's step if dense layers may send factors, else 0."""
     return 0 if settings.factors == "off" else settings.batch_size * batches_of_a_step(settings, store.num_workers)

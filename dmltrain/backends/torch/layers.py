@@ -48,8 +48,8 @@ def build(network: Network) -> fx.GraphModule:
 
 
 class _Module(fx.GraphModule):
-    """Copies and pickles are built anew from the network. torch would trace the code of a pickle, and so take the flag
-    `training` of that moment for a constant."""
+    """Copies and pickles are built anew from the network. torch would trace the code of a pickle; the trace would make
+    the present value of the flag `training` a constant."""
 
     network: Network
 
@@ -81,7 +81,7 @@ def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
 
 
 def _arrays(network: Network) -> torch.nn.Module:
-    """A module that only holds the network's arrays, in order; GraphModule takes over those that its graph names."""
+    """A module that only holds the network's arrays, in order. GraphModule copies those that its graph names."""
     holder = torch.nn.Module()
     for parameter in network.parameters():
         holder.register_parameter(parameter.name, torch.nn.Parameter(torch.zeros(parameter.shape)))

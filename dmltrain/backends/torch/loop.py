@@ -53,7 +53,7 @@ class Batches:
             raise UserError(f"dmltrain.loader: {error}") from error
 
     def seed(self, number: int) -> None:
-        """Of the random numbers of its worker processes, from the next iteration on."""
+        """Seed the random numbers of the loader's worker processes, from the next iteration on."""
         self._generator.manual_seed(number)
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,10 +61,10 @@ class Batches:
 
 
 def _begin(parent: int, then: Callable[[int], None] | None, number: int) -> None:
-    """In a worker process: end with its parent, whose connections it has inherited. Else the job would notice only
-    seconds later that the parent was killed."""
+    """In a worker process of the loader: let it end together with its parent. It has inherited the parent's
+    connections; while it holds them open, the job does not notice that the parent was killed."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # the parent ended before the call, which then sends no signal
         os._exit(1)
     if then:
         then(number)
@@ -86,7 +86,7 @@ class Statistics:
         return bool(self._tensors)
 
     def merge(self, seen: int, all_reduce: Callable[[str, Array], Array]) -> None:
-        """Replace them by their mean over all workers, each weighted by the samples that it has `seen`."""
+        """Replace the statistics by their mean over all workers, weighted by the samples that each has `seen`."""
         flat = np.concatenate([tensor.double().cpu().numpy().ravel() for tensor in self._tensors])
         merged = weights.merged_statistics([flat], [seen], all_reduce)
         if merged is not None:
@@ -97,7 +97,7 @@ class Statistics:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Afterwards they are as they were."""
+        """A context after which the statistics are as before it."""
         before = [tensor.clone() for tensor in self._tensors]
         try:
             yield
@@ -130,7 +130,7 @@ def check_value(name: str, value: Any) -> None:
 
 
 def _wrong(value: Any) -> Any:
-    """The first part of the value that cannot be kept; None if there is none."""
+    """The first part of the value that `decode` would refuse; None if there is none."""
     if type(value) in (dict, list, tuple):
         parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
         return next((wrong for wrong in map(_wrong, parts) if wrong is not None), None)
@@ -152,7 +152,8 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
 
 def decode(content: bytes, source: str) -> dict[str, Any]:
-    """The inverse; runs no code. Raises UserError, which names the `source`, for other content."""
+    """The inverse of `encode`; runs no code from the content. Raises UserError, which names the `source`, for other
+    content."""
     try:
         return state.decode(content)
     except UserError as error:
@@ -175,7 +176,7 @@ def load_step(model: nn.Module, optimizer: Any, states: Mapping[str, Any], where
     UserError if they do not fit."""
     own = {name: buffer.clone() for name, buffer in model.named_buffers() if name in states["model"]}
     load(model, {**states["model"], **own}, f"{where}: model")
-    options = optimizer.inner.state_dict()["param_groups"]  # without asking the servers for their states
+    options = optimizer.inner.state_dict()["param_groups"]  # of the inner one: it does not ask the servers
     load(optimizer, {**states["optimizer"], "param_groups": options}, f"{where}: optimizer")
 
 

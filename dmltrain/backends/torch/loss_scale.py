@@ -1,9 +1,8 @@
 """Loss scaling for float16: keeps gradients that float16 would round to zero, and skips steps that overflow.
 
-Workers decide by the sum of all workers' gradients, which is the same on each, so all skip the same steps without
-communication. Where workers step alone (dist_local), each decides for itself. Nothing is copied from the device.
-(Micikevicius et al. 2018, section 3.2.)
-"""
+A worker looks at the sum of all workers' gradients, which is the same on all, so all skip the same steps without
+further communication. Where workers step alone (dist_local), each decides for itself. Nothing is copied from the
+device. (Micikevicius et al. 2018, section 3.2.)"""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import torch
 
 from dmltrain import optimizers
 
-FIRST = 2.0**16
+FIRST = 2.0**16  # this and the next are the defaults of torch.amp.GradScaler
 GROW_AFTER = 2000  # steps without overflow before the scale doubles
 
 
@@ -65,7 +64,7 @@ def takes_loss_scale(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def taking_loss_scale(device: torch.device) -> tuple[str, ...]:
-    """The values of --optimizer that do so on the device."""
+    """The values of --optimizer whose optimizers read these attributes on the device."""
     return tuple(
         row.name for row in optimizers.TABLE if row.torch and (row.torch.own or device.type in row.torch.fused)
     )

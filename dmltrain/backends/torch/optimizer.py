@@ -83,8 +83,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def follow(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], before: float, now: float) -> None:
-    """Let torch's momentum follow a change of the learning rate as MXNet's does, which contains the rate: earlier
-    gradients still count with the rate of their time. (A rate of 0 changes no weights, and ends the momentum.)"""
+    """After a change of the learning rate, scale torch's momentum so that it acts like MXNet's. MXNet's momentum
+    contains the rate: earlier gradients still count with the rate of their time. (A rate of 0 changes no weights, and
+    ends the momentum.)"""
     if not now:
         return
     with torch.no_grad():
@@ -95,7 +96,8 @@ def follow(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state_dict, also of an older version, whose groups have other options: those that it lacks stay."""
+    """Load a state_dict, also one of an older version whose groups have other options. Options that it lacks keep their
+    values."""
     own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, options in zip(optimizer.param_groups, own, strict=True):

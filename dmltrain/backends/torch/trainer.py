@@ -1,8 +1,8 @@
 """The trainer of the PyTorch backend: one worker's network on its devices.
 
-A gradient is the sum over samples divided by the step's total over all workers. So the sum over devices and workers is
-the mean over the step's samples, even if their shares differ. Metrics stay on the device until they are read: a step
-never waits for the previous one.
+Each device and worker divides the sum of its samples' gradients by the number of samples in the whole step, over all
+workers. So the sum over devices and workers is the mean over the step's samples, even if their shares differ. Metrics
+stay on the device until they are read: a step never waits for the previous one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 
 FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
-OTHERS = "workers"  # in checkpoints: what workers 1, 2, ... have of their own
+OTHERS = "workers"  # in checkpoints: the own states of workers 1, 2, ...
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
 
@@ -94,8 +94,8 @@ class TorchTrainer:
     def _distributed(
         self, network: Network, settings: Settings, store: KVStore, factored: Collection[str] | None
     ) -> distributed.DistributedOptimizer:
-        """An optimizer of the first replica's weights whose gradient is the sum over workers. `factored`: of a
-        state."""
+        """An optimizer of the first replica's weights; its gradient is the sum over workers. `factored`: the value of
+        FACTORED in a state."""
         if settings.gc_type != "none":
             store.set_gradient_compression(compression(settings, store))
         inner = make_optimizer(self._modules[0], network, settings)
@@ -165,7 +165,7 @@ class TorchTrainer:
 
     def _backward(self, images: Array, labels: Array, total: int) -> None:
         if not self._has_gradient:
-            self._optimizer.zero_grad()  # waits for the weights if the forward does not
+            self._optimizer.zero_grad()  # also waits for the weights, if the forward does not (without `defer`)
             self._copy_weights()
         for index, part in enumerate(self._parts(images, labels)):
             loss = self._counted_loss(index, *part, train=True) if len(part[1]) else self._no_loss(index)
@@ -250,8 +250,9 @@ class TorchTrainer:
         return loss
 
     def _no_loss(self, index: int) -> torch.Tensor:
-        """Zero, with a zero gradient for every parameter: a worker without samples takes part in the step."""
-        self._optimizer.settle()  # there is no forward that waits for the weights
+        """The loss of a worker without samples, which takes part in the step all the same: 0, with a gradient of zeros
+        for each parameter."""
+        self._optimizer.settle()  # without a forward, nothing else waits for the weights
         plain = [
             parameter for parameter in self._modules[index].parameters() if parameter not in self._optimizer.factored
         ]
@@ -308,8 +309,8 @@ class TorchTrainer:
         return state
 
     def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
-        """Go on from the result of another worker's `state`, in the middle of a run, also of a step; if so, perhaps
-        with its own statistics."""
+        """Go on from the result of another worker's `state`, also in the middle of a run or of a step.
+        `own_statistics`: keep this worker's batch-norm statistics."""
         self._optimizer.forget_round()
         for module in self._modules:
             own = dict(module.named_buffers()) if own_statistics else {}
@@ -320,7 +321,8 @@ class TorchTrainer:
             self._seen = [0] * len(self._devices)
 
     def own_state(self) -> dict[str, Any]:
-        """What only this worker has of it: where workers step alone, the optimizer's state and the loss scale."""
+        """The part of the state that differs between workers: where workers step alone, the optimizer's state and the
+        loss scale; else nothing."""
         if not self._alone:
             return {}
         scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
@@ -334,14 +336,15 @@ class TorchTrainer:
         if "optimizer" in state:
             load_state(self._optimizer, state["optimizer"])
         were_alone = OUTER in state.get("optimizer", {})
-        if residuals is not None and were_alone == self._alone:  # those of gradients do not fit differences of weights
+        # With dist_local, codecs compress differences of weights: residuals of gradients do not fit these.
+        if residuals is not None and were_alone == self._alone:
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
 
     def _check_order(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Raise UserError unless weights were saved in the memory order that they have here: what servers and
-        residuals have of them is flat memory in that order."""
+        """Raise UserError unless the weights were saved in the memory order that they have here: the servers' states
+        and the residuals are flat memory in that order."""
         for name, own in self._modules[0].named_parameters():
             if saved[name].stride() != own.stride():
                 layout = "contiguous" if saved[name].is_contiguous() else "channels_last"
@@ -385,8 +388,8 @@ class TorchTrainer:
 
 
 def with_own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """A checkpoint's state, with what the worker of this rank had of its own there. If there were fewer workers, that
-    is worker 0's."""
+    """A checkpoint's state, with the own state of the worker of this rank; with worker 0's if the checkpoint has fewer
+    workers."""
     others = state.get(OTHERS, [])
     if not 0 < rank <= len(others) or "optimizer" not in state:
         return state

@@ -1,8 +1,8 @@
-"""MXNet's distributed kvstores (ps-lite) as dmltrain's KVStore, without their defects: the worker.
+"""The worker's side of MXNet's distributed kvstores (ps-lite), as a KVStore of dmltrain without their defects.
 
-Gradients and weights use MXNet's `kv.push` and `kv.pull`. In addition the worker has a store of dmltrain (`_side`). It
-provides the rank, which is the launcher's and the same in every run, unlike MXNet's. It detects lost processes, and
-sums small arrays. docs/mxnet.md lists the defects and how they are avoided.
+Gradients and weights go through MXNet's `kv.push` and `kv.pull`. In addition the worker has a store of dmltrain
+(`_side`). That store provides the rank, which is the launcher's and the same in every run, unlike MXNet's; it detects
+lost processes, and sums small arrays. docs/mxnet.md lists the defects, and how they are avoided.
 
 No worker waits forever in ps-lite: PullDeadline ends the job if a value is awaited for too long.
 """
@@ -82,14 +82,14 @@ class MXNetKVStore(MXNetStore):
     # -- values ---------------------------------------------------------------------------------------------------
 
     def init(self, key: Keys, value: Any, whole: bool = False, mean: bool = False) -> None:
-        """Values come from the worker with `kv_rank` 0, which may be any; so all workers must give the same values."""
+        """The values are those of the worker with `kv_rank` 0, which can be any worker; so all must give the same."""
         super().init(key, value)
         self._mx.nd.waitall()
         self.barrier()
 
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
-        """Waits for the last pull of the key, as far as the gradient does not: MXNet would not order them, and the pull
-        could get the value after this push."""
+        """If the pushed array is not itself the target of the key's last pull, wait for that pull first: MXNet would
+        not order the two, and the pull could get the value after this push."""
         if not self._together and not self._stepping:
             raise UserError(
                 f"kvstore {self.type} runs the optimizer on the servers: call set_optimizer first (MXNet's servers "
@@ -165,8 +165,8 @@ class MXNetKVStore(MXNetStore):
             )
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends it to the
-        servers after all earlier steps. It takes part in every step, so no step uses a wrong rate."""
+        """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends the rate to
+        the servers, after all earlier steps. Each step needs worker 0's push, so no step uses a wrong rate."""
         check_rate(rate)
         if not self._stepping or rate == self._rate:
             return
@@ -206,6 +206,7 @@ class MXNetKVStore(MXNetStore):
             self.abort(str(error) or type(error).__name__)
             raise
         self._closed = True
+        # Free the store here, and leave the destructor of MXNet's object (mxnet/kvstore/kvstore.py) nothing to free.
         handle, self._kv.handle = self._kv.handle, ctypes.c_void_p()
         self._mx.base.check_call(self._mx.base._LIB.MXKVStoreFree(handle))  # waits for all, then the servers stop
         self._side.close()

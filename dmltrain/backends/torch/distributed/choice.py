@@ -5,10 +5,10 @@ For n workers, each on a host with a server, and K samples of each, the layer's 
 - gradients: a host sends 2 (n - 1) / n M N elements in a step, half of them as a worker, half as a server;
 - factors: it sends its K (M + N) elements to n - 1 others.
 
-A layer sends factors if these are fewer, and if the seconds that the network saves are more than those of the larger
-product: n K instead of K samples, both timed here on the slowest worker. The products of all workers must also be equal
-bit for bit, because each worker computes the sum of the gradients itself; processors of different makes round
-differently.
+A layer sends factors on three conditions. The factors have fewer elements. The network saves more seconds than the
+larger product costs, which has n K samples instead of K; both products are timed on all workers, and the slowest
+counts. The products of all workers are equal bit for bit: each worker computes the sum of the gradients itself, and
+processors of different makes may round differently.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class ProductTrial:
-    """What was measured of a layer on all workers. rate: bytes/s that the slowest host sends; 0 if no network is
-    used, below 0 if it is not known."""
+    """What was measured for a layer on all workers. rate: bytes/s that the slowest host can send; 0: no network is
+    used; below 0: not known."""
 
     own_product: float  # s, of one worker's samples
     product: float  # s, of all workers' samples
-    equal: bool  # all workers' products are
+    equal: bool  # whether all workers' products are equal bit for bit
     rate: float
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether a layer sends factors, and why (one line for the log). Bytes that a host sends in a step."""
+    """Whether a layer sends factors, and why (one line for the log). The bytes are those that a host sends in a
+    step."""
 
     layer: DenseLayer
     as_factors: bool
@@ -106,7 +107,7 @@ def measure(layer: DenseLayer, rows: int, store: KVStore, device: torch.device, 
 
 
 def _digest(product: torch.Tensor) -> int:
-    """48 bits, which a float64 holds."""
+    """48 bits of a digest: a float64 holds them exactly."""
     return int.from_bytes(hashlib.sha256(product.cpu().numpy().tobytes()).digest()[:6], "big")
 
 

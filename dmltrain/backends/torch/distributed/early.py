@@ -40,7 +40,9 @@ class EarlyOptimizer(OverlappedOptimizer):
         _check_closure(optimizer)
         super().__init__(model, optimizer, store, mode, mean=mode.average and not store.elastic, factored=chosen.rows)
         self.choices, self.factored = chosen.choices, frozenset(chosen.rows)
-        self._means = {bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets}
+        self._factors_to_mean = {
+            bucket: bucket.factor_to_mean(store) if mode.average else 1.0 for bucket in self._buckets
+        }
         self._groups: list[dict[str, Any]] | None = None  # the options of the step whose buckets are pending
         self._factor = 1.0  # of that step
         in_buckets = {parameter for bucket in self._buckets for parameter in bucket.parameters}
@@ -113,7 +115,7 @@ class EarlyOptimizer(OverlappedOptimizer):
         return step_options(self.inner)
 
     def _take(self, bucket: Bucket, handle: Handle) -> None:
-        factor = self._means[bucket] * self._factor
+        factor = self._factors_to_mean[bucket] * self._factor
         if not bucket.stepped:
             bucket.take_result(handle, factor)
             return

@@ -46,34 +46,34 @@ class ElasticOptimizer(EarlyOptimizer):
         super().__init__(model, optimizer, store, replace(mode, defer=False, early=True))
         backward.install()
         self.number = backward.next_number()
-        self._awaits = not mode.early
+        self._reduces_in_backward = not mode.early
         self._unused: set[torch.nn.Parameter] = set()  # by this worker, in this round
         self._order = [parameter for bucket in self._buckets for parameter in bucket.parameters]
         self._uses_of_all: Array = np.ones(len(self._order))  # workers that have used each parameter
         self._round: tuple[int, Array] | None = None
-        self._then: Callable[[Array], None] | None = None
+        self._after_step: Callable[[Array], None] | None = None
         self._is_reduced = False  # the gradients are those of the recognised round
         self._receipts = store.new_name("receipt")
         store.init([self._receipts], [np.zeros(RECEIPT)])
         self._uses = store.new_name("uses of parameters")
-        if self._awaits:
+        if self._reduces_in_backward:
             store.init([self._uses], [np.zeros(len(self._order))])
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
-        self._round, self._then = (dealt, np.array(receipt, np.float64)), then
+        self._round, self._after_step = (dealt, np.array(receipt, np.float64)), then
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Raises what `KVStore.enter` raises, if this worker is no longer a member of the job."""
         loss = None
         if not self._is_reduced:
             self._check_round()
-            if self._awaits and closure is None:
+            if self._reduces_in_backward and closure is None:
                 self.reduce_gradients()
         if self._is_reduced and self.committed is not None and not self.committed[0]:
             self.forget_round()  # no gradient has come, or the result of the step is here already
         else:
             loss = super().step(closure)
-        if then := self._then:
+        if then := self._after_step:
             assert self.committed is not None  # by _step_all
             then(self.committed)
         return loss
@@ -83,7 +83,7 @@ class ElasticOptimizer(EarlyOptimizer):
         if not self._is_reduced:
             return False
         self.forget_round()
-        if (then := self._then) and self.committed is not None:
+        if (then := self._after_step) and self.committed is not None:
             then(self.committed)
         return True
 
@@ -91,7 +91,7 @@ class ElasticOptimizer(EarlyOptimizer):
 
     def _gradient_ready(self, bucket: Bucket) -> None:
         super()._gradient_ready(bucket)
-        if self._awaits and not self._accumulating:
+        if self._reduces_in_backward and not self._accumulating:
             backward.reached(self)
 
     def finish(self) -> None:
@@ -102,7 +102,7 @@ class ElasticOptimizer(EarlyOptimizer):
         """Gradients that were sent cannot be taken back; zero_grad() raises the error."""
 
     def _complete(self, bucket: Bucket) -> None:
-        if not self._awaits:
+        if not self._reduces_in_backward:
             return super()._complete(bucket)
         self._unused |= {parameter for parameter in bucket.parameters if parameter.grad is None}
         bucket.complete()
@@ -149,7 +149,7 @@ class ElasticOptimizer(EarlyOptimizer):
         self._push_all()
         self._factor, self._is_reduced = self._committed_factor(), True
         self._wait(list(self._pending))
-        if self._awaits:
+        if self._reduces_in_backward:
             self._forget_unused()
             self._unused.clear()
 
@@ -188,7 +188,11 @@ class ElasticOptimizer(EarlyOptimizer):
         while True:
             try:
                 handle = self.store.pushpull(self._receipts, receipt, READ, wait=False)
-                uses = self.store.pushpull(self._uses, self._used(), READ, wait=False) if self._awaits else handle
+                uses = (
+                    self.store.pushpull(self._uses, self._used(), READ, wait=False)
+                    if self._reduces_in_backward
+                    else handle
+                )
                 for pending in (*self._pending.values(), handle, uses):
                     pending.wait()
                 self.store.complete()

@@ -46,8 +46,8 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         super().__init__(model, optimizer, store, replace(mode, defer=False))
         self._receipts = store.new_name("receipts")
         self._dealt, self._receipt = 0, np.zeros(RECEIPT)
-        self._then: Callable[[Array], None] | None = None
-        self._sum: Handle | None = None  # of the receipts, in the present view
+        self._after_step: Callable[[Array], None] | None = None
+        self._receipt_sum: Handle | None = None  # of the receipts, in the present view
         self._sent: set[Bucket] = set()  # in the present view
         self._sent_in = store.view  # that view
         store.take_weights = self.synchronize
@@ -57,12 +57,12 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         return 1.0 / self._workers if self._average and kind.synchronous else 1.0
 
     def round(self, dealt: int, receipt: Array, then: Callable[[Array], None] | None = None) -> None:
-        self._dealt, self._receipt, self._then = dealt, np.array(receipt, np.float64), then
+        self._dealt, self._receipt, self._after_step = dealt, np.array(receipt, np.float64), then
         self._begin_round()
 
     def _begin_round(self) -> None:
         try:
-            self._agree()
+            self._sum_receipts()
         except ViewChanged:  # step() asks again
             self._begin_again()
 
@@ -83,7 +83,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         self.push_gradients()
         self.committed = self._commit()
         self.forget_round()
-        if then := self._then:
+        if then := self._after_step:
             then(self.committed)
         return loss
 
@@ -118,7 +118,7 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
         receipts: (3,); zeros if other workers have made the step and this one has its result already."""
         while True:
             try:
-                receipts = self._agree()
+                receipts = self._sum_receipts()
                 receipts.wait()
                 total = np.array(receipts.values[0])
                 pulled = self._exchange() if total[0] else {}
@@ -148,12 +148,12 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             handle.wait()
         return pulled
 
-    def _agree(self) -> Handle:
+    def _sum_receipts(self) -> Handle:
         """The sum of the receipts in the present view."""
         self._follow_view()
-        if self._sum is None:
-            self._sum = self.store.sum_in_round(self._receipts, self._receipt)
-        return self._sum
+        if self._receipt_sum is None:
+            self._receipt_sum = self.store.sum_in_round(self._receipts, self._receipt)
+        return self._receipt_sum
 
     def _follow_view(self) -> None:
         """Begin again if this worker has entered another view since, which happens while the script saves a
@@ -163,16 +163,16 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
             self._sent_in = self.store.view
 
     def _begin_again(self) -> None:
-        self._sum = None
+        self._receipt_sum = None
         self._sent.clear()
 
     def _push(self, bucket: Bucket) -> None:
         bucket.pushed = True
         self._follow_view()
-        if self._sum is not None and self._sum.done:  # else step() pushes it
+        if self._receipt_sum is not None and self._receipt_sum.done:  # else step() pushes it
             try:
-                self._sum.wait()
-                if self._sum.values[0][0]:
+                self._receipt_sum.wait()
+                if self._receipt_sum.values[0][0]:
                     self._send(bucket)
             except ViewChanged:
                 self._begin_again()
@@ -188,8 +188,8 @@ class ElasticOptimizerOnServers(OptimizerOnServers):
 
     def _gradients(self, bucket: Bucket) -> Array:
         """The gradients to push, scaled so that the step uses the mean over the samples of the workers that stay."""
-        assert self._sum is not None
-        gradients, committed = bucket.host_gradients(), int(self._sum.values[0][0])
+        assert self._receipt_sum is not None
+        gradients, committed = bucket.host_gradients(), int(self._receipt_sum.values[0][0])
         if committed != self._dealt:
             gradients = gradients * gradients.dtype.type(self._dealt / committed)
         return gradients

@@ -36,15 +36,15 @@ class LocalStepsOptimizer(BucketedOptimizer):
         _check_equal(settings, store)
         self._model = store.key_number(self._buckets[0].name) if self._buckets else -1  # identifies the model
         self._outer = [OuterOptimizer(bucket, settings) for bucket in self._buckets]
-        self._made = 0  # local steps since the last average
+        self._steps_made = 0  # local steps since the last average
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._numbers = {parameter: number for number, parameter in enumerate(parameters)}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._begin()
         loss = super().step(closure)
-        self._made += 1
-        if self._made >= self._settings.steps:  # more if the state is from a run with other settings
+        self._steps_made += 1
+        if self._steps_made >= self._settings.steps:  # more if the state is from a run with other settings
             self._meet(last=False)
         return loss
 
@@ -55,14 +55,14 @@ class LocalStepsOptimizer(BucketedOptimizer):
     def _begin(self) -> None:
         """Copy the weights before the first local step, not right after the average: in between the program may load
         other weights."""
-        if self._made == 0:
+        if self._steps_made == 0:
             for outer in self._outer:
                 outer.begin()
 
     def _meet(self, last: bool) -> bool:
         """Average the weights if any worker has made steps. `last`: this worker is in `synchronize`. Returns whether
         all workers are."""
-        own = np.array([last, self._made > 0, self._model, self._model**2], np.float64)
+        own = np.array([last, self._steps_made > 0, self._model, self._model**2], np.float64)
         here, moved, models, squares = self.store.all_reduce("local steps of workers", own)
         if models**2 != self.store.num_workers * squares:  # equal only for equal numbers (Cauchy-Schwarz)
             raise UserError(
@@ -80,7 +80,7 @@ class LocalStepsOptimizer(BucketedOptimizer):
             for outer, handle in sent:
                 handle.wait()
                 outer.take(handle, outer.bucket.factor_to_mean(self.store))
-        self._made = 0
+        self._steps_made = 0
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -96,10 +96,10 @@ class LocalStepsOptimizer(BucketedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, and under OUTER that of the outer one: `steps` since the last average;
         `momentum` and `start` (the weights at the last average; only between two averages) by a parameter's number."""
-        outer: dict[str, Any] = {"steps": self._made, "momentum": {}, "start": {}}
+        outer: dict[str, Any] = {"steps": self._steps_made, "momentum": {}, "start": {}}
         for outer_optimizer in self._outer:
             outer["momentum"] |= self._by_number(outer_optimizer, outer_optimizer.momentum)
-            outer["start"] |= self._by_number(outer_optimizer, outer_optimizer.start if self._made else None)
+            outer["start"] |= self._by_number(outer_optimizer, outer_optimizer.start if self._steps_made else None)
         return {**super().state_dict(), OUTER: outer}
 
     def _by_number(self, outer: OuterOptimizer, flat: torch.Tensor | None) -> dict[int, torch.Tensor]:
@@ -113,12 +113,12 @@ class LocalStepsOptimizer(BucketedOptimizer):
         starts at zero."""
         super().load_state_dict(state_dict)
         outer = state_dict.get(OUTER, {})
-        self._made = int(outer.get("steps", 0))
+        self._steps_made = int(outer.get("steps", 0))
         for outer_optimizer in self._outer:
             if outer_optimizer.momentum is not None:
                 outer_optimizer.momentum.zero_()
                 self._load(outer_optimizer, outer_optimizer.momentum, outer.get("momentum", {}))
-            if self._made:
+            if self._steps_made:
                 outer_optimizer.begin()  # for parameters that were frozen when the state was saved
                 self._load(outer_optimizer, outer_optimizer.start, outer["start"])
 

@@ -1,9 +1,10 @@
-"""Gates in a model's forward: actions just before the parameters of a bucket are first read.
+"""Gates in a model's forward: actions that run just before the parameters of a bucket are first read.
 
 Straight-line torch.fx networks (layers.py) get an extra module before the first operator that reads a bucket, which
 costs almost nothing at run time. For other models a TorchFunctionMode watches the operators of each forward (about two
-microseconds per operator). So it finds every read, whichever module owns the weights: tied weights, out_proj of
-torch.nn.MultiheadAttention, parametrizations. torch.compile must not see gates; there all actions run at the start.
+microseconds per operator). So every read is seen, whichever module owns the weights: tied weights, out_proj of
+torch.nn.MultiheadAttention, parametrizations. torch.compile must not trace gates: in a compiled model all actions run
+at the start of the forward.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def can_have(model: nn.Module) -> bool:
 
 
 class Hook:
-    """A hook of a module: runs `action`. Copies of the module share it, and a file with the module has nothing of it,
-    so that it can be loaded where there is no dmltrain. `settle` completes weights before they are copied."""
+    """A hook of a module: runs `action`. Copies of the module share the hook. A pickle of the module does not contain
+    it, so the pickle can be loaded without dmltrain. `settle` completes the weights before they are copied."""
 
     def __init__(self, model: nn.Module, action: Callable[[], None], settle: Callable[[], None] | None = None) -> None:
         self._model = weakref.ref(model)
@@ -54,13 +55,13 @@ class Hook:
         if self._settle is not None and model is not None:
             self._settle()
             for parameter in model.parameters():
-                if id(parameter) in memo:  # it has been copied already
+                if id(parameter) in memo:  # copied before `settle` completed it
                     memo[id(parameter)].data.copy_(parameter.data)
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._settle is not None:
-            self._settle()  # torch.save writes weights after all else
+            self._settle()  # in time: torch.save writes the weights last
         return functools.partial, (sys.audit, "dmltrain.hook")  # does nothing
 
 
@@ -86,8 +87,8 @@ def uncompiled(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def install(model: nn.Module, buckets: list[Bucket], before: Action, before_all: Callable[[], None]) -> None:
-    """In each forward of `model`, call `before(bucket)` at least once before an operator reads a parameter of it.
-    `model.state_dict()` calls `before_all` first."""
+    """In each forward of `model`, call `before(bucket)` at least once before an operator reads a parameter of that
+    bucket. `model.state_dict()` first calls `before_all`."""
     model.register_state_dict_pre_hook(Hook(model, before_all, before_all))
     if _is_straight(model):
         _insert(model, buckets, before)
@@ -238,7 +239,7 @@ def _watch(model: nn.Module, buckets: list[Bucket], before: Action, before_all: 
 
 def _observe(model: nn.Module, mode: TorchFunctionMode, compiled: Callable[[], None]) -> None:
     """Let `mode` see the operators of each forward of `model`. In compiled code, whose operators cannot be observed,
-    call `compiled` in place of that."""
+    call `compiled` instead."""
     forwards = ExitStack()
 
     def enter() -> None:

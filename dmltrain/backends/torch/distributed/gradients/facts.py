@@ -24,8 +24,8 @@ class RoundFacts:
 
     has: Array  # the parameter has a gradient there
     sparse: Array  # its gradient there is sparse
-    wants: Array  # it is trained there (requires_grad)
-    again: Array  # its gradient there has changed after it was sent
+    trained: Array  # it is trained there (requires_grad)
+    changed: Array  # its gradient there has changed after it was sent
     at_step: int  # workers that are in step() or reduce_gradients(); the others are in backward()
     even: bool  # all have called backward() and zero_grad() equally often since the last round
 
@@ -55,12 +55,12 @@ class FactsExchange:
         # Four counts travel in one number, as digits in base workers + 1, so a sum over all workers has no carry. A
         # float64 holds four digits exactly for up to 9,740 workers (base^4 < 2^53).
         base = store.num_workers + 1
-        self.has, self.sparse, self.wants, self.again = (base**power for power in range(OF_PARAMETER))
+        self.has, self.sparse, self.trained, self.changed = (base**power for power in range(OF_PARAMETER))
         store.init([self._key], [np.zeros(parameters + EXTRA)])
 
     def send(self, numbers: Sequence[int], place: ProgramPlace, bucket: Bucket | None) -> Handle | None:
-        """Send this worker's facts. `numbers`: for each parameter the sum of those of `has`, `sparse`, `wants` and
-        `again` that are true. Also sends the bucket, if there is one, and returns the bucket's handle."""
+        """Send this worker's facts. `numbers`: for each parameter the sum of those of `has`, `sparse`, `trained` and
+        `changed` that are true. Also sends the bucket, if there is one, and returns the bucket's handle."""
         steps, calls = place.steps % LARGEST, place.calls % LARGEST
         self._own = [steps, place.layouts]
         extra = (steps, steps**2, place.layouts, place.layouts**2, calls, calls**2, place.at_step)
@@ -85,8 +85,8 @@ class FactsExchange:
         for _ in range(OF_PARAMETER):
             packed, count = np.divmod(packed, workers + 1)
             counts.append(count)
-        has, sparse, wants, again = counts
-        return RoundFacts(has, sparse, wants, again, round(at_step), _equal(calls, calls_squared, workers))
+        has, sparse, trained, changed = counts
+        return RoundFacts(has, sparse, trained, changed, round(at_step), _equal(calls, calls_squared, workers))
 
 
 def _equal(total: float, squares: float, workers: int) -> bool:

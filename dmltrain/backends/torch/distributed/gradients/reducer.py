@@ -55,12 +55,12 @@ class Reducer:
         self._model = weakref.ref(model)
         self._steps = 0
         self._rounds_at_step = 0
-        self._zeros = 0  # calls of zero_grad since the last round
+        self._zero_grads = 0  # calls of zero_grad since the last round
         self._careful = False  # the workers may call backward() unequally often: see _watch_places
-        self._after: list[GradientVersion] = []  # all gradients after the last round
+        self._after_round: list[GradientVersion] = []  # all gradients after the last round
         self._unused: list[int] = []  # parameters without a gradient on any worker in the last round
         self._local: set[int] = set()  # parameters to whose gradients only this worker has added since the last round
-        self._idle: set[Bucket] = set()  # whose parameters all workers have frozen
+        self._frozen: set[Bucket] = set()  # whose parameters all workers have frozen
         self._failure: BaseException | None = None
         self.cover(model)
 
@@ -82,7 +82,7 @@ class Reducer:
         self._known.lay_out(number for number, wanted in zip(numbers, trained, strict=True) if wanted)
         self._known.changes += 1
         self._exchange = FactsExchange(self._store, f"{self._prefix} facts", len(self._known.parameters))
-        self._after = self._states()
+        self._after_round = self._states()
         self._begin()
 
     def _watch(self, number: int) -> None:
@@ -111,12 +111,12 @@ class Reducer:
         self._open = False
         self._seen: set[int] = set()
         self._sent: dict[Bucket, Handle] = {}
-        self._copied: dict[int, GradientVersion] = {}  # gradients that were sent
-        self._more: dict[int, torch.Tensor] = {}  # gradient minus what was sent, where it has changed since
-        self._left = {
+        self._sent_versions: dict[int, GradientVersion] = {}  # gradients that were sent
+        self._unsent: dict[int, torch.Tensor] = {}  # gradient minus what was sent, where it has changed since
+        self._missing = {
             bucket: sum(parameter.requires_grad for parameter in bucket.parameters)
             for bucket in self._known.buckets
-            if bucket not in self._idle
+            if bucket not in self._frozen
         }
 
     def _before(self, number: int, _: torch.Tensor) -> None:
@@ -146,10 +146,10 @@ class Reducer:
             return
         self._seen.add(number)
         bucket = self._known.bucket(number)
-        if bucket in self._left:
-            self._left[bucket] -= 1
-            is_last = len(self._sent) + 1 >= len(self._left)  # the last bucket is sent together with the facts
-            if self._left[bucket] == 0 and not is_last and bucket not in self._sent:
+        if bucket in self._missing:
+            self._missing[bucket] -= 1
+            is_last = len(self._sent) + 1 >= len(self._missing)  # the last bucket is sent together with the facts
+            if self._missing[bucket] == 0 and not is_last and bucket not in self._sent:
                 self._send(bucket)
 
     def failed(self, error: BaseException) -> None:
@@ -175,12 +175,12 @@ class Reducer:
         do not fit the bucket, drop it and return False: they get other buckets after the facts (_send_late)."""
         if not self._known.fits(bucket):
             self._known.drop(bucket)
-            del self._left[bucket]
+            del self._missing[bucket]
             return False
         with torch.no_grad():
             for number, view in zip(self._known.numbers(bucket), bucket.views, strict=True):
                 gradient = self._known.parameters[number].grad
-                self._copied[number] = _state(gradient)
+                self._sent_versions[number] = _state(gradient)
                 if self._is_lossy and number not in self._seen and number not in self._local:
                     self._refuse_old(number)
                 copy_gradient(view, gradient)
@@ -200,21 +200,24 @@ class Reducer:
         self._begin()
 
     def _exchange_all(self, at_step: bool) -> None:
-        unsent = [bucket for bucket in self._known.buckets[::-1] if bucket in self._left and bucket not in self._sent]
+        unsent = [
+            bucket for bucket in self._known.buckets[::-1] if bucket in self._missing and bucket not in self._sent
+        ]
         for bucket in unsent[:-1]:
             self._send(bucket)
         last = unsent[-1] if unsent and self._fill(unsent[-1]) else None
         before = self._states()
         self._send_facts(before, at_step, last)
+        # What has arrived already is taken while the facts are under way.
         results = self._take([bucket for bucket, handle in self._sent.items() if handle.done])
         facts = self._exchange.receive()
         results |= self._take([bucket for bucket in self._sent if bucket not in results])
         self._watch_places(facts, at_step, before)
         self._complete(facts, results)
         self._unused = np.flatnonzero(facts.has == 0).tolist()
-        self._idle = set(self._known.buckets) - set(self._known.of(np.flatnonzero(facts.wants).tolist()))
+        self._frozen = set(self._known.buckets) - set(self._known.of(np.flatnonzero(facts.trained).tolist()))
         self._local.clear()
-        self._after = self._states()
+        self._after_round = self._states()
         model = self._model()
         if self.shares_buffers and model is not None:
             same.share(self._store, model.buffers())
@@ -224,15 +227,15 @@ class Reducer:
         """Send the facts, together with the `last` bucket."""
         exchange, numbers = self._exchange, []
         for number, (parameter, state) in enumerate(zip(self._known.parameters, states, strict=True)):
-            gradient, facts = state[0], exchange.wants if parameter.requires_grad else 0
+            gradient, facts = state[0], exchange.trained if parameter.requires_grad else 0
             if gradient is not None and self.weight != 0.0:
                 facts += exchange.has if gradient.layout is torch.strided else exchange.has + exchange.sparse
             if self._has_changed(number, state):
-                facts += exchange.again
+                facts += exchange.changed
             numbers.append(facts)
         # two counts in one number: workers only compare it, and never take it apart
-        calls = backward.calls_since_last(self) + (self._zeros << 8)
-        self._zeros = 0
+        calls = backward.calls_since_last(self) + (self._zero_grads << 8)
+        self._zero_grads = 0
         place = ProgramPlace(self._steps, self._known.changes, calls, at_step)
         handle = exchange.send(numbers, place, last)
         if last and handle:
@@ -241,7 +244,7 @@ class Reducer:
     def _has_changed(self, number: int, state: GradientVersion) -> bool:
         """Whether the gradient differs from what was sent. The version alone does not tell: several gradients may be
         views of the same memory, which has one version."""
-        sent, gradient = self._copied.get(number, state), state[0]
+        sent, gradient = self._sent_versions.get(number, state), state[0]
         if sent[0] is gradient and sent[1] == state[1]:
             return False
         view = self._known.view(number)
@@ -251,7 +254,7 @@ class Reducer:
             now.mul_(self.weight)
         if gradient is not None and torch.equal(now, view):
             return False
-        self._more[number] = now.sub_(view)
+        self._unsent[number] = now.sub_(view)
         return True
 
     def _take(self, buckets: list[Bucket]) -> dict[Bucket, list[torch.Tensor]]:
@@ -264,7 +267,7 @@ class Reducer:
                 gradient = parameter.grad
                 if gradient is None or gradient.layout is not torch.strided:
                     continue
-                if not self._more or self._known.number_of[parameter] not in self._more:
+                if not self._unsent or self._known.number_of[parameter] not in self._unsent:
                     _write(parameter, view)
         return results
 
@@ -282,7 +285,7 @@ class Reducer:
         """Raise UserError unless backward has only added to what the last round left, at most `most` times. Otherwise
         the workers may be exchanging gradients of different batches."""
         for number, (gradient, version) in enumerate(before):
-            left, its_version = self._after[number]
+            left, its_version = self._after_round[number]
             goes_on = gradient is left and its_version <= version <= its_version + most
             if number not in self._local and left is not None and not goes_on:
                 raise UserError(
@@ -296,7 +299,7 @@ class Reducer:
 
     def _complete(self, facts: RoundFacts, results: dict[Bucket, list[torch.Tensor]]) -> None:
         self._place_all(facts, results)
-        changed = np.flatnonzero(facts.again).tolist()
+        changed = np.flatnonzero(facts.changed).tolist()
         if changed:
             self._send_changes(changed, facts, results)
         self._send_late(facts)
@@ -311,7 +314,7 @@ class Reducer:
             for number, values in zip(self._known.numbers(bucket), views, strict=True):
                 gradient = self._known.parameters[number].grad
                 dense = gradient is not None and gradient.layout is torch.strided
-                if facts.has[number] and not facts.again[number] and (facts.is_sparse(number) or not dense):
+                if facts.has[number] and not facts.changed[number] and (facts.is_sparse(number) or not dense):
                     self._set(number, values, facts)
 
     def _set(self, number: int, values: torch.Tensor, facts: RoundFacts) -> None:
@@ -323,7 +326,9 @@ class Reducer:
 
     def _send_late(self, facts: RoundFacts) -> None:
         """Send gradients of parameters that were frozen on all workers until now, or whose types have changed."""
-        late = [number for number in np.flatnonzero(facts.has).tolist() if self._known.bucket(number) not in self._left]
+        late = [
+            number for number in np.flatnonzero(facts.has).tolist() if self._known.bucket(number) not in self._missing
+        ]
         self._known.lay_out(number for number in late if self._known.bucket(number) is None)
         buckets = self._known.of(late)
         for bucket in buckets:
@@ -337,7 +342,7 @@ class Reducer:
         buckets = self._known.of(numbers)
         for bucket in buckets:
             bucket.gradients.zero_()
-        for number, more in self._more.items():
+        for number, more in self._unsent.items():
             self._known.view(number).copy_(more)
         for bucket in buckets:
             self._sent[bucket] = bucket.send(self._store)
@@ -359,7 +364,7 @@ class Reducer:
 
     def zeroed(self) -> None:
         """An optimizer's zero_grad was called."""
-        self._zeros += 1
+        self._zero_grads += 1
 
     def release(self) -> None:
         """See owners.Owner."""
@@ -393,7 +398,7 @@ class Reducer:
             for parameter in parameters
             if parameter.grad is not None
         ]
-        return [number for number, gradient in numbers if number >= 0 and gradient is not self._after[number][0]]
+        return [number for number, gradient in numbers if number >= 0 and gradient is not self._after_round[number][0]]
 
 
 def _write(parameter: nn.Parameter, value: torch.Tensor) -> None:
@@ -420,18 +425,18 @@ def _reducer_of(parameter: nn.Parameter) -> Reducer | None:
 
 def reducers_of(model: nn.Module, store: KVStore, mode: Mode) -> list[Reducer]:
     """The reducers of the model's parameters. Creates one for a new model, and adds what is new in a known one."""
-    own = [reducer for reducer in _known(model.parameters()) if reducer.covers(model)]
+    own = [reducer for reducer in _reducers_of(model.parameters()) if reducer.covers(model)]
     if own:
         own[0].cover(model)
     elif any(_reducer_of(parameter) is None for parameter in model.parameters()):
         Reducer(model, store, mode.average)
-    reducers = _known(model.parameters())
+    reducers = _reducers_of(model.parameters())
     for reducer in reducers:
         reducer.shares_buffers |= mode.broadcast_buffers
     return reducers
 
 
-def _known(parameters: Iterable[nn.Parameter]) -> list[Reducer]:
+def _reducers_of(parameters: Iterable[nn.Parameter]) -> list[Reducer]:
     reducers = {reducer for parameter in parameters if (reducer := _reducer_of(parameter)) is not None}
     return sorted(reducers, key=lambda reducer: reducer.number)
 
