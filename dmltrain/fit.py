@@ -182,7 +182,7 @@ def prepare(options: Options, store: KVStore, command: str) -> Run:
     network = tuned.network if tuned else network
     parts = loading.parts_of(options, dataset, store)
     plan = plan_of(options, parts.steps, store.num_workers)
-    options, source = resume.chosen(options, plan, store, log)
+    options, source = resume.choose_checkpoint(options, plan, store, log)
     if source:
         loading.note_input(source, options, dataset, log)
     saved = resume.load(source, options, network, store, log) if source else None

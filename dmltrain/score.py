@@ -91,7 +91,7 @@ def _score(options: Options, given: Collection[str], store: KVStore, command: st
     state = {"model": weights.fitting(trained.source, trained.weights, network, names)}
     trainer = BACKENDS[options.backend].trainer(network, options, store, state, dataset.normalisation)
     began = time.perf_counter()
-    sums = evaluation.evaluated(
+    sums = evaluation.evaluate(
         trainer,
         dataset.validation,
         store,
@@ -113,12 +113,12 @@ def as_saved(options: Options, trained: Trained, given: Collection[str]) -> Opti
     """The options with what they do not say of the network: as the checkpoint, or the graph beside it, says."""
     if "network" not in given:
         options = replace(options, **network_of(trained))
-    if options.image_shape is None and trained.said.get("image_shape"):
-        options = replace(options, image_shape=tuple(trained.said["image_shape"]))
+    if options.image_shape is None and trained.facts.get("image_shape"):
+        options = replace(options, image_shape=tuple(trained.facts["image_shape"]))
     if options.num_classes is None and (options.data_val or data.DATASETS[options.dataset].reads_files):
         shape = options.image_shape or data.DATASETS[options.dataset].image_shape
         graph = graph_file.is_graph(options.network) and models.create(options.network, None, None, shape)
-        options = replace(options, num_classes=graph.num_classes if graph else trained.said.get("num_classes"))
+        options = replace(options, num_classes=graph.num_classes if graph else trained.facts.get("num_classes"))
     if options.num_classes is not None and "top_k" not in given:
         options = replace(options, top_k=usual_top_k(options.top_k, options.num_classes))
     return options
@@ -136,10 +136,10 @@ def network_of(trained: Trained) -> dict[str, Any]:
     if trained.source.suffix == weights.SUFFIX:
         prefix = re.sub(r"-\d{4,}\.\w+$", "", str(trained.source))
         return {"network": f"{prefix}-symbol.json", "num_layers": None}
-    network = str(trained.said["network"])
+    network = str(trained.facts["network"])
     keys = [key for key in models.NETWORKS if network == key or network.startswith(f"{key}-")]
     if not keys:
         raise UserError(
             f"{trained.source} has the weights of network {network!r}: name it with --network and its options"
         )
-    return {"network": max(keys, key=len), "num_layers": trained.said["num_layers"]}
+    return {"network": max(keys, key=len), "num_layers": trained.facts["num_layers"]}

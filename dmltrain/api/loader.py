@@ -18,7 +18,7 @@ from dmltrain.rounds.plain import Rounds
 if TYPE_CHECKING:
     from dmltrain.api.state import State
 
-OURS = ("shuffle", "sampler", "batch_sampler", "generator")  # of torch's DataLoader
+NOT_OPTIONS = ("shuffle", "sampler", "batch_sampler", "generator")  # of torch's DataLoader
 
 
 class Loader:
@@ -109,18 +109,18 @@ class Loader:
                 optimizer.rescale(before / self.count)
             optimizer.weigh(self._weight(self.count, len(positions), dealt), more=not self.step_ends)
             if self.step_ends:
-                optimizer.round(dealt, own, lambda receipts: self._made(rounds, len(positions), receipts))
+                optimizer.round(dealt, own, lambda receipts: self._step_made(rounds, len(positions), receipts))
             yield next(batches)
             before = self.count
         if not self._state.is_elastic:
-            self._made(rounds, len(positions), own)
+            self._step_made(rounds, len(positions), own)
         elif self._changed is None and not optimizer.skip_round():
             raise UserError(
                 "the loop over dmltrain.loader has not called optimizer.step() for a batch, and the other workers wait "
                 "for it: in an elastic job call it once for each batch (with micro-batches, where loader.step_ends)"
             )
 
-    def _made(self, rounds: Rounds, samples: int, receipts: Array) -> None:
+    def _step_made(self, rounds: Rounds, samples: int, receipts: Array) -> None:
         self._changed = rounds.end(receipts)
         self._state.add_seen(samples)
 
@@ -140,16 +140,16 @@ class Loader:
         rounds = [part.order[start:stop].tolist() for start, stop in bounds]
         if not all(rounds):
             first = epoch.samples_at(np.arange(min(self.batch_size, self.shared.samples))).tolist()
-            rounds = [each or first for each in rounds]
+            rounds = [samples or first for samples in rounds]
         size = self.batch_size if self.micro_batches > 1 else max(map(len, rounds), default=1)
-        return [[each[start : start + size] for start in range(0, len(each), size)] for each in rounds]
+        return [[samples[start : start + size] for start in range(0, len(samples), size)] for samples in rounds]
 
 
 def _check(numbers: dict[str, tuple[Any, int]], options: dict[str, Any]) -> None:
     for name, (value, least) in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UserError(f"dmltrain.loader: {name}={value!r}, expected a whole number of at least {least}")
-    for name in OURS:
+    for name in NOT_OPTIONS:
         if name in options:
             raise UserError(
                 f"dmltrain.loader: {name} is not an option, because the order of samples follows from seed and epoch: "

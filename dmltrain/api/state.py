@@ -65,7 +65,7 @@ class State:
             raise UserError("a worker of an elastic job has one dmltrain.State: give it all names at once")
         _states[:] = [self]
         if self.is_elastic:
-            atexit.register(self._left)  # atexit runs it before the store's, which was registered earlier
+            atexit.register(self._at_exit)  # atexit runs it before the store's, which was registered earlier
 
     def __getattr__(self, name: str) -> Any:
         """A value or an object by its name."""
@@ -106,7 +106,7 @@ class State:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise UserError(f"state.epochs({number!r}): expected a whole number of at least 1")
         if self._store.elastic and not self._member and self._epoch < number:
-            self._arm(number)
+            self._join_job(number)
         while self._epoch < number:
             self._phase = BEFORE
             if self._member:  # deal the epoch now, because state.save may enter a view before the loop over the loader
@@ -159,7 +159,7 @@ class State:
             raise UserError("state.load comes before state.epochs")
         if self._store.is_alone:
             return True
-        content = self._shared(read(Path(path)) if self.rank == 0 else b"")
+        content = self._of_worker_0(read(Path(path)) if self.rank == 0 else b"")
         if not content:
             return False
         self._epoch = int(self._content.take(content, str(path))["epoch"])
@@ -245,7 +245,7 @@ class State:
 
     # -- the job --------------------------------------------------------------------------------------------------
 
-    def _arm(self, epochs: int) -> None:
+    def _join_job(self, epochs: int) -> None:
         if not self._loader:
             raise UserError("an elastic job needs a dmltrain.loader, made before state.epochs")
         store, loader, asked = self._store, self._loader, script.in_use()
@@ -269,7 +269,7 @@ class State:
         if self._member.journal.joins:
             self._epoch = self._member.journal.epoch
 
-    def _left(self) -> None:
+    def _at_exit(self) -> None:
         """At the end of the script: report an error that nobody caught, and close the membership."""
         error = getattr(sys, "last_value", None)
         if error is not None and not isinstance(error, MembershipEnded):
@@ -302,7 +302,7 @@ class State:
         if self._phase == AFTER:
             self._store.barrier()
 
-    def _shared(self, content: bytes) -> bytes:
+    def _of_worker_0(self, content: bytes) -> bytes:
         """Worker 0's content, on all workers."""
         size = int(self._store.all_reduce("size of a checkpoint", np.array([float(len(content))]))[0])
         values: Array = np.frombuffer(content, np.uint8).copy() if content else np.zeros(size, np.uint8)

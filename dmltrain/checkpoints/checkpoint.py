@@ -93,7 +93,7 @@ def _names(prefix: Path) -> dict[tuple[Saved, str], str]:
     suffixes = "|".join(map(re.escape, SUFFIXES))
     pattern = re.compile(rf"{re.escape(prefix.name)}-(\d{{4,}})(?:_iter_(\d+))?({suffixes})")
     try:
-        matches = [pattern.fullmatch(each) for each in sorted(os.listdir(prefix.parent))]
+        matches = [pattern.fullmatch(name) for name in sorted(os.listdir(prefix.parent))]
     except OSError:
         return {}
     return {(Saved(int(match[1]), int(match[2] or 0)), match[3]): match[0] for match in matches if match}

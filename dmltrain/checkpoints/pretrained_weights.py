@@ -27,12 +27,12 @@ LONGEST_ENDING = 64  # of a checkpoint's file name, after the prefix
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Learned arrays and statistics (float32) by name. `said` is what a checkpoint of dmltrain says of its network:
-    "network", "num_layers", "num_classes", "image_shape"; MXNet's files say it in PREFIX-symbol.json instead."""
+    """Learned arrays and statistics (float32) by name. `facts`: "network", "num_layers", "num_classes" and
+    "image_shape" of a checkpoint of dmltrain; empty for files of MXNet, whose PREFIX-symbol.json has the network."""
 
     source: Path
     weights: dict[str, Array]
-    said: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find(prefix: str, epoch: int | None = None, iteration: int | None = None) -> Path:
@@ -64,8 +64,8 @@ def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = 
         raise UserError(f"{source} is no checkpoint: expected one of {', '.join(checkpoint.SUFFIXES)}")
     decoded = BACKENDS[checkpoint.OWNERS[source.suffix]].decode(content)
     checkpoint.check(source, decoded, {})
-    said = {name: decoded.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
-    return Trained(source, _float32(decoded["state"]["model"]), said)
+    facts = {name: decoded.get(name) for name in ("network", "num_layers", "num_classes", "image_shape")}
+    return Trained(source, _float32(decoded["state"]["model"]), facts)
 
 
 def shared(

@@ -207,8 +207,8 @@ def _(layer: layers.Auxiliary, x: int, to: _Written) -> int:
 
 @_emit.register
 def _(layer: layers.Chain, x: int, to: _Written) -> int:
-    for each in layer.layers:
-        x = _emit(each, x, to)
+    for inner in layer.layers:
+        x = _emit(inner, x, to)
     return x
 
 

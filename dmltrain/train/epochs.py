@@ -100,7 +100,7 @@ def between_steps(run: Run, position: Position, meter: Meter) -> None:
             resume.save(run, position)
             seed(run, position)
         if test:
-            log_validation(run, iteration, evaluated(run))
+            log_validation(run, iteration, evaluate(run))
 
 
 def log_sizes(run: Run, iteration: int) -> None:
@@ -161,7 +161,7 @@ def write(run: Run, position: Position) -> None:
 
 def validate(run: Run, epoch: int) -> None:
     """Log the accuracy on the whole validation set after this epoch."""
-    sums = evaluated(run)
+    sums = evaluate(run)
     if not sums.samples:
         return
     run.log_values(epoch, {f"Validation-{name}": value for name, value in run.metrics(sums).items()})
@@ -170,11 +170,11 @@ def validate(run: Run, epoch: int) -> None:
         log_validation(run, iteration, sums)
 
 
-def evaluated(run: Run) -> Sums:
+def evaluate(run: Run) -> Sums:
     """The sums over the whole validation set."""
     options = run.options
     return run.store.repeat(
-        lambda: evaluation.evaluated(
+        lambda: evaluation.evaluate(
             run.trainer,
             run.dataset.validation,
             run.store,

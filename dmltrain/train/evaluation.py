@@ -12,7 +12,7 @@ from dmltrain.kvstore.base import KVStore
 from dmltrain.logs.metric import Sums
 
 
-def evaluated(
+def evaluate(
     trainer: Trainer,
     samples: Samples,
     store: KVStore,

@@ -139,7 +139,7 @@ def check_all_save(options: Options, store: KVStore) -> None:
 NOT_ASKED = -2  # in place of the number of --load-epoch; LAST is -1
 
 
-def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
+def choose_checkpoint(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[Options, Path | None]:
     """The options with worker 0's choice of a checkpoint, and the file to read; None: start anew. --load-epoch last
     means the newest checkpoint of which worker 0, which writes checkpoints, has an undamaged file; damaged ones are
     logged. A worker that prepares to join a running job reads none: it gets the state of training when it joins.
@@ -147,7 +147,7 @@ def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[O
     if store.is_alone:
         return replace(options, load_epoch=None), None
     suffixes = (_capabilities(options).suffix, weights.SUFFIX)
-    saved = _saved(options, plan, log) if store.rank == 0 else None
+    saved = _asked_for(options, plan, log) if store.rank == 0 else None
     kinds = [kind for kind, suffix in enumerate(suffixes) if saved and _file(options, saved, suffix).exists()]
     asked = [NOT_ASKED if number is None else number for number in (options.load_epoch, options.load_iteration)]
     epoch, iteration, kind = common_checkpoint.agree(store, asked, (*(saved or (NOT_ASKED, 0)), min(kinds, default=0)))
@@ -156,7 +156,7 @@ def chosen(options: Options, plan: Plan, store: KVStore, log: Logger) -> tuple[O
     return replace(options, load_epoch=epoch), _file(options, Saved(epoch, iteration), suffixes[kind])
 
 
-def _saved(options: Options, plan: Plan, log: Logger) -> Saved | None:
+def _asked_for(options: Options, plan: Plan, log: Logger) -> Saved | None:
     """Worker 0's choice; None to start anew."""
     if options.load_iteration is not None:
         return plan.saved(plan.position(options.load_iteration))

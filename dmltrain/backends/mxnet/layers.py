@@ -182,8 +182,8 @@ def _(layer: layers.Auxiliary, x: Symbol, graph: _Graph) -> Symbol:
 
 @_emit.register
 def _(layer: layers.Chain, x: Symbol, graph: _Graph) -> Symbol:
-    for each in layer.layers:
-        x = _emit(each, x, graph)
+    for inner in layer.layers:
+        x = _emit(inner, x, graph)
     return x
 
 

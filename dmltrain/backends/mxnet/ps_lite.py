@@ -2,7 +2,7 @@
 
 dmltrain's scheduler listens on the job's DMLC_PS_ROOT_PORT. It finds another port for ps-lite's scheduler, and tells
 all processes when the job starts. ps-lite itself is unchanged: it would wait forever for a lost process. But dmltrain
-detects every loss by its own connections and heartbeats, and then ends all processes. """
+detects every loss by its own connections and heartbeats, and then ends all processes."""
 
 from __future__ import annotations
 

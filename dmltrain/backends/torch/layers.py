@@ -192,8 +192,8 @@ def _(layer: layers.Auxiliary, x: fx.Node) -> fx.Node:
 
 @_emit.register
 def _(layer: layers.Chain, x: fx.Node) -> fx.Node:
-    for each in layer.layers:
-        x = _emit(each, x)
+    for inner in layer.layers:
+        x = _emit(inner, x)
     return x
 
 

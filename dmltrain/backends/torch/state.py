@@ -36,13 +36,13 @@ def decode(content: bytes) -> dict[str, Any]:
     try:
         npz.check(content)
         check_names(content)
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        _check_sizes(found)
+        decoded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_sizes(decoded)
     except Exception as error:  # torch.load does not document its exceptions
         raise UserError(f"not a checkpoint: {(str(error) or type(error).__name__).splitlines()[0][:200]}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"not a checkpoint: it holds a {type(found).__name__}, expected a dictionary")
-    return found
+    if not isinstance(decoded, dict):
+        raise UserError(f"not a checkpoint: it holds a {type(decoded).__name__}, expected a dictionary")
+    return decoded
 
 
 def check_names(content: bytes) -> None:

@@ -242,7 +242,7 @@ class TorchTrainer:
         self._modules[index].train(train)
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
             outputs = self._forwards[index](images)
-        logits, *auxiliary = (each.float() for each in (outputs if isinstance(outputs, tuple) else (outputs,)))
+        logits, *auxiliary = (output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
         loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
         self._sums[index] += count(logits.detach(), labels, loss.detach(), self._top_k)
         for weight, others in zip(self._auxiliary_weights, auxiliary, strict=False):  # none in evaluation

@@ -144,7 +144,7 @@ class FactoredBucket(Bucket):
             self._filled = 0
         number, new = _backward_number(), self._new
         self._new = []
-        for parts in (parts for each, parts in new if each == number):
+        for parts in (parts for backward_number, parts in new if backward_number == number):
             self._add(parts)
         self.weight.grad = self._marker
         self._note()

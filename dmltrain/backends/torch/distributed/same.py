@@ -26,7 +26,7 @@ def check(
     parameters of the same order in memory. Returns which parameters any worker trains."""
     for name, tensor in (*named, *buffers):
         _check_dense(name, tensor)
-    shown = [_shown("parameter", *each) + _lying(each[1]) for each in named]
+    shown = [_shown("parameter", name, parameter) + _lying(parameter) for name, parameter in named]
     shown += [_shown("buffer", *buffer) for buffer in buffers]
     counts = agreement.rows(store, "parameters of a model", [len(named), len(buffers)])
     if others := agreement.different(counts):
@@ -37,8 +37,8 @@ def check(
         )
     if not shown:
         return []
-    own = [_digest(each) for each in shown]
-    trained = [each.requires_grad for _, each in named] + [False] * len(buffers)
+    own = [_digest(text) for text in shown]
+    trained = [parameter.requires_grad for _, parameter in named] + [False] * len(buffers)
     row = [number + _TRAINED * wanted for number, wanted in zip(own, trained, strict=True)]
     table = agreement.rows(store, f"digests of a model's {len(row)}", row)
     digests, wants = table % _TRAINED, table >= _TRAINED
@@ -50,7 +50,7 @@ def check(
             "workers (the order of a set differs between processes: use a list or sorted(...)), and with the same "
             "memory format"
         )
-    return [bool(each) for each in wants.any(axis=0)[: len(named)]]
+    return [bool(wanted) for wanted in wants.any(axis=0)[: len(named)]]
 
 
 def _check_dense(name: str, tensor: torch.Tensor) -> None:
