@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ import numpy as np
 
 from dmltrain.backends import weights
 from dmltrain.backends.backend import CommonArray, Pace, Settings
-from dmltrain.backends.device import gpu_index
 from dmltrain.backends.mxnet import compat as mxnet_compat
 from dmltrain.backends.mxnet import layers as mxnet_layers
 from dmltrain.backends.mxnet import state as mxnet_state
-from dmltrain.backends.mxnet.normalise import Normalise
+from dmltrain.backends.mxnet.replica import Normalise, count, cross_entropy, find_contexts, wait_for
 from dmltrain.backends.mxnet.step import Learned, StepOnDevices, StepOnServers, optimizer_spec
 from dmltrain.base.arrays import Array
 from dmltrain.base.errors import UserError
@@ -45,7 +44,7 @@ class MXNetTrainer:
     does not exist.
     """
 
-    _unit = 1  # gradients are multiplied by this before the push; the optimizer divides by it
+    _gradient_factor = 1  # gradients are multiplied by this before the push; the optimizer divides by it
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class MXNetTrainer:
             self._load_weights(network, state["model"])
         self._block.hybridize(static_alloc=True)
         if settings.dtype != "float32":
-            self._try(network, settings.dtype)
+            self._check_dtype(network, settings.dtype)
         self._connect(network, settings, store)
         if state and "optimizer" in state:
             self._step.load(state["optimizer"])
@@ -78,7 +77,7 @@ class MXNetTrainer:
         self._accumulated: list[tuple[Learned, list[NDArray]]] = []  # gradients of `accumulate`, one for each device
         self.pace: Pace | None = None
 
-    def _try(self, network: Network, dtype: str) -> None:
+    def _check_dtype(self, network: Network, dtype: str) -> None:
         """Compute one image: MXNet reports an unsupported type only then."""
         for context in self._contexts:
             try:
@@ -100,7 +99,7 @@ class MXNetTrainer:
         """Declare the keys; every worker starts from worker 0's weights and statistics."""
         names = [parameter.name for parameter in network.parameters()]
         if settings.gc_type != "none":
-            self._unit = samples_of_a_step(settings, store)
+            self._gradient_factor = samples_of_a_step(settings, store)
             store.set_gradient_compression({"type": settings.gc_type, "threshold": settings.gc_threshold or THRESHOLD})
         store.init(names, [self._arrays[name].list_data()[0] for name in names])
         self._learned = [
@@ -116,7 +115,7 @@ class MXNetTrainer:
             self._fill_statistics(first)
         on_servers = store.kvstore_type.steps_on_servers(bool(settings.update_on_kvstore))
         kind = StepOnServers if on_servers else StepOnDevices
-        spec = {**optimizer_spec(settings, network, self._learned), "rescale_grad": 1.0 / self._unit}
+        spec = {**optimizer_spec(settings, network, self._learned), "rescale_grad": 1.0 / self._gradient_factor}
         self._step = kind(self._learned, spec, store, len(self._contexts))
 
     # -- a step ---------------------------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ class MXNetTrainer:
         for index, part in enumerate(self._parts(images, labels)):
             if part:
                 with mx.autograd.record():
-                    losses.append(self._counted_loss(index, *part) * (self._unit / total))
+                    losses.append(self._counted_loss(index, *part) * (self._gradient_factor / total))
                 self._seen[index] += len(part[1])
             else:
                 self._no_gradient(index)
@@ -309,36 +308,7 @@ class MXNetTrainer:
         return sum(total - free for free, total in of_devices) / 2**20 if of_devices else None
 
 
-def find_contexts(names: tuple[str, ...]) -> list[Any]:
-    """('cpu', 'cpu') -> [mx.cpu(0), mx.cpu(1)]; 'gpu:1' -> mx.gpu(1). Raises UserError for an absent GPU."""
-    framework = f"MXNet {mx.__version__}"
-    return [
-        mx.cpu(index) if name == "cpu" else mx.gpu(gpu_index(name, mx.context.num_gpus(), framework))
-        for index, name in enumerate(names)
-    ]
-
-
-def wait_for(arrays: Iterable[list[NDArray]]) -> None:
-    """Wait until MXNet's engine has computed these."""
-    for replicas in arrays:
-        for replica in replicas:
-            replica.wait_to_read()
-
-
 def samples_of_a_step(settings: Settings, store: KVStore) -> int:
     """The factor of compressed gradients. As in MXNet's programs, --gc-threshold applies to the sum over a step's
     samples; their mean would hardly ever reach it."""
     return settings.batch_size * (store.num_workers if store.kvstore_type.synchronous else 1)
-
-
-def cross_entropy(logits: NDArray, labels: NDArray) -> NDArray:
-    """Summed over the samples, (1,)."""
-    return -mx.nd.log_softmax(logits).pick(labels).sum()
-
-
-def count(logits: NDArray, labels: NDArray, loss: NDArray, top_k: int) -> NDArray:
-    """(samples, correct, correct in top k, cross-entropy) as float64 (4,) on the device."""
-    correct = (logits.argmax(axis=1) == labels).sum()
-    top = logits.topk(axis=1, k=top_k, ret_typ="mask").pick(labels).sum() if top_k else mx.nd.zeros_like(correct)
-    samples = mx.nd.full((1,), len(labels), labels.context)
-    return mx.nd.concat(samples, correct, top, loss, dim=0).astype("float64")

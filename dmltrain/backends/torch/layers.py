@@ -81,7 +81,7 @@ def initialise(module: torch.nn.Module, network: Network, seed: int) -> None:
 
 
 def _arrays(network: Network) -> torch.nn.Module:
-    """A module that only holds the network's arrays, in order. GraphModule copies those that its graph names."""
+    """A module that only holds the network's arrays, in order. GraphModule takes from it those that its graph names."""
     holder = torch.nn.Module()
     for parameter in network.parameters():
         holder.register_parameter(parameter.name, torch.nn.Parameter(torch.zeros(parameter.shape)))
