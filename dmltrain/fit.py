@@ -2,7 +2,7 @@
 
 Every process of a job runs the same program; in a scheduler or server process `kvstore.create` serves the job and never
 returns. All random choices (sample order, augmentation, dropout) depend on the seed, the epoch and the worker's rank
-only. So the same command gives the same weights, and a resumed run those of the uninterrupted run.
+only. So the same command gives the same weights, and a resumed run ends with the weights of an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ class Trainer(Protocol):
     def train_step(
         self, images: Array, labels: Array, total: int, learning_rate: float, receipt: Array | None = None
     ) -> Array | None:
-        """One update from this worker's images (N, C, H, W) and labels (N,) int64, N may be 0. Images are uint8, in any
-        order of memory, and are normalised on the device; or float32, and then the network's input as they are.
+        """One update from this worker's images (N, C, H, W) and labels (N,) int64; N may be 0. uint8 images, in any
+        order of memory, are normalised on the device. float32 images are the network's input without a change.
 
         `total`: number of samples in the mean gradient of this step (of all workers, if they step together).
 

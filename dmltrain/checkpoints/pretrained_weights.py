@@ -55,7 +55,7 @@ def _readable(source: Path) -> None:
 
 
 def load(source: Path, content: bytes | None = None, names: Mapping[str, str] = weights.NO_OTHER_NAMES) -> Trained:
-    """The weights of a file; `content` replaces that of the file. `names`: own name -> MXNet's, where they may differ
+    """The weights of a file, or of `content` in place of the file's. `names`: own name -> MXNet's, if they may differ
     (Rebuilt.names). Raises UserError for a file that is missing or damaged, or is no checkpoint."""
     content = checkpoint.read(source) if content is None else content
     if source.suffix == weights.SUFFIX:

@@ -145,8 +145,9 @@ class _Rebuilding:
     # -- arrays -------------------------------------------------------------------------------------------------------
 
     def _arrays(self, node: Node, kinds: tuple[str, ...]) -> tuple[str, dict[str, Rule]]:
-        """The layer's name: one that makes its arrays' names those of the file, if there is one; else the node's. And
-        the arrays' multipliers. Files from before MXNet 0.9 do not list auxiliary states."""
+        """The layer's name, and the multipliers of its arrays. The name is chosen so that the layer's arrays have the
+        names of the file; if no name does that, it is the node's. Files from before MXNet 0.9 do not list auxiliary
+        states."""
         variables = node.inputs[1:]
         if len(variables) != len(kinds) and not (self.graph.oldest and len(variables) == len(kinds) - 2):
             raise NotSupported(f"it has {len(variables)} arrays, expected {len(kinds)}: {', '.join(kinds)}")

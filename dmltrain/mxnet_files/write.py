@@ -1,7 +1,7 @@
 """Writes a network and its weights as an MXNet 1.9 job leaves them: PREFIX-symbol.json and PREFIX-0001.params.
 
-The graph ends with SoftmaxOutput of the name "softmax", as those of MXNet's image-classification programs. A network
-with auxiliary classifiers has further outputs, whose losses are scaled by their weights.
+The graph ends with a SoftmaxOutput named "softmax", as in MXNet's image-classification programs. A network with
+auxiliary classifiers has further outputs, whose losses are scaled by their weights.
 """
 
 from __future__ import annotations

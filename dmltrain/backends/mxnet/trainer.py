@@ -220,8 +220,8 @@ class MXNetTrainer:
         ]
 
     def _counted_loss(self, index: int, images: NDArray, labels: NDArray) -> NDArray:
-        """The sum of the samples' cross-entropies, with those of auxiliary outputs; also adds the metrics of the main
-        output."""
+        """The cross-entropy summed over the samples, including that of auxiliary outputs. Also counts the metrics of
+        the main output."""
         outputs = self._block(images)
         logits, *auxiliary = outputs if self._auxiliary_weights else [outputs]  # (N, num_classes) each
         loss = cross_entropy(logits, labels)

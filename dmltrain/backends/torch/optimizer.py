@@ -108,9 +108,9 @@ def load_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
 
 
 def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
-    """Copy the arrays of a state that was just loaded, in the memory order of their parameters: fused kernels read both
-    as flat memory, and the state may come from a run with another memory format. (torch's load_state_dict keeps the
-    order, and the memory of what it is given.)"""
+    """After a state was loaded: copy its arrays into the memory order of their parameters. Fused kernels read parameter
+    and state as flat memory, and the state may come from a run with another memory format. (torch's load_state_dict
+    keeps the memory order of the loaded arrays, and their memory.)"""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, torch.Tensor):

@@ -237,8 +237,8 @@ class TorchTrainer:
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
     def _counted_loss(self, index: int, images: torch.Tensor, labels: torch.Tensor, train: bool) -> torch.Tensor:
-        """The sum of the samples' cross-entropies, in training with those of auxiliary outputs; also adds the metrics
-        of the main output."""
+        """The cross-entropy summed over the samples; in training it includes that of auxiliary outputs. Also counts the
+        metrics of the main output."""
         self._modules[index].train(train)
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
             outputs = self._forwards[index](images)

@@ -140,8 +140,8 @@ def choose(
     rows: int,
     factored: Collection[str] | None = None,
 ) -> Chosen:
-    """For all dense layers of `model` that `optimizer` trains; `factored` names those that send factors, instead of a
-    decision. Every worker must call it with the same model. Raises UserError."""
+    """Choose for all dense layers of `model` that `optimizer` trains. `factored`: names of the weights to send as
+    factors; nothing is measured then. Every worker must call this with the same model. Raises UserError."""
     rules.check_rows(rows)
     if not parameter_hooks.can_have(model):
         raise UserError("factors are not kept in TorchScript: train without factors")
