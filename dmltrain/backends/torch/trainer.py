@@ -44,7 +44,7 @@ from dmltrain.layers import Network
 from dmltrain.logs.metric import Sums
 
 FACTORED = "factored"  # in checkpoints: the weights whose gradients were sent as factors
-OTHERS = "workers"  # in checkpoints: the own states of workers 1, 2, ...
+OWN_STATES = "workers"  # in checkpoints: the own states of workers 1, 2, ...
 RESIDUALS_OF_04 = "held_back"  # their name in checkpoints up to version 0.4
 
 
@@ -75,12 +75,12 @@ class TorchTrainer:
         if state:
             torch_state.load_weights(first, state["model"])
         self._modules = [self._placed(first, device) for device in self._devices]  # one replica on each device
-        self._forwards = [compiled(module) if settings.compile else module for module in self._modules]
+        self._compiled_modules = [compiled(module) if settings.compile else module for module in self._modules]
         self._scale: LossScale | None = None
-        self._alone = store.kvstore_type.steps_alone
+        self._steps_alone = store.kvstore_type.steps_alone
         self._optimizer = self._distributed(network, settings, store, (state or {}).get(FACTORED))
         if state:
-            self._load_rest(state, store)
+            self._load_training_state(state, store)
         self._sums = [torch.zeros(4, dtype=torch.float64, device=device) for device in self._devices]
         self._seen = [0] * len(self._devices)  # training samples since the last merge of statistics
         self._has_gradient = False  # of `accumulate`
@@ -241,7 +241,7 @@ class TorchTrainer:
         metrics of the main output."""
         self._modules[index].train(train)
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            outputs = self._forwards[index](images)
+            outputs = self._compiled_modules[index](images)
         logits, *auxiliary = (output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
         loss = functional.cross_entropy(logits, labels, reduction="sum")  # of (N, num_classes)
         self._sums[index] += count(logits.detach(), labels, loss.detach(), self._top_k)
@@ -305,7 +305,7 @@ class TorchTrainer:
         if residuals:
             state["residuals"] = {name: torch.from_numpy(array) for name, array in residuals.items()}
         if others:
-            state[OTHERS] = list(others)
+            state[OWN_STATES] = list(others)
         return state
 
     def take_state(self, state: Mapping[str, Any], own_statistics: bool = False) -> None:
@@ -323,13 +323,13 @@ class TorchTrainer:
     def own_state(self) -> dict[str, Any]:
         """The part of the state that differs between workers: where workers step alone, the optimizer's state and the
         loss scale; else nothing."""
-        if not self._alone:
+        if not self._steps_alone:
             return {}
         scale = {} if self._scale is None else {"loss_scale": self._scale.state()}
         return {"optimizer": self._optimizer.state_dict()["state"], **scale}
 
-    def _load_rest(self, state: Mapping[str, Any], store: KVStore) -> None:
-        state = with_own(state, store.rank) if self._alone else state
+    def _load_training_state(self, state: Mapping[str, Any], store: KVStore) -> None:
+        state = with_own_state(state, store.rank) if self._steps_alone else state
         residuals = state.get("residuals", state.get(RESIDUALS_OF_04))
         if residuals is not None or "servers" in state.get("optimizer", {}):
             self._check_order(state["model"])
@@ -337,7 +337,7 @@ class TorchTrainer:
             load_state(self._optimizer, state["optimizer"])
         were_alone = OUTER in state.get("optimizer", {})
         # With dist_local, codecs compress differences of weights: residuals of gradients do not fit these.
-        if residuals is not None and were_alone == self._alone:
+        if residuals is not None and were_alone == self._steps_alone:
             store.load_residuals({name: tensor.numpy() for name, tensor in residuals.items()})
         if self._scale is not None and "loss_scale" in state:
             self._scale.load_state(state["loss_scale"])
@@ -359,7 +359,7 @@ class TorchTrainer:
         arrays = [torch_state.common(name, [replica[name] for replica in replicas]) for name in replicas[0]]
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         arrays += torch_state.common_of_optimizer(parameters, self._optimizer.common_state)
-        if (scale := self._scale) and not self._alone:
+        if (scale := self._scale) and not self._steps_alone:
             read, write = (lambda: np.array(scale.state())), (lambda values: scale.load_state(values.tolist()))
             arrays.append(CommonArray("loss scale", read, write))
         return arrays
@@ -387,10 +387,10 @@ class TorchTrainer:
         return sum(used) / 2**20 if used else None
 
 
-def with_own(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+def with_own_state(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
     """A checkpoint's state, with the own state of the worker of this rank; with worker 0's if the checkpoint has fewer
     workers."""
-    others = state.get(OTHERS, [])
+    others = state.get(OWN_STATES, [])
     if not 0 < rank <= len(others) or "optimizer" not in state:
         return state
     own = others[rank - 1]

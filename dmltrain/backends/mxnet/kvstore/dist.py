@@ -51,7 +51,7 @@ class MXNetKVStore(MXNetStore):
         self.type = kind
         mxnet_ps.check(environment)
         super().__init__(mxnet_compat.load())  # takes seconds, in which this process sends no heartbeat
-        self._together = self.kvstore_type.synchronous
+        self._steps_together = self.kvstore_type.synchronous
         beside = replace(environment, host_sum="off")  # no weights go through it
         self._side = DistKVStore(kind, staleness, beside, exit_seconds=mxnet_ps.EXIT_SECONDS)
         self.rank, self.num_workers = self._side.rank, self._side.num_workers
@@ -60,7 +60,7 @@ class MXNetKVStore(MXNetStore):
         self._kv = mxnet_ps.join(self._mx, environment, self._side.start.facts, kind)
         self.kv_rank: int = self._kv.rank
         self._rate: float | None = None
-        self._stepping = False
+        self._has_optimizer = False
         self._compression = 1
         self._last_pulled: dict[Key, Any] = {}  # since the key's last push
         self._sent = self._received = 0
@@ -90,7 +90,7 @@ class MXNetKVStore(MXNetStore):
     def push(self, key: Keys, value: Any, priority: int = 0, rate: float = -1.0) -> None:
         """If the pushed array is not itself the target of the key's last pull, wait for that pull first: MXNet would
         not order the two, and the pull could get the value after this push."""
-        if not self._together and not self._stepping:
+        if not self._steps_together and not self._has_optimizer:
             raise UserError(
                 f"kvstore {self.type} runs the optimizer on the servers: call set_optimizer first (MXNet's servers "
                 "would abort)"
@@ -151,7 +151,7 @@ class MXNetKVStore(MXNetStore):
         self._check_whole(spec)
         if self.rank == 0:
             self._command("optimizer", spec)
-        self._rate, self._stepping = spec.get("lr"), True
+        self._rate, self._has_optimizer = spec.get("lr"), True
         self.barrier()
 
     def _check_whole(self, spec: Mapping[str, Any]) -> None:
@@ -168,10 +168,10 @@ class MXNetKVStore(MXNetStore):
         """Set the learning rate for the steps of this worker's next pushes. With dist_sync worker 0 sends the rate to
         the servers, after all earlier steps. Each step needs worker 0's push, so no step uses a wrong rate."""
         check_rate(rate)
-        if not self._stepping or rate == self._rate:
+        if not self._has_optimizer or rate == self._rate:
             return
         self._rate = rate
-        if self.rank == 0 or not self._together:
+        if self.rank == 0 or not self._steps_together:
             self._mx.nd.waitall()
             self._command("learning_rate", float(rate))
 

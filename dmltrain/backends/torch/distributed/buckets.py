@@ -43,7 +43,7 @@ class Bucket:
     views: list[torch.Tensor] = field(init=False)  # of the gradients, one for each parameter
     _places: list[tuple[torch.Size, tuple[int, ...], int]] = field(init=False)  # shape, strides and offset
     _host: torch.Tensor = field(init=False)
-    _landing: torch.Tensor = field(init=False)  # receives results that cannot be read where the store has them
+    _results_memory: torch.Tensor = field(init=False)  # receives results that cannot be read where the store has them
     _weights: torch.Tensor | None = None
     _weight_views: list[torch.Tensor] = field(default_factory=list)
     _version: int = 0  # autograd's count of changes to the gradients' memory
@@ -72,9 +72,9 @@ class Bucket:
         self._host = torch.from_numpy(memory)
         if self.device.type != "cpu":
             self._host = torch.empty_like(self._host, pin_memory=True)
-        self._landing = self._host
+        self._results_memory = self._host
         if keep and self.device.type != "cpu":
-            self._landing = torch.empty_like(self._host, pin_memory=True)
+            self._results_memory = torch.empty_like(self._host, pin_memory=True)
         self.gradients = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
         self.views = self.cut(self.gradients)
 
@@ -172,7 +172,7 @@ class Bucket:
         """Push the gradients, and pull the sum or mean of all workers'."""
         gradients = self.host_gradients()
         self.note_sent()
-        out = READ if self.device.type == "cpu" else self._landing.numpy()  # pinned memory, from which a GPU copies
+        out = READ if self.device.type == "cpu" else self._results_memory.numpy()  # pinned, for the copy to the GPU
         return store.pushpull(self.name, gradients, out, self.priority, wait=False)
 
     def send_with(self, store: KVStore, key: str, values: Array) -> Handle:
@@ -217,7 +217,7 @@ class Bucket:
         return self.views
 
     def _result(self, handle: Handle) -> Array:
-        return handle.values[0] if handle.values else self._landing.numpy()
+        return handle.values[0] if handle.values else self._results_memory.numpy()
 
     def _take(self, total: Array, factor: float) -> None:
         if self.device.type == "cpu":

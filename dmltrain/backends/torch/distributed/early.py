@@ -22,8 +22,8 @@ from dmltrain.backends.torch.optimizer import BY_CLASS, class_of
 from dmltrain.base.errors import UserError
 from dmltrain.kvstore.base import Handle, KVStore
 
-OTHERS = (optim.RAdam, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
-PER_PARAMETER = (*map(class_of, BY_CLASS), *OTHERS)
+OF_SCRIPTS = (optim.RAdam, optim.Adadelta, optim.Rprop, optim.ASGD)  # used by scripts only
+PER_PARAMETER = (*map(class_of, BY_CLASS), *OF_SCRIPTS)
 
 
 class EarlyOptimizer(OverlappedOptimizer):
